@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -61,7 +62,7 @@ impl Feeds {
             let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some() };
             let contact = kubevirt::contact();
             if options.watch {
-                node.set_api_server(contact.clone());
+                node.reporter.set_api_server(contact.clone());
             }
             tasks.spawn(async move {
                 Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, told).await?)
@@ -75,8 +76,8 @@ impl Feeds {
         let (told, events) = mpsc::channel(FEED_QUEUE);
         self.close(source);
         self.open.push(Open { source, events, settled });
-        node.begin(source);
-        Teller::new(told, node.room(), source)
+        node.catalogue.begin(source);
+        Teller::new(told, Arc::clone(node.catalogue.room()), source)
     }
 
     fn close(&mut self, source: Source) {
@@ -101,8 +102,8 @@ impl Feeds {
         self.restart_hook(config, node, tasks);
         if config.records.is_none() {
             self.close(Source::File);
-            node.begin(Source::File);
-            return node.hear(Source::File, FeedEvent::Synced);
+            node.catalogue.begin(Source::File);
+            return node.on_event(Source::File, FeedEvent::Synced);
         }
         let settled = self.open.iter().all(|open| open.source != Source::File || open.settled);
         let told = self.open(Source::File, settled, node);
@@ -136,7 +137,7 @@ impl Feeds {
     }
 
     /// A source has told all it has.
-    pub(super) fn settle(&mut self, source: Source) {
+    pub(super) fn on_synced(&mut self, source: Source) {
         self.open.iter_mut().filter(|open| open.source == source).for_each(|open| open.settled = true);
     }
 
@@ -208,9 +209,9 @@ mod tests {
         }
         assert_eq!(heard, [Source::File, Source::Kubevirt, Source::File, Source::Kubevirt]);
         assert!(!feeds.are_settled());
-        feeds.settle(Source::File);
+        feeds.on_synced(Source::File);
         assert!(!feeds.are_settled(), "of two one has not told all");
-        feeds.settle(Source::Kubevirt);
+        feeds.on_synced(Source::Kubevirt);
         assert!(feeds.are_settled());
     }
 }

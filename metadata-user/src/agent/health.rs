@@ -55,22 +55,22 @@ impl Health {
     }
 
     /// The first scan of the records is complete.
-    pub fn records_read(&self) {
+    pub fn set_records_read(&self) {
         self.records_read.store(true, Ordering::Relaxed);
     }
 
     /// Every port that records and configuration ask for has been looked at once.
-    pub fn ports_settled(&self) {
+    pub fn set_ports_settled(&self) {
         self.ports_settled.store(true, Ordering::Relaxed);
     }
 
     /// What a former agent left is being adopted (true), or has been.
-    pub fn adopting(&self, yes: bool) {
+    pub fn set_adopting(&self, yes: bool) {
         self.adopting.store(yes, Ordering::Relaxed);
     }
 
     /// The agent is leaving.
-    pub fn draining(&self) {
+    pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
@@ -118,13 +118,13 @@ mod tests {
         let health = Health::new(vec![(0, Default::default())]);
         let why = |health: &Health| health.hindering().collect::<Vec<_>>();
         assert_eq!(why(&health), [Trouble::RecordsUnread, Trouble::PortsUnsettled]);
-        health.records_read();
-        health.adopting(true);
+        health.set_records_read();
+        health.set_adopting(true);
         assert_eq!(why(&health), [Trouble::PortsUnsettled, Trouble::Adopting]);
-        health.ports_settled();
-        health.adopting(false);
+        health.set_ports_settled();
+        health.set_adopting(false);
         assert_eq!(why(&health), []);
-        health.draining();
+        health.set_draining();
         assert_eq!(why(&health), [Trouble::Draining]);
         assert_eq!(health.deadly().count(), 0, "a drain is no reason to be killed");
     }

@@ -14,7 +14,8 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tracing::info;
 
-use super::{Stop, endpoint};
+use super::endpoint;
+use super::signals::Stop;
 
 /// Before it listens: in one namespace with the other agent the address is that one's, which opens it once it serves.
 const LISTENS_AFTER: Duration = Duration::from_secs(5);

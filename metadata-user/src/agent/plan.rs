@@ -15,11 +15,11 @@ use metadata_content::record::Record;
 use metadata_feed::registry::RecordId;
 
 /// Records in force.
-pub type Records = BTreeMap<RecordId, Arc<Record>>;
+pub(super) type Records = BTreeMap<RecordId, Arc<Record>>;
 
 /// The wanted state. A change of one record costs what that record names, however many there are.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub(super) struct Plan {
     /// Ports to own, and how many identities and configured ports want each.
     ports: BTreeMap<PortName, usize>,
     /// The namespaces of those ports, and how many ports each has.
@@ -38,7 +38,7 @@ pub struct Plan {
 
 /// Why a record is not served where it could be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Conflict {
+pub(super) enum Conflict {
     /// Two records claim one identity: the first keeps it, that of a higher source or name.
     Taken {
         /// What both claim.
@@ -78,7 +78,7 @@ impl fmt::Display for Conflict {
 impl Plan {
     /// What the configuration alone asks for.
     #[must_use]
-    pub fn new(configured: &[PortSpec]) -> Self {
+    pub(super) fn new(configured: &[PortSpec]) -> Self {
         let mut plan = Self::default();
         for spec in configured {
             plan.want(&spec.name);
@@ -92,7 +92,11 @@ impl Plan {
 
     /// The same records with other configured ports. Returns the plan and the ports this touches.
     #[must_use]
-    pub fn reconfigured(&self, configured: &[PortSpec], records: &Records) -> (Self, BTreeSet<PortName>) {
+    pub(super) fn reconfigured(
+        &self,
+        configured: &[PortSpec],
+        records: &Records,
+    ) -> (Self, BTreeSet<PortName>) {
         let mut plan = Self::new(configured);
         for (key, record) in records {
             plan.put(key, Some(record));
@@ -114,7 +118,7 @@ impl Plan {
     /// A NIC that names its port is served there. A NIC that names none is served on the configured port
     /// that names its MAC, and nowhere if several do. A configured port with a MAC that no record has is owned
     /// already: its guest's requests wait for the record.
-    pub fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
+    pub(super) fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
         self.ambiguous.remove(key);
         let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
         self.change(key, wanted)
@@ -122,7 +126,7 @@ impl Plan {
 
     /// Owns the ports of a record that is to come, so that requests wait for it. It claims them as the record will, and
     /// [`put`](Self::put) of its key takes their place. Returns the ports this touches.
-    pub fn expect(
+    pub(super) fn expect(
         &mut self,
         key: &RecordId,
         identities: impl IntoIterator<Item = IdentityName>,
@@ -148,22 +152,31 @@ impl Plan {
 
     /// True when the port is to be owned.
     #[must_use]
-    pub fn wants(&self, port: &PortName) -> bool {
+    pub(super) fn wants(&self, port: &PortName) -> bool {
         self.ports.contains_key(port)
     }
 
     /// Every port to own.
-    pub fn ports(&self) -> impl Iterator<Item = &PortName> {
+    pub(super) fn ports(&self) -> impl Iterator<Item = &PortName> {
         self.ports.keys()
     }
 
     /// The namespaces of those ports.
-    pub fn namespaces(&self) -> impl Iterator<Item = &Option<String>> {
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &Option<String>> {
         self.namespaces.keys()
     }
 
+    /// The namespaces where links matter: the agent's own and those of the wanted ports.
+    #[must_use]
+    pub(super) fn watched_namespaces(&self) -> BTreeSet<Option<String>> {
+        self.namespaces().cloned().chain([None]).collect()
+    }
+
     /// Who speaks on a port, and the key of the record each gets.
-    pub fn speakers(&self, port: &PortName) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
+    pub(super) fn speakers(
+        &self,
+        port: &PortName,
+    ) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
         let first = IdentityName { port: port.clone(), mac: Mac::default() };
         self.identities
             .range(first..)
@@ -173,24 +186,24 @@ impl Plan {
 
     /// True for an identity of the plan.
     #[must_use]
-    pub fn knows(&self, who: &IdentityName) -> bool {
+    pub(super) fn knows(&self, who: &IdentityName) -> bool {
         self.identities.contains_key(who)
     }
 
     /// What a record claims, and of each whether the record has it: else another, by its key, comes first.
-    pub fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
+    pub(super) fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
         let claims = self.claims.get(key).into_iter().flatten();
         let first = |who| self.identities.get(who).and_then(BTreeSet::first);
         claims.map(move |who| (who, first(who).is_some_and(|first| first == key)))
     }
 
     /// Everybody who speaks on a port, and the key of the record each gets.
-    pub fn everybody(&self) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
+    pub(super) fn everybody(&self) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
         self.identities.iter().map(|(who, keys)| (who, keys.first()))
     }
 
     /// What cannot be had, for the operator.
-    pub fn conflicts(&self) -> impl Iterator<Item = Conflict> {
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = Conflict> {
         let ambiguous = self.ambiguous.iter().flat_map(|(key, nics)| {
             nics.iter().map(|&(mac, ports)| Conflict::Ambiguous { mac, ports, refused: key.clone() })
         });
@@ -207,7 +220,7 @@ impl Plan {
 
     /// Where the NICs of a record would be served.
     #[must_use]
-    pub fn places(&self, record: &Record) -> BTreeSet<IdentityName> {
+    pub(super) fn places(&self, record: &Record) -> BTreeSet<IdentityName> {
         let mut places = BTreeSet::new();
         for nic in &record.network.nics {
             let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
@@ -224,7 +237,7 @@ impl Plan {
 
     /// The record that an identity gets.
     #[must_use]
-    pub fn holder(&self, who: &IdentityName) -> Option<&RecordId> {
+    pub(super) fn holder(&self, who: &IdentityName) -> Option<&RecordId> {
         self.identities.get(who)?.first()
     }
 

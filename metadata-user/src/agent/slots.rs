@@ -10,7 +10,7 @@ use metadata_base::port::PortName;
 
 /// A MAC on a port: who a guest is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct IdentityName {
+pub(super) struct IdentityName {
     /// The port.
     pub port: PortName,
     /// The MAC that speaks there.
@@ -19,17 +19,17 @@ pub struct IdentityName {
 
 /// How long a freed slot rests before another identity gets it: far longer than the worker takes to forget
 /// the last holder and to see every frame that was still under way for it.
-pub const SLOT_REST: Duration = Duration::from_secs(1);
+pub(super) const SLOT_REST: Duration = Duration::from_secs(1);
 
 /// Every slot is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("all {0} slots are in use: this node cannot serve another network interface")]
-pub struct SlotsExhausted(pub u32);
+pub(super) struct SlotsExhausted(pub u32);
 
 /// Hands out slots. A freed slot goes to the end of the queue and rests for [`SLOT_REST`], so that a frame still
 /// under way for its last holder finds it empty, not somebody else's, even when no other slot is free.
 #[derive(Debug)]
-pub struct Slots {
+pub(super) struct Slots {
     held: HashMap<IdentityName, Slot>,
     free: VecDeque<Slot>,
     /// Freed slots and when each may be given out; earliest first.
@@ -42,7 +42,7 @@ pub struct Slots {
 impl Slots {
     /// A table of `count` slots, all free.
     #[must_use]
-    pub fn new(count: u32) -> Self {
+    pub(super) fn new(count: u32) -> Self {
         Self {
             held: HashMap::new(),
             free: (0..count).collect(),
@@ -56,7 +56,7 @@ impl Slots {
     ///
     /// # Errors
     /// No slot is free, or those that are still rest.
-    pub fn take(&mut self, who: &IdentityName, now: Instant) -> Result<Slot, SlotsExhausted> {
+    pub(super) fn take(&mut self, who: &IdentityName, now: Instant) -> Result<Slot, SlotsExhausted> {
         if let Some(&slot) = self.held.get(who) {
             return Ok(slot);
         }
@@ -70,7 +70,7 @@ impl Slots {
 
     /// Keeps slots that an agent before has given out, until their identities are named. One that is held or kept already
     /// stays so.
-    pub fn reserve(&mut self, slots: impl IntoIterator<Item = Slot>) {
+    pub(super) fn reserve(&mut self, slots: impl IntoIterator<Item = Slot>) {
         let held: HashSet<Slot> = self.held.values().copied().collect();
         self.reserved.extend(slots.into_iter().filter(|slot| *slot < self.count && !held.contains(slot)));
         self.free.retain(|slot| !self.reserved.contains(slot));
@@ -78,21 +78,21 @@ impl Slots {
     }
 
     /// Gives an identity the slot it had with an agent before, if that slot was kept and it has none.
-    pub fn claim(&mut self, who: &IdentityName, slot: Slot) {
+    pub(super) fn claim(&mut self, who: &IdentityName, slot: Slot) {
         if !self.held.contains_key(who) && self.reserved.remove(&slot) {
             self.held.insert(who.clone(), slot);
         }
     }
 
     /// Gives up a slot that was kept for an identity nobody named.
-    pub fn give_up(&mut self, slot: Slot, now: Instant) {
+    pub(super) fn give_up(&mut self, slot: Slot, now: Instant) {
         if self.reserved.remove(&slot) {
             self.resting.push_back((now + SLOT_REST, slot));
         }
     }
 
     /// Gives an identity's slot back, if it has one.
-    pub fn release(&mut self, who: &IdentityName, now: Instant) -> Option<Slot> {
+    pub(super) fn release(&mut self, who: &IdentityName, now: Instant) -> Option<Slot> {
         let slot = self.held.remove(who)?;
         self.resting.push_back((now + SLOT_REST, slot));
         Some(slot)

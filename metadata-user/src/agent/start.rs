@@ -10,13 +10,14 @@ use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
+use super::control::{ControlLoop, Ended, Started};
 use super::endpoint::make_run;
 use super::handover::{Giver, Taking};
 use super::linger::Lingering;
-use super::node::Node;
+use super::node::{Answers, Catalogue, Guard, Node, Ports, Reporter, Workers};
 use super::reload::Origin;
+use super::signals::Stop;
 use super::state::State;
-use super::{Ended, Started};
 use crate::config::Config;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
@@ -65,7 +66,7 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
-        let signals = (super::Stop::new()?, signal(SignalKind::hangup())?);
+        let signals = (Stop::new()?, signal(SignalKind::hangup())?);
         let taking = if takeover { Taking::begin(&config.run).await? } else { None };
         if takeover && taking.is_none() {
             info!("no agent runs with {}: nothing to take over", config.run.display());
@@ -73,7 +74,8 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
         let (state, errands) = State::open(&config)?;
         let (node, giver) = start(&config, state, taking.as_ref())?;
         Mode::from(config.sandbox).enter(Stage::Serve)?;
-        super::run(config, origin, Started { node, giver, errands, taking }, signals).await
+        let started = Started { node, giver, errands, taking };
+        ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
     // Whatever follows a feed or keeps a file ends with it.
     runtime.shutdown_timeout(LAST_WRITES);
@@ -123,9 +125,10 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
     }
     let room = Room::new(config.record_octets());
     info!(octets = room.usage().limit, "memory for records");
-    let mut node = Node::new(steering, store, workers, state, room, &config.ports);
-    node.hears(tallies, audit);
-    node.guards(config.guard, &config.hub);
+    let catalogue = Catalogue::new(state, room, &config.ports);
+    let (answers, guard) = (Answers::new(store, audit), Guard::new(config.guard, &config.hub));
+    let ports = Ports::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
+    let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, Giver { handing, questions }))
 }
 

@@ -24,22 +24,22 @@ use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
 /// Connections to one door at a time; the oldest makes room for another.
-pub const CONNECTIONS: usize = 32;
+pub(super) const CONNECTIONS: usize = 32;
 /// Longest from the start of a connection, or the end of an answer, to the end of a request's head.
-pub const HEAD_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Octets of a request's head.
-pub const HEAD_MAX: usize = 16 << 10;
+pub(super) const HEAD_MAX: usize = 16 << 10;
 /// Longest a connection may last, answers [`Lasting`] excepted.
-pub const LIFE: Duration = Duration::from_secs(30);
+pub(super) const LIFE: Duration = Duration::from_secs(30);
 
 /// Put into a response's extensions by a handler whose answer goes on until the client has enough: its connection
 /// does not end after [`LIFE`], and makes no room for others. Who gives such answers limits how many there are.
 #[derive(Clone, Copy, Debug)]
-pub struct Lasting;
+pub(super) struct Lasting;
 
 /// Who is at the other end of a connection, in every request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
+pub(crate) enum Peer {
     /// Someone on the network.
     Network,
     /// A process of this machine, by what the kernel says it is.
@@ -56,7 +56,7 @@ pub enum Peer {
 impl Peer {
     /// True for root and the agent's own user, who may read its memory and write its files anyway.
     #[must_use]
-    pub fn is_owner(self) -> bool {
+    pub(crate) fn is_owner(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         matches!(self, Self::Process { uid, .. } if uid == 0 || uid == own)
     }

@@ -37,19 +37,19 @@ use super::node::{TraceRefusal, TraceTarget, Traced};
 use crate::metrics;
 use metadata_control::status::{About, Guest, Status};
 
-pub(super) use instances::Keeper;
-pub use instances::{Ask, Checked, WAIT, WAIT_MOST, WAITS};
+use instances::Ask;
+pub(super) use instances::Registrar;
 pub(super) use listen::serve;
-pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
+use listen::{Lasting, Peer};
 pub(super) use socket::make_run;
-pub use socket::{ControlSocket, SocketError};
+pub(super) use socket::{ControlSocket, SocketError};
 
 /// Questions waiting for the control loop; further ones are answered 503.
-pub const QUEUE: usize = 8;
+pub(super) const QUEUE: usize = 8;
 /// Longest the control loop may take for an answer.
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// Octets of a request's body.
-pub const BODY_MAX: usize = 256 << 10;
+pub(super) const BODY_MAX: usize = 256 << 10;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
@@ -57,7 +57,7 @@ const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson")
 
 /// A question to the control loop, with where the answer goes.
 #[derive(Debug)]
-pub enum Request {
+pub(super) enum Request {
     /// The exposition text.
     Metrics(oneshot::Sender<String>),
     /// How the agent is.
@@ -74,12 +74,12 @@ pub enum Request {
 #[derive(Clone)]
 struct Agent {
     health: Arc<Health>,
-    keeper: Arc<Keeper>,
+    registrar: Arc<Registrar>,
     requests: mpsc::Sender<Request>,
 }
 
-/// Both doors, and where the questions come out.
-pub(super) struct Doors {
+/// The routers of both listeners, and the requests that arrive there.
+pub(super) struct Routers {
     /// For the metrics address.
     pub(super) metrics: Router,
     /// For the control socket.
@@ -88,10 +88,10 @@ pub(super) struct Doors {
     pub(super) requests: mpsc::Receiver<Request>,
 }
 
-impl Doors {
-    pub(super) fn new(health: Arc<Health>, keeper: Arc<Keeper>) -> Self {
+impl Routers {
+    pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>) -> Self {
         let (sender, requests) = mpsc::channel(QUEUE);
-        let agent = Agent { health, keeper, requests: sender };
+        let agent = Agent { health, registrar, requests: sender };
         let both = Router::new()
             .route("/metrics", get(scrape))
             .route("/healthz", get(live))

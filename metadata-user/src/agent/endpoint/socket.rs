@@ -18,7 +18,7 @@ const SOCKET_MODE: u32 = 0o660;
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketError {
+pub(crate) enum SocketError {
     /// The run directory is missing and cannot be made.
     #[error("cannot make the run directory {}: {source}; --run names another", path.display())]
     Directory {
@@ -73,7 +73,7 @@ pub enum SocketError {
 
 /// A listening control socket's place; dropping it takes the socket away, unless another agent's is there by now.
 #[derive(Debug)]
-pub struct ControlSocket {
+pub(crate) struct ControlSocket {
     path: PathBuf,
     inode: (u64, u64),
 }
@@ -84,7 +84,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// [`SocketError`]: the directory or the socket cannot be had.
-    pub fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
+    pub(crate) fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
         Self::listen_as(run, SOCKET, SOCKET_MODE, succeeds)
     }
 

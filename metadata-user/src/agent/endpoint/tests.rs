@@ -9,10 +9,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
-use super::listen::{Peer, serve};
-use super::{
-    ANSWER_WITHIN, CONNECTIONS, Doors, HEAD_MAX, HEAD_WITHIN, Keeper, LIFE, Lasting, QUEUE, Request,
-};
+use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, serve};
+use super::{ANSWER_WITHIN, QUEUE, Registrar, Request, Routers};
 use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{About, Status};
@@ -36,8 +34,8 @@ impl Drop for Bench {
 impl Bench {
     async fn new(answers: bool) -> Self {
         let health = Health::new(vec![(0, Default::default())]);
-        let Doors { metrics, mut requests, .. } =
-            Doors::new(Arc::clone(&health), Keeper::new(&Config::default()));
+        let Routers { metrics, mut requests, .. } =
+            Routers::new(Arc::clone(&health), Registrar::new(&Config::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
@@ -83,10 +81,10 @@ async fn probes_say_what_is_wrong_a_line_each() {
     assert_eq!(bench.ask("/healthz").await, (200, "ok\n".into()));
     let (status, body) = bench.ask("/readyz").await;
     assert_eq!((status, body.lines().count()), (503, 2), "{body}");
-    bench.health.records_read();
-    bench.health.ports_settled();
+    bench.health.set_records_read();
+    bench.health.set_ports_settled();
     assert_eq!(bench.ask("/readyz").await, (200, "ok\n".into()));
-    bench.health.draining();
+    bench.health.set_draining();
     let (status, body) = bench.ask("/readyz").await;
     assert!(status == 503 && body.starts_with("the agent is draining"), "{status} {body}");
     let (_, beat) = bench.health.workers().next().expect("a worker");
@@ -218,8 +216,8 @@ async fn the_kernel_says_who_is_at_the_control_socket() {
 
 #[tokio::test]
 async fn the_control_socket_tells_the_status() {
-    let Doors { control, mut requests, .. } =
-        Doors::new(Health::new(vec![]), Keeper::new(&Config::default()));
+    let Routers { control, mut requests, .. } =
+        Routers::new(Health::new(vec![]), Registrar::new(&Config::default()));
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));

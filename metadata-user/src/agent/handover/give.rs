@@ -9,7 +9,8 @@ use tracing::{debug, info, warn};
 use super::wire::{Asked, Giver as Word, Taker, Wire, WireError};
 use super::{DRAINING_WITHIN, SERVING_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
-use crate::agent::{Stop, notify};
+use crate::agent::notify;
+use crate::agent::signals::Stop;
 use metadata_datapath::stack::DRAIN_LIMIT;
 use metadata_serve::audit::COLLECT_EVERY;
 use metadata_serve::{Handing, Question, Stage};
@@ -31,7 +32,7 @@ pub(in crate::agent) enum End {
     /// It came to nothing because a signal ends this agent.
     Stopped(&'static str),
     /// The ports are another agent's, and all guests here are served.
-    Left,
+    TakenOver,
 }
 
 /// What handing over takes beside the node.
@@ -69,15 +70,15 @@ pub(in crate::agent) async fn hand_over(
         }
     }
     serve_out(node, giver, &mut wire, stop, begun + DRAIN_LIMIT + GRACE).await;
-    End::Left
+    End::TakenOver
 }
 
 /// Up to the point of no return.
 async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> anyhow::Result<()> {
-    node.drain_and_claim(DRAIN_LIMIT)?;
+    node.ports.drain_and_claim(DRAIN_LIMIT)?;
     let end = Instant::now() + DRAINING_WITHIN;
     let connections = loop {
-        if let Some(left) = node.left() {
+        if let Some(left) = node.ports.workers().remaining() {
             break left;
         }
         anyhow::ensure!(
@@ -87,7 +88,7 @@ async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> any
         tokio::time::sleep(LOOK_EVERY).await;
     };
     // No worker is in the middle of a write any more: each has had a turn since answers were frozen.
-    node.save();
+    node.catalogue.save();
     close().await;
     info!(connections, "another agent takes over: what is under way is served to its end here");
     wire.say(&Word::Draining { connections }).await?;
@@ -106,12 +107,12 @@ async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> any
 /// Goes on as before.
 async fn stay(node: &mut Node, giver: &Giver, wire: &mut Wire, reason: &str) {
     let _gone = wire.say(&Word::No { reason: reason.into() }).await;
-    if let Err(error) = node.resume() {
+    if let Err(error) = node.ports.resume() {
         warn!("a worker closes connections after their answer: {error}");
     }
     giver.handing.set(Stage::Here);
     let end = Instant::now() + DRAINING_WITHIN;
-    while !node.goes_on() && Instant::now() < end {
+    while !node.ports.workers().are_resumed() && Instant::now() < end {
         tokio::time::sleep(LOOK_EVERY).await;
     }
 }
@@ -129,14 +130,14 @@ async fn serve_out(node: &mut Node, giver: &mut Giver, wire: &mut Wire, stop: &m
         tokio::select! {
             word = wire.hear::<Taker>(), if is_there => match word {
                 Ok(Taker::Serving) => {
-                    node.handed_over();
+                    node.ports.on_handed_over();
                     giver.handing.set(Stage::Away);
                     taken = Some(Instant::now());
                 }
                 Ok(Taker::Answer(told)) => {
                     let (connection, mark, answer) = told.answer();
                     if let Some(slot) = giver.handing.answered(&connection, mark, answer) {
-                        node.look_again(slot);
+                        node.ports.wake(slot);
                     }
                 }
                 Ok(word) => debug!("ignored: {word:?}"),
@@ -153,13 +154,13 @@ async fn serve_out(node: &mut Node, giver: &mut Giver, wire: &mut Wire, stop: &m
                 }
             }
             _ = alive.tick() => notify::alive(),
-            _ = collect.tick() => node.audit(),
+            _ = collect.tick() => node.ports.answers().collect_audit(),
             name = stop.recv() => {
                 warn!("{name}: not waiting for what is under way");
                 break;
             }
             now = look.tick() => {
-                let left = node.left().unwrap_or(0);
+                let left = node.ports.workers().remaining().unwrap_or(0);
                 if left == 0 && taken.unwrap_or(late) + LAST_FRAMES <= now {
                     last = if now >= end { last } else { 0 };
                     break;

@@ -21,16 +21,16 @@
 //!
 //! Every wait has a limit. The socket is `<run>/takeover.sock`, mode 0600, and its peer must be root or the agent's own user.
 
-mod door;
 mod give;
+mod listener;
 mod succession;
 mod take;
 mod wire;
 
 use std::time::Duration;
 
-pub(super) use door::{Call, Door};
 pub(super) use give::{End, Giver, hand_over};
+pub(super) use listener::{Call, TakeoverListener};
 pub(super) use succession::Succession;
 pub(super) use take::{Heard, Taking};
 

@@ -13,7 +13,7 @@ use metadata_datapath::stack::Timeouts;
 #[derive(Default)]
 pub(in crate::agent) struct Succession {
     /// The agent before, while it serves its guests to their end.
-    pub(in crate::agent) taking: Option<Taking>,
+    taking: Option<Taking>,
     /// The kernel's tables still tell its connections from ours.
     unfinished: bool,
     /// When late words of its guests may be reset.
@@ -21,21 +21,26 @@ pub(in crate::agent) struct Succession {
 }
 
 impl Succession {
+    /// The ports have been taken from an agent that now serves its guests to their end.
+    pub(in crate::agent) fn begin(&mut self, taking: Taking) {
+        self.taking = Some(taking);
+    }
+
     /// What is heard of the agent before; nothing when there is none.
-    pub(in crate::agent) async fn hear(&mut self) -> Heard {
+    pub(in crate::agent) async fn recv(&mut self) -> Heard {
         match &mut self.taking {
-            Some(taking) => taking.hear().await,
+            Some(taking) => taking.recv().await,
             None => std::future::pending().await,
         }
     }
 
     /// Acts on it. True as for [`Succession::finish`].
     #[must_use]
-    pub(in crate::agent) async fn act(&mut self, node: &mut Node, heard: Heard) -> bool {
+    pub(in crate::agent) async fn on_heard(&mut self, node: &mut Node, heard: Heard) -> bool {
         let late = match heard {
             Heard::Question(question) => {
                 if let Some(taking) = &mut self.taking {
-                    taking.tell(node, &question).await;
+                    taking.answer(node, &question).await;
                 }
                 return false;
             }
@@ -52,7 +57,7 @@ impl Succession {
     pub(in crate::agent) fn finish(&mut self, node: &mut Node) -> bool {
         let mut completed = false;
         if self.unfinished {
-            match node.finish_take_over() {
+            match node.ports.finish_take_over() {
                 Ok(()) => {
                     self.unfinished = false;
                     completed = true;
@@ -61,7 +66,7 @@ impl Succession {
             }
         }
         if self.spare_until.is_some_and(|until| until <= Instant::now()) {
-            match node.spare_unknown(false) {
+            match node.ports.workers().spare_unknown(false) {
                 Ok(()) => self.spare_until = None,
                 Err(error) => warn!("guests of the agent before are not reset yet: {error}"),
             }

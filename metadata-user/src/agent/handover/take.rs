@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::door::knock;
+use super::listener::knock;
 use super::wire::{Giver, Taker, Told, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
@@ -83,7 +83,7 @@ impl Taking {
             Err(Refused::Died) => false,
             Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs goes on: {reason}"),
         };
-        node.spare_unknown(true)?;
+        node.ports.workers().spare_unknown(true)?;
         node.reload_state();
         if !(alive && self.promised().await?) {
             warn!("the agent that ran has died: taking its ports without it");
@@ -138,7 +138,7 @@ impl Taking {
     }
 
     /// What is heard next.
-    pub(in crate::agent) async fn hear(&mut self) -> Heard {
+    pub(in crate::agent) async fn recv(&mut self) -> Heard {
         loop {
             let by = self.gone_by.unwrap_or_else(|| Instant::now() + GRACE);
             match tokio::time::timeout_at(by, self.wire.hear()).await {
@@ -165,8 +165,8 @@ impl Taking {
     }
 
     /// Answers a question.
-    pub(in crate::agent) async fn tell(&mut self, node: &mut Node, question: &Question) {
-        let response = node.answer(question);
+    pub(in crate::agent) async fn answer(&mut self, node: &mut Node, question: &Question) {
+        let response = node.ports.answer(question);
         let told = Told::new(question, response.as_ref());
         if let Err(error) = self.wire.say(&Taker::Answer(told)).await {
             warn!("a guest of the agent before is not answered: {error}");

@@ -17,7 +17,7 @@ use metadata_control::instances::{Instance, NAME_MAX, Page, Problem, is_name};
 use metadata_feed::registry::RecordId;
 
 /// A question to the control loop about instances, with where the answer goes.
-pub enum Ask {
+pub(crate) enum Ask {
     /// Those behind a name, of one source or all.
     List {
         /// The source.
@@ -79,7 +79,7 @@ pub enum Ask {
 
 /// What is registered under a name, and whether something else may be.
 #[derive(Debug)]
-pub struct Checked {
+pub(crate) struct Checked {
     /// The tag of what is.
     pub tag: Option<Arc<str>>,
     /// Why it may not, if so.
@@ -105,20 +105,24 @@ impl Ask {
     pub(in crate::agent) fn answer(self, node: &mut Node) -> bool {
         let changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
         match self {
-            Self::List { source, after, reply } => _ = reply.send(node.page(source, after.as_ref())),
+            Self::List { source, after, reply } => _ = reply.send(node.view().page(source, after.as_ref())),
             Self::Look { id, reply } => {
-                let found = node.look_at(&id).map(|instance| (instance, node.record_of(&id)));
+                let found =
+                    node.view().instance(&id).map(|instance| (instance, node.catalogue.last_record(&id)));
                 _ = reply.send(found);
             }
-            Self::Tag { id, reply } => _ = reply.send(node.tag(&id)),
+            Self::Tag { id, reply } => _ = reply.send(node.catalogue.etag_of(&id)),
             Self::Check { id, record, waits, reply } => {
-                let checked = Checked { tag: node.tag(&id), admitted: node.admits(&id, &record, waits) };
+                let checked = Checked {
+                    tag: node.catalogue.etag_of(&id),
+                    admitted: node.catalogue.check_admission(&id, &record, waits),
+                };
                 _ = reply.send(checked);
             }
             Self::Put { id, tagged, reply } => {
                 node.register(&id, tagged);
                 // What was just put in is there.
-                if let Some(instance) = node.look_at(&id) {
+                if let Some(instance) = node.view().instance(&id) {
                     _ = reply.send(instance);
                 }
             }

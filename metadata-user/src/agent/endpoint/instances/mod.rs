@@ -37,7 +37,7 @@ use crate::agent::node::{Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
 use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
-pub use ask::{Ask, Checked};
+pub(crate) use ask::{Ask, Checked};
 use ask::{Asked, Wait};
 use conditions::Conditions;
 use metadata_content::record::Limits;
@@ -47,11 +47,11 @@ use metadata_feed::registry::RecordId;
 use record::BODY_MAX;
 
 /// Clients that wait for their VM's ports at a time; one more is told so, and nothing is changed.
-pub const WAITS: usize = 16;
+pub(crate) const WAITS: usize = 16;
 /// How long a client waits that does not say.
-pub const WAIT: Duration = Duration::from_secs(5);
+pub(crate) const WAIT: Duration = Duration::from_secs(5);
 /// Longest that a client may wait.
-pub const WAIT_MOST: Duration = Duration::from_secs(60);
+pub(crate) const WAIT_MOST: Duration = Duration::from_secs(60);
 
 const PREFIX: &str = "/v1/instances/";
 /// The interface for programs.
@@ -59,7 +59,7 @@ const OPENAPI: &str = include_str!("openapi.json");
 
 /// What all who change instances share.
 #[derive(Debug)]
-pub(in crate::agent) struct Keeper {
+pub(in crate::agent) struct Registrar {
     shelf: Shelf,
     limits: ArcSwap<Limits>,
     /// Whose turn it is to change something.
@@ -67,7 +67,7 @@ pub(in crate::agent) struct Keeper {
     waits: Semaphore,
 }
 
-impl Keeper {
+impl Registrar {
     /// Keeps records below the configuration's state directory.
     pub(in crate::agent) fn new(config: &Config) -> Arc<Self> {
         Arc::new(Self {
@@ -130,11 +130,11 @@ async fn put(
 ) -> Result<Response, Refusal> {
     let Asked { id, wait } = ask::read(&uri, &Method::PUT)?;
     let conditions = Conditions::read(&head)?;
-    let limits = agent.keeper.limits.load_full();
+    let limits = agent.registrar.limits.load_full();
     let record = record::read(&head, body, &limits, peer).await?;
-    let keeper = Arc::clone(&agent.keeper);
+    let registrar = Arc::clone(&agent.registrar);
     let _place = match &wait {
-        Some(_) => Some(keeper.waits.try_acquire().map_err(|_| too_many())?),
+        Some(_) => Some(registrar.waits.try_acquire().map_err(|_| too_many())?),
         None => None,
     };
     let _stay = wait.map(|_| stay.hold());
@@ -201,8 +201,8 @@ struct Change {
 
 impl Change {
     async fn put(self, record: record::Good, waits: bool) -> Result<(bool, Instance), Problem> {
-        let keeper = Arc::clone(&self.agent.keeper);
-        let _turn = keeper.turn.lock().await;
+        let registrar = Arc::clone(&self.agent.registrar);
+        let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let record::Good { record, json } = record;
         let tagged = tag(&record)?;
@@ -214,7 +214,7 @@ impl Change {
         admitted.map_err(|reason| clash(&id, reason))?;
         let changes = former.as_ref() != Some(&tagged.etag);
         if changes {
-            let (shelf, id) = (keeper.shelf.clone(), id.clone());
+            let (shelf, id) = (registrar.shelf.clone(), id.clone());
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
         let (about, vm) = (id.clone(), record.vm.uuid.clone());
@@ -228,13 +228,13 @@ impl Change {
     }
 
     async fn remove(self) -> Result<(), Problem> {
-        let keeper = Arc::clone(&self.agent.keeper);
-        let _turn = keeper.turn.lock().await;
+        let registrar = Arc::clone(&self.agent.registrar);
+        let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let about = id.clone();
         let former = agent.ask_in_turn(|reply| Request::Instances(Ask::Tag { id: about, reply })).await?;
         conditions.check(&id, former.as_deref()).map_err(precondition)?;
-        let (shelf, about) = (keeper.shelf.clone(), id.clone());
+        let (shelf, about) = (registrar.shelf.clone(), id.clone());
         blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
             let about = id.clone();

@@ -12,8 +12,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::super::{CONNECTIONS, Doors, LIFE, Request, listen};
-use super::{Ask, BODY_MAX, Checked, Keeper, OPENAPI, WAITS, routes};
+use super::super::listen::{self, CONNECTIONS, LIFE};
+use super::super::{Request, Routers};
+use super::{Ask, BODY_MAX, Checked, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{Clash, Tagged};
 use crate::agent::shelf::Shelf;
@@ -124,7 +125,7 @@ impl Bench {
     fn new() -> Self {
         let room = tempfile::tempdir().expect("a directory");
         let config = Config { state: Some(room.path().into()), ..Config::default() };
-        let Doors { control, requests, .. } = Doors::new(Health::new(vec![]), Keeper::new(&config));
+        let Routers { control, requests, .. } = Routers::new(Health::new(vec![]), Registrar::new(&config));
         let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
         let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
         let book = Arc::new(Mutex::new(Book::default()));

@@ -28,7 +28,7 @@ pub(in crate::agent) struct Call {
 }
 
 /// The socket, and whoever is ready to take over.
-pub(in crate::agent) struct Door {
+pub(in crate::agent) struct TakeoverListener {
     calls: mpsc::Receiver<Call>,
     /// Somebody is taking over, or we are.
     busy: Arc<AtomicBool>,
@@ -36,8 +36,8 @@ pub(in crate::agent) struct Door {
     _socket: ControlSocket,
 }
 
-impl Door {
-    /// Listens in the run directory. Nobody is let in before [`Door::open`]. With `succeeds` the socket of the agent that is
+impl TakeoverListener {
+    /// Listens in the run directory. Nobody is let in before [`TakeoverListener::allow`]. With `succeeds` the socket of the agent that is
     /// taken over from is replaced.
     ///
     /// # Errors
@@ -51,12 +51,12 @@ impl Door {
         let (socket, listener) = ControlSocket::listen_as(run, SOCKET, 0o600, succeeds)?;
         let (ready, calls) = mpsc::channel(1);
         let busy = Arc::new(AtomicBool::new(true));
-        tasks.spawn(keep(listener, Hall { side, busy: Arc::clone(&busy), ready }));
+        tasks.spawn(accept_loop(listener, Hall { side, busy: Arc::clone(&busy), ready }));
         Ok(Self { calls, busy, _socket: socket })
     }
 
     /// From now on somebody may take over.
-    pub(in crate::agent) fn open(&self) {
+    pub(in crate::agent) fn allow(&self) {
         self.busy.store(false, Ordering::Relaxed);
     }
 
@@ -78,7 +78,7 @@ struct Hall {
     ready: mpsc::Sender<Call>,
 }
 
-async fn keep(listener: UnixListener, hall: Hall) -> anyhow::Result<()> {
+async fn accept_loop(listener: UnixListener, hall: Hall) -> anyhow::Result<()> {
     let mut callers = JoinSet::new();
     loop {
         tokio::select! {
@@ -188,14 +188,14 @@ pub(super) async fn knock(run: &Path) -> io::Result<Option<UnixStream>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALLERS, Door, VERSION, Wire, common_version, knock};
+    use super::{CALLERS, TakeoverListener, VERSION, Wire, common_version, knock};
     use crate::agent::handover::wire::{Giver, Taker, WireError};
     use std::os::unix::fs::PermissionsExt as _;
     use tokio::task::JoinSet;
 
     struct Hall {
         room: tempfile::TempDir,
-        door: Door,
+        door: TakeoverListener,
         _tasks: JoinSet<anyhow::Result<()>>,
     }
 
@@ -203,7 +203,7 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o700)).expect("a mode");
         let mut tasks = JoinSet::new();
-        let door = Door::new(room.path(), 1, false, &mut tasks).expect("a door");
+        let door = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a door");
         Hall { room, door, _tasks: tasks }
     }
 
@@ -228,7 +228,7 @@ mod tests {
     async fn whoever_is_ready_comes_through_one_at_a_time() {
         let mut hall = hall();
         assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
-        hall.door.open();
+        hall.door.allow();
         let (mut wire, welcome) = hall.hello(VERSION, VERSION).await;
         assert!(matches!(welcome, Giver::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
         assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"));
@@ -242,7 +242,7 @@ mod tests {
     #[tokio::test]
     async fn one_that_goes_before_it_is_ready_makes_room_for_the_next() {
         let hall = hall();
-        hall.door.open();
+        hall.door.allow();
         let (wire, _) = hall.hello(VERSION, VERSION).await;
         drop(wire);
         for _ in 0..1_000 {
@@ -257,7 +257,7 @@ mod tests {
     #[tokio::test]
     async fn versions_nobody_here_speaks_are_refused_with_what_to_do() {
         let hall = hall();
-        hall.door.open();
+        hall.door.allow();
         for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
             let (_, answer) = hall.hello(oldest, newest).await;
             assert!(is_no(&answer, "stop it and start the other"), "{answer:?}");

@@ -22,7 +22,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 const LATEST: Duration = Duration::from_secs(30);
 
 /// The snapshot, and whether it stands in for the source.
-pub(super) struct Keeping {
+pub(super) struct Snapshots {
     path: Option<PathBuf>,
     /// The first and the last change since records were kept.
     changed: Option<(Instant, Instant)>,
@@ -31,14 +31,14 @@ pub(super) struct Keeping {
     sources: BTreeSet<Source>,
 }
 
-impl Keeping {
+impl Snapshots {
     pub(super) fn new(config: &Config) -> Self {
         let path = config.state.as_ref().map(|state| state.join(snapshot::FILE));
         Self { path, changed: None, writing: None, sources: BTreeSet::new() }
     }
 
     /// The records to serve of sources that are away; none when nothing was kept.
-    pub(super) fn stand_in(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
+    pub(super) fn read_for_absent_sources(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
         let away = feeds::away(config);
         let Some(path) = self.path.as_ref().filter(|_| !away.is_empty()) else { return Vec::new() };
         match snapshot::read(path, &config.record_limits()) {
@@ -65,7 +65,7 @@ impl Keeping {
     }
 
     /// True while the snapshot stands in for a source.
-    pub(super) fn stands_in(&self) -> bool {
+    pub(super) fn are_served(&self) -> bool {
         !self.sources.is_empty()
     }
 
@@ -75,7 +75,7 @@ impl Keeping {
     }
 
     /// Notes what a source tells.
-    pub(super) fn hear(&mut self, event: &FeedEvent) {
+    pub(super) fn on_event(&mut self, event: &FeedEvent) {
         if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
             let now = Instant::now();
             self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
@@ -83,20 +83,20 @@ impl Keeping {
     }
 
     /// A source has told all it has.
-    pub(super) fn settled(&mut self, source: Source) {
+    pub(super) fn on_synced(&mut self, source: Source) {
         if self.sources.remove(&source) {
             info!(source = source.name(), "the records are back; the snapshot has done its part");
         }
     }
 
     /// Keeps the records if they have changed and it is time; writes beside the agent.
-    pub(super) fn keep(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
+    pub(super) fn write_if_due(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if self.writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
             return;
         }
         let is_due =
             |(first, last): (Instant, Instant)| last.elapsed() >= SETTLE || first.elapsed() >= LATEST;
-        if self.stands_in() || !self.changed.is_some_and(is_due) {
+        if self.are_served() || !self.changed.is_some_and(is_due) {
             return;
         }
         let Some(path) = self.path.clone() else { return };
@@ -106,13 +106,13 @@ impl Keeping {
     }
 
     /// Keeps what has changed, now: for the end of the agent.
-    pub(super) async fn keep_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
+    pub(super) async fn write_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if let Some(writing) = self.writing.take()
             && let Err(error) = writing.await
         {
             warn!("keeping the records: {error}");
         }
-        if let Some(path) = self.path.as_deref().filter(|_| self.changed.is_some() && !self.stands_in()) {
+        if let Some(path) = self.path.as_deref().filter(|_| self.changed.is_some() && !self.are_served()) {
             write(path, &records());
         }
     }
