@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use super::super::{Busy, JSON};
 use super::WAITS;
-use super::conditions::Failed;
 use crate::agent::node::{Clash, name_of};
 use metadata_control::instances::{Instance, Problem};
 use metadata_feed::registry::RecordId;
@@ -95,7 +94,7 @@ pub(super) fn none(id: &RecordId) -> String {
     format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists what there is")
 }
 
-pub(super) fn precondition(Failed(detail): Failed) -> Problem {
+pub(super) fn precondition(detail: String) -> Problem {
     problem(StatusCode::PRECONDITION_FAILED, "precondition", "It has changed meanwhile", detail)
 }
 

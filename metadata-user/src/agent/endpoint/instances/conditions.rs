@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, header};
 
-use super::answer::{bad_request, none};
+use super::answer::{bad_request, none, precondition};
 use metadata_control::instances::Problem;
 use metadata_feed::registry::RecordId;
 
@@ -21,29 +21,28 @@ enum Tags {
     These(Vec<String>),
 }
 
-/// What does not hold.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failed(pub(super) String);
-
 impl Conditions {
     pub(super) fn read(head: &HeaderMap) -> Result<Self, Problem> {
         Ok(Self { matches: tags(head, header::IF_MATCH)?, differs: tags(head, header::IF_NONE_MATCH)? })
     }
 
     /// Whether a change of what has this tag may be made.
-    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), Failed> {
+    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), Problem> {
         let found =
             || etag.map_or_else(|| format!("{id} is not there"), |etag| format!("{id} is {etag} now"));
         if let (Some(Tags::Any), None) = (&self.matches, etag) {
-            return Err(Failed(none(id)));
+            return Err(precondition(none(id)));
         }
         if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
             let advice = "look at it (`xdp-imds get`, GET) and decide anew";
-            return Err(Failed(format!("expected what If-Match says, found that {}; {advice}", found())));
+            return Err(precondition(format!(
+                "expected what If-Match says, found that {}; {advice}",
+                found()
+            )));
         }
         if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
             let advice = "leave that (`--new`) out to replace it";
-            return Err(Failed(format!(
+            return Err(precondition(format!(
                 "expected what If-None-Match says, found that {}; {advice}",
                 found()
             )));

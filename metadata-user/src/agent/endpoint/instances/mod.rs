@@ -36,7 +36,7 @@ use super::{Agent, Request};
 use crate::agent::node::{Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
-use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
+use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, too_many};
 pub(crate) use ask::{Ask, Checked};
 use ask::{Asked, Wait};
 use conditions::Conditions;
@@ -210,7 +210,7 @@ impl Change {
         let Checked { tag: former, admitted } = agent
             .ask_in_turn(|reply| Request::Instances(Ask::Check { id: about, record: held, waits, reply }))
             .await?;
-        conditions.check(&id, former.as_deref()).map_err(precondition)?;
+        conditions.check(&id, former.as_deref())?;
         admitted.map_err(|reason| clash(&id, reason))?;
         let changes = former.as_ref() != Some(&tagged.etag);
         if changes {
@@ -233,7 +233,7 @@ impl Change {
         let Self { agent, id, conditions, peer } = self;
         let about = id.clone();
         let former = agent.ask_in_turn(|reply| Request::Instances(Ask::Tag { id: about, reply })).await?;
-        conditions.check(&id, former.as_deref()).map_err(precondition)?;
+        conditions.check(&id, former.as_deref())?;
         let (shelf, about) = (registrar.shelf.clone(), id.clone());
         blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
