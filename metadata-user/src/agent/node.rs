@@ -28,12 +28,10 @@ use tokio::sync::oneshot;
 use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::Answers;
-pub(super) use catalogue::{Catalogue, Shelving, etag};
-pub(super) use catalogue::{Clash, Tagged};
+pub(super) use catalogue::{Catalogue, Clash, Shelving, Tagged, etag};
 pub(super) use ports::{Guard, Ports};
 pub(super) use reporter::Reporter;
-pub(super) use view::{AskedGuest, View, name_of};
-pub(super) use view::{TraceRefusal, TraceTarget, Traced};
+pub(super) use view::{AskedGuest, TraceRefusal, TraceTarget, Traced, View, name_of};
 use waiting::Waiting;
 pub(super) use workers::Workers;
 

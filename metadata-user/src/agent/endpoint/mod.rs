@@ -41,8 +41,7 @@ use instances::Ask;
 pub(super) use instances::Registrar;
 pub(super) use listen::serve;
 use listen::{Lasting, Peer};
-pub(super) use socket::make_run;
-pub(super) use socket::{ControlSocket, SocketError};
+pub(super) use socket::{ControlSocket, SocketError, make_run};
 
 /// Questions waiting for the control loop; further ones are answered 503.
 pub(super) const QUEUE: usize = 8;

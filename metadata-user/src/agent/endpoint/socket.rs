@@ -176,8 +176,7 @@ mod tests {
     use super::{ControlSocket, SocketError, gid_of, make_run};
     use metadata_base::run::SOCKET;
     use std::fs;
-    use std::os::unix::fs::MetadataExt as _;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::net::UnixListener;
 
     #[tokio::test]
