@@ -1,4 +1,4 @@
-//! The last good records, kept while their sources are there and served while those are away.
+//! The snapshot: valid records, written while their sources are present and served while they are away.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,18 +16,18 @@ use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError, Written};
 
-/// How long records must have been quiet before they are kept.
+/// The snapshot is written once records have not changed for this long.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Longest time a change waits for quiet.
+/// Longest time from a change until the snapshot is written.
 const LATEST: Duration = Duration::from_secs(30);
 
-/// The snapshot, and whether it stands in for the source.
+/// The snapshot file, and the sources whose records come from it.
 pub(super) struct Snapshots {
     path: Option<PathBuf>,
-    /// The first and the last change since records were kept.
+    /// The first and the last change since the snapshot was written.
     changed: Option<(Instant, Instant)>,
     writing: Option<JoinHandle<()>>,
-    /// The sources it stands in for.
+    /// The sources whose records come from the snapshot.
     sources: BTreeSet<Source>,
 }
 
@@ -37,7 +37,7 @@ impl Snapshots {
         Self { path, changed: None, writing: None, sources: BTreeSet::new() }
     }
 
-    /// The records to serve of sources that are away; none when nothing was kept.
+    /// Reads the records of sources that are away; none if there is no snapshot.
     pub(super) fn read_for_absent_sources(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
         let away = feeds::away(config);
         let Some(path) = self.path.as_ref().filter(|_| !away.is_empty()) else { return Vec::new() };
@@ -64,17 +64,17 @@ impl Snapshots {
         }
     }
 
-    /// True while the snapshot stands in for a source.
+    /// True while records of the snapshot are served.
     pub(super) fn are_served(&self) -> bool {
         !self.sources.is_empty()
     }
 
-    /// The sources it stands in for.
+    /// The sources whose records come from the snapshot.
     pub(super) fn sources(&self) -> &BTreeSet<Source> {
         &self.sources
     }
 
-    /// Notes what a source tells.
+    /// A source has reported an event.
     pub(super) fn on_event(&mut self, event: &FeedEvent) {
         if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
             let now = Instant::now();
@@ -82,14 +82,14 @@ impl Snapshots {
         }
     }
 
-    /// A source has told all it has.
+    /// A source has listed all its records.
     pub(super) fn on_synced(&mut self, source: Source) {
         if self.sources.remove(&source) {
-            info!(source = source.name(), "the records are back; the snapshot has done its part");
+            info!(source = source.name(), "the records are back; the snapshot is no longer served");
         }
     }
 
-    /// Keeps the records if they have changed and it is time; writes beside the agent.
+    /// Writes the snapshot on another thread, if records have changed and it is due.
     pub(super) fn write_if_due(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if self.writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
             return;
@@ -105,12 +105,12 @@ impl Snapshots {
         self.writing = Some(tokio::task::spawn_blocking(move || write(&path, &records)));
     }
 
-    /// Keeps what has changed, now: for the end of the agent.
+    /// Writes the snapshot now, if records have changed. For the end of the agent.
     pub(super) async fn write_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if let Some(writing) = self.writing.take()
             && let Err(error) = writing.await
         {
-            warn!("keeping the records: {error}");
+            warn!("writing the snapshot: {error}");
         }
         if let Some(path) = self.path.as_deref().filter(|_| self.changed.is_some() && !self.are_served()) {
             write(path, &records());
@@ -120,13 +120,13 @@ impl Snapshots {
 
 fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
     match snapshot::write(path, records) {
-        Ok(Written { records, left_out: 0 }) => debug!(records, "kept in {}", path.display()),
+        Ok(Written { records, left_out: 0 }) => debug!(records, "snapshot written to {}", path.display()),
         Ok(Written { records, left_out }) => warn!(
             records,
             left_out,
             "the snapshot {} has no room for all records: those left out are not served if their source is away at a start",
             path.display()
         ),
-        Err(error) => warn!("the records are not kept in {}: {error}", path.display()),
+        Err(error) => warn!("the snapshot {} is not written: {error}", path.display()),
     }
 }

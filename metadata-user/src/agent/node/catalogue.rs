@@ -178,7 +178,7 @@ impl Catalogue {
         if let Some(last) = self.records.insert(id, Arc::clone(&record))
             && last.vm.uuid != record.vm.uuid
         {
-            self.state.gone(&last.vm.uuid);
+            self.state.on_vm_removed(&last.vm.uuid);
         }
         touched
     }
@@ -194,7 +194,7 @@ impl Catalogue {
         debug!(record = %id, "record removed");
         self.renderer.forget(id);
         if let Some(record) = self.records.remove(id) {
-            self.state.gone(&record.vm.uuid);
+            self.state.on_vm_removed(&record.vm.uuid);
         }
         self.plan.put(id, None)
     }
@@ -204,7 +204,7 @@ impl Catalogue {
         let (plan, others) = self.plan.reconfigured(&config.ports, &self.records);
         self.plan = plan;
         self.room.set_limit(config.record_octets());
-        self.state.rotate_after(config.rotate_token_key_days);
+        self.state.set_rotate_after(config.rotate_token_key_days);
         Touched { others, ..Touched::default() }
     }
 

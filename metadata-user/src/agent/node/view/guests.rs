@@ -16,7 +16,7 @@ impl<'a> View<'a> {
     /// The guests known by a name: a port, a MAC, a VM's name or UUID, or a record. [`LISTED_GUESTS`] at most.
     #[must_use]
     pub(in crate::agent) fn guests(self, name: &str) -> Vec<AskedGuest> {
-        let known = self.catalogue.plan().everybody().filter(|(who, id)| self.is_called(name, who, *id));
+        let known = self.catalogue.plan().all_identities().filter(|(who, id)| self.is_called(name, who, *id));
         known.take(LISTED_GUESTS).map(|(who, id)| self.guest(who, id)).collect()
     }
 
@@ -29,7 +29,7 @@ impl<'a> View<'a> {
 
     /// The identities of the VMs with this name or UUID, or with this record: [`LISTED_GUESTS`] at most.
     pub(super) fn identities_of_vm(self, name: &str) -> Vec<&'a IdentityName> {
-        let known = self.catalogue.plan().everybody();
+        let known = self.catalogue.plan().all_identities();
         let known = known.filter(|(_, id)| id.is_some_and(|id| self.is_vm(name, id)));
         known.map(|(who, _)| who).take(LISTED_GUESTS).collect()
     }
