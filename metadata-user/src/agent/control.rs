@@ -17,7 +17,7 @@ use tracing::{info, warn};
 use super::drain::{self, Drained};
 use super::endpoint::{Registrar, Request};
 use super::feeds::Feeds;
-use super::handover::{Call, End, Giver, Heard, Succession, Taking, hand_over};
+use super::handover::{Call, End, HandoverState, PreviousEvent, Succession, Takeover, hand_over};
 use super::health::Health;
 use super::links::LinkWatches;
 use super::listeners::{self, Incoming, Listeners};
@@ -36,10 +36,10 @@ const PASS: Duration = Duration::from_millis(5);
 /// What an agent starts with.
 pub(super) struct Started {
     pub(super) node: Node,
-    pub(super) giver: Giver,
+    pub(super) handover: HandoverState,
     pub(super) errands: Errands,
     /// The agent whose ports are to be taken over.
-    pub(super) taking: Option<Taking>,
+    pub(super) taking: Option<Takeover>,
 }
 
 /// Why an agent has ended.
@@ -77,12 +77,12 @@ pub(super) struct ControlLoop {
     registrar: Arc<Registrar>,
     tasks: JoinSet<anyhow::Result<()>>,
     /// The agent whose ports are to be taken over, until they are.
-    taking: Option<Taking>,
+    taking: Option<Takeover>,
     config: Config,
     origin: Origin,
     stop: Stop,
     hup: Signal,
-    giver: Giver,
+    handover: HandoverState,
     node: Node,
     /// Every source has listed its records, or the snapshot stands in for it.
     synced: bool,
@@ -101,7 +101,7 @@ impl ControlLoop {
         started: Started,
         (stop, hup): (Stop, Signal),
     ) -> anyhow::Result<Self> {
-        let Started { mut node, giver, errands, taking } = started;
+        let Started { mut node, handover, errands, taking } = started;
         let mut tasks = JoinSet::new();
         let registrar = Registrar::new(&config);
         let (limits, most) = (config.record_limits(), config.api().instances);
@@ -131,7 +131,7 @@ impl ControlLoop {
             origin,
             stop,
             hup,
-            giver,
+            handover,
             node,
             serving: false,
         };
@@ -171,7 +171,7 @@ impl ControlLoop {
             (source, event) = self.feeds.recv() => Ok(self.on_feed(source, event)),
             Some((netns, changed)) = self.links.recv() => Ok(self.on_links(netns.as_deref(), &changed)),
             incoming = listeners::next(&mut self.listeners) => self.on_incoming(incoming).await,
-            heard = self.succession.recv() => Ok(self.on_previous_agent(heard).await),
+            event = self.succession.recv() => Ok(self.on_previous_agent(event).await),
             timer = self.timers.next() => self.on_timer(timer),
             () = tokio::task::yield_now(), if may_settle => Ok(self.settle_some()),
             Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => on_task_ended(ended),
@@ -231,7 +231,7 @@ impl ControlLoop {
         // Others are refused until this is dropped.
         let _turn = turn;
         let close = async || listeners.close_metrics().await;
-        match hand_over(&mut self.node, &mut self.giver, wire, &mut self.stop, close).await {
+        match hand_over(&mut self.node, &mut self.handover, wire, &mut self.stop, close).await {
             End::TakenOver => Ok(Turn::Ended(Ended::TakenOver)),
             End::Stopped(name) => {
                 self.drain(name).await;
@@ -244,8 +244,8 @@ impl ControlLoop {
         }
     }
 
-    async fn on_previous_agent(&mut self, heard: Heard) -> Turn {
-        if self.succession.on_heard(&mut self.node, heard).await {
+    async fn on_previous_agent(&mut self, event: PreviousEvent) -> Turn {
+        if self.succession.on_event(&mut self.node, event).await {
             self.allow_takeover();
         }
         Turn::Unchanged
@@ -335,7 +335,7 @@ impl ControlLoop {
         info!(ports = ports.count(), identities = ports.identity_count(), "serving");
     }
 
-    async fn take_over(&mut self, mut taking: Taking) -> anyhow::Result<()> {
+    async fn take_over(&mut self, mut taking: Takeover) -> anyhow::Result<()> {
         taking.take(&mut self.node).await?;
         self.listen(true).await?;
         self.succession.begin(taking);

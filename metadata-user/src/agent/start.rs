@@ -12,7 +12,7 @@ use tracing::info;
 
 use super::control::{ControlLoop, Ended, Started};
 use super::endpoint::make_run;
-use super::handover::{Giver, Taking};
+use super::handover::{HandoverState, Takeover};
 use super::linger::Lingering;
 use super::node::{Answers, Catalogue, Guard, Node, Ports, Reporter, Workers};
 use super::reload::Origin;
@@ -67,14 +67,14 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
     let ended = runtime.block_on(async {
         // Caught before there is anything to clean up. A signal that arrives meanwhile waits for the control loop.
         let signals = (Stop::new()?, signal(SignalKind::hangup())?);
-        let taking = if takeover { Taking::begin(&config.run).await? } else { None };
+        let taking = if takeover { Takeover::begin(&config.run).await? } else { None };
         if takeover && taking.is_none() {
             info!("no agent runs with {}: nothing to take over", config.run.display());
         }
         let (state, errands) = State::open(&config)?;
-        let (node, giver) = start(&config, state, taking.as_ref())?;
+        let (node, handover) = start(&config, state, taking.as_ref())?;
         Mode::from(config.sandbox).enter(Stage::Serve)?;
-        let started = Started { node, giver, errands, taking };
+        let started = Started { node, handover, errands, taking };
         ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
     // Feeds and file writers end with the runtime.
@@ -86,7 +86,7 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
 }
 
 /// Makes hubs, sockets and workers. Frames are served as soon as a port is attached.
-fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Result<(Node, Giver)> {
+fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Result<(Node, HandoverState)> {
     make_run(&config.run, config.api().group.as_deref())?;
     make_run(&config.run.join(libvirt::DIRECTORY), None)?;
     let mut steering = Steering::start(&SteerConfig {
@@ -129,7 +129,7 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
     let (answers, guard) = (Answers::new(store, audit), Guard::new(config.guard, &config.hub));
     let ports = Ports::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
-    Ok((node, Giver { handing, questions }))
+    Ok((node, HandoverState { handing, questions }))
 }
 
 /// Makes the sockets and the worker of a hub.
