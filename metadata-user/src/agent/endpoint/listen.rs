@@ -1,8 +1,7 @@
-//! Connections to the control side: how many, for how long, and with what.
+//! Accepts connections to the endpoints, within limits on their number, duration and size.
 //!
-//! A client that is slow to ask or to read holds a place and nothing else, and not for long: when all places are
-//! taken the connection that has been there longest makes room. So whoever probes or scrapes gets in, however many
-//! others dawdle.
+//! A slow client occupies one place, for a limited time. When all places are taken, the oldest connection is closed. Probes
+//! and scrapers are therefore served, however many slow clients there are.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,38 +22,38 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, info};
 
-/// Connections to one door at a time; the oldest makes room for another.
+/// Limit on connections of one listener. Beyond it the oldest is closed.
 pub(super) const CONNECTIONS: usize = 32;
-/// Longest from the start of a connection, or the end of an answer, to the end of a request's head.
+/// Limit from the start of a connection, or the end of an answer, to the end of the next request's head.
 pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// Octets of a request's head.
+/// Limit on a request's head, in octets.
 pub(super) const HEAD_MAX: usize = 16 << 10;
-/// Longest a connection may last, answers [`Lasting`] excepted.
+/// Limit on the duration of a connection, unless its answer is [`Lasting`].
 pub(super) const LIFE: Duration = Duration::from_secs(30);
 
-/// Put into a response's extensions by a handler whose answer goes on until the client has enough: its connection
-/// does not end after [`LIFE`], and makes no room for others. Who gives such answers limits how many there are.
+/// A response extension for an answer that lasts until the client closes it. The connection is closed neither after
+/// [`LIFE`] nor for others. The handler limits the number of such answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lasting;
 
-/// Who is at the other end of a connection, in every request's extensions.
+/// The peer of a connection, in every request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Someone on the network.
+    /// A client on the network.
     Network,
-    /// A process of this machine, by what the kernel says it is.
+    /// A process of this machine, by its credentials (unix(7), `SO_PEERCRED`).
     Process {
-        /// Its user.
+        /// Its user ID.
         uid: u32,
-        /// Its group.
+        /// Its group ID.
         gid: u32,
-        /// Its id, if it is in a PID namespace we see.
+        /// Its PID, if it is visible in the agent's PID namespace.
         pid: Option<i32>,
     },
 }
 
 impl Peer {
-    /// True for root and the agent's own user, who may read its memory and write its files anyway.
+    /// True for root and the agent's own user, who can read its memory and write its files in any case.
     #[must_use]
     pub(crate) fn is_owner(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
@@ -62,20 +61,20 @@ impl Peer {
     }
 }
 
-/// In every request's extensions: by it a handler that keeps its client waiting keeps the connection.
+/// In every request's extensions: keeps the connection while a handler makes its client wait.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stay(Arc<AtomicBool>);
 
 impl Stay {
-    /// The connection makes no room for others, and does not end after [`LIFE`], until this is dropped. Who holds
-    /// connections limits how many there are.
+    /// Until the result is dropped, the connection is closed neither for others nor after [`LIFE`]. The handler limits the
+    /// number of such connections.
     pub(crate) fn hold(&self) -> Staying {
         self.0.store(true, Ordering::Relaxed);
         Staying(self.clone())
     }
 }
 
-/// A connection that stays.
+/// Keeps a connection until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Staying(Stay);
 
@@ -96,19 +95,19 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A listener that knows who connects.
-pub(crate) trait Door: Listener {
-    /// Who is at the other end.
+/// A listener that knows the peers of its connections.
+pub(crate) trait PeerListener: Listener {
+    /// The peer of a connection.
     fn peer(io: &Self::Io) -> Peer;
 }
 
-impl Door for TcpListener {
+impl PeerListener for TcpListener {
     fn peer(_: &TcpStream) -> Peer {
         Peer::Network
     }
 }
 
-impl Door for UnixListener {
+impl PeerListener for UnixListener {
     fn peer(io: &UnixStream) -> Peer {
         io.peer_cred().map_or(Peer::Network, |peer| Peer::Process {
             uid: peer.uid(),
@@ -118,21 +117,21 @@ impl Door for UnixListener {
     }
 }
 
-/// Answers whoever comes to a door, until the task ends.
-pub(crate) async fn serve<D: Door>(mut door: D, app: Router) -> anyhow::Result<()> {
+/// Serves the connections of a listener until the task ends.
+pub(crate) async fn serve<L: PeerListener>(mut listener: L, app: Router) -> anyhow::Result<()> {
     let mut places = Places::default();
     loop {
         tokio::select! {
-            (io, _) = door.accept() => places.seat(D::peer(&io), TokioIo::new(io), &app),
+            (io, _) = listener.accept() => places.seat(L::peer(&io), TokioIo::new(io), &app),
             Some(_) = places.tasks.join_next() => {}
         }
     }
 }
 
-/// The connections of a door.
+/// The connections of a listener.
 #[derive(Default)]
 struct Places {
-    /// Oldest first; those that are over are cleared away when room is needed.
+    /// Oldest first, each with whether it must stay. Ended ones are removed when the next connection arrives.
     taken: VecDeque<(AbortHandle, Arc<AtomicBool>)>,
     tasks: JoinSet<()>,
 }
@@ -146,7 +145,7 @@ impl Places {
         if self.taken.len() >= CONNECTIONS {
             let oldest = self.taken.iter().position(|(_, lasts)| !lasts.load(Ordering::Relaxed));
             let Some((task, _)) = oldest.and_then(|at| self.taken.remove(at)) else {
-                debug!(%peer, "a connection is refused: {CONNECTIONS} others last");
+                debug!(%peer, "a connection is refused: {CONNECTIONS} others must stay");
                 return;
             };
             task.abort();
@@ -157,14 +156,14 @@ impl Places {
     }
 }
 
-/// One connection, from its first request to its last.
+/// Serves one connection from its first request to its last.
 async fn attend<I>(peer: Peer, io: TokioIo<I>, app: Router, lasts: Arc<AtomicBool>)
 where
     I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            info!(by = %peer, method = %request.method(), path = request.uri().path(), "asked to change something");
+            info!(by = %peer, method = %request.method(), path = request.uri().path(), "request for a change");
         }
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(Stay(Arc::clone(&lasts)));

@@ -1,7 +1,7 @@
-//! `GET /v1/trace?target=PORT|MAC|VM`: what one guest sends and is sent, while the client listens.
+//! `GET /v1/trace?target=PORT|MAC|VM`: the frames from and to one guest, for as long as the client reads.
 //!
-//! One answer at a time, [`TRACE_MOST`] long at most. Nothing is queued for a client that is slow: the kernel's ring
-//! fills, and what finds no room is counted and told. With the answer the watch ends, however the client does.
+//! One trace runs at a time, for at most [`TRACE_MOST`]. Nothing is queued for a slow client: the kernel's ring fills, and
+//! lost frames are counted and reported. The trace ends with the answer, also if the client disappears.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -27,15 +27,15 @@ use crate::agent::node::{TraceRefusal, TraceTarget, Traced};
 use metadata_control::trace::wire::{Frame, Line, SCHEMA, hexadecimal};
 use metadata_control::trace::{message, sketch};
 
-/// Longest a trace may last; who wants to see more asks again.
+/// Limit on the duration of a trace.
 const TRACE_MOST: Duration = Duration::from_secs(3_600);
-/// Frames written at once.
+/// Limit on frames written at once.
 const AT_ONCE: usize = 64;
-/// How often the ring is looked into: it holds what the fastest guest that is allowed sends in four times as long.
-const LOOK: Duration = Duration::from_millis(20);
-/// How often a line is written though nothing was seen, so that a client that is gone is noticed.
+/// How often to read the ring. It holds what a guest at the rate limit sends in four times as long.
+const READ_EVERY: Duration = Duration::from_millis(20);
+/// How often to write an empty line if there are no frames, to notice that a client has gone.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
-/// Octets of a name.
+/// Limit on the name of the target, in octets.
 const TARGET_MOST: usize = 512;
 
 /// The query of `/v1/trace`.
@@ -82,7 +82,7 @@ pub(super) async fn trace(
     })
 }
 
-/// What is written next.
+/// The next part of the answer.
 enum Next {
     Begin,
     Events { until: Instant },
@@ -93,7 +93,7 @@ fn lines(watched: Traced, payload: bool) -> impl Stream<Item = Result<Bytes, Inf
     unfold((watched, Next::Begin), move |(watched, next)| write(watched, next, payload))
 }
 
-/// Some lines, and what comes then.
+/// Writes some lines. Returns them with the next part.
 async fn write(
     mut watched: Traced,
     next: Next,
@@ -132,12 +132,12 @@ fn begin(watched: &Traced) -> Line {
     }
 }
 
-/// Waits for frames, though not for ever, and writes some.
+/// Waits for frames for at most [`SIGN_OF_LIFE`], and writes some.
 async fn more(watched: &mut Traced, payload: bool, text: &mut Vec<u8>) {
     let until = Instant::now() + SIGN_OF_LIFE;
     let mut frames = take(watched, payload);
     while frames.is_empty() && Instant::now() < until {
-        sleep(LOOK).await;
+        sleep(READ_EVERY).await;
         frames = take(watched, payload);
     }
     match watched.watch.newly_lost() {
@@ -165,8 +165,7 @@ fn take(watched: &mut Traced, payload: bool) -> Vec<Frame> {
     frames
 }
 
-/// An event for whoever listens. Of its payload there is nothing but the first line of a message, unless it was
-/// asked for.
+/// The line of an event. Without `payload` it has the headers and the first line of a message only.
 fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Frame {
     let captured = event.frame();
     let to_guest = event.direction == TO_GUEST;
@@ -214,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_leaves_the_agent_only_for_who_asks_for_payload() {
+    fn a_trace_shows_a_token_only_with_payload() {
         let request = request();
         let mut octets = [0; OCTETS];
         octets[..request.len()].copy_from_slice(&request);
@@ -233,10 +232,10 @@ mod tests {
             octets,
         };
         let secret = wire::hexadecimal(b"SECRET");
-        let told = frame(&event, &HashMap::new(), false);
-        assert_eq!(told.message.as_deref(), Some("GET /latest/user-data"));
-        assert_eq!(told.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
-        assert!(!told.octets.contains(&secret));
+        let shown = frame(&event, &HashMap::new(), false);
+        assert_eq!(shown.message.as_deref(), Some("GET /latest/user-data"));
+        assert_eq!(shown.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
+        assert!(!shown.octets.contains(&secret));
         assert!(frame(&event, &HashMap::new(), true).octets.contains(&secret));
     }
 }
