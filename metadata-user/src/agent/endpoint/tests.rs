@@ -15,10 +15,10 @@ use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{About, Status};
 
-/// Far more than anything here takes: reached only when something is wrong.
+/// Limit on every wait here; reached only if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An agent's metrics address, answered by a control loop that says one word.
+/// A metrics address before a control loop that gives a fixed answer.
 struct Bench {
     address: std::net::SocketAddr,
     health: Arc<Health>,
@@ -62,7 +62,7 @@ impl Bench {
     }
 }
 
-/// Status and body of the answer to some octets.
+/// Sends octets and returns status and body of the answer.
 async fn ask(
     mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     octets: &str,
@@ -76,7 +76,7 @@ async fn ask(
 }
 
 #[tokio::test]
-async fn probes_say_what_is_wrong_a_line_each() {
+async fn probes_list_each_trouble_on_a_line() {
     let bench = Bench::new(true).await;
     assert_eq!(bench.ask("/healthz").await, (200, "ok\n".into()));
     let (status, body) = bench.ask("/readyz").await;
@@ -93,7 +93,7 @@ async fn probes_say_what_is_wrong_a_line_each() {
 }
 
 #[tokio::test]
-async fn the_metrics_address_tells_metrics_and_nothing_of_guests() {
+async fn the_metrics_address_serves_metrics_and_nothing_of_guests() {
     let bench = Bench::new(true).await;
     assert_eq!(bench.ask("/metrics").await, (200, "word 1\n".into()));
     for path in ["/v1/status", "/v1/instances/x", "/"] {
@@ -102,7 +102,7 @@ async fn the_metrics_address_tells_metrics_and_nothing_of_guests() {
 }
 
 #[tokio::test]
-async fn probes_are_answered_while_the_control_loop_is_not() {
+async fn probes_are_answered_while_the_control_loop_is_busy() {
     let bench = Bench::new(false).await;
     let mut waiting = Vec::new();
     let start = Instant::now();
@@ -132,7 +132,7 @@ async fn probes_are_answered_while_the_control_loop_is_not() {
 }
 
 #[tokio::test]
-async fn clients_that_dawdle_make_room_for_others() {
+async fn slow_clients_make_room_for_others() {
     let bench = Bench::new(true).await;
     let mut slow = Vec::new();
     for n in 0..2 * CONNECTIONS {
@@ -146,7 +146,7 @@ async fn clients_that_dawdle_make_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_come_or_does_not_end_is_not_waited_for() {
+async fn a_head_that_is_late_or_too_long_ends_the_connection() {
     let bench = Bench::new(true).await;
     let (mut silent, start) = (bench.connect().await, Instant::now());
     silent.write_all(b"GET /metrics HTTP/1.1\r\n").await.expect("room");
@@ -200,7 +200,7 @@ async fn a_connection_ends_after_its_life_unless_its_answer_lasts() {
 }
 
 #[tokio::test]
-async fn the_kernel_says_who_is_at_the_control_socket() {
+async fn requests_at_the_control_socket_carry_the_peers_credentials() {
     let app = Router::new()
         .route("/", get(|axum::Extension(peer): axum::Extension<Peer>| async move { peer.to_string() }));
     let room = tempfile::tempdir().expect("a directory");
@@ -215,7 +215,7 @@ async fn the_kernel_says_who_is_at_the_control_socket() {
 }
 
 #[tokio::test]
-async fn the_control_socket_tells_the_status() {
+async fn the_control_socket_serves_the_status() {
     let Routers { control, mut requests, .. } =
         Routers::new(Health::new(vec![]), Registrar::new(&Config::default()));
     let room = tempfile::tempdir().expect("a directory");

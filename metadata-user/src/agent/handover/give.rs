@@ -125,64 +125,92 @@ async fn serve_out(
     stop: &mut Stop,
     end: Instant,
 ) {
-    let mut taken: Option<Instant> = None;
-    let mut is_there = true;
-    let mut last = 0;
-    let mut check = tokio::time::interval(CHECK_EVERY);
-    let mut alive = tokio::time::interval(Duration::from_secs(1));
-    let mut collect = tokio::time::interval(COLLECT_EVERY);
-    let late = Instant::now() + SERVING_WITHIN;
-    loop {
-        tokio::select! {
-            message = wire.recv::<FromNext>(), if is_there => match message {
-                Ok(FromNext::Serving) => {
-                    node.ports.on_handed_over();
-                    handover.handing.set(Stage::Away);
-                    taken = Some(Instant::now());
-                }
-                Ok(FromNext::Answer(answer)) => {
-                    let (connection, mark, answer) = answer.answer();
-                    if let Some(slot) = handover.handing.answered(&connection, mark, answer) {
-                        node.ports.wake(slot);
-                    }
-                }
-                Ok(message) => debug!("ignored: {message:?}"),
-                Err(error) => {
-                    is_there = false;
-                    warn!("the connection to the next agent is lost: {error}");
-                }
-            },
-            Some(question) = handover.questions.recv(), if is_there && taken.is_some() => {
-                if let Err(error) = wire.send(&FromPrevious::Ask(PassedQuestion::from(&question))).await {
-                    is_there = !matches!(error, WireError::Gone);
-                    handover.handing.answered(&question.connection, question.mark, None);
-                    debug!("a question will be passed on again: {error}");
-                }
-            }
-            _ = alive.tick() => notify::alive(),
-            _ = collect.tick() => node.ports.answers().collect_audit(),
-            name = stop.recv() => {
-                warn!("{name}: not waiting for connections");
-                break;
-            }
-            now = check.tick() => {
-                let remaining = node.ports.workers().remaining().unwrap_or(0);
-                if remaining == 0 && taken.unwrap_or(late) + LAST_FRAMES <= now {
-                    last = if now >= end { last } else { 0 };
-                    break;
-                }
-                if remaining > 0 {
-                    last = remaining;
-                }
-                if now >= end {
-                    break;
-                }
+    let mut departure = Departure { node, handover, wire, taken: None, is_connected: true, remaining: 0 };
+    departure.serve(stop, end).await;
+    let cut = departure.remaining;
+    if cut > 0 {
+        warn!(connections = cut, "cut off: they did not end in {DRAIN_LIMIT:?}");
+    }
+    let _gone = wire.send(&FromPrevious::Done { cut }).await;
+    info!("all guests here are served: leaving");
+}
+
+/// An agent without ports, until its connections have ended.
+struct Departure<'a> {
+    node: &'a mut Node,
+    handover: &'a mut HandoverState,
+    wire: &'a mut Wire,
+    /// When the next agent took the ports.
+    taken: Option<Instant>,
+    /// The next agent is connected.
+    is_connected: bool,
+    /// Connections that remained at the last check that found any; 0 once all have ended in time.
+    remaining: u64,
+}
+
+impl Departure<'_> {
+    /// Serves until all connections have ended, until `end`, or until a signal.
+    async fn serve(&mut self, stop: &mut Stop, end: Instant) {
+        let mut check = tokio::time::interval(CHECK_EVERY);
+        let mut alive = tokio::time::interval(Duration::from_secs(1));
+        let mut collect = tokio::time::interval(COLLECT_EVERY);
+        let late = Instant::now() + SERVING_WITHIN;
+        loop {
+            let passes_on = self.is_connected && self.taken.is_some();
+            tokio::select! {
+                message = self.wire.recv::<FromNext>(), if self.is_connected => self.on_message(message),
+                Some(question) = self.handover.questions.recv(), if passes_on => self.pass_on(&question).await,
+                _ = alive.tick() => notify::alive(),
+                _ = collect.tick() => self.node.ports.answers().collect_audit(),
+                name = stop.recv() => return warn!("{name}: not waiting for connections"),
+                now = check.tick() => if self.is_over(now, late, end) { return; },
             }
         }
     }
-    if last > 0 {
-        warn!(connections = last, "cut off: they did not end in {DRAIN_LIMIT:?}");
+
+    fn on_message(&mut self, message: Result<FromNext, WireError>) {
+        match message {
+            Ok(FromNext::Serving) => {
+                self.node.ports.on_handed_over();
+                self.handover.handing.set(Stage::Away);
+                self.taken = Some(Instant::now());
+            }
+            Ok(FromNext::Answer(answer)) => {
+                let (connection, mark, answer) = answer.answer();
+                if let Some(slot) = self.handover.handing.answered(&connection, mark, answer) {
+                    self.node.ports.wake(slot);
+                }
+            }
+            Ok(message) => debug!("ignored: {message:?}"),
+            Err(error) => {
+                self.is_connected = false;
+                warn!("the connection to the next agent is lost: {error}");
+            }
+        }
     }
-    let _gone = wire.send(&FromPrevious::Done { cut: last }).await;
-    info!("all guests here are served: leaving");
+
+    /// Passes a question on to the next agent. If that fails, the worker asks again.
+    async fn pass_on(&mut self, question: &Question) {
+        if let Err(error) = self.wire.send(&FromPrevious::Ask(PassedQuestion::from(question))).await {
+            self.is_connected = !matches!(error, WireError::Gone);
+            self.handover.handing.answered(&question.connection, question.mark, None);
+            debug!("a question will be passed on again: {error}");
+        }
+    }
+
+    /// Counts the remaining connections. True if none remains and no frame can arrive any more, or at `end`.
+    fn is_over(&mut self, now: Instant, late: Instant, end: Instant) -> bool {
+        let remaining = self.node.ports.workers().remaining().unwrap_or(0);
+        if remaining == 0 && self.taken.unwrap_or(late) + LAST_FRAMES <= now {
+            // At their limit the workers cut off what remained before.
+            if now < end {
+                self.remaining = 0;
+            }
+            return true;
+        }
+        if remaining > 0 {
+            self.remaining = remaining;
+        }
+        now >= end
+    }
 }

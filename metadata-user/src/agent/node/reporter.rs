@@ -54,6 +54,7 @@ impl Reporter {
     }
 
     /// Sets the API server to report on.
+    #[cfg(feature = "kubevirt")]
     pub(in crate::agent) fn set_api_server(&mut self, contact: Arc<Contact>) {
         self.api_server = Some(contact);
     }

@@ -15,7 +15,7 @@ use metadata_steer::{TraceError, Watch};
 /// Most ports or guests that a refusal lists when a name means several.
 const LISTED: usize = 4;
 /// What the trace of a port does not show.
-const NOT_BY_PORT: &str = "what the agent itself answers is seen only by MAC: its way back knows guests, not ports; trace the guest's MAC for that";
+const NOT_BY_PORT: &str = "answers of the agent are not shown, because they carry a guest's slot and not a port: trace the guest's MAC for that";
 
 /// What a trace is to show.
 #[derive(Clone, Debug)]
