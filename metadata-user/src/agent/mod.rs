@@ -1,7 +1,7 @@
 //! The agent's control side: joins feeds, store and steering.
 //!
-//! Every event (a record, a link that appeared or vanished, a timer) touches ports. The [`Node`](node::Node) brings
-//! touched ports from their present state to the one the [`Plan`](plan::Plan) wants, a few at a time. Ports and
+//! Every event (a record, a link that appeared or vanished, a timer) touches ports. The node (`node`) brings touched
+//! ports from their present state to the one the plan (`plan`) wants, a few at a time. Ports and
 //! responses change in no other way.
 
 mod control;

@@ -135,7 +135,7 @@ impl State {
     }
 
     /// Replaces the token key if it is old, and deletes the mailboxes of VMs that have been without a record for
-    /// [`FORGET_AFTER`]. Call it about once a minute.
+    /// ten minutes. Call it about once a minute.
     pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(path) = &self.key_file {
             self.rotate(path);

@@ -41,7 +41,7 @@ impl Bench {
         let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
         let control = tokio::spawn(async move {
             if !answers {
-                // What is asked stays in the queue.
+                // Requests stay in the queue.
                 std::future::pending::<()>().await;
             }
             while let Some(request) = requests.recv().await {
@@ -111,7 +111,7 @@ async fn probes_are_answered_while_the_control_loop_is_busy() {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
         waiting.push(stream);
     }
-    // The queue takes so many; one more is told so at once, as soon as they are all there.
+    // Once the queue is full, one more request is refused at once.
     loop {
         let asked = Instant::now();
         let (status, body) = bench.ask("/metrics").await;

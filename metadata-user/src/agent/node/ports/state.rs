@@ -1,4 +1,4 @@
-//! The state of ports and guests, for whoever asks.
+//! The states of ports and guests, for reports.
 
 use metadata_base::port::PortName;
 use metadata_control::status::{GuestState, PortState};
