@@ -3,6 +3,9 @@
 //! The table of crates in the book is the only place of the rules. `cargo metadata` says what each crate names, and
 //! `cargo tree` what it links, with the features of that crate alone. Neither uses the network.
 
+#[path = "house/imports.rs"]
+mod imports;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
@@ -140,4 +143,25 @@ fn aya_is_named_by_steering_alone_and_kube_by_the_feeds_alone() {
             assert_eq!(found, name == owner, "{name} and {names:?}");
         }
     }
+}
+
+#[test]
+fn no_room_imports_one_that_imports_it() {
+    let crates = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-user"));
+    let below = std::fs::read_dir(crates).expect("a directory of crates");
+    let below = below.map(|entry| entry.expect("an entry").path());
+    let sources = below.chain([crates.to_owned()]).map(|path| path.join("src")).filter(|src| src.is_dir());
+    let sources: BTreeSet<_> = sources.collect();
+    assert!(sources.len() > ROOMS.len(), "expected every crate, found {sources:?}");
+    // The agent is the largest room, and has rooms of its own.
+    let agent = imports::rooms(&crates.join("src/agent"));
+    let rooms = sources.iter().map(|src| (src.clone(), src.clone()));
+    let rooms = rooms.chain(agent.into_iter().map(|room| (crates.join("src"), room)));
+    let circles: Vec<_> = rooms
+        .filter_map(|(src, room)| {
+            let circle = imports::circle(&imports::graph(&src, &room))?;
+            Some(format!("{}:\n  {}", room.display(), circle.join("\n  ")))
+        })
+        .collect();
+    assert!(circles.is_empty(), "modules that import each other:\n{}", circles.join("\n"));
 }

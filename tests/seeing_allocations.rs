@@ -45,8 +45,8 @@ fn request(serve: &mut Serve) -> usize {
 #[test]
 fn a_look_allocates_nothing_and_an_answer_that_is_noted_no_more_than_another() {
     let health = Health::new(vec![(0, Heartbeat::default())]);
-    health.records_read();
-    health.ports_settled();
+    health.set_records_read();
+    health.set_ports_settled();
     let region = Region::new(ALLOCATOR);
     let troubles = health.deadly().count() + health.hindering().count();
     assert_eq!((troubles, region.change().allocations), (0, 0));

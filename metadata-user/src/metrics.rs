@@ -16,7 +16,6 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::agent::Reloads;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, Instances, PortState};
 use metadata_datapath::worker::WorkerStats;
@@ -136,6 +135,15 @@ impl Lag {
         self.buckets[bucket] += 1;
         self.total += time;
     }
+}
+
+/// Attempts to read the configuration again since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reloads {
+    /// The new configuration is in force.
+    pub done: u64,
+    /// The configuration was unusable; the old one stays in force.
+    pub failed: u64,
 }
 
 /// Counters of work for guests other than answers.

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::netns::MAX_NAMESPACES;
+use crate::MAX_NAMESPACES;
 
 /// Appended to an error that a newer kernel, or one with more options enabled, would avoid.
 pub const REQUIRED_KERNEL: &str = "; Linux 5.15 or later is needed, with XDP sockets, taps and veth";

@@ -13,3 +13,6 @@ pub mod netns;
 pub mod processes;
 pub mod tun;
 pub mod watch;
+
+/// Limit on namespaces with ports on one node; with KubeVirt every VM has its own.
+pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;

@@ -14,11 +14,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::LinkError;
-use crate::processes;
-use crate::processes::Meant;
-
-/// Limit on namespaces with ports on one node; with KubeVirt every VM has its own.
-pub const MAX_NAMESPACES: usize = metadata_common::maps::MAX_PORTS as usize;
+use crate::processes::{self, Meant};
 
 /// Directory in which iproute2 keeps names of namespaces.
 pub const RUN_NETNS: &str = "/run/netns";

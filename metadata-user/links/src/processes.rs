@@ -10,8 +10,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use crate::MAX_NAMESPACES;
 use crate::error::LinkError;
-use crate::netns::MAX_NAMESPACES;
 
 /// Start time of the process behind a namespace, by name of the namespace.
 static STARTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());

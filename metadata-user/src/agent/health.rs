@@ -1,7 +1,7 @@
 //! Whether the agent lives, and whether it is ready.
 //!
-//! Both are read off flags and heartbeats, so that looking waits for nobody, neither the packet path nor the
-//! control loop, and allocates nothing.
+//! Both are read from flags and heartbeats. Reading waits for neither the packet path nor the control loop, and does not
+//! allocate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use metadata_datapath::worker::{Heartbeat, Silence};
 
-/// What the probes look at. Shared between the control loop, which writes, and the doors, which read.
+/// The state behind the probes. The control loop writes it, the endpoints read it.
 #[derive(Debug, Default)]
 pub struct Health {
     /// By the number of their hub.
@@ -20,7 +20,7 @@ pub struct Health {
     draining: AtomicBool,
 }
 
-/// One thing that is wrong, in a line.
+/// One reason why the agent is not ready. Displayed as one line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// A worker does not answer guests.
@@ -29,9 +29,9 @@ pub enum Trouble {
     RecordsUnread,
     /// Ports are still being attached for the first time.
     PortsUnsettled,
-    /// What a former agent left is still being adopted.
+    /// Ports of the previous agent are still being adopted.
     Adopting,
-    /// The agent is leaving.
+    /// The agent is ending.
     Draining,
 }
 
@@ -48,39 +48,39 @@ impl fmt::Display for Trouble {
 }
 
 impl Health {
-    /// Of an agent with these workers, by the number of their hub: alive, and not ready.
+    /// The health of an agent with these workers, by the number of their hub: alive, and not ready.
     #[must_use]
     pub fn new(workers: Vec<(u32, Heartbeat)>) -> Arc<Self> {
         Arc::new(Self { workers, ..Self::default() })
     }
 
-    /// The first scan of the records is complete.
-    pub fn records_read(&self) {
+    /// Records that the first scan of the records is complete.
+    pub fn set_records_read(&self) {
         self.records_read.store(true, Ordering::Relaxed);
     }
 
-    /// Every port that records and configuration ask for has been looked at once.
-    pub fn ports_settled(&self) {
+    /// Records that every wanted port has been settled once.
+    pub fn set_ports_settled(&self) {
         self.ports_settled.store(true, Ordering::Relaxed);
     }
 
-    /// What a former agent left is being adopted (true), or has been.
-    pub fn adopting(&self, yes: bool) {
+    /// Sets whether ports of the previous agent are still being adopted.
+    pub fn set_adopting(&self, yes: bool) {
         self.adopting.store(yes, Ordering::Relaxed);
     }
 
-    /// The agent is leaving.
-    pub fn draining(&self) {
+    /// Records that the agent is ending.
+    pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    /// True once records and ports have been looked at for the first time.
+    /// True once records were scanned and ports settled for the first time.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.records_read.load(Ordering::Relaxed) && self.ports_settled.load(Ordering::Relaxed)
     }
 
-    /// True once the agent leaves.
+    /// True once the agent is ending.
     #[must_use]
     pub fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Relaxed)
@@ -91,12 +91,12 @@ impl Health {
         self.workers.iter().map(|(hub, beat)| (*hub, beat))
     }
 
-    /// What keeps guests from being answered until the agent is started again: nothing when it lives.
+    /// Troubles that only a restart ends; none while the agent is alive.
     pub fn deadly(&self) -> impl Iterator<Item = Trouble> {
         self.workers().filter_map(|(hub, beat)| Some(Trouble::Worker(hub, beat.check().err()?)))
     }
 
-    /// What keeps the agent from being ready: nothing when it is.
+    /// Troubles that keep the agent from being ready; none while it is.
     pub fn hindering(&self) -> impl Iterator<Item = Trouble> {
         let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let reasons = [
@@ -114,17 +114,17 @@ mod tests {
     use super::{Health, Trouble};
 
     #[test]
-    fn an_agent_is_ready_when_records_and_ports_are_and_nothing_takes_over() {
+    fn an_agent_is_ready_once_records_are_read_and_ports_settled_and_adopted() {
         let health = Health::new(vec![(0, Default::default())]);
         let why = |health: &Health| health.hindering().collect::<Vec<_>>();
         assert_eq!(why(&health), [Trouble::RecordsUnread, Trouble::PortsUnsettled]);
-        health.records_read();
-        health.adopting(true);
+        health.set_records_read();
+        health.set_adopting(true);
         assert_eq!(why(&health), [Trouble::PortsUnsettled, Trouble::Adopting]);
-        health.ports_settled();
-        health.adopting(false);
+        health.set_ports_settled();
+        health.set_adopting(false);
         assert_eq!(why(&health), []);
-        health.draining();
+        health.set_draining();
         assert_eq!(why(&health), [Trouble::Draining]);
         assert_eq!(health.deadly().count(), 0, "a drain is no reason to be killed");
     }

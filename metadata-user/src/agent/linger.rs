@@ -1,8 +1,8 @@
-//! After a takeover: an agent that is there, and serves nobody any more.
+//! After a takeover: the process stays, and serves no guest.
 //!
-//! Some supervisors start what has ended again, as kubelet does with every container of a DaemonSet, and an agent started
-//! with `--takeover` would take the ports back. With `--linger` the one that was taken over from waits until it is told to
-//! end, and answers `/healthz` meanwhile, so that nobody takes it for dead.
+//! Some supervisors restart what has ended, as kubelet does with every container of a DaemonSet. An agent restarted with
+//! `--takeover` would take the ports back. With `--linger` the agent that was taken over from waits for SIGTERM instead.
+//! Meanwhile it answers `/healthz`, so that its supervisor does not consider it dead.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -14,18 +14,19 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tracing::info;
 
-use super::{Stop, endpoint};
+use super::endpoint;
+use super::signals::Stop;
 
-/// Before it listens: in one namespace with the other agent the address is that one's, which opens it once it serves.
+/// How long to wait before listening. In the same namespace the next agent has the address, and opens it once it serves.
 const LISTENS_AFTER: Duration = Duration::from_secs(5);
 
-/// What it answers.
+/// The body of every answer.
 const TAKEN_OVER: &str = "another agent serves the ports of this one\n";
 
-/// What lingering takes, made while the agent may still make it.
+/// What lingering needs, made before the sandbox forbids it.
 pub(super) struct Lingering {
     runtime: Runtime,
-    /// Has heard what came while the agent served, too.
+    /// Also has the signals that came while the agent served.
     stop: Stop,
 }
 
@@ -39,7 +40,7 @@ impl Lingering {
         Ok(Self { runtime, stop })
     }
 
-    /// Answers at the metrics address, if no other agent does there, until SIGTERM or SIGINT.
+    /// Answers at the metrics address, unless another agent listens there, until SIGTERM or SIGINT.
     pub(super) fn until_stopped(self, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
         let Self { runtime, mut stop } = self;
         runtime.block_on(async {

@@ -1,40 +1,40 @@
-//! What the service manager is told (sd_notify(3)); nothing where there is none.
+//! Notifications to the service manager (sd_notify(3)). Without one they do nothing.
 
 use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tracing::debug;
 
-/// Guests are served, or are again after a reload.
+/// Guests are served, or a reload has ended.
 pub(super) fn ready() {
-    tell(&[NotifyState::Ready]);
+    send(&[NotifyState::Ready]);
 }
 
-/// The configuration is being read again.
+/// A reload begins.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
-        Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(error) => debug!("the service manager does not hear of the reload: {error}"),
+        Ok(now) => send(&[NotifyState::Reloading, now]),
+        Err(error) => debug!("the service manager is not notified of the reload: {error}"),
     }
 }
 
-/// The agent ends.
+/// The agent is ending.
 pub(super) fn stopping() {
-    tell(&[NotifyState::Stopping]);
+    send(&[NotifyState::Stopping]);
 }
 
-/// The control side is alive.
+/// The control loop is alive.
 pub(super) fn alive() {
-    tell(&[NotifyState::Watchdog]);
+    send(&[NotifyState::Watchdog]);
 }
 
-/// How often to say so, if the service manager wants to hear: twice in the time it waits.
+/// How often to call [`alive`]: twice in the watchdog's time. `None` without a watchdog.
 pub(super) fn watchdog() -> Option<Duration> {
     sd_notify::watchdog_enabled().map(|limit| limit / 2).filter(|pause| !pause.is_zero())
 }
 
-fn tell(states: &[NotifyState<'_>]) {
+fn send(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        debug!("the service manager does not hear us: {error}");
+        debug!("the service manager is not notified: {error}");
     }
 }

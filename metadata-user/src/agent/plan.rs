@@ -1,6 +1,6 @@
-//! What the node should look like, given the records and the configuration.
+//! The wanted state of the node, computed from the records and the configuration.
 //!
-//! It is kept up record by record, and is the same whatever the order they came in.
+//! The plan changes record by record. It does not depend on the order in which records arrive.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -15,46 +15,46 @@ use metadata_content::record::Record;
 use metadata_feed::registry::RecordId;
 
 /// Records in force.
-pub type Records = BTreeMap<RecordId, Arc<Record>>;
+pub(super) type Records = BTreeMap<RecordId, Arc<Record>>;
 
-/// The wanted state. A change of one record costs what that record names, however many there are.
+/// The wanted state. The cost of changing one record depends on that record alone.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// Ports to own, and how many identities and configured ports want each.
+pub(super) struct Plan {
+    /// Wanted ports, and how many identities and configured ports want each.
     ports: BTreeMap<PortName, usize>,
-    /// The namespaces of those ports, and how many ports each has.
+    /// The namespaces of wanted ports, and how many ports each has.
     namespaces: BTreeMap<Option<String>, usize>,
-    /// Who speaks on them, and the records that claim it: the first gets it. None while it has not arrived.
+    /// Identities, and the records that claim each: the first one gets it. No record while it has not arrived.
     identities: BTreeMap<IdentityName, BTreeSet<RecordId>>,
-    /// Identities more than one record claims.
+    /// Identities that more than one record claims.
     contested: BTreeSet<IdentityName>,
-    /// What each record claims, for when it changes.
+    /// The claims of each record.
     claims: HashMap<RecordId, BTreeSet<IdentityName>>,
-    /// NICs of a record that could be on several ports.
+    /// NICs that name no port and whose MAC is configured on several, with the number of these ports.
     ambiguous: BTreeMap<RecordId, Vec<(Mac, usize)>>,
     /// Configured ports by their guest's MAC.
     by_mac: HashMap<Mac, BTreeSet<PortName>>,
 }
 
-/// Why a record is not served where it could be.
+/// Why a record is not served on a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Conflict {
-    /// Two records claim one identity: the first keeps it, that of a higher source or name.
+pub(super) enum Conflict {
+    /// Two records claim one identity. The record of the higher source keeps it; of one source, the first by name.
     Taken {
-        /// What both claim.
+        /// The identity.
         identity: IdentityName,
         /// The record that keeps it.
         kept: RecordId,
         /// The record that does not get it.
         refused: RecordId,
     },
-    /// A NIC names no port, and its MAC is configured on several: any but one of them is another guest's.
+    /// A NIC names no port, and its MAC is configured on several ports. All but one belong to other guests.
     Ambiguous {
         /// The NIC's MAC.
         mac: Mac,
-        /// How many ports are configured with it.
+        /// Number of ports configured with the MAC.
         ports: usize,
-        /// The record that is served on none of them.
+        /// The record, which is served on none of these ports.
         refused: RecordId,
     },
 }
@@ -76,9 +76,9 @@ impl fmt::Display for Conflict {
 }
 
 impl Plan {
-    /// What the configuration alone asks for.
+    /// The plan of the configuration alone, without records.
     #[must_use]
-    pub fn new(configured: &[PortSpec]) -> Self {
+    pub(super) fn new(configured: &[PortSpec]) -> Self {
         let mut plan = Self::default();
         for spec in configured {
             plan.want(&spec.name);
@@ -90,9 +90,13 @@ impl Plan {
         plan
     }
 
-    /// The same records with other configured ports. Returns the plan and the ports this touches.
+    /// Returns the plan of the same records with other configured ports, and the ports that differ.
     #[must_use]
-    pub fn reconfigured(&self, configured: &[PortSpec], records: &Records) -> (Self, BTreeSet<PortName>) {
+    pub(super) fn reconfigured(
+        &self,
+        configured: &[PortSpec],
+        records: &Records,
+    ) -> (Self, BTreeSet<PortName>) {
         let mut plan = Self::new(configured);
         for (key, record) in records {
             plan.put(key, Some(record));
@@ -109,20 +113,20 @@ impl Plan {
         (plan, touched)
     }
 
-    /// Puts a record in the place of the one of that key, or takes it out. Returns the ports this touches.
+    /// Replaces the record of a key, or removes it. Returns the ports whose plan may have changed.
     ///
-    /// A NIC that names its port is served there. A NIC that names none is served on the configured port
-    /// that names its MAC, and nowhere if several do. A configured port with a MAC that no record has is owned
-    /// already: its guest's requests wait for the record.
-    pub fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
+    /// A NIC that names a port is served there. A NIC that names none is served on the configured port with its MAC, and
+    /// nowhere if several ports have it. A configured port whose MAC no record has is wanted too: the requests of its guest
+    /// wait for the record.
+    pub(super) fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
         self.ambiguous.remove(key);
         let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
         self.change(key, wanted)
     }
 
-    /// Owns the ports of a record that is to come, so that requests wait for it. It claims them as the record will, and
-    /// [`put`](Self::put) of its key takes their place. Returns the ports this touches.
-    pub fn expect(
+    /// Claims identities for a record that has not arrived, so that their requests wait for it. [`put`](Self::put) of the
+    /// key replaces the claims. Returns the ports whose plan may have changed.
+    pub(super) fn expect(
         &mut self,
         key: &RecordId,
         identities: impl IntoIterator<Item = IdentityName>,
@@ -146,24 +150,33 @@ impl Plan {
         touched
     }
 
-    /// True when the port is to be owned.
+    /// True if the port is wanted.
     #[must_use]
-    pub fn wants(&self, port: &PortName) -> bool {
+    pub(super) fn wants(&self, port: &PortName) -> bool {
         self.ports.contains_key(port)
     }
 
-    /// Every port to own.
-    pub fn ports(&self) -> impl Iterator<Item = &PortName> {
+    /// Every wanted port.
+    pub(super) fn ports(&self) -> impl Iterator<Item = &PortName> {
         self.ports.keys()
     }
 
-    /// The namespaces of those ports.
-    pub fn namespaces(&self) -> impl Iterator<Item = &Option<String>> {
+    /// The namespaces of wanted ports.
+    pub(super) fn namespaces(&self) -> impl Iterator<Item = &Option<String>> {
         self.namespaces.keys()
     }
 
-    /// Who speaks on a port, and the key of the record each gets.
-    pub fn speakers(&self, port: &PortName) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
+    /// The namespaces where links matter: the agent's own and those of the wanted ports.
+    #[must_use]
+    pub(super) fn watched_namespaces(&self) -> BTreeSet<Option<String>> {
+        self.namespaces().cloned().chain([None]).collect()
+    }
+
+    /// The identities of a port, and the record that each gets.
+    pub(super) fn speakers(
+        &self,
+        port: &PortName,
+    ) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
         let first = IdentityName { port: port.clone(), mac: Mac::default() };
         self.identities
             .range(first..)
@@ -171,26 +184,26 @@ impl Plan {
             .map(|(who, keys)| (who, keys.first()))
     }
 
-    /// True for an identity of the plan.
+    /// True if the identity is in the plan.
     #[must_use]
-    pub fn knows(&self, who: &IdentityName) -> bool {
+    pub(super) fn knows(&self, who: &IdentityName) -> bool {
         self.identities.contains_key(who)
     }
 
-    /// What a record claims, and of each whether the record has it: else another, by its key, comes first.
-    pub fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
+    /// The identities that a record claims, and whether the record gets each. If not, another record comes first.
+    pub(super) fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
         let claims = self.claims.get(key).into_iter().flatten();
         let first = |who| self.identities.get(who).and_then(BTreeSet::first);
         claims.map(move |who| (who, first(who).is_some_and(|first| first == key)))
     }
 
-    /// Everybody who speaks on a port, and the key of the record each gets.
-    pub fn everybody(&self) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
+    /// Every identity, and the record that each gets.
+    pub(super) fn all_identities(&self) -> impl Iterator<Item = (&IdentityName, Option<&RecordId>)> {
         self.identities.iter().map(|(who, keys)| (who, keys.first()))
     }
 
-    /// What cannot be had, for the operator.
-    pub fn conflicts(&self) -> impl Iterator<Item = Conflict> {
+    /// Claims that cannot be met.
+    pub(super) fn conflicts(&self) -> impl Iterator<Item = Conflict> {
         let ambiguous = self.ambiguous.iter().flat_map(|(key, nics)| {
             nics.iter().map(|&(mac, ports)| Conflict::Ambiguous { mac, ports, refused: key.clone() })
         });
@@ -205,9 +218,9 @@ impl Plan {
         ambiguous.chain(taken)
     }
 
-    /// Where the NICs of a record would be served.
+    /// The identities under which a record would be served.
     #[must_use]
-    pub fn places(&self, record: &Record) -> BTreeSet<IdentityName> {
+    pub(super) fn places(&self, record: &Record) -> BTreeSet<IdentityName> {
         let mut places = BTreeSet::new();
         for nic in &record.network.nics {
             let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
@@ -224,14 +237,14 @@ impl Plan {
 
     /// The record that an identity gets.
     #[must_use]
-    pub fn holder(&self, who: &IdentityName) -> Option<&RecordId> {
+    pub(super) fn holder(&self, who: &IdentityName) -> Option<&RecordId> {
         self.identities.get(who)?.first()
     }
 
     fn claims_of(&mut self, key: &RecordId, record: &Record) -> BTreeSet<IdentityName> {
         let mut claims = BTreeSet::new();
         for nic in &record.network.nics {
-            // VLANs and bonds have no MAC of their own, and no tap.
+            // VLANs and bonds have neither a MAC nor a tap of their own.
             let Some(mac) = nic.mac.map(|mac| mac.0) else { continue };
             match (&nic.port, self.by_mac.get(&mac)) {
                 (Some(port), _) => {
@@ -285,7 +298,7 @@ impl Plan {
     }
 }
 
-/// One less of `key`; true when that was the last.
+/// Decrements the count of `key`; true if that was the last.
 fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
     match counts.get_mut(key) {
         Some(count) if *count > 1 => {
@@ -366,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expected_record_has_its_ports_until_it_comes_or_does_not() {
+    fn an_expected_record_claims_its_ports_until_it_arrives_or_is_dropped() {
         let mut plan = Plan::new(&[]);
         let expected = who("tap0", A);
         assert_eq!(plan.expect(&"a".into(), [expected.clone()]), [expected.port.clone()].into());
@@ -392,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_records_with_one_identity_the_first_keeps_it() {
+    fn the_first_of_two_records_with_one_identity_keeps_it() {
         let port = ", port: {ifname: tap0}";
         let records = Records::from([("b".into(), record("b", A, port)), ("a".into(), record("a", A, port))]);
         let plan = planned(&records, &[]);
@@ -438,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_lost_all_its_records_is_the_one_it_began_as() {
+    fn a_plan_without_its_records_equals_the_plan_it_began_as() {
         let configured = [format!("tap0={A}").parse().unwrap()];
         let records = [
             ("a".into(), record("a", A, "")),
@@ -466,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_touches_the_ports_it_leaves_and_those_it_comes_to() {
+    fn a_change_touches_the_ports_a_record_leaves_and_those_it_comes_to() {
         let mut plan = Plan::new(&[]);
         let at = |port: &str| record("a", A, &format!(", port: {{ifname: {port}}}"));
         let key = RecordId::from("a");

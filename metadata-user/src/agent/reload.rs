@@ -1,19 +1,18 @@
-//! SIGHUP: the configuration and the records directory are read again, and what can change while guests are served
-//! changes.
+//! SIGHUP: the configuration and the records directory are read again. What can change while guests are served changes.
 //!
-//! A configuration that cannot be used changes nothing at all. One that can but names something that only a start
-//! takes ([`RESTART`]) changes the rest; the log says which fields wait for a restart or a takeover.
+//! An unusable configuration changes nothing. If fields differ that only a restart applies ([`RESTART`]), the other fields
+//! are applied, and the log lists those that wait for a restart or a takeover.
 
 use anyhow::Context as _;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
 
-/// Where the configuration comes from, and who else follows it.
+/// Where the configuration comes from, and who else applies it.
 pub struct Origin {
-    /// Reads it again, with what the command line says.
+    /// Reads the configuration, with the arguments of the command line.
     pub read: Box<dyn Fn() -> anyhow::Result<Config>>,
-    /// Told of a configuration that is in force now.
+    /// Called with a configuration once it is in force.
     pub applied: Box<dyn Fn(&Config)>,
 }
 
@@ -26,28 +25,19 @@ impl Origin {
     }
 }
 
-/// How often the configuration was read again, since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reloads {
-    /// It is in force.
-    pub done: u64,
-    /// It could not be used.
-    pub failed: u64,
-}
-
-/// What has changed between two configurations.
+/// The difference between two configurations.
 #[derive(Debug, PartialEq)]
 pub(super) struct Changes {
-    /// Everything that can be in force now is the new one's; the rest is as before.
+    /// The configuration to apply now: new fields where they can change, old fields elsewhere.
     pub(super) now: Config,
-    /// Fields that differ and wait for a restart.
+    /// Fields that differ and need a restart.
     pub(super) later: Vec<&'static str>,
 }
 
-/// A field that only a start takes, and how to tell that it differs.
+/// A field that only a restart applies, and the test whether it differs.
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
-/// The fields that only a start takes: the kernel's tables, the hubs and the workers are made of them.
+/// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.
 const RESTART: [Field; 14] = [
     ("api", |a, b| a.api != b.api),
     ("audit", |a, b| a.audit != b.audit),
@@ -66,7 +56,7 @@ const RESTART: [Field; 14] = [
 ];
 
 impl Changes {
-    /// What becomes of `old` when `new` is read.
+    /// Compares the configuration in force with one that was read.
     pub(super) fn between(old: &Config, new: Config) -> Self {
         let now = Config {
             records: new.records.clone(),
@@ -87,7 +77,7 @@ impl Changes {
     }
 }
 
-/// Reads the configuration again. `None`, and an error in the log, when it cannot be used.
+/// Reads the configuration again. Logs an error and returns `None` if it cannot be used.
 pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
     let usable = || {
         let new = (origin.read)()?;
@@ -122,7 +112,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn what_can_change_does_and_the_rest_is_named() {
+    fn fields_that_can_change_are_applied_and_the_others_are_named() {
         type Case = (&'static str, fn(&mut Config), bool);
         let cases: [Case; 13] = [
             ("nothing", |_| {}, true),
@@ -153,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_configuration_that_cannot_be_used_changes_nothing() {
+    fn an_unusable_configuration_changes_nothing() {
         let old = Config::default();
         let refused = Origin { read: Box::new(|| anyhow::bail!("no")), ..Origin::fixed(&old) };
         assert_eq!(read(&refused, &old), None);

@@ -1,7 +1,8 @@
-//! Records that nobody tells again, each in a file of the state directory.
+//! Files of registered records, one for each record, in the state directory.
 //!
-//! A feed tells all it has at every start; who registers a VM by the API does so once. So each of these records is on
-//! disk, whole and synced, before it is said to be there. Payloads and credentials are inside, so files have mode 0600.
+//! A feed repeats its records at every start, but a VM is registered by the API only once. Each registered record is
+//! therefore on disk, complete and synced, before the client gets its answer. The files contain payloads and
+//! credentials, so they have mode 0600.
 
 use std::fs;
 use std::io;
@@ -21,7 +22,7 @@ use metadata_state::private_file;
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";
-/// Octets of a file at most.
+/// Limit on a file, in octets.
 pub(super) const MAX_OCTETS: usize = 16 << 20;
 
 const FORM: Form = Form { kind: "instance", version: 1, octets: MAX_OCTETS };
@@ -36,20 +37,20 @@ struct Stored<'a> {
     record: &'a RawValue,
 }
 
-/// The directory; without one, records end with the agent.
+/// The directory. Without one, registered records end with the agent.
 #[derive(Clone, Debug)]
 pub(super) struct Shelf(Option<PathBuf>);
 
 impl Shelf {
-    /// Below a state directory.
+    /// The shelf of a state directory.
     pub(super) fn below(state: Option<&Path>) -> Self {
         Self(state.map(|state| state.join(DIRECTORY)))
     }
 
-    /// Puts a record, in the JSON of [`Record::to_json`], in the place of the one of that name.
+    /// Writes a record, in the JSON of [`Record::to_json`], in the place of the one of that name.
     ///
     /// # Errors
-    /// It cannot be written; the one before is still there.
+    /// If it cannot be written. The former record stays.
     pub(super) fn put(&self, id: &RecordId, json: String) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
         private_file::make_directory(directory)?;
@@ -62,30 +63,30 @@ impl Shelf {
         private_file::replace(&directory.join(file_of(id)), &serde_json::to_vec(&stored)?)
     }
 
-    /// Takes a record away, if it is there.
+    /// Removes a record, if it exists.
     ///
     /// # Errors
-    /// The directory cannot be changed; the record may be there again after a start.
+    /// If the directory cannot be changed. The record may be served again after a restart.
     pub(super) fn remove(&self, id: &RecordId) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
         let path = directory.join(file_of(id));
         if private_file::remove(&path)? { private_file::sync_directory(&path) } else { Ok(()) }
     }
 
-    /// Every record. What cannot be used is left where it is, with a warning in the log.
+    /// Reads every record. Files that cannot be used stay in place, and a warning is logged.
     pub(super) fn read(&self, limits: &Limits) -> Vec<(RecordId, Record)> {
         let Some(directory) = &self.0 else { return Vec::new() };
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
             Err(error) => {
                 if error.kind() != io::ErrorKind::NotFound {
-                    warn!("what was registered is not served: {}: {error}", directory.display());
+                    warn!("registered records are not served: {}: {error}", directory.display());
                 }
                 return Vec::new();
             }
         };
         let paths = entries.filter_map(|entry| Some(entry.ok()?.path()));
-        // Files that are being written have a dot before their names.
+        // The names of files that are being written begin with a dot.
         let whole = |path: &PathBuf| {
             path.extension().is_some_and(|ending| ending == "json")
                 && path.file_name().is_some_and(|name| !name.as_encoded_bytes().starts_with(b"."))
@@ -106,7 +107,7 @@ fn file_of(id: &RecordId) -> String {
     format!("{}-{}.json", id.source.name(), hex(&digest[..16]))
 }
 
-/// Never a word of what is inside in the reason.
+/// Reads one record. The reason of a failure contains nothing of the file.
 fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
     let octets = private_file::read(path, FORM.octets).map_err(|error| error.to_string())?;
     let octets = octets.ok_or("the file is gone")?;
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_read_again_until_it_is_removed() {
+    fn a_record_is_read_back_until_it_is_removed() {
         let room = tempfile::tempdir().expect("a directory");
         let shelf = Shelf::below(Some(room.path()));
         assert!(shelf.read(&Limits::DEFAULT).is_empty(), "there is no directory yet");
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_cannot_be_used_costs_itself_only() {
+    fn an_unusable_file_does_not_affect_the_others() {
         let room = tempfile::tempdir().expect("a directory");
         let shelf = Shelf::below(Some(room.path()));
         let id = RecordId::new(Source::Api, "good");
@@ -203,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_says_so_and_without_a_directory_nothing_is_written() {
+    fn a_failed_write_is_an_error_and_without_a_directory_nothing_is_written() {
         let room = tempfile::tempdir().expect("a directory");
         fs::write(room.path().join(DIRECTORY), "in the way").expect("written");
         let (id, json) = (RecordId::new(Source::Api, "a"), record("a").to_json().expect("JSON"));

@@ -1,4 +1,4 @@
-//! Which slot an identity has.
+//! Assigns slots to identities.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,33 +8,33 @@ use metadata_common::maps::Slot;
 
 use metadata_base::port::PortName;
 
-/// A MAC on a port: who a guest is.
+/// A MAC on a port: what identifies a guest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct IdentityName {
+pub(super) struct IdentityName {
     /// The port.
     pub port: PortName,
-    /// The MAC that speaks there.
+    /// The MAC of the guest's frames.
     pub mac: Mac,
 }
 
-/// How long a freed slot rests before another identity gets it: far longer than the worker takes to forget
-/// the last holder and to see every frame that was still under way for it.
-pub const SLOT_REST: Duration = Duration::from_secs(1);
+/// How long a freed slot rests before another identity gets it. That is far longer than the worker takes to forget the
+/// last holder and to receive every frame still under way for it.
+pub(super) const SLOT_REST: Duration = Duration::from_secs(1);
 
 /// Every slot is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("all {0} slots are in use: this node cannot serve another network interface")]
-pub struct SlotsExhausted(pub u32);
+pub(super) struct SlotsExhausted(pub u32);
 
-/// Hands out slots. A freed slot goes to the end of the queue and rests for [`SLOT_REST`], so that a frame still
-/// under way for its last holder finds it empty, not somebody else's, even when no other slot is free.
+/// Assigns slots to identities. A freed slot goes to the end of the queue and rests for [`SLOT_REST`]: a frame still under
+/// way for its last holder finds the slot empty, even when no other slot is free.
 #[derive(Debug)]
-pub struct Slots {
+pub(super) struct Slots {
     held: HashMap<IdentityName, Slot>,
     free: VecDeque<Slot>,
-    /// Freed slots and when each may be given out; earliest first.
+    /// Freed slots and when each may be assigned again, earliest first.
     resting: VecDeque<(Instant, Slot)>,
-    /// Slots of an agent before, whose identities have not been named yet.
+    /// Inherited slots whose identities no record has named yet.
     reserved: BTreeSet<Slot>,
     count: u32,
 }
@@ -42,7 +42,7 @@ pub struct Slots {
 impl Slots {
     /// A table of `count` slots, all free.
     #[must_use]
-    pub fn new(count: u32) -> Self {
+    pub(super) fn new(count: u32) -> Self {
         Self {
             held: HashMap::new(),
             free: (0..count).collect(),
@@ -52,11 +52,11 @@ impl Slots {
         }
     }
 
-    /// The slot of an identity, taken now if it has none.
+    /// Returns the slot of an identity, and assigns one if it has none.
     ///
     /// # Errors
-    /// No slot is free, or those that are still rest.
-    pub fn take(&mut self, who: &IdentityName, now: Instant) -> Result<Slot, SlotsExhausted> {
+    /// If every slot is in use or rests.
+    pub(super) fn take(&mut self, who: &IdentityName, now: Instant) -> Result<Slot, SlotsExhausted> {
         if let Some(&slot) = self.held.get(who) {
             return Ok(slot);
         }
@@ -68,31 +68,31 @@ impl Slots {
         Ok(slot)
     }
 
-    /// Keeps slots that an agent before has given out, until their identities are named. One that is held or kept already
-    /// stays so.
-    pub fn reserve(&mut self, slots: impl IntoIterator<Item = Slot>) {
+    /// Reserves slots that the previous agent assigned, until their identities are named. Slots that are held or reserved
+    /// stay so.
+    pub(super) fn reserve(&mut self, slots: impl IntoIterator<Item = Slot>) {
         let held: HashSet<Slot> = self.held.values().copied().collect();
         self.reserved.extend(slots.into_iter().filter(|slot| *slot < self.count && !held.contains(slot)));
         self.free.retain(|slot| !self.reserved.contains(slot));
         self.resting.retain(|(_, slot)| !self.reserved.contains(slot));
     }
 
-    /// Gives an identity the slot it had with an agent before, if that slot was kept and it has none.
-    pub fn claim(&mut self, who: &IdentityName, slot: Slot) {
+    /// Assigns an inherited slot to the identity that had it, if the slot is reserved and the identity has none.
+    pub(super) fn claim(&mut self, who: &IdentityName, slot: Slot) {
         if !self.held.contains_key(who) && self.reserved.remove(&slot) {
             self.held.insert(who.clone(), slot);
         }
     }
 
-    /// Gives up a slot that was kept for an identity nobody named.
-    pub fn give_up(&mut self, slot: Slot, now: Instant) {
+    /// Frees a reserved slot whose identity was not named.
+    pub(super) fn give_up(&mut self, slot: Slot, now: Instant) {
         if self.reserved.remove(&slot) {
             self.resting.push_back((now + SLOT_REST, slot));
         }
     }
 
-    /// Gives an identity's slot back, if it has one.
-    pub fn release(&mut self, who: &IdentityName, now: Instant) -> Option<Slot> {
+    /// Frees the slot of an identity, if it has one.
+    pub(super) fn release(&mut self, who: &IdentityName, now: Instant) -> Option<Slot> {
         let slot = self.held.remove(who)?;
         self.resting.push_back((now + SLOT_REST, slot));
         Some(slot)
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_freed_slot_is_the_last_to_be_given_out() {
+    fn a_freed_slot_is_the_last_to_be_assigned_again() {
         let (mut slots, now) = (Slots::new(3), Instant::now());
         let first = slots.take(&who(1), now).expect("a free slot");
         assert_eq!(slots.release(&who(1), now), Some(first));
@@ -138,17 +138,17 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_of_an_agent_before_is_kept_for_the_one_who_had_it() {
+    fn an_inherited_slot_is_reserved_for_the_identity_that_had_it() {
         let (mut slots, now) = (Slots::new(3), Instant::now());
         slots.reserve([1, 0, 7]);
-        assert_eq!(slots.take(&who(1), now), Ok(2), "the only one nobody had");
+        assert_eq!(slots.take(&who(1), now), Ok(2), "the only slot that is not reserved");
         slots.claim(&who(2), 1);
         assert_eq!(slots.take(&who(2), now), Ok(1));
         slots.claim(&who(3), 1);
         assert_eq!(slots.take(&who(3), now), Err(SlotsExhausted(3)), "it is taken");
         slots.reserve([1]);
         slots.give_up(1, now);
-        assert_eq!(slots.take(&who(3), now + SLOT_REST), Err(SlotsExhausted(3)), "it is held, not kept");
+        assert_eq!(slots.take(&who(3), now + SLOT_REST), Err(SlotsExhausted(3)), "it is held, not reserved");
         slots.give_up(0, now);
         assert_eq!(slots.take(&who(3), now), Err(SlotsExhausted(3)), "it rests");
         assert_eq!(slots.take(&who(3), now + SLOT_REST), Ok(0));

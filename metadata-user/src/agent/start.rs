@@ -10,13 +10,14 @@ use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
+use super::control::{ControlLoop, Ended, Started};
 use super::endpoint::make_run;
-use super::handover::{Giver, Taking};
+use super::handover::{HandoverState, Takeover};
 use super::linger::Lingering;
-use super::node::Node;
+use super::node::{Answers, Catalogue, Guard, Node, Ports, Reporter, Workers};
 use super::reload::Origin;
+use super::signals::Stop;
 use super::state::State;
-use super::{Ended, Started};
 use crate::config::Config;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
@@ -30,52 +31,53 @@ use metadata_serve::audit::Collector;
 use metadata_serve::{Handing, Serve};
 use metadata_steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 
-/// Longest a file that is being written is waited for at the end.
+/// How long to wait at the end for files that are being written.
 const LAST_WRITES: Duration = Duration::from_secs(5);
 
-/// What is done about other agents of the node.
+/// What to do about other agents of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
-    /// None runs.
+    /// No other agent runs.
     Alone,
-    /// The ports of the one that runs are taken over, if one does.
+    /// Take the ports over from the agent that runs, if one does.
     TakeOver {
-        /// Once another agent has taken over from this one, it waits for SIGTERM.
+        /// After the next agent has taken over, wait for SIGTERM instead of ending.
         linger: bool,
     },
 }
 
-/// What the stack lets the kernel answer in its place.
+/// The kinds of frames that the kernel answers in place of the stack.
 const ANSWERS: u64 = ANSWER_LINK | ANSWER_TCP;
 
-const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "both answer SYNs alike");
+const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and stack answer SYNs alike");
 
-/// Serves until a signal ends the agent; `origin` is where the configuration is read again on SIGHUP. `entry` says what is
-/// done about an agent that runs already, and about one that comes later.
+/// Serves until a signal ends the agent or another agent takes over. On SIGHUP the configuration is read again from
+/// `origin`. `entry` controls takeovers from and by other agents.
 ///
 /// # Errors
-/// Something the node needs cannot be had: privileges, a kernel feature, the hub's devices, the metrics
-/// address. Nothing is left behind then.
+/// If the node lacks something that is needed: privileges, a kernel feature, the hub's devices, the metrics address. Nothing
+/// remains on the node then.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
-    // There is one thread yet, and all others are started by it.
+    // Other threads inherit the sandbox: this is still the only one.
     Mode::from(config.sandbox).enter(Stage::Start)?;
     let lingering = (entry == Entry::TakeOver { linger: true }).then(Lingering::new).transpose()?;
     let metrics = config.metrics;
     let takeover = entry != Entry::Alone;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
-        // Before there is anything to clean up: a signal that comes meanwhile waits for the loop.
-        let signals = (super::Stop::new()?, signal(SignalKind::hangup())?);
-        let taking = if takeover { Taking::begin(&config.run).await? } else { None };
+        // Caught before there is anything to clean up. A signal that arrives meanwhile waits for the control loop.
+        let signals = (Stop::new()?, signal(SignalKind::hangup())?);
+        let taking = if takeover { Takeover::begin(&config.run).await? } else { None };
         if takeover && taking.is_none() {
             info!("no agent runs with {}: nothing to take over", config.run.display());
         }
         let (state, errands) = State::open(&config)?;
-        let (node, giver) = start(&config, state, taking.as_ref())?;
+        let (node, handover) = start(&config, state, taking.as_ref())?;
         Mode::from(config.sandbox).enter(Stage::Serve)?;
-        super::run(config, origin, Started { node, giver, errands, taking }, signals).await
+        let started = Started { node, handover, errands, taking };
+        ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
-    // Whatever follows a feed or keeps a file ends with it.
+    // Feeds and file writers end with the runtime.
     runtime.shutdown_timeout(LAST_WRITES);
     match lingering {
         Some(lingering) if ended == Ended::TakenOver => lingering.until_stopped(metrics),
@@ -83,8 +85,8 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
     }
 }
 
-/// Makes hubs, sockets and workers; from here on frames are served, as soon as a port is attached.
-fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Result<(Node, Giver)> {
+/// Makes hubs, sockets and workers. Frames are served as soon as a port is attached.
+fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Result<(Node, HandoverState)> {
     make_run(&config.run, config.api().group.as_deref())?;
     make_run(&config.run.join(libvirt::DIRECTORY), None)?;
     let mut steering = Steering::start(&SteerConfig {
@@ -107,7 +109,7 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
 
     let key = steering.key();
     let store = Arc::new(Store::new(MAX_SLOTS));
-    // Guests of an agent before ask before their records are here.
+    // Guests of the previous agent may ask before their records arrive.
     for bound in steering.identities() {
         store.expect(bound.slot)?;
     }
@@ -119,18 +121,19 @@ fn start(config: &Config, state: State, taking: Option<&Taking>) -> anyhow::Resu
         let tape = audit.as_ref().and_then(|audit| audit.tape(at));
         let serve = Serve::audited(Arc::clone(&handing), tape);
         tallies.push(serve.tally());
-        workers.push(work(config, &mut steering, serve, key, &hub)?);
+        workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
     }
     let room = Room::new(config.record_octets());
     info!(octets = room.usage().limit, "memory for records");
-    let mut node = Node::new(steering, store, workers, state, room, &config.ports);
-    node.hears(tallies, audit);
-    node.guards(config.guard, &config.hub);
-    Ok((node, Giver { handing, questions }))
+    let catalogue = Catalogue::new(state, room, &config.ports);
+    let (answers, guard) = (Answers::new(store, audit), Guard::new(config.guard, &config.hub));
+    let ports = Ports::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
+    let node = Node::new(catalogue, ports, Reporter::new(tallies));
+    Ok((node, HandoverState { handing, questions }))
 }
 
-/// Makes a hub's sockets and worker.
-fn work(
+/// Makes the sockets and the worker of a hub.
+fn spawn_worker(
     config: &Config,
     steering: &mut Steering,
     serve: Serve<Handing>,

@@ -1,5 +1,4 @@
-//! What outlives the agent, and what is done for guests beside answering them: token keys, mailboxes,
-//! messages on their way to sinks.
+//! State that outlives the agent (token keys, mailboxes), and messages from guests to sinks.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,8 +25,8 @@ const KEY_FILE: &str = "token.key";
 /// The directory of mailboxes in the state directory.
 const MAILBOXES: &str = "vms";
 
-/// How long a VM may be without a record before what its guest wrote is forgotten: a record that is replaced
-/// by removing it first, or a directory that is not mounted yet, costs nobody a password.
+/// How long the mailbox of a VM without a record is kept. No password is lost if a record is removed and created again,
+/// or if a directory is mounted late.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// Token keys, mailboxes and the way to the sinks.
@@ -35,18 +34,18 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 pub struct State {
     keyring: Arc<Keyring>,
     key_file: Option<PathBuf>,
-    /// The file of keys that others look after, if those are in use.
+    /// The file of token keys that others maintain (`token_key`), if it is in use.
     given_key: Option<PathBuf>,
     rotate_after: Duration,
     mailboxes: Arc<Mailboxes>,
     outbox: Outbox,
     /// VMs without a record, and since when.
     without: HashMap<Uuid, Instant>,
-    /// When files that no record and no VM in memory stands for are looked for.
+    /// When to remove mailbox files that belong to no record. `None` once that was done.
     sweep_at: Option<Instant>,
 }
 
-/// What runs beside the agent for the state.
+/// Tasks that run beside the control loop: delivery to sinks, and writing mailboxes.
 #[derive(Debug)]
 pub struct Errands {
     deliveries: Deliveries,
@@ -54,7 +53,7 @@ pub struct Errands {
 }
 
 impl Errands {
-    /// Starts them.
+    /// Starts the tasks.
     pub fn start(self, tasks: &mut JoinSet<anyhow::Result<()>>) {
         tasks.spawn(async move {
             delivery::deliver(self.deliveries).await;
@@ -69,7 +68,7 @@ impl Errands {
     }
 }
 
-/// The keys others look after, if there are any yet.
+/// Reads the keys that others maintain; `None` if the file does not exist yet.
 fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
     let keyring = token_file::given(path).context("reading `token_key` of the configuration")?;
     if keyring.is_none() {
@@ -119,24 +118,24 @@ impl State {
         Ok((state, Errands { deliveries, saves }))
     }
 
-    /// What live answers need of the record's VM.
+    /// The VM of a record, as answers computed per request need it.
     #[must_use]
     pub fn vm(&self, record: &Record) -> Vm {
         Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record))
     }
 
-    /// Replaces token keys at another age from now on.
-    pub fn rotate_after(&mut self, days: u32) {
+    /// Sets the age in days at which token keys are replaced.
+    pub fn set_rotate_after(&mut self, days: u32) {
         self.rotate_after = Duration::from_secs(u64::from(days) * 86_400);
     }
 
-    /// Notes that a VM has no record any more.
-    pub fn gone(&mut self, vm: &Uuid) {
+    /// A VM has no record any more.
+    pub fn on_vm_removed(&mut self, vm: &Uuid) {
         self.without.insert(vm.clone(), Instant::now());
     }
 
-    /// Begins a new token key when the present one is old, and forgets VMs that have been without a record
-    /// for long. To be called now and then.
+    /// Replaces the token key if it is old, and deletes the mailboxes of VMs that have been without a record for
+    /// ten minutes. Call it about once a minute.
     pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(path) = &self.key_file {
             self.rotate(path);
@@ -168,7 +167,7 @@ impl State {
         }
     }
 
-    /// Reads keys and mailboxes again: another agent kept them until now.
+    /// Reads keys and mailboxes again, which the previous agent has written until now.
     pub fn reload(&self) {
         if let Some(path) = &self.key_file
             && let Err(error) = token_file::rotate_if_older(&self.keyring, path, Duration::MAX, unix_now())
@@ -178,12 +177,12 @@ impl State {
         self.mailboxes.reload();
     }
 
-    /// Writes what is not on disk yet: for the end of the agent.
+    /// Writes mailboxes that are not on disk yet. For the end of the agent.
     pub fn save(&self) {
         self.mailboxes.save_all();
     }
 
-    /// What became of messages and files.
+    /// Counts of messages to sinks and of mailbox files.
     #[must_use]
     pub fn counts(&self) -> metrics::Errands {
         metrics::Errands { messages: self.outbox.counts(), mailboxes: self.mailboxes.counts() }

@@ -3,8 +3,7 @@
 use metadata_common::verdict::Verdict;
 
 use super::exposition::{Exposition, Kind, Seconds};
-use super::{Attaching, Errands, LAG_BOUNDS, Snapshot};
-use crate::agent::Reloads;
+use super::{Attaching, Errands, LAG_BOUNDS, Reloads, Snapshot};
 use metadata_control::status::ApiServer;
 use metadata_feed::room::Usage;
 

@@ -10,7 +10,7 @@ use aya::programs::links::FdLink;
 use metadata_common::maps::program;
 
 use super::ports::Attached;
-use super::{SteerError, Steering, mode, object};
+use super::{SteerError, Steering, loading, mode};
 use metadata_base::port::PortName;
 
 /// How answers reach the guest of a port.
@@ -52,6 +52,6 @@ impl Steering {
 
 /// Attaches the classifier behind the XDP program of a hub tap in the calling thread's namespace.
 pub(super) fn put_classifier(ebpf: &mut Ebpf, tap: &str) -> Result<FdLink, SteerError> {
-    let classifier = object::load_classifier(ebpf, program::HUB_TCX)?;
+    let classifier = loading::load_classifier(ebpf, program::HUB_TCX)?;
     mode::attach_tcx(classifier, program::HUB_TCX, &PortName::local(tap))
 }

@@ -4,45 +4,10 @@
 //! own, except those of claimed connections ([`Steering::redirect`]), and keeps the same SYN cookie key
 //! ([`Steering::agent`]). The kernel decides frame by frame (`metadata_common::drain`).
 
-use aya::maps::{HashMap, MapData};
-use metadata_common::maps::{Agent, CLAIMED, Slot, name};
+use metadata_common::maps::{Agent, Slot, name};
 
 use super::tables::Binding;
-use super::{SteerError, Steering};
-
-/// Claims connections for one worker of a departing agent, through its own descriptor.
-#[derive(Debug)]
-pub struct Claims {
-    draining: HashMap<MapData, u64, u32>,
-    refused: u64,
-}
-
-impl Claims {
-    pub(super) fn new(draining: HashMap<MapData, u64, u32>) -> Self {
-        Self { draining, refused: 0 }
-    }
-
-    /// Claims a connection, by [`Flow::number`](metadata_common::cookie::Flow::number), while its slot drains. A
-    /// connection that is already claimed stays claimed. One system call.
-    ///
-    /// If the table is full ([`MAX_DRAINING`](metadata_common::maps::MAX_DRAINING)), the connection is not claimed:
-    /// the next agent gets its frames and resets it. [`Claims::refused`] counts these.
-    pub fn claim(&mut self, flow: u64) {
-        self.refused += u64::from(self.draining.insert(flow, CLAIMED, 0).is_err());
-    }
-
-    /// Drops the claim on a connection, if any: the next agent gets its frames. One system call.
-    pub fn renounce(&mut self, flow: u64) {
-        // A missing entry means the connection already belongs to the next agent.
-        let _absent = self.draining.remove(&flow);
-    }
-
-    /// Number of connections that found the table full.
-    #[must_use]
-    pub fn refused(&self) -> u64 {
-        self.refused
-    }
-}
+use super::{Claims, SteerError, Steering};
 
 impl Steering {
     /// Handles for claiming connections, one for each worker.

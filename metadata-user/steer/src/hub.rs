@@ -10,8 +10,6 @@ use metadata_common::wire::ethernet;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use metadata_common::maps::MAX_HUBS;
-
 use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError};
 use metadata_links::error::LinkError;
 use metadata_links::netlink;
@@ -21,10 +19,6 @@ use metadata_links::tun;
 /// MTU of the hub's devices, in octets. A redirect drops frames above the target's MTU, so this exceeds the MTU of
 /// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 octets on x86.
 pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
-
-/// Hubs of one agent. Hub numbers are unique on a node, and an agent uses one side of them: 0 to 31 or 32 to 63. The
-/// agent that takes over uses the other side.
-pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
 
 /// Receive queues of each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
 #[must_use]

@@ -65,6 +65,7 @@
 mod adopt;
 mod attach;
 mod bare;
+mod claims;
 mod counters;
 mod devstats;
 mod error;
@@ -72,6 +73,7 @@ mod guard;
 mod handing;
 mod held;
 mod hub;
+mod loading;
 mod logs;
 mod losses;
 mod mode;
@@ -87,11 +89,11 @@ mod trace;
 
 pub use adopt::{Adopt, BoundIdentity};
 pub use bare::Way;
+pub use claims::Claims;
 pub use counters::Counters;
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
-pub use handing::Claims;
-pub use hub::{HUB_MTU, HUBS_OF_A_SIDE, Hub, hub_queues};
+pub use hub::{HUB_MTU, Hub, hub_queues};
 pub use losses::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use pins::{PinsError, Released, release};
@@ -124,6 +126,10 @@ use pins::{LinkName, On, Pins};
 use ports::Attached;
 use tables::Tables;
 use trace::Traces;
+
+/// Hubs of one agent. Hub numbers are unique on a node, and an agent uses one side of them: 0 to 31 or 32 to 63. The
+/// agent that takes over uses the other side.
+pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
 
 /// Longest hub name, in octets. Interface names have at most 15, and the longest suffix is `-out`.
 pub const HUB_PREFIX_MAX: usize = 11;
@@ -357,7 +363,7 @@ impl Steering {
             tables.release_connections()?;
         }
         let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::Device| {
-            attach::native(object::load_program(ebpf, name)?, device.ifindex)
+            attach::native(loading::load_program(ebpf, name)?, device.ifindex)
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
         let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());

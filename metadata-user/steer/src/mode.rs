@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 use super::attach::Refusal;
 use super::held::Held;
 use super::pins::On;
-use super::ports::Attached;
 use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;
 use metadata_links::netns;
@@ -281,7 +280,8 @@ impl Steering {
             By::Tcx if has_tcx => None,
             By::Tcx => Some(self.put_tcx(port, cookie, key)?),
         };
-        if let Some(Attached { programs, .. }) = self.ports.get_mut(port) {
+        if let Some(attached) = self.ports.get_mut(port) {
+            let programs = &mut attached.programs;
             match to {
                 By::Xdp => programs.xdp = put,
                 By::Tcx => {
@@ -290,8 +290,8 @@ impl Steering {
                 }
             }
         }
-        let has_xdp = |attached: &Attached| attached.cookie == cookie && attached.programs.xdp.is_some();
-        if !self.ports.values().any(has_xdp) {
+        let mut attached = self.ports.values();
+        if !attached.any(|attached| attached.cookie == cookie && attached.programs.xdp.is_some()) {
             self.object.unload_stub(cookie);
         }
         tracing::debug!(%port, by = ?to, "switched the program of a port");

@@ -13,7 +13,7 @@ use metadata_common::maps::{RING_HEADER, name, program};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::tables::Tables;
-use super::{HUBS_OF_A_SIDE, SteerError, Steering, mode, object, tables};
+use super::{HUBS_OF_A_SIDE, SteerError, Steering, loading, mode, tables};
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::FrameSource;
 
@@ -65,7 +65,7 @@ impl AsFd for Ring {
 /// Makes the ring of a hub from the hub's instance of the object, and enters it for `port_tcx`.
 pub(super) fn put(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Result<Ring, SteerError> {
     let ring = Ring { buffer: tables::take(ebpf, name::RING)?, stats: SocketStats::default() };
-    let loaded = object::load_classifier(ebpf, program::RING)?;
+    let loaded = loading::load_classifier(ebpf, program::RING)?;
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
         SteerError::map(name::RINGS, format!("enter hub {hub}"), source)
     };

@@ -23,7 +23,7 @@ use aya::programs::{ProgramError, ProgramFd, SchedClassifier, Xdp};
 use metadata_common::maps::{name, program};
 
 use super::SteerError;
-use super::object::{NUMBERS, Private, keep_classifier, keep_program};
+use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 pub(super) static OBJECT: &[u8] =

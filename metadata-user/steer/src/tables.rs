@@ -17,7 +17,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
-use super::{Claims, Counters, SteerError};
+use super::claims::Claims;
+use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
 
 /// Update flag: only replace an existing entry (`BPF_EXIST` in linux/bpf.h).

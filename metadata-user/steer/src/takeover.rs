@@ -14,12 +14,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use super::adopt::{Left, Place};
 use super::error::errno;
-use super::hub::HUBS_OF_A_SIDE;
 use super::mode::Programs;
 use super::pins::{LinkName, On};
 use super::ports::Attached;
 use super::tables::Binding;
-use super::{SteerError, Steering};
+use super::{HUBS_OF_A_SIDE, SteerError, Steering};
 use metadata_base::port::PortName;
 
 impl Steering {

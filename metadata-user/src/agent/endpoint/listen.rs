@@ -1,8 +1,7 @@
-//! Connections to the control side: how many, for how long, and with what.
+//! Accepts connections to the endpoints, within limits on their number, duration and size.
 //!
-//! A client that is slow to ask or to read holds a place and nothing else, and not for long: when all places are
-//! taken the connection that has been there longest makes room. So whoever probes or scrapes gets in, however many
-//! others dawdle.
+//! A slow client occupies one place, for a limited time. When all places are taken, the oldest connection is closed. Probes
+//! and scrapers are therefore served, however many slow clients there are.
 
 use std::fmt;
 use std::pin::pin;
@@ -21,40 +20,40 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tracing::{debug, info};
 
-/// Connections to one door at a time; the oldest makes room for another.
-pub const CONNECTIONS: usize = 32;
-/// Longest from the start of a connection, or the end of an answer, to the end of a request's head.
-pub const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// Octets of a request's head.
-pub const HEAD_MAX: usize = 16 << 10;
-/// Longest a connection may last, answers [`Lasting`] excepted.
-pub const LIFE: Duration = Duration::from_secs(30);
+/// Limit on connections of one listener. Beyond it the oldest is closed.
+pub(super) const CONNECTIONS: usize = 32;
+/// Limit from the start of a connection, or the end of an answer, to the end of the next request's head.
+pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// Limit on a request's head, in octets.
+pub(super) const HEAD_MAX: usize = 16 << 10;
+/// Limit on the duration of a connection, unless its answer is [`Lasting`].
+pub(super) const LIFE: Duration = Duration::from_secs(30);
 
-/// Put into a response's extensions by a handler whose answer goes on until the client has enough: its connection
-/// does not end after [`LIFE`], and makes no room for others. Who gives such answers limits how many there are.
+/// A response extension for an answer that lasts until the client closes it. The connection is closed neither after
+/// [`LIFE`] nor for others. The handler limits the number of such answers.
 #[derive(Clone, Copy, Debug)]
-pub struct Lasting;
+pub(super) struct Lasting;
 
-/// Who is at the other end of a connection, in every request's extensions.
+/// The peer of a connection, in every request's extensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Peer {
-    /// Someone on the network.
+pub(crate) enum Peer {
+    /// A client on the network.
     Network,
-    /// A process of this machine, by what the kernel says it is.
+    /// A process of this machine, by its credentials (unix(7), `SO_PEERCRED`).
     Process {
-        /// Its user.
+        /// Its user ID.
         uid: u32,
-        /// Its group.
+        /// Its group ID.
         gid: u32,
-        /// Its id, if it is in a PID namespace we see.
+        /// Its PID, if it is visible in the agent's PID namespace.
         pid: Option<i32>,
     },
 }
 
 impl Peer {
-    /// True for root and the agent's own user, who may read its memory and write its files anyway.
+    /// True for root and the agent's own user, who can read its memory and write its files in any case.
     #[must_use]
-    pub fn is_owner(self) -> bool {
+    pub(crate) fn is_owner(self) -> bool {
         let own = rustix::process::geteuid().as_raw();
         matches!(self, Self::Process { uid, .. } if uid == 0 || uid == own)
     }
@@ -71,16 +70,16 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A listener that knows who connects.
-pub(crate) trait Door: Listener<Stream: AsyncRead + AsyncWrite + Unpin> {
+/// A listener that knows the peers of its connections.
+pub(crate) trait PeerListener: Listener<Stream: AsyncRead + AsyncWrite + Unpin> {
     /// Its name in the log.
     const NAME: &str;
 
-    /// Who is at the other end.
+    /// The peer of a connection.
     fn peer(stream: &Self::Stream) -> Peer;
 }
 
-impl Door for TcpListener {
+impl PeerListener for TcpListener {
     const NAME: &str = "the metrics address";
 
     fn peer(_: &TcpStream) -> Peer {
@@ -88,7 +87,7 @@ impl Door for TcpListener {
     }
 }
 
-impl Door for UnixListener {
+impl PeerListener for UnixListener {
     const NAME: &str = "the control socket";
 
     fn peer(stream: &UnixStream) -> Peer {
@@ -100,21 +99,22 @@ impl Door for UnixListener {
     }
 }
 
-/// Answers whoever comes to a door, until the task ends. Handlers find [`Peer`] and [`Stay`] in a request's extensions.
-pub(crate) async fn serve<D: Door>(door: D, app: Router) -> anyhow::Result<()> {
-    let places = Places { name: D::NAME, most: CONNECTIONS, when_full: WhenFull::EndOldest };
-    let attend = |stream, stay| attend(D::peer(&stream), TokioIo::new(stream), app.clone(), stay);
-    match metadata_listen::serve(&door, places, attend).await {}
+/// Serves the connections of a listener until the task ends. Handlers find [`Peer`] and [`Stay`] in a request's
+/// extensions.
+pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::Result<()> {
+    let places = Places { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::EndOldest };
+    let attend = |stream, stay| attend(L::peer(&stream), TokioIo::new(stream), app.clone(), stay);
+    match metadata_listen::serve(&listener, places, attend).await {}
 }
 
-/// One connection, from its first request to its last.
+/// Serves one connection from its first request to its last.
 async fn attend<I>(peer: Peer, io: TokioIo<I>, app: Router, stay: Stay)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
-            info!(by = %peer, method = %request.method(), path = request.uri().path(), "asked to change something");
+            info!(by = %peer, method = %request.method(), path = request.uri().path(), "request for a change");
         }
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(stay.clone());

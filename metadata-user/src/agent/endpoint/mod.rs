@@ -1,4 +1,4 @@
-//! The control side's HTTP: what probes, scrapers and operators ask.
+//! The agent's HTTP endpoints for probes, scrapers and operators.
 //!
 //! | | metrics address | control socket |
 //! |---|---|---|
@@ -7,12 +7,12 @@
 //! | `GET /v1/trace` | | yes |
 //! | `/v1/instances` and below ([`instances`]), `GET /v1/openapi.json` | | yes |
 //!
-//! The control socket is `<run>/control.sock`, for whoever may enter the agent's run directory (mode 0700, or 0750
-//! for the group of the configuration): HTTP over a Unix socket, as `curl --unix-socket` speaks it. Whoever asks there
-//! to change something is logged by the credentials the kernel vouches for.
+//! The control socket is `<run>/control.sock`, for users who may enter the agent's run directory (mode 0700, or 0750
+//! for the group of the configuration). It serves HTTP over a Unix socket, as for `curl --unix-socket`. Requests that
+//! change something are logged with the peer's credentials.
 //!
-//! `/healthz` and `/readyz` look at flags and heartbeats alone ([`Health`]); everything else is asked of the
-//! control loop through a queue of [`QUEUE`], and answered 503 when that is full or silent for [`ANSWER_WITHIN`].
+//! `/healthz` and `/readyz` read only flags and heartbeats ([`Health`]). Every other request goes to the control loop
+//! through a queue of [`QUEUE`]. The answer is 503 if the queue is full or the loop takes longer than [`ANSWER_WITHIN`].
 
 pub(super) mod instances;
 mod listen;
@@ -33,40 +33,39 @@ use serde::Deserialize;
 use tokio::sync::{mpsc, oneshot};
 
 use super::health::{Health, Trouble};
+use super::node::{TraceRefusal, TraceTarget, Traced};
 use crate::metrics;
 use metadata_control::status::{About, Guest, Status};
 
-pub(super) use instances::Keeper;
-pub use instances::{Ask, Checked, WAIT, WAIT_MOST, WAITS};
+use instances::Ask;
+pub(super) use instances::Registrar;
 pub(super) use listen::serve;
-pub use listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer};
-pub(super) use socket::make_run;
-pub use socket::{ControlSocket, SocketError};
-pub use trace::{TraceRefusal, TraceTarget, Traced};
+use listen::{Lasting, Peer};
+pub(super) use socket::{ControlSocket, SocketError, make_run};
 
-/// Questions waiting for the control loop; further ones are answered 503.
-pub const QUEUE: usize = 8;
-/// Longest the control loop may take for an answer.
-pub const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Octets of a request's body.
-pub const BODY_MAX: usize = 256 << 10;
+/// Limit on requests that wait for the control loop; further ones are answered 503.
+pub(super) const QUEUE: usize = 8;
+/// Limit on the time the control loop may take for an answer.
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+/// Limit on a request's body, in octets.
+pub(super) const BODY_MAX: usize = 256 << 10;
 
 const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 
-/// A question to the control loop, with where the answer goes.
+/// A request to the control loop, with the channel for the answer.
 #[derive(Debug)]
-pub enum Request {
-    /// The exposition text.
+pub(super) enum Request {
+    /// The metrics, as exposition text.
     Metrics(oneshot::Sender<String>),
-    /// How the agent is.
+    /// The status of the agent.
     Status(About, oneshot::Sender<Box<Status>>),
-    /// How one guest is: everything known under a port, a MAC or a VM.
+    /// The guests of a port, a MAC or a VM.
     Guests(String, oneshot::Sender<Vec<Guest>>),
-    /// About instances.
+    /// A request about instances.
     Instances(Ask),
-    /// To watch one.
+    /// A trace of one guest.
     Trace(TraceTarget, oneshot::Sender<Result<Box<Traced>, TraceRefusal>>),
 }
 
@@ -74,24 +73,24 @@ pub enum Request {
 #[derive(Clone)]
 struct Agent {
     health: Arc<Health>,
-    keeper: Arc<Keeper>,
+    registrar: Arc<Registrar>,
     requests: mpsc::Sender<Request>,
 }
 
-/// Both doors, and where the questions come out.
-pub(super) struct Doors {
+/// The routers of both listeners, and the requests that arrive there.
+pub(super) struct Routers {
     /// For the metrics address.
     pub(super) metrics: Router,
     /// For the control socket.
     pub(super) control: Router,
-    /// The questions.
+    /// The requests of both.
     pub(super) requests: mpsc::Receiver<Request>,
 }
 
-impl Doors {
-    pub(super) fn new(health: Arc<Health>, keeper: Arc<Keeper>) -> Self {
+impl Routers {
+    pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>) -> Self {
         let (sender, requests) = mpsc::channel(QUEUE);
-        let agent = Agent { health, keeper, requests: sender };
+        let agent = Agent { health, registrar, requests: sender };
         let both = Router::new()
             .route("/metrics", get(scrape))
             .route("/healthz", get(live))
@@ -105,7 +104,7 @@ impl Doors {
 }
 
 impl Agent {
-    /// Has the control loop answer, if it has time.
+    /// Asks the control loop. Fails at once if its queue is full.
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
         let (reply, answer) = oneshot::channel();
         self.requests.try_send(question(reply)).map_err(|_| Busy)?;
@@ -115,20 +114,23 @@ impl Agent {
         }
     }
 
-    /// The same, after those who asked before.
+    /// Like [`Agent::ask`], but waits for a place in the queue.
     async fn ask_in_turn<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
-        tokio::time::timeout(ANSWER_WITHIN, self.tell(question)).await.unwrap_or(Err(Busy))
+        tokio::time::timeout(ANSWER_WITHIN, self.ask_patiently(question)).await.unwrap_or(Err(Busy))
     }
 
-    /// The same, however long it takes: what is under way is not given up half-way.
-    async fn tell<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
+    /// Like [`Agent::ask_in_turn`], without a limit on the time: a change is not given up half-way.
+    async fn ask_patiently<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> Request,
+    ) -> Result<T, Busy> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(question(reply)).await.map_err(|_| Busy)?;
         answer.await.map_err(|_| Busy)
     }
 }
 
-/// The control loop has no time for another question.
+/// The control loop has no time for another request.
 struct Busy;
 
 impl IntoResponse for Busy {
@@ -151,7 +153,7 @@ async fn ready(State(agent): State<Agent>) -> Response {
     verdict(agent.health.hindering())
 }
 
-/// 200 `ok`, or 503 and a line for each thing that is wrong.
+/// 200 `ok`, or 503 and a line for each trouble.
 fn verdict(troubles: impl Iterator<Item = Trouble>) -> Response {
     let mut troubles = troubles.peekable();
     let head = [(header::CONTENT_TYPE, TEXT)];
@@ -164,15 +166,15 @@ fn verdict(troubles: impl Iterator<Item = Trouble>) -> Response {
 
 /// The query of `/v1/status`.
 #[derive(Deserialize)]
-struct Wanted {
-    /// Everything about the guests of a port, a MAC or a VM, instead of the agent.
+struct StatusQuery {
+    /// Show the guests of a port, a MAC or a VM instead of the agent.
     guest: Option<String>,
-    /// `all`: every port, not only those with something to say.
+    /// `all`: list every port, not only those in trouble.
     ports: Option<String>,
 }
 
-async fn status(State(agent): State<Agent>, Query(wanted): Query<Wanted>) -> Result<Response, Busy> {
-    let Wanted { guest, ports } = wanted;
+async fn status(State(agent): State<Agent>, Query(query): Query<StatusQuery>) -> Result<Response, Busy> {
+    let StatusQuery { guest, ports } = query;
     let about = if ports.as_deref() == Some("all") { About::EveryPort } else { About::Trouble };
     Ok(match guest {
         Some(name) => json(&agent.ask(|reply| Request::Guests(name, reply)).await?),

@@ -1,4 +1,4 @@
-//! The control socket's place in the run directory.
+//! The control socket and the run directory it is in.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -10,24 +10,24 @@ use metadata_base::run::SOCKET;
 use tokio::net::UnixListener;
 use tracing::warn;
 
-/// The run directory is for its owner alone.
+/// Mode of the run directory without a group.
 const DIRECTORY_MODE: u32 = 0o700;
-/// Or for a group too: what is made in it is the group's (inode(7), set-group-ID).
+/// Mode of the run directory with a group, which owns the files made there (inode(7), set-group-ID).
 const GROUP_MODE: u32 = 0o2750;
 const SOCKET_MODE: u32 = 0o660;
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
-pub enum SocketError {
-    /// The run directory is missing and cannot be made.
+pub(crate) enum SocketError {
+    /// The run directory does not exist and cannot be made.
     #[error("cannot make the run directory {}: {source}; --run names another", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
-    /// Others could put a socket of theirs in its place.
+    /// Other users could replace the socket.
     #[error(
         "the run directory {} has mode {mode:03o}: expected one nobody else may write to; chmod 0700 it, or --run names another", path.display()
     )]
@@ -37,7 +37,7 @@ pub enum SocketError {
         /// Its mode.
         mode: u32,
     },
-    /// An agent answers there.
+    /// Another agent listens there.
     #[error("another agent serves with the run directory {}; --run gives this one its own", path.display())]
     Taken {
         /// The directory.
@@ -46,10 +46,10 @@ pub enum SocketError {
     /// There is no such group.
     #[error("api.group: expected the name of a group in /etc/group, or its number, found `{name}`")]
     NoGroup {
-        /// What was given.
+        /// The configured name.
         name: String,
     },
-    /// The run directory cannot be given to the group.
+    /// The group of the run directory cannot be changed.
     #[error(
         "cannot let group {group} into the run directory {}: {source}; run the agent as a member of it or with CAP_CHOWN, or make the directory beforehand: install -d -m 2750 -g {group} {}", path.display(), path.display()
     )]
@@ -58,7 +58,7 @@ pub enum SocketError {
         path: PathBuf,
         /// The group.
         group: String,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
     /// The socket cannot be made.
@@ -66,29 +66,29 @@ pub enum SocketError {
     Bind {
         /// The socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// A listening control socket's place; dropping it takes the socket away, unless another agent's is there by now.
+/// The path of a listening socket. Dropping it removes the socket, unless another agent has replaced it.
 #[derive(Debug)]
-pub struct ControlSocket {
+pub(crate) struct ControlSocket {
     path: PathBuf,
     inode: (u64, u64),
 }
 
 impl ControlSocket {
-    /// Listens in the run directory, which is made if need be. What a dead agent left is replaced; with `succeeds`,
-    /// so is a living agent's socket, in one step.
+    /// Listens in the run directory, and makes the directory if necessary. The socket of a dead agent is replaced. With
+    /// `succeeds` the socket of a live agent is replaced too, in one step.
     ///
     /// # Errors
     /// [`SocketError`]: the directory or the socket cannot be had.
-    pub fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
+    pub(crate) fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
         Self::listen_as(run, SOCKET, SOCKET_MODE, succeeds)
     }
 
-    /// The same for a socket of another name and mode.
+    /// Like [`ControlSocket::listen`], for a socket of another name and mode.
     pub(in crate::agent) fn listen_as(
         run: &Path,
         name: &str,
@@ -100,7 +100,7 @@ impl ControlSocket {
         if !succeeds && UnixStream::connect(&path).is_ok() {
             return Err(SocketError::Taken { path: run.into() });
         }
-        // Bound aside and renamed, so that nobody finds it with another mode, or finds none.
+        // Bound under another name and renamed: clients never find a socket with another mode, or none.
         let aside = run.join(format!(".{name}.{}", std::process::id()));
         let place = || -> io::Result<(Self, UnixListener)> {
             match fs::remove_file(&aside) {
@@ -122,7 +122,7 @@ impl Drop for ControlSocket {
         if inode(&self.path).is_ok_and(|there| there == self.inode)
             && let Err(error) = fs::remove_file(&self.path)
         {
-            warn!(socket = %self.path.display(), "stays behind: {error}");
+            warn!(socket = %self.path.display(), "cannot be removed: {error}");
         }
     }
 }
@@ -132,8 +132,8 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Makes the run directory, for its owner alone or for a group too: sockets made in it are then the group's. To be
-/// called before capabilities are given up.
+/// Makes the run directory, for its owner alone or for a group as well, which then owns the sockets made there. Call it
+/// before capabilities are dropped.
 ///
 /// # Errors
 /// [`SocketError`]: there is no such group, or the directory cannot be had.
@@ -151,7 +151,7 @@ pub(in crate::agent) fn make_run(run: &Path, group: Option<&str>) -> Result<(), 
     let_in().map_err(|source| SocketError::Group { path: run.into(), group: group.into(), source })
 }
 
-/// The number of a group, by `/etc/group` (group(5)).
+/// The group ID of a name in `/etc/group` (group(5)), or of a number.
 fn gid_of(group: &str) -> Option<u32> {
     let named = |text: &str| {
         let mut fields = text.lines().map(|line| line.split(':'));
@@ -176,8 +176,7 @@ mod tests {
     use super::{ControlSocket, SocketError, gid_of, make_run};
     use metadata_base::run::SOCKET;
     use std::fs;
-    use std::os::unix::fs::MetadataExt as _;
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::os::unix::net::UnixListener;
 
     #[tokio::test]
@@ -192,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_group_that_is_let_in_has_the_socket_too() {
+    async fn the_configured_group_owns_directory_and_socket() {
         let room = tempfile::tempdir().expect("a directory");
         let run = room.path().join("run");
         // A number that is no group is good, too; one other than ours takes privilege.
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_dead_agents_socket_is_replaced_and_a_living_ones_only_by_its_successor() {
+    async fn a_live_agents_socket_is_replaced_only_by_its_successor() {
         let room = tempfile::tempdir().expect("a directory");
         drop(UnixListener::bind(room.path().join(SOCKET)).expect("a socket nobody listens on"));
         fs::set_permissions(room.path(), fs::Permissions::from_mode(0o700)).expect("a mode");
@@ -222,7 +221,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_directory_others_may_write_to_is_refused() {
+    async fn a_directory_that_others_may_write_to_is_refused() {
         let room = tempfile::tempdir().expect("a directory");
         fs::set_permissions(room.path(), fs::Permissions::from_mode(0o770)).expect("a mode");
         let refused = ControlSocket::listen(room.path(), false).expect_err("anybody may write there");

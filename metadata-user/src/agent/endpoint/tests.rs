@@ -9,18 +9,16 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
-use super::listen::{Peer, serve};
-use super::{
-    ANSWER_WITHIN, CONNECTIONS, Doors, HEAD_MAX, HEAD_WITHIN, Keeper, LIFE, Lasting, QUEUE, Request,
-};
+use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, serve};
+use super::{ANSWER_WITHIN, QUEUE, Registrar, Request, Routers};
 use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{About, Status};
 
-/// Far more than anything here takes: reached only when something is wrong.
+/// Limit on every wait here; reached only if something is wrong.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// An agent's metrics address, answered by a control loop that says one word.
+/// A metrics address before a control loop that gives a fixed answer.
 struct Bench {
     address: std::net::SocketAddr,
     health: Arc<Health>,
@@ -36,14 +34,14 @@ impl Drop for Bench {
 impl Bench {
     async fn new(answers: bool) -> Self {
         let health = Health::new(vec![(0, Default::default())]);
-        let Doors { metrics, mut requests, .. } =
-            Doors::new(Arc::clone(&health), Keeper::new(&Config::default()));
+        let Routers { metrics, mut requests, .. } =
+            Routers::new(Arc::clone(&health), Registrar::new(&Config::default()));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
         let control = tokio::spawn(async move {
             if !answers {
-                // What is asked stays in the queue.
+                // Requests stay in the queue.
                 std::future::pending::<()>().await;
             }
             while let Some(request) = requests.recv().await {
@@ -64,7 +62,7 @@ impl Bench {
     }
 }
 
-/// Status and body of the answer to some octets.
+/// Sends octets and returns status and body of the answer.
 async fn ask(
     mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     octets: &str,
@@ -78,15 +76,15 @@ async fn ask(
 }
 
 #[tokio::test]
-async fn probes_say_what_is_wrong_a_line_each() {
+async fn probes_list_each_trouble_on_a_line() {
     let bench = Bench::new(true).await;
     assert_eq!(bench.ask("/healthz").await, (200, "ok\n".into()));
     let (status, body) = bench.ask("/readyz").await;
     assert_eq!((status, body.lines().count()), (503, 2), "{body}");
-    bench.health.records_read();
-    bench.health.ports_settled();
+    bench.health.set_records_read();
+    bench.health.set_ports_settled();
     assert_eq!(bench.ask("/readyz").await, (200, "ok\n".into()));
-    bench.health.draining();
+    bench.health.set_draining();
     let (status, body) = bench.ask("/readyz").await;
     assert!(status == 503 && body.starts_with("the agent is draining"), "{status} {body}");
     let (_, beat) = bench.health.workers().next().expect("a worker");
@@ -95,7 +93,7 @@ async fn probes_say_what_is_wrong_a_line_each() {
 }
 
 #[tokio::test]
-async fn the_metrics_address_tells_metrics_and_nothing_of_guests() {
+async fn the_metrics_address_serves_metrics_and_nothing_of_guests() {
     let bench = Bench::new(true).await;
     assert_eq!(bench.ask("/metrics").await, (200, "word 1\n".into()));
     for path in ["/v1/status", "/v1/instances/x", "/"] {
@@ -104,7 +102,7 @@ async fn the_metrics_address_tells_metrics_and_nothing_of_guests() {
 }
 
 #[tokio::test]
-async fn probes_are_answered_while_the_control_loop_is_not() {
+async fn probes_are_answered_while_the_control_loop_is_busy() {
     let bench = Bench::new(false).await;
     let mut waiting = Vec::new();
     let start = Instant::now();
@@ -113,7 +111,7 @@ async fn probes_are_answered_while_the_control_loop_is_not() {
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
         waiting.push(stream);
     }
-    // The queue takes so many; one more is told so at once, as soon as they are all there.
+    // Once the queue is full, one more request is refused at once.
     loop {
         let asked = Instant::now();
         let (status, body) = bench.ask("/metrics").await;
@@ -134,7 +132,7 @@ async fn probes_are_answered_while_the_control_loop_is_not() {
 }
 
 #[tokio::test]
-async fn clients_that_dawdle_make_room_for_others() {
+async fn slow_clients_make_room_for_others() {
     let bench = Bench::new(true).await;
     let mut slow = Vec::new();
     for n in 0..2 * CONNECTIONS {
@@ -148,7 +146,7 @@ async fn clients_that_dawdle_make_room_for_others() {
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_come_or_does_not_end_is_not_waited_for() {
+async fn a_head_that_is_late_or_too_long_ends_the_connection() {
     let bench = Bench::new(true).await;
     let (mut silent, start) = (bench.connect().await, Instant::now());
     silent.write_all(b"GET /metrics HTTP/1.1\r\n").await.expect("room");
@@ -202,7 +200,7 @@ async fn a_connection_ends_after_its_life_unless_its_answer_lasts() {
 }
 
 #[tokio::test]
-async fn the_kernel_says_who_is_at_the_control_socket() {
+async fn requests_at_the_control_socket_carry_the_peers_credentials() {
     let app = Router::new()
         .route("/", get(|axum::Extension(peer): axum::Extension<Peer>| async move { peer.to_string() }));
     let room = tempfile::tempdir().expect("a directory");
@@ -217,9 +215,9 @@ async fn the_kernel_says_who_is_at_the_control_socket() {
 }
 
 #[tokio::test]
-async fn the_control_socket_tells_the_status() {
-    let Doors { control, mut requests, .. } =
-        Doors::new(Health::new(vec![]), Keeper::new(&Config::default()));
+async fn the_control_socket_serves_the_status() {
+    let Routers { control, mut requests, .. } =
+        Routers::new(Health::new(vec![]), Registrar::new(&Config::default()));
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));

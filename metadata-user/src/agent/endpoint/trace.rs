@@ -1,7 +1,7 @@
-//! `GET /v1/trace?target=PORT|MAC|VM`: what one guest sends and is sent, while the client listens.
+//! `GET /v1/trace?target=PORT|MAC|VM`: the frames from and to one guest, for as long as the client reads.
 //!
-//! One answer at a time, [`TRACE_MOST`] long at most. Nothing is queued for a client that is slow: the kernel's ring
-//! fills, and what finds no room is counted and told. With the answer the watch ends, however the client does.
+//! One trace runs at a time, for at most [`TRACE_MOST`]. Nothing is queued for a slow client: the kernel's ring fills, and
+//! lost frames are counted and reported. The trace ends with the answer, also if the client disappears.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_util::Stream;
 use futures_util::stream::unfold;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{PortKey, Slot};
+use metadata_common::maps::PortKey;
 use metadata_common::trace::{Event, TO_GUEST};
 use metadata_common::verdict::Verdict;
 use rustix::time::{ClockId, clock_gettime};
@@ -23,58 +23,33 @@ use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
 use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
+use crate::agent::node::{TraceRefusal, TraceTarget, Traced};
 use metadata_base::hex::hex;
 use metadata_control::trace::wire::{Frame, Line, SCHEMA};
 use metadata_control::trace::{message, sketch};
-use metadata_steer::Watch;
 
-/// Longest a trace may last; who wants to see more asks again.
+/// Limit on the duration of a trace.
 const TRACE_MOST: Duration = Duration::from_secs(3_600);
-/// Frames written at once.
+/// Limit on frames written at once.
 const AT_ONCE: usize = 64;
-/// How often the ring is looked into: it holds what the fastest guest that is allowed sends in four times as long.
-const LOOK: Duration = Duration::from_millis(20);
-/// How often a line is written though nothing was seen, so that a client that is gone is noticed.
+/// How often to read the ring. It holds what a guest at the rate limit sends in four times as long.
+const READ_EVERY: Duration = Duration::from_millis(20);
+/// How often to write an empty line if there are no frames, to notice that a client has gone.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
-/// Octets of a name.
+/// Limit on the name of the target, in octets.
 const TARGET_MOST: usize = 512;
 
-/// Whom a trace is to be of.
-#[derive(Clone, Debug, Deserialize)]
-pub struct TraceTarget {
+/// The query of `/v1/trace`.
+#[derive(Deserialize)]
+pub(super) struct TraceQuery {
     /// A port, a MAC, or the name, UUID or record of a VM with one NIC.
-    #[serde(rename = "target")]
-    pub name: String,
-    /// Frames that are none of ours too.
+    target: String,
+    /// Include frames that do not concern the service.
     #[serde(default)]
-    pub passing: bool,
-    /// All that was captured of a frame, not its headers alone.
+    passing: bool,
+    /// Include every captured octet of a frame, not only its headers.
     #[serde(default)]
     payload: bool,
-}
-
-/// One guest under watch, and what its frames are told with.
-#[derive(Debug)]
-pub struct Traced {
-    /// The watch.
-    pub watch: Watch,
-    /// Who it is, in words.
-    pub who: String,
-    /// What of it is not seen, in words.
-    pub unseen: Option<String>,
-    /// What ports are called.
-    pub ports: HashMap<PortKey, String>,
-    /// Slots of other guests with the same MAC.
-    pub others: Vec<Slot>,
-}
-
-/// Why nobody is watched.
-#[derive(Debug)]
-pub struct TraceRefusal {
-    /// A status of HTTP.
-    pub status: StatusCode,
-    /// For whoever asked.
-    pub text: String,
 }
 
 impl IntoResponse for TraceRefusal {
@@ -86,17 +61,17 @@ impl IntoResponse for TraceRefusal {
 pub(super) async fn trace(
     State(agent): State<Agent>,
     axum::Extension(peer): axum::Extension<Peer>,
-    Query(target): Query<TraceTarget>,
+    Query(TraceQuery { target: name, passing, payload }): Query<TraceQuery>,
 ) -> Result<Response, Busy> {
-    if target.payload && !peer.is_owner() {
+    if payload && !peer.is_owner() {
         let text = "expected root or the agent's own user: payloads have tokens and passwords in them".into();
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
     }
-    if target.name.len() > TARGET_MOST {
+    if name.len() > TARGET_MOST {
         let text = format!("expected a port, a MAC or a VM of at most {TARGET_MOST} octets");
         return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());
     }
-    let payload = target.payload;
+    let target = TraceTarget { name, passing };
     Ok(match agent.ask(|reply| Request::Trace(target, reply)).await? {
         Ok(watched) => {
             let mut answer = Body::from_stream(lines(*watched, payload)).into_response();
@@ -108,7 +83,7 @@ pub(super) async fn trace(
     })
 }
 
-/// What is written next.
+/// The next part of the answer.
 enum Next {
     Begin,
     Events { until: Instant },
@@ -119,7 +94,7 @@ fn lines(watched: Traced, payload: bool) -> impl Stream<Item = Result<Bytes, Inf
     unfold((watched, Next::Begin), move |(watched, next)| write(watched, next, payload))
 }
 
-/// Some lines, and what comes then.
+/// Writes some lines. Returns them with the next part.
 async fn write(
     mut watched: Traced,
     next: Next,
@@ -158,12 +133,12 @@ fn begin(watched: &Traced) -> Line {
     }
 }
 
-/// Waits for frames, though not for ever, and writes some.
+/// Waits for frames for at most [`SIGN_OF_LIFE`], and writes some.
 async fn more(watched: &mut Traced, payload: bool, text: &mut Vec<u8>) {
     let until = Instant::now() + SIGN_OF_LIFE;
     let mut frames = take(watched, payload);
     while frames.is_empty() && Instant::now() < until {
-        sleep(LOOK).await;
+        sleep(READ_EVERY).await;
         frames = take(watched, payload);
     }
     match watched.watch.newly_lost() {
@@ -191,8 +166,7 @@ fn take(watched: &mut Traced, payload: bool) -> Vec<Frame> {
     frames
 }
 
-/// An event for whoever listens. Of its payload there is nothing but the first line of a message, unless it was
-/// asked for.
+/// The line of an event. Without `payload` it has the headers and the first line of a message only.
 fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Frame {
     let captured = event.frame();
     let to_guest = event.direction == TO_GUEST;
@@ -240,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_leaves_the_agent_only_for_who_asks_for_payload() {
+    fn a_trace_shows_a_token_only_with_payload() {
         let request = request();
         let mut octets = [0; OCTETS];
         octets[..request.len()].copy_from_slice(&request);
@@ -259,10 +233,10 @@ mod tests {
             octets,
         };
         let secret = hex(b"SECRET");
-        let told = frame(&event, &HashMap::new(), false);
-        assert_eq!(told.message.as_deref(), Some("GET /latest/user-data"));
-        assert_eq!(told.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
-        assert!(!told.octets.contains(&secret));
+        let shown = frame(&event, &HashMap::new(), false);
+        assert_eq!(shown.message.as_deref(), Some("GET /latest/user-data"));
+        assert_eq!(shown.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
+        assert!(!shown.octets.contains(&secret));
         assert!(frame(&event, &HashMap::new(), true).octets.contains(&secret));
     }
 }

@@ -1,4 +1,4 @@
-//! The agent that runs, while another takes over.
+//! The previous agent's part of a takeover.
 
 use std::time::Duration;
 
@@ -6,51 +6,52 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::wire::{Asked, Giver as Word, Taker, Wire, WireError};
+use super::wire::{FromNext, FromPrevious, PassedQuestion, Wire, WireError};
 use super::{DRAINING_WITHIN, SERVING_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
-use crate::agent::{Stop, notify};
+use crate::agent::notify;
+use crate::agent::signals::Stop;
 use metadata_datapath::stack::DRAIN_LIMIT;
 use metadata_serve::audit::COLLECT_EVERY;
 use metadata_serve::{Handing, Question, Stage};
 
-/// How often to look how far workers are.
-const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// How often to check the progress of workers.
+const CHECK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long after the ports have been taken frames may be on their way here that were steered before.
+/// How long frames that were steered here may still arrive after the ports have been taken.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
-/// How long after [`DRAIN_LIMIT`] the workers are waited for.
+/// How long after [`DRAIN_LIMIT`] to wait for the workers.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// What has become of a handover.
+/// The result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum End {
-    /// It came to nothing: the agent goes on as before.
+    /// It failed: the agent continues as before.
     Stays,
-    /// It came to nothing because a signal ends this agent.
+    /// It failed because a signal ends this agent.
     Stopped(&'static str),
-    /// The ports are another agent's, and all guests here are served.
-    Left,
+    /// The next agent has the ports, and all guests of this one are served.
+    TakenOver,
 }
 
-/// What handing over takes beside the node.
-pub(in crate::agent) struct Giver {
+/// What a handover needs beside the node.
+pub(in crate::agent) struct HandoverState {
     pub(in crate::agent) handing: std::sync::Arc<Handing>,
     pub(in crate::agent) questions: mpsc::Receiver<Question>,
 }
 
-/// Hands over to the agent at the other end, which has everything ready; `close` is called once it will need the
-/// addresses this one listens on.
+/// Hands over to the agent at the other end, which is ready. Calls `close` when that agent is about to need the addresses
+/// this one listens on.
 pub(in crate::agent) async fn hand_over(
     node: &mut Node,
-    giver: &mut Giver,
+    handover: &mut HandoverState,
     mut wire: Wire,
     stop: &mut Stop,
     close: impl AsyncFnOnce(),
 ) -> End {
-    // First: what workers answer once they have claimed their connections changes nothing here.
-    giver.handing.set(Stage::Frozen);
+    // First, so that no answer changes state here once workers have claimed their connections.
+    handover.handing.set(Stage::Frozen);
     let begun = Instant::now();
     let outcome = tokio::select! {
         outcome = promise(node, &mut wire, close) => outcome.map(|()| None),
@@ -59,123 +60,157 @@ pub(in crate::agent) async fn hand_over(
     match outcome {
         Ok(None) => {}
         Ok(Some(name)) => {
-            stay(node, giver, &mut wire, &format!("it was told to stop ({name})")).await;
+            stay(node, handover, &mut wire, &format!("it received {name}")).await;
             return End::Stopped(name);
         }
         Err(error) => {
             warn!("not handed over: {error:#}");
-            stay(node, giver, &mut wire, &format!("{error:#}")).await;
+            stay(node, handover, &mut wire, &format!("{error:#}")).await;
             return End::Stays;
         }
     }
-    serve_out(node, giver, &mut wire, stop, begun + DRAIN_LIMIT + GRACE).await;
-    End::Left
+    serve_out(node, handover, &mut wire, stop, begun + DRAIN_LIMIT + GRACE).await;
+    End::TakenOver
 }
 
-/// Up to the point of no return.
+/// The part before the point of no return.
 async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> anyhow::Result<()> {
-    node.drain_and_claim(DRAIN_LIMIT)?;
+    node.ports.drain_and_claim(DRAIN_LIMIT)?;
     let end = Instant::now() + DRAINING_WITHIN;
     let connections = loop {
-        if let Some(left) = node.left() {
-            break left;
+        if let Some(remaining) = node.ports.workers().remaining() {
+            break remaining;
         }
         anyhow::ensure!(
             Instant::now() < end,
             "workers did not claim their connections in {DRAINING_WITHIN:?}"
         );
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(CHECK_EVERY).await;
     };
-    // No worker is in the middle of a write any more: each has had a turn since answers were frozen.
-    node.save();
+    // No write is under way: each worker has had a turn since answers were frozen.
+    node.catalogue.save();
     close().await;
-    info!(connections, "another agent takes over: what is under way is served to its end here");
-    wire.say(&Word::Draining { connections }).await?;
+    info!(connections, "another agent takes over: connections here are served to their end");
+    wire.send(&FromPrevious::Draining { connections }).await?;
     loop {
-        match wire.hear_within(TAKE_WITHIN).await? {
-            Taker::Take => break,
-            Taker::Unknown => {}
-            word => anyhow::bail!("expected it to take the ports, heard {word:?}"),
+        match wire.recv_within(TAKE_WITHIN).await? {
+            FromNext::Take => break,
+            FromNext::Unknown => {}
+            message => anyhow::bail!("expected it to take the ports, received {message:?}"),
         }
     }
-    // Whoever cannot hear this does not act on it.
-    wire.say(&Word::Yours).await?;
+    // The next agent does not take the ports before it has received this.
+    wire.send(&FromPrevious::Yours).await?;
     Ok(())
 }
 
-/// Goes on as before.
-async fn stay(node: &mut Node, giver: &Giver, wire: &mut Wire, reason: &str) {
-    let _gone = wire.say(&Word::No { reason: reason.into() }).await;
-    if let Err(error) = node.resume() {
+/// Ends the handover; the agent continues as before.
+async fn stay(node: &mut Node, handover: &HandoverState, wire: &mut Wire, reason: &str) {
+    let _gone = wire.send(&FromPrevious::No { reason: reason.into() }).await;
+    if let Err(error) = node.ports.resume() {
         warn!("a worker closes connections after their answer: {error}");
     }
-    giver.handing.set(Stage::Here);
+    handover.handing.set(Stage::Here);
     let end = Instant::now() + DRAINING_WITHIN;
-    while !node.goes_on() && Instant::now() < end {
-        tokio::time::sleep(LOOK_EVERY).await;
+    while !node.ports.workers().are_resumed() && Instant::now() < end {
+        tokio::time::sleep(CHECK_EVERY).await;
     }
 }
 
-/// Serves what is under way to its end.
-async fn serve_out(node: &mut Node, giver: &mut Giver, wire: &mut Wire, stop: &mut Stop, end: Instant) {
-    let mut taken: Option<Instant> = None;
-    let mut is_there = true;
-    let mut last = 0;
-    let mut look = tokio::time::interval(LOOK_EVERY);
-    let mut alive = tokio::time::interval(Duration::from_secs(1));
-    let mut collect = tokio::time::interval(COLLECT_EVERY);
-    let late = Instant::now() + SERVING_WITHIN;
-    loop {
-        tokio::select! {
-            word = wire.hear::<Taker>(), if is_there => match word {
-                Ok(Taker::Serving) => {
-                    node.handed_over();
-                    giver.handing.set(Stage::Away);
-                    taken = Some(Instant::now());
-                }
-                Ok(Taker::Answer(told)) => {
-                    let (connection, mark, answer) = told.answer();
-                    if let Some(slot) = giver.handing.answered(&connection, mark, answer) {
-                        node.look_again(slot);
-                    }
-                }
-                Ok(word) => debug!("ignored: {word:?}"),
-                Err(error) => {
-                    is_there = false;
-                    warn!("the agent that takes over is not heard of any more: {error}");
-                }
-            },
-            Some(question) = giver.questions.recv(), if is_there && taken.is_some() => {
-                if let Err(error) = wire.say(&Word::Ask(Asked::from(&question))).await {
-                    is_there = !matches!(error, WireError::Gone);
-                    giver.handing.answered(&question.connection, question.mark, None);
-                    debug!("a question is asked again: {error}");
-                }
-            }
-            _ = alive.tick() => notify::alive(),
-            _ = collect.tick() => node.audit(),
-            name = stop.recv() => {
-                warn!("{name}: not waiting for what is under way");
-                break;
-            }
-            now = look.tick() => {
-                let left = node.left().unwrap_or(0);
-                if left == 0 && taken.unwrap_or(late) + LAST_FRAMES <= now {
-                    last = if now >= end { last } else { 0 };
-                    break;
-                }
-                if left > 0 {
-                    last = left;
-                }
-                if now >= end {
-                    break;
-                }
+/// Serves connections to their end, and passes on questions that only the next agent can answer.
+async fn serve_out(
+    node: &mut Node,
+    handover: &mut HandoverState,
+    wire: &mut Wire,
+    stop: &mut Stop,
+    end: Instant,
+) {
+    let mut departure = Departure { node, handover, wire, taken: None, is_connected: true, remaining: 0 };
+    departure.serve(stop, end).await;
+    let cut = departure.remaining;
+    if cut > 0 {
+        warn!(connections = cut, "cut off: they did not end in {DRAIN_LIMIT:?}");
+    }
+    let _gone = wire.send(&FromPrevious::Done { cut }).await;
+    info!("all guests here are served: leaving");
+}
+
+/// An agent without ports, until its connections have ended.
+struct Departure<'a> {
+    node: &'a mut Node,
+    handover: &'a mut HandoverState,
+    wire: &'a mut Wire,
+    /// When the next agent took the ports.
+    taken: Option<Instant>,
+    /// The next agent is connected.
+    is_connected: bool,
+    /// Connections that remained at the last check that found any; 0 once all have ended in time.
+    remaining: u64,
+}
+
+impl Departure<'_> {
+    /// Serves until all connections have ended, until `end`, or until a signal.
+    async fn serve(&mut self, stop: &mut Stop, end: Instant) {
+        let mut check = tokio::time::interval(CHECK_EVERY);
+        let mut alive = tokio::time::interval(Duration::from_secs(1));
+        let mut collect = tokio::time::interval(COLLECT_EVERY);
+        let late = Instant::now() + SERVING_WITHIN;
+        loop {
+            let passes_on = self.is_connected && self.taken.is_some();
+            tokio::select! {
+                message = self.wire.recv::<FromNext>(), if self.is_connected => self.on_message(message),
+                Some(question) = self.handover.questions.recv(), if passes_on => self.pass_on(&question).await,
+                _ = alive.tick() => notify::alive(),
+                _ = collect.tick() => self.node.ports.answers().collect_audit(),
+                name = stop.recv() => return warn!("{name}: not waiting for connections"),
+                now = check.tick() => if self.is_over(now, late, end) { return; },
             }
         }
     }
-    if last > 0 {
-        warn!(connections = last, "cut off: not over in {DRAIN_LIMIT:?}");
+
+    fn on_message(&mut self, message: Result<FromNext, WireError>) {
+        match message {
+            Ok(FromNext::Serving) => {
+                self.node.ports.on_handed_over();
+                self.handover.handing.set(Stage::Away);
+                self.taken = Some(Instant::now());
+            }
+            Ok(FromNext::Answer(answer)) => {
+                let (connection, mark, answer) = answer.answer();
+                if let Some(slot) = self.handover.handing.answered(&connection, mark, answer) {
+                    self.node.ports.wake(slot);
+                }
+            }
+            Ok(message) => debug!("ignored: {message:?}"),
+            Err(error) => {
+                self.is_connected = false;
+                warn!("the connection to the next agent is lost: {error}");
+            }
+        }
     }
-    let _gone = wire.say(&Word::Done { cut: last }).await;
-    info!("all guests here are served: leaving");
+
+    /// Passes a question on to the next agent. If that fails, the worker asks again.
+    async fn pass_on(&mut self, question: &Question) {
+        if let Err(error) = self.wire.send(&FromPrevious::Ask(PassedQuestion::from(question))).await {
+            self.is_connected = !matches!(error, WireError::Gone);
+            self.handover.handing.answered(&question.connection, question.mark, None);
+            debug!("a question will be passed on again: {error}");
+        }
+    }
+
+    /// Counts the remaining connections. True if none remains and no frame can arrive any more, or at `end`.
+    fn is_over(&mut self, now: Instant, late: Instant, end: Instant) -> bool {
+        let remaining = self.node.ports.workers().remaining().unwrap_or(0);
+        if remaining == 0 && self.taken.unwrap_or(late) + LAST_FRAMES <= now {
+            // At their limit the workers cut off what remained before.
+            if now < end {
+                self.remaining = 0;
+            }
+            return true;
+        }
+        if remaining > 0 {
+            self.remaining = remaining;
+        }
+        now >= end
+    }
 }

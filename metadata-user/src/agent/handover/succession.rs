@@ -1,67 +1,77 @@
-//! After the ports have been taken: the agent before serves its guests to their end, and asks what it does not know.
+//! After the ports have been taken: the previous agent serves its connections to their end, and passes on questions that
+//! only this agent can answer.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tracing::warn;
 
-use super::{Heard, Taking};
-use crate::agent::doors::Opened;
+use super::{PreviousEvent, Takeover};
 use crate::agent::node::Node;
 use metadata_datapath::stack::TIME_WAIT;
 
-/// Where a takeover of ours stands.
+/// The state of a takeover by this agent, from taking the ports to the end of the previous agent.
 #[derive(Default)]
 pub(in crate::agent) struct Succession {
-    /// The agent before, while it serves its guests to their end.
-    pub(in crate::agent) taking: Option<Taking>,
-    /// The kernel's tables still tell its connections from ours.
+    /// The connection to the previous agent, while it serves its connections to their end.
+    taking: Option<Takeover>,
+    /// The kernel's tables still have its claims.
     unfinished: bool,
-    /// When late words of its guests may be reset.
+    /// When late segments of its connections may be reset.
     spare_until: Option<Instant>,
 }
 
 impl Succession {
-    /// What is heard of the agent before; nothing when there is none.
-    pub(in crate::agent) async fn hear(&mut self) -> Heard {
+    /// The ports have been taken from an agent that now serves its guests to their end.
+    pub(in crate::agent) fn begin(&mut self, taking: Takeover) {
+        self.taking = Some(taking);
+    }
+
+    /// Waits for the next event of the previous agent; for ever if there is none.
+    pub(in crate::agent) async fn recv(&mut self) -> PreviousEvent {
         match &mut self.taking {
-            Some(taking) => taking.hear().await,
+            Some(taking) => taking.recv().await,
             None => std::future::pending().await,
         }
     }
 
-    /// Acts on it.
-    pub(in crate::agent) async fn act(&mut self, node: &mut Node, opened: Option<&Opened>, heard: Heard) {
-        let late = match heard {
-            Heard::Question(question) => {
+    /// Answers a question, or ends the succession. True as for [`Succession::finish`].
+    #[must_use]
+    pub(in crate::agent) async fn on_event(&mut self, node: &mut Node, event: PreviousEvent) -> bool {
+        let late = match event {
+            PreviousEvent::Question(question) => {
                 if let Some(taking) = &mut self.taking {
-                    taking.tell(node, &question).await;
+                    taking.answer(node, &question).await;
                 }
-                return;
+                return false;
             }
-            Heard::Done => TIME_WAIT,
-            Heard::Died => Duration::ZERO,
+            PreviousEvent::Done => TIME_WAIT,
+            PreviousEvent::Died => Duration::ZERO,
         };
         *self = Self { taking: None, unfinished: true, spare_until: Some(Instant::now() + late) };
-        self.finish(node, opened);
+        self.finish(node)
     }
 
-    /// Does what is left to do once the agent before has gone.
-    pub(in crate::agent) fn finish(&mut self, node: &mut Node, opened: Option<&Opened>) {
+    /// Does the remaining work once the previous agent has ended. True when the takeover is complete with this call,
+    /// and the next agent may take over.
+    #[must_use]
+    pub(in crate::agent) fn finish(&mut self, node: &mut Node) -> bool {
+        let mut completed = false;
         if self.unfinished {
-            match node.finish_take_over() {
+            match node.ports.finish_take_over() {
                 Ok(()) => {
                     self.unfinished = false;
-                    opened.into_iter().for_each(Opened::open_door);
+                    completed = true;
                 }
-                Err(error) => warn!("the tables are not cleared of the agent before yet: {error}"),
+                Err(error) => warn!("claims of the previous agent are not cleared yet: {error}"),
             }
         }
         if self.spare_until.is_some_and(|until| until <= Instant::now()) {
-            match node.spare_unknown(false) {
+            match node.ports.workers().spare_unknown(false) {
                 Ok(()) => self.spare_until = None,
-                Err(error) => warn!("guests of the agent before are not reset yet: {error}"),
+                Err(error) => warn!("connections of the previous agent are not reset yet: {error}"),
             }
         }
+        completed
     }
 }

@@ -1,4 +1,4 @@
-//! The agent that takes over.
+//! The next agent's part of a takeover.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,86 +7,92 @@ use anyhow::Context as _;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use super::door::knock;
-use super::wire::{Giver, Taker, Told, VERSION, Wire, WireError};
+use super::listener::connect;
+use super::wire::{FromNext, FromPrevious, PassedAnswer, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use metadata_datapath::stack::DRAIN_LIMIT;
 use metadata_serve::Question;
 
-/// How long after the other agent should have gone it is waited for.
+/// How long after its limit to wait for the end of the previous agent.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How often taking the ports is tried.
+/// How often to try to take the ports.
 const ATTEMPTS: u32 = 5;
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What is heard of the agent that was taken over from.
+/// An event of the previous agent.
 #[derive(Debug)]
-pub(in crate::agent) enum Heard {
-    /// One of its guests asks something.
+pub(in crate::agent) enum PreviousEvent {
+    /// One of its guests has a question that only this agent can answer.
     Question(Question),
-    /// It has served its guests and ended. Late words of theirs may still come.
+    /// It has served its connections and ended. Late segments of theirs may still arrive.
     Done,
-    /// It has ended in the middle.
+    /// It has ended before its connections did.
     Died,
 }
 
-/// A conversation with the agent that runs.
+/// The connection to the previous agent.
 #[derive(Debug)]
-pub(in crate::agent) struct Taking {
+pub(in crate::agent) struct Takeover {
     wire: Wire,
     side: u32,
-    /// When the other agent must be gone, once the ports are ours.
+    /// When the previous agent must have ended. Set once the ports are taken.
     gone_by: Option<Instant>,
 }
 
-impl Taking {
-    /// Asks the agent that runs with this run directory; `None` when there is none.
+impl Takeover {
+    /// Asks the agent that runs with this run directory to hand over; `None` if there is none.
     ///
     /// # Errors
-    /// It does not hand over, or cannot be talked to.
+    /// If it refuses, or the connection fails.
     pub(in crate::agent) async fn begin(run: &Path) -> anyhow::Result<Option<Self>> {
         let asking = || format!("asking the agent that runs with {} to hand over", run.display());
-        let Some(stream) = knock(run).await.with_context(asking)? else { return Ok(None) };
+        let Some(stream) = connect(run).await.with_context(asking)? else { return Ok(None) };
         let mut wire = Wire::new(stream);
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        wire.say(&Taker::Hello { oldest: VERSION, newest: VERSION, release }).await.with_context(asking)?;
+        wire.send(&FromNext::Hello { oldest: VERSION, newest: VERSION, release })
+            .await
+            .with_context(asking)?;
         loop {
-            match wire.hear_within(HELLO_WITHIN).await.with_context(asking)? {
-                Giver::Welcome { version: VERSION, side: side @ 0..=1, release } => {
+            match wire.recv_within(HELLO_WITHIN).await.with_context(asking)? {
+                FromPrevious::Welcome { version: VERSION, side: side @ 0..=1, release } => {
                     info!(release, "taking over from the agent that runs");
                     return Ok(Some(Self { wire, side, gone_by: None }));
                 }
-                Giver::No { reason } => anyhow::bail!("the agent that runs does not hand over: {reason}"),
-                Giver::Unknown => {}
-                word => {
-                    anyhow::bail!("expected a welcome of the agent that runs, heard {word:?}: stop it first")
+                FromPrevious::No { reason } => {
+                    anyhow::bail!("the agent that runs does not hand over: {reason}")
+                }
+                FromPrevious::Unknown => {}
+                message => {
+                    anyhow::bail!(
+                        "expected a welcome of the agent that runs, received {message:?}: stop it first"
+                    )
                 }
             }
         }
     }
 
-    /// The side that is free.
+    /// The free side of hubs, 0 or 1.
     pub(in crate::agent) fn side(&self) -> u32 {
         1 - self.side
     }
 
-    /// Takes the ports: everything is ready.
+    /// Takes the ports. Call it once every record is rendered.
     ///
     /// # Errors
-    /// The other agent goes on, or the kernel refuses.
+    /// If the previous agent continues to serve, or the kernel refuses.
     pub(in crate::agent) async fn take(&mut self, node: &mut Node) -> anyhow::Result<()> {
-        let alive = match self.ask().await {
+        let alive = match self.request_drain().await {
             Ok(()) => true,
             Err(Refused::Died) => false,
-            Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs goes on: {reason}"),
+            Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs continues: {reason}"),
         };
-        node.spare_unknown(true)?;
+        node.ports.workers().spare_unknown(true)?;
         node.reload_state();
-        if !(alive && self.promised().await?) {
-            warn!("the agent that ran has died: taking its ports without it");
+        if !(alive && self.request_promise().await?) {
+            warn!("the previous agent has died: taking its ports without it");
         }
         let mut attempts = ATTEMPTS;
         while let Err(error) = node.take_over() {
@@ -96,89 +102,89 @@ impl Taking {
             tokio::time::sleep(PAUSE).await;
         }
         self.gone_by = Some(Instant::now() + DRAIN_LIMIT + GRACE);
-        // If it does not hear this, it does not need to.
-        let _gone = self.wire.say(&Taker::Serving).await;
+        // A previous agent that has ended need not receive this.
+        let _gone = self.wire.send(&FromNext::Serving).await;
         Ok(())
     }
 
-    /// Has the other agent claim its connections and save what guests wrote.
-    async fn ask(&mut self) -> Result<(), Refused> {
-        self.wire.say(&Taker::Drain).await?;
+    /// Makes the previous agent claim its connections and save what guests wrote.
+    async fn request_drain(&mut self) -> Result<(), Refused> {
+        self.wire.send(&FromNext::Drain).await?;
         loop {
-            match self.wire.hear_within(DRAINING_WITHIN + HELLO_WITHIN).await? {
-                Giver::Draining { connections } => {
-                    info!(connections, "the agent that ran serves what is under way to its end");
+            match self.wire.recv_within(DRAINING_WITHIN + HELLO_WITHIN).await? {
+                FromPrevious::Draining { connections } => {
+                    info!(connections, "the previous agent serves its connections to their end");
                     return Ok(());
                 }
-                Giver::No { reason } => return Err(Refused::Not(reason)),
-                Giver::Unknown => {}
-                word => return Err(Refused::Not(format!("it said {word:?}"))),
+                FromPrevious::No { reason } => return Err(Refused::Not(reason)),
+                FromPrevious::Unknown => {}
+                message => return Err(Refused::Not(format!("it sent {message:?}"))),
             }
         }
     }
 
-    /// Has it promise not to go on. False when it has died.
-    async fn promised(&mut self) -> anyhow::Result<bool> {
+    /// Makes the previous agent promise not to continue. False if it has died.
+    async fn request_promise(&mut self) -> anyhow::Result<bool> {
         let promise = async {
-            self.wire.say(&Taker::Take).await?;
+            self.wire.send(&FromNext::Take).await?;
             loop {
-                match self.wire.hear_within(TAKE_WITHIN).await? {
-                    Giver::Yours => return Ok(()),
-                    Giver::No { reason } => return Err(Refused::Not(reason)),
-                    Giver::Unknown => {}
-                    word => return Err(Refused::Not(format!("it said {word:?}"))),
+                match self.wire.recv_within(TAKE_WITHIN).await? {
+                    FromPrevious::Yours => return Ok(()),
+                    FromPrevious::No { reason } => return Err(Refused::Not(reason)),
+                    FromPrevious::Unknown => {}
+                    message => return Err(Refused::Not(format!("it sent {message:?}"))),
                 }
             }
         };
         match promise.await {
             Ok(()) => Ok(true),
             Err(Refused::Died) => Ok(false),
-            Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs goes on: {reason}"),
+            Err(Refused::Not(reason)) => anyhow::bail!("the agent that runs continues: {reason}"),
         }
     }
 
-    /// What is heard next.
-    pub(in crate::agent) async fn hear(&mut self) -> Heard {
+    /// Waits for the next event of the previous agent.
+    pub(in crate::agent) async fn recv(&mut self) -> PreviousEvent {
         loop {
             let by = self.gone_by.unwrap_or_else(|| Instant::now() + GRACE);
-            match tokio::time::timeout_at(by, self.wire.hear()).await {
-                Ok(Ok(Giver::Ask(asked))) => {
-                    if let Some(question) = asked.question() {
-                        return Heard::Question(question);
+            match tokio::time::timeout_at(by, self.wire.recv()).await {
+                Ok(Ok(FromPrevious::Ask(question))) => {
+                    if let Some(question) = question.question() {
+                        return PreviousEvent::Question(question);
                     }
                 }
-                Ok(Ok(Giver::Done { cut })) => {
-                    info!(cut, "the agent before has left");
-                    return Heard::Done;
+                Ok(Ok(FromPrevious::Done { cut })) => {
+                    info!(cut, "the previous agent has ended");
+                    return PreviousEvent::Done;
                 }
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
-                    warn!("the agent before ended before its guests were served: {error}");
-                    return Heard::Died;
+                    warn!("the previous agent ended before its guests were served: {error}");
+                    return PreviousEvent::Died;
                 }
                 Err(_) => {
-                    warn!("the agent before does not end: going on without it");
-                    return Heard::Died;
+                    warn!("the previous agent does not end: continuing without it");
+                    return PreviousEvent::Died;
                 }
             }
         }
     }
 
-    /// Answers a question.
-    pub(in crate::agent) async fn tell(&mut self, node: &mut Node, question: &Question) {
-        let response = node.answer(question);
-        let told = Told::new(question, response.as_ref());
-        if let Err(error) = self.wire.say(&Taker::Answer(told)).await {
-            warn!("a guest of the agent before is not answered: {error}");
+    /// Answers a question of the previous agent's guest.
+    pub(in crate::agent) async fn answer(&mut self, node: &mut Node, question: &Question) {
+        let response = node.ports.answer(question);
+        let answer = PassedAnswer::new(question, response.as_ref());
+        if let Err(error) = self.wire.send(&FromNext::Answer(answer)).await {
+            warn!("a guest of the previous agent is not answered: {error}");
         }
     }
 }
 
-/// Why there is no handover.
+/// Why the previous agent does not hand over.
 enum Refused {
-    /// The other agent is not there any more.
+    /// It has ended.
     Died,
-    /// It goes on, and why.
+    /// It continues, for this reason.
     Not(String),
 }
 

@@ -1,7 +1,7 @@
-//! What two agents say to each other: one JSON object a line, over a Unix socket.
+//! The takeover protocol: one JSON object a line, over a Unix socket.
 //!
-//! Unknown fields, and unknown words, are ignored, so that either agent may be the newer; what changes the meaning of what is
-//! there gets a new [`VERSION`].
+//! Unknown fields and messages are ignored, so either agent may be the newer one. A change of meaning needs a new
+//! [`VERSION`].
 
 use std::io;
 use std::time::Duration;
@@ -17,88 +17,88 @@ use metadata_content::http::{Method, Response, Status};
 use metadata_content::store::Outcome;
 use metadata_serve::{Answer, Question};
 
-/// The protocol spoken here.
+/// The version of the protocol.
 pub(in crate::agent) const VERSION: u32 = 1;
 
-/// Octets of a line: the longest answer there is, as base64, and what surrounds it.
+/// Limit on a line, in octets: the longest answer as base64, and what surrounds it.
 pub(in crate::agent) const LINE_MAX: usize = 4 << 20;
 
 /// Octets read at a time.
 const READ: usize = 64 << 10;
 
-/// Longest a line may take to be written: the other agent reads as it comes.
+/// Limit on the time to write a line. The other agent reads lines as they arrive.
 const WRITE_WITHIN: Duration = Duration::from_secs(5);
 
-/// What the agent that takes over says.
+/// Messages of the next agent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub(in crate::agent) enum Taker {
-    /// First: the versions it speaks, and what it is.
+pub(in crate::agent) enum FromNext {
+    /// The first message: the versions it supports.
     Hello {
-        /// The oldest.
+        /// The oldest version.
         oldest: u32,
-        /// The newest.
+        /// The newest version.
         newest: u32,
         /// Its release.
         #[serde(default)]
         release: String,
     },
-    /// It has everything ready: claim your connections, save what guests wrote, change no port.
+    /// It is ready: claim your connections, save what guests wrote, change no port.
     Drain,
-    /// It has read what was saved and takes the ports: from here on there is no way back.
+    /// It has read what was saved and takes the ports. The previous agent can no longer refuse.
     Take,
-    /// The ports are its.
+    /// It has the ports.
     Serving,
-    /// An answer to [`Giver::Ask`].
-    Answer(Told),
-    /// A word of another version.
+    /// An answer to [`FromPrevious::Ask`].
+    Answer(PassedAnswer),
+    /// A message of another version.
     #[serde(other)]
     Unknown,
 }
 
-/// What the agent that is taken over from says.
+/// Messages of the previous agent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub(in crate::agent) enum Giver {
-    /// To [`Taker::Hello`].
+pub(in crate::agent) enum FromPrevious {
+    /// The answer to [`FromNext::Hello`].
     Welcome {
-        /// The version spoken from now on.
+        /// The version used from now on.
         version: u32,
-        /// Its side: the other one is free.
+        /// Its side of hubs; the other one is free.
         side: u32,
         /// Its release.
         #[serde(default)]
         release: String,
     },
-    /// It does not hand over, or not any more, and why. It goes on as before.
+    /// It refuses to hand over, or stops doing so. It continues as before.
     No {
-        /// For people.
+        /// The reason, for people.
         reason: String,
     },
-    /// To [`Taker::Drain`]: all is claimed and saved.
+    /// The answer to [`FromNext::Drain`]: everything is claimed and saved.
     Draining {
-        /// Connections claimed.
+        /// Number of connections claimed.
         #[serde(default)]
         connections: u64,
     },
-    /// To [`Taker::Take`]: it will not go on, whatever happens.
+    /// The answer to [`FromNext::Take`]: it does not continue, whatever happens.
     Yours,
-    /// A guest of its own asks what only the other agent knows now.
-    Ask(Asked),
-    /// Its guests are served, and it ends.
+    /// A question of its guest that only the next agent can answer.
+    Ask(PassedQuestion),
+    /// Its connections have ended, and it ends.
     Done {
-        /// Connections cut off.
+        /// Number of connections cut off.
         #[serde(default)]
         cut: u64,
     },
-    /// A word of another version.
+    /// A message of another version.
     #[serde(other)]
     Unknown,
 }
 
-/// A [`Question`], as text.
+/// A [`Question`] on the wire.
 #[derive(Serialize, Deserialize, PartialEq)]
-pub(in crate::agent) struct Asked {
+pub(in crate::agent) struct PassedQuestion {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
     mark: u64,
     method: String,
@@ -108,17 +108,17 @@ pub(in crate::agent) struct Asked {
     body: String,
 }
 
-/// What is to be said to an [`Asked`].
+/// The answer to a [`PassedQuestion`].
 #[derive(Serialize, Deserialize, PartialEq)]
-pub(in crate::agent) struct Told {
+pub(in crate::agent) struct PassedAnswer {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
     mark: u64,
-    /// `None` while there is nothing to say yet.
-    answer: Option<ToldAnswer>,
+    /// `None` while no answer is known.
+    answer: Option<PassedResponse>,
 }
 
 #[derive(Serialize, Deserialize, PartialEq)]
-struct ToldAnswer {
+struct PassedResponse {
     status: u16,
     head: String,
     body: String,
@@ -128,16 +128,16 @@ struct ToldAnswer {
     hop_limit: Option<u8>,
 }
 
-/// Without what guests say, and hear.
-impl std::fmt::Debug for Asked {
+// Debug output leaves out what guests send and receive.
+impl std::fmt::Debug for PassedQuestion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Asked").field("mark", &self.mark).finish_non_exhaustive()
+        f.debug_struct("PassedQuestion").field("mark", &self.mark).finish_non_exhaustive()
     }
 }
 
-impl std::fmt::Debug for Told {
+impl std::fmt::Debug for PassedAnswer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Told").field("mark", &self.mark).finish_non_exhaustive()
+        f.debug_struct("PassedAnswer").field("mark", &self.mark).finish_non_exhaustive()
     }
 }
 
@@ -147,16 +147,16 @@ fn connection_of(
     Connection { slot, local, remote }
 }
 
-fn words_of(connection: &Connection) -> (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)) {
+fn tuple_of(connection: &Connection) -> (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)) {
     (connection.slot, connection.local, connection.remote)
 }
 
-impl From<&Question> for Asked {
+impl From<&Question> for PassedQuestion {
     fn from(question: &Question) -> Self {
         let Question { connection, mark, method, path, query, headers, body } = question;
         let headers = headers.iter().map(|(name, value)| (name.clone(), STANDARD.encode(value)));
         Self {
-            connection: words_of(connection),
+            connection: tuple_of(connection),
             mark: *mark,
             method: method.as_str().into(),
             path: path.clone(),
@@ -167,8 +167,8 @@ impl From<&Question> for Asked {
     }
 }
 
-impl Asked {
-    /// The question; `None` when it is none.
+impl PassedQuestion {
+    /// The question; `None` if it is malformed.
     #[must_use]
     pub(in crate::agent) fn question(self) -> Option<Question> {
         let Self { connection, mark, method, path, query, headers, body } = self;
@@ -185,25 +185,25 @@ impl Asked {
     }
 }
 
-impl Told {
-    /// What is said to a question; `None` when it has to be asked again.
+impl PassedAnswer {
+    /// The answer to a question. Without a response, the question is to be passed on again.
     #[must_use]
     pub(in crate::agent) fn new(question: &Question, response: Option<&Response>) -> Self {
-        let answer = response.map(|response| ToldAnswer {
+        let answer = response.map(|response| PassedResponse {
             status: response.status().0,
             head: STANDARD.encode(response.head()),
             body: STANDARD.encode(response.body().to_bytes()),
             closes: response.closes(),
             hop_limit: response.hop_limit(),
         });
-        Self { connection: words_of(&question.connection), mark: question.mark, answer }
+        Self { connection: tuple_of(&question.connection), mark: question.mark, answer }
     }
 
-    /// To whom, and what.
+    /// The connection and mark of the question, and the answer.
     #[must_use]
     pub(in crate::agent) fn answer(self) -> (Connection, u64, Option<Answer>) {
         let Self { connection, mark, answer } = self;
-        let response = answer.and_then(|ToldAnswer { status, head, body, closes, hop_limit }| {
+        let response = answer.and_then(|PassedResponse { status, head, body, closes, hop_limit }| {
             let (head, body) = (STANDARD.decode(head).ok()?, STANDARD.decode(body).ok()?);
             Some(Response::from_parts(head.into(), Status(status), closes, hop_limit, body.into()))
         });
@@ -212,23 +212,23 @@ impl Told {
     }
 }
 
-/// Why nothing more is heard.
+/// Why the conversation has ended.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::agent) enum WireError {
-    /// The other agent has gone.
+    /// The other agent has closed the connection.
     #[error("the other agent has gone")]
     Gone,
-    /// It said something too long.
+    /// A line is longer than [`LINE_MAX`].
     #[error("expected lines of at most {LINE_MAX} octets, found a longer one")]
     TooLong,
-    /// It said something else.
-    #[error("expected a word of the takeover protocol, found something else at column {column} of a line")]
+    /// A line is not a message of the protocol.
+    #[error("expected a message of the takeover protocol, found something else at column {column} of a line")]
     Other {
-        /// Where.
+        /// Where the line is malformed.
         column: usize,
     },
-    /// It said nothing in time.
-    #[error("the other agent said nothing for {0:?}")]
+    /// No line arrived in time.
+    #[error("the other agent sent nothing for {0:?}")]
     Silent(Duration),
     /// The socket failed.
     #[error("the socket to the other agent: {0}")]
@@ -239,33 +239,33 @@ pub(in crate::agent) enum WireError {
 #[derive(Debug)]
 pub(in crate::agent) struct Wire {
     stream: UnixStream,
-    /// Read and not yet taken.
+    /// Octets read and not yet returned.
     read: Vec<u8>,
-    /// Octets of it known to hold no end of a line.
-    looked_at: usize,
+    /// Number of octets of `read` that have no end of a line.
+    scanned: usize,
 }
 
 impl Wire {
-    /// A conversation over a stream.
+    /// Exchanges messages over a stream.
     #[must_use]
     pub(in crate::agent) fn new(stream: UnixStream) -> Self {
-        Self { stream, read: Vec::new(), looked_at: 0 }
+        Self { stream, read: Vec::new(), scanned: 0 }
     }
 
-    /// The next line. Nothing is lost when this is cancelled.
+    /// Waits for the next message. Nothing is lost if this is cancelled.
     ///
     /// # Errors
     /// [`WireError`], [`WireError::Gone`] at the end.
-    pub(in crate::agent) async fn hear<M: DeserializeOwned>(&mut self) -> Result<M, WireError> {
+    pub(in crate::agent) async fn recv<M: DeserializeOwned>(&mut self) -> Result<M, WireError> {
         loop {
-            if let Some(end) = self.read[self.looked_at..].iter().position(|octet| *octet == b'\n') {
-                let line: Vec<u8> = self.read.drain(..=self.looked_at + end).collect();
-                self.looked_at = 0;
-                // Its own words may repeat what a guest said.
+            if let Some(end) = self.read[self.scanned..].iter().position(|octet| *octet == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=self.scanned + end).collect();
+                self.scanned = 0;
+                // The message of serde_json may repeat what a guest sent.
                 let other = |error: serde_json::Error| WireError::Other { column: error.column() };
                 return serde_json::from_slice(&line).map_err(other);
             }
-            self.looked_at = self.read.len();
+            self.scanned = self.read.len();
             if self.read.len() > LINE_MAX {
                 return Err(WireError::TooLong);
             }
@@ -281,23 +281,23 @@ impl Wire {
         }
     }
 
-    /// The next line, if it comes in time.
+    /// Waits for the next message for at most `limit`.
     ///
     /// # Errors
-    /// As for [`Wire::hear`], and [`WireError::Silent`].
-    pub(in crate::agent) async fn hear_within<M: DeserializeOwned>(
+    /// As for [`Wire::recv`], and [`WireError::Silent`].
+    pub(in crate::agent) async fn recv_within<M: DeserializeOwned>(
         &mut self,
         limit: Duration,
     ) -> Result<M, WireError> {
-        tokio::time::timeout(limit, self.hear()).await.unwrap_or(Err(WireError::Silent(limit)))
+        tokio::time::timeout(limit, self.recv()).await.unwrap_or(Err(WireError::Silent(limit)))
     }
 
-    /// Says a line.
+    /// Sends a message.
     ///
     /// # Errors
-    /// [`WireError`]: it may have been said in part.
-    pub(in crate::agent) async fn say<M: Serialize>(&mut self, word: &M) -> Result<(), WireError> {
-        let mut line = serde_json::to_vec(word).map_err(io::Error::from)?;
+    /// [`WireError`]. A part of the message may have been sent.
+    pub(in crate::agent) async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), WireError> {
+        let mut line = serde_json::to_vec(message).map_err(io::Error::from)?;
         line.push(b'\n');
         if line.len() > LINE_MAX {
             return Err(WireError::TooLong);
@@ -328,7 +328,7 @@ impl Wire {
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, Giver, LINE_MAX, Taker, Told, Wire, WireError};
+    use super::{FromNext, FromPrevious, LINE_MAX, PassedAnswer, PassedQuestion, Wire, WireError};
     use metadata_base::connection::Connection;
     use metadata_content::http::{Method, Response, Status};
     use metadata_content::store::Outcome;
@@ -355,42 +355,43 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_said_is_heard_as_it_was_said() {
+    async fn messages_arrive_as_they_were_sent() {
         let (mut a, mut b) = pair();
-        for word in [Taker::Drain, Taker::Take, Taker::Hello { oldest: 1, newest: 3, release: "1.2".into() }]
+        for word in
+            [FromNext::Drain, FromNext::Take, FromNext::Hello { oldest: 1, newest: 3, release: "1.2".into() }]
         {
-            a.say(&word).await.expect("said");
-            assert_eq!(b.hear::<Taker>().await.expect("heard"), word);
+            a.send(&word).await.expect("sent");
+            assert_eq!(b.recv::<FromNext>().await.expect("received"), word);
         }
-        b.say(&Giver::Ask(Asked::from(&question()))).await.expect("said");
-        let Giver::Ask(asked) = a.hear().await.expect("heard") else { panic!("a question") };
-        assert_eq!(asked.question(), Some(question()));
+        b.send(&FromPrevious::Ask(PassedQuestion::from(&question()))).await.expect("sent");
+        let FromPrevious::Ask(passed) = a.recv().await.expect("received") else { panic!("a question") };
+        assert_eq!(passed.question(), Some(question()));
     }
 
     #[tokio::test]
-    async fn an_answer_keeps_every_part_of_itself() {
+    async fn a_passed_answer_keeps_every_part_of_the_response() {
         let response =
             Response::new(Status(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
-        let (connection, mark, answer) = Told::new(&question(), Some(&response)).answer();
+        let (connection, mark, answer) = PassedAnswer::new(&question(), Some(&response)).answer();
         assert_eq!((connection, mark), (question().connection, u64::MAX));
-        let Some(Answer::Known(Outcome::Ready(told))) = answer else { panic!("an answer") };
-        assert_eq!(told, response);
-        assert!(Told::new(&question(), None).answer().2.is_none());
+        let Some(Answer::Known(Outcome::Ready(passed))) = answer else { panic!("an answer") };
+        assert_eq!(passed, response);
+        assert!(PassedAnswer::new(&question(), None).answer().2.is_none());
     }
 
     #[tokio::test]
-    async fn words_and_fields_of_another_version_are_ignored() {
+    async fn messages_and_fields_of_another_version_are_ignored() {
         let (a, mut b) = pair();
         let lines =
             b"{\"say\":\"sing\",\"song\":1}\n{\"say\":\"hello\",\"oldest\":1,\"newest\":2,\"shoes\":[]}\n";
         a.stream.try_write(lines).expect("room");
-        assert_eq!(b.hear::<Taker>().await.expect("heard"), Taker::Unknown);
-        let hello = Taker::Hello { oldest: 1, newest: 2, release: String::new() };
-        assert_eq!(b.hear::<Taker>().await.expect("heard"), hello);
+        assert_eq!(b.recv::<FromNext>().await.expect("received"), FromNext::Unknown);
+        let hello = FromNext::Hello { oldest: 1, newest: 2, release: String::new() };
+        assert_eq!(b.recv::<FromNext>().await.expect("received"), hello);
     }
 
     #[tokio::test]
-    async fn a_line_that_has_no_end_is_not_read_for_ever() {
+    async fn a_line_without_end_is_refused_at_the_limit() {
         let (a, mut b) = pair();
         let flood = async {
             loop {
@@ -398,33 +399,33 @@ mod tests {
                 let _ = a.stream.try_write(&[b'x'; 65_536]);
             }
         };
-        let heard = tokio::select! {
-            heard = b.hear::<Taker>() => heard,
+        let received = tokio::select! {
+            received = b.recv::<FromNext>() => received,
             () = flood => unreachable!("it has no end"),
         };
-        assert!(matches!(heard, Err(WireError::TooLong)), "{heard:?}");
+        assert!(matches!(received, Err(WireError::TooLong)), "{received:?}");
         assert!(b.read.len() < LINE_MAX + 2 * super::READ);
-        let long = Giver::No { reason: "x".repeat(LINE_MAX) };
-        assert!(matches!(b.say(&long).await, Err(WireError::TooLong)));
+        let long = FromPrevious::No { reason: "x".repeat(LINE_MAX) };
+        assert!(matches!(b.send(&long).await, Err(WireError::TooLong)));
     }
 
     #[tokio::test]
-    async fn what_makes_no_sense_the_end_and_silence_are_told_apart() {
+    async fn malformed_lines_the_end_and_silence_are_different_errors() {
         let (a, mut b) = pair();
         a.stream.try_write(b"{\"say\":\"answer\",\"body\":\"secret\"}\n").expect("room");
-        let error = b.hear::<Taker>().await.expect_err("no such word");
+        let error = b.recv::<FromNext>().await.expect_err("no such message");
         assert!(matches!(error, WireError::Other { .. }) && !error.to_string().contains("secret"), "{error}");
-        let silent = b.hear_within::<Taker>(Duration::from_millis(10)).await;
+        let silent = b.recv_within::<FromNext>(Duration::from_millis(10)).await;
         assert!(matches!(silent, Err(WireError::Silent(_))));
         drop(a);
-        assert!(matches!(b.hear::<Taker>().await, Err(WireError::Gone)));
+        assert!(matches!(b.recv::<FromNext>().await, Err(WireError::Gone)));
     }
 
     #[test]
-    fn what_guests_say_is_not_in_debug_output() {
-        let asked = Asked::from(&question());
-        let told = Told::new(&question(), Some(&Response::new(Status(200), None, &[], "secret")));
-        for text in [format!("{asked:?}"), format!("{told:?}")] {
+    fn debug_output_leaves_out_what_guests_send_and_receive() {
+        let passed = PassedQuestion::from(&question());
+        let answer = PassedAnswer::new(&question(), Some(&Response::new(Status(200), None, &[], "secret")));
+        for text in [format!("{passed:?}"), format!("{answer:?}")] {
             assert!(!text.contains("c2VjcmV0") && text.contains(&u64::MAX.to_string()), "{text}");
         }
     }

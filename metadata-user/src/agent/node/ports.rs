@@ -1,289 +1,300 @@
-//! From what a port is to what the plan says it is.
+//! What is there: attached ports, and the way from there to the plan.
+
+mod closing;
+mod state;
+mod takeover;
+mod troubles;
 
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metadata_common::mac::Mac;
-use metadata_common::maps::Slot;
+use metadata_base::port::PortName;
+use metadata_feed::registry::RecordId;
+use metadata_links::watch::{Changed, Device};
+use metadata_steer::{Found, SteerError, Steering, Way};
 use tracing::{debug, info, warn};
 
-use super::status::spoken;
-use super::{Bound, Node, Rendered, Serves};
+use super::answers::Answers;
+use super::attaching::Attaching;
+use super::bindings::Bindings;
+use super::catalogue::{Catalogue, Touched};
+use super::workers::Workers;
+use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
-use metadata_base::port::PortName;
-use metadata_content::dialect;
-use metadata_content::store::{Responses, SlotOutOfRange};
-use metadata_datapath::stack::StackStats;
-use metadata_datapath::worker::{ControlError, WorkerHandle};
-use metadata_feed::registry::RecordId;
-use metadata_steer::{Found, SteerError, Way};
+pub(in crate::agent) use closing::Guard;
+use state::{ABSENT, UNREACHABLE};
+use troubles::Troubles;
 
-/// What is said of a port whose interface is not there.
-pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
+/// The ports of the node. Events touch ports; [`Ports::proceed`] brings touched ports to the plan.
+pub(in crate::agent) struct Ports {
+    steering: Steering,
+    bindings: Bindings,
+    /// Ports to settle.
+    touched: BTreeSet<PortName>,
+    /// Ports that the previous agent may have served, whose guests are answered before any port is attached again.
+    /// `None` before the first call of [`Ports::proceed`].
+    inherited: Option<BTreeSet<PortName>>,
+    troubles: Troubles,
+    attaching: Attaching,
+    guard: Guard,
+}
 
-/// What is said of a port whose guest gets no answer.
-pub(super) const UNREACHABLE: &str = "answers do not reach its guest: the device takes no redirected frames. Of a veth, turn GRO on at the other end \
-     (`ethtool -K PEER gro on`); else give the guest a tap. It is served as soon as it takes them";
+impl Ports {
+    /// No port is attached; those of the plan, and the guarded taps of the agent's own namespace, are touched.
+    #[must_use]
+    pub(in crate::agent) fn new(
+        steering: Steering,
+        answers: Answers,
+        workers: Workers,
+        guard: Guard,
+        plan: &Plan,
+    ) -> Self {
+        let mut ports = Self {
+            bindings: Bindings::new(&steering, answers, workers),
+            steering,
+            touched: plan.ports().cloned().collect(),
+            inherited: None,
+            troubles: Troubles::default(),
+            attaching: Attaching::default(),
+            guard,
+        };
+        ports.touch_taps(None, plan);
+        ports
+    }
 
-/// What is said of a port whose guest is served the slower way.
-pub(super) const BY_CLASSIFIER: &str = "served, at more cost a frame: the device takes no redirected frames, so a classifier hands it its answers. Of a \
-     veth, turn GRO on at the other end (`ethtool -K PEER gro on`)";
+    #[must_use]
+    pub(super) fn steering(&self) -> &Steering {
+        &self.steering
+    }
 
-impl Node {
-    /// Brings one port to the plan.
-    pub(super) fn settle(&mut self, port: &PortName) {
-        let (start, rendered) = (Instant::now(), self.rendering);
-        if !self.plan.wants(port) {
-            self.attaching.lost(port);
-            if self.is_guarded(port) {
-                return self.close(port);
+    #[must_use]
+    pub(super) fn bindings(&self) -> &Bindings {
+        &self.bindings
+    }
+
+    #[must_use]
+    pub(super) fn attaching(&self) -> &Attaching {
+        &self.attaching
+    }
+
+    #[must_use]
+    pub(in crate::agent) fn workers(&self) -> &Workers {
+        self.bindings.workers()
+    }
+
+    #[must_use]
+    pub(in crate::agent) fn answers(&self) -> &Answers {
+        self.bindings.answers()
+    }
+
+    /// Number of ports attached.
+    #[must_use]
+    pub(in crate::agent) fn count(&self) -> usize {
+        self.steering.port_count()
+    }
+
+    /// Number of identities bound.
+    #[must_use]
+    pub(in crate::agent) fn identity_count(&self) -> usize {
+        self.bindings.count()
+    }
+
+    /// Checks that the packet path runs: an agent without it must not look alive.
+    ///
+    /// # Errors
+    /// If a worker thread has ended, or a device of the hub was deleted.
+    pub(in crate::agent) fn check_path(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            !self.workers().any_ended(),
+            "a worker thread has stopped; see the log above, then restart"
+        );
+        match self.steering.hub_is_whole() {
+            Ok(whole) => anyhow::ensure!(whole, "a device of the hub was deleted; restart to make it anew"),
+            Err(error) => warn!("looking for the hub's devices: {error}"),
+        }
+        Ok(())
+    }
+
+    /// True while ports are touched.
+    #[must_use]
+    pub(in crate::agent) fn has_work(&self) -> bool {
+        !self.touched.is_empty()
+    }
+
+    /// Ports whose plan may have changed are to be settled.
+    pub(in crate::agent) fn touch(&mut self, Touched { mut named, mut others }: Touched) {
+        named.iter().for_each(|port| self.attaching.on_seen(port));
+        self.touched.append(&mut named);
+        self.touched.append(&mut others);
+    }
+
+    /// Devices of a namespace appeared, vanished or changed: the ports that they are or were are to be settled.
+    pub(super) fn on_links_changed(&mut self, netns: Option<&str>, changed: &Changed, plan: &Plan) {
+        match changed {
+            Changed::Unknown => {
+                for port in plan.ports().filter(|port| port.netns.as_deref() == netns) {
+                    self.attaching.on_seen(port);
+                    self.touched.insert(port.clone());
+                }
+                if let Err(error) = self.steering.look_at_mtus(netns) {
+                    debug!(?netns, "looking at MTUs: {error}");
+                }
+                self.touch_taps(netns, plan);
             }
-            self.told.remove(port);
-            return self.give_up_unguarded(port);
+            Changed::Devices(devices) => {
+                devices.iter().for_each(|device| self.on_device_changed(netns, device, plan));
+            }
         }
-        for who in self.speakers(port).filter(|who| !self.plan.knows(who)).cloned().collect::<Vec<_>>() {
-            self.unbind(&who);
+    }
+
+    fn on_device_changed(&mut self, netns: Option<&str>, device: &Device, plan: &Plan) {
+        self.steering.lost(device);
+        if let Err(error) = self.steering.resized(device) {
+            warn!("{error}");
         }
-        let fresh = !self.steering.is_attached(port);
-        if !self.own(port) || !self.open(port) {
-            return self.answer_on(port);
+        let named = PortName { ifname: device.name.clone(), netns: netns.map(str::to_owned) };
+        let attached = self.steering.attached_as(device).cloned();
+        if plan.wants(&named) {
+            self.attaching.on_seen(&named);
         }
-        if fresh {
-            self.go_on_with(port);
+        let touched = Some(named).filter(|port| plan.wants(port) || self.guard.guards(port, plan));
+        self.touched.extend(attached.into_iter().chain(touched));
+    }
+
+    /// Repeats what could not be done.
+    pub(in crate::agent) fn retry(&mut self) {
+        self.touched.append(&mut self.troubles.take_unsettled());
+        self.bindings.retry_wakes();
+    }
+
+    /// Switches ports to the program that costs their guests least now, and touches ports whose device has changed.
+    pub(super) fn follow_guests(&mut self, now: Instant) {
+        self.steering.follow_guests(now);
+        self.touched.extend(self.steering.look_at_devices());
+    }
+
+    /// Applies the limits of the configuration to all ports.
+    pub(super) fn set_limits(&mut self, limits: metadata_steer::Limits) {
+        if limits != self.steering.limits()
+            && let Err(error) = self.steering.set_limits(limits)
+        {
+            warn!("not all ports have the new limits: {error}; the next reload tries again");
+        }
+    }
+
+    /// Settles touched ports for at most `for_at_most`. A failure is logged once and repeated with the next event.
+    /// Guests that the previous agent served come first: they may have asked already.
+    pub(super) fn proceed(&mut self, for_at_most: Duration, catalogue: &mut Catalogue) {
+        let start = Instant::now();
+        self.answer_inherited(start, for_at_most, catalogue);
+        while start.elapsed() < for_at_most
+            && let Some(port) = self.touched.pop_first()
+        {
+            self.troubles.begin(&port);
+            self.settle(&port, catalogue);
+            self.troubles.end(&port);
+            self.attaching.log_progress(self.touched.len(), self.steering.port_count());
+        }
+    }
+
+    /// Answers guests of ports that the previous agent served, until all are answered or the time is over.
+    fn answer_inherited(&mut self, start: Instant, for_at_most: Duration, catalogue: &mut Catalogue) {
+        let all = || {
+            let all = self.steering.has_left().then(|| catalogue.plan().ports().cloned());
+            all.into_iter().flatten().collect()
+        };
+        let inherited = self.inherited.get_or_insert_with(all);
+        while start.elapsed() < for_at_most
+            && let Some(port) = inherited.pop_first()
+        {
+            self.bindings.answer_inherited(&mut self.steering, &port, catalogue);
+        }
+    }
+
+    /// Brings one port to the plan.
+    fn settle(&mut self, port: &PortName, catalogue: &mut Catalogue) {
+        let (start, rendering) = (Instant::now(), catalogue.rendering());
+        if !catalogue.plan().wants(port) {
+            return self.settle_unwanted(port, catalogue.plan());
+        }
+        self.bindings.unbind_on(&mut self.steering, port, |who| !catalogue.plan().knows(who));
+        let is_new = !self.steering.is_attached(port);
+        if !self.attach(port) || !self.open(port) {
+            return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
+        }
+        if is_new {
+            self.bindings.keep_inherited(&mut self.steering, port, catalogue.plan());
         }
         let speakers: Vec<_> =
-            self.plan.speakers(port).map(|(who, key)| (who.clone(), key.cloned())).collect();
-        for (who, key) in speakers {
-            self.serve(&who, key.as_ref());
+            catalogue.plan().speakers(port).map(|(who, id)| (who.clone(), id.cloned())).collect();
+        for (who, id) in speakers {
+            self.serve(&who, id.as_ref(), catalogue);
         }
         if self.steering.way_to(port) == Way::None {
-            self.trouble(port, UNREACHABLE);
+            self.troubles.report(port, UNREACHABLE);
         }
-        self.attaching.done(port, fresh);
-        if fresh {
-            self.attaching.took(start.elapsed().saturating_sub(self.rendering - rendered));
-        }
-    }
-
-    /// Identities that an agent before bound on a port keep their slots, or go.
-    pub(super) fn go_on_with(&mut self, port: &PortName) {
-        for (mac, slot) in self.steering.bound_on(port) {
-            let who = IdentityName { port: port.clone(), mac };
-            if self.plan.knows(&who) {
-                self.slots.claim(&who, slot);
-                continue;
-            }
-            match self.steering.unbind(slot) {
-                Ok(()) => self.let_go(slot),
-                Err(error) => warn!(%port, %mac, slot, "the slot is not used again; unbinding: {error}"),
-            }
+        self.attaching.on_served(port, is_new);
+        if is_new {
+            self.attaching.on_attached(start.elapsed().saturating_sub(catalogue.rendering() - rendering));
         }
     }
 
-    /// Gives guests of ports that an agent before left their answers, until all have them or the time is over.
-    pub(super) fn answer_left(&mut self, start: Instant, for_at_most: Duration) {
-        if self.left.is_none() {
-            let all = self.steering.has_left().then(|| self.plan.ports().cloned());
-            self.left = Some(all.into_iter().flatten().collect());
+    fn settle_unwanted(&mut self, port: &PortName, plan: &Plan) {
+        self.attaching.on_absent(port);
+        if self.guard.guards(port, plan) {
+            return self.close(port, plan);
         }
-        while start.elapsed() < for_at_most
-            && let Some(port) = self.left.as_mut().and_then(BTreeSet::pop_first)
-        {
-            self.answer_on(&port);
+        self.troubles.forget(port);
+        self.release_unguarded(port, plan);
+    }
+
+    fn serve(&mut self, who: &IdentityName, id: Option<&RecordId>, catalogue: &mut Catalogue) {
+        let responses = id.and_then(|id| catalogue.responses(id));
+        let record = id.and_then(|id| catalogue.record(id)).map(AsRef::as_ref);
+        if let Err(reason) = self.bindings.serve(&mut self.steering, who, responses, record) {
+            self.troubles.report(&who.port, &reason);
         }
     }
 
-    /// Gives guests their answers whom an agent before bound on a port that is not attached again.
-    fn answer_on(&mut self, port: &PortName) {
-        let bound = self.steering.left_on(port).unwrap_or_else(|error| {
-            debug!(%port, "its guests wait until it is attached: {error}");
-            Vec::new()
-        });
-        for (mac, slot) in bound {
-            let who = IdentityName { port: port.clone(), mac };
-            let Some(key) = self.plan.holder(&who).cloned() else { continue };
-            let Some(responses) = self.responses(&key) else { continue };
-            match self.store_in(slot, &who, Some(&key), &Serves::Responses(responses)) {
-                Ok(()) => self.wake(slot),
-                Err(error) => warn!(%port, slot, "{error}"),
-            }
-        }
-    }
-
-    /// Frees the slot of an identity that nobody named.
-    pub(super) fn let_go(&mut self, slot: Slot) {
-        if let Err(error) = self.store.withdraw(slot) {
-            warn!(slot, "{error}");
-        }
-        match self.worker(slot).and_then(|worker| worker.forget(slot)) {
-            Ok(()) => self.slots.give_up(slot, Instant::now()),
-            Err(error) => warn!(slot, "the slot is not used again: {error}"),
-        }
-    }
-
-    /// The identities bound on a port.
-    pub(super) fn speakers(&self, port: &PortName) -> impl Iterator<Item = &IdentityName> {
-        let first = IdentityName { port: port.clone(), mac: Mac::default() };
-        self.bound.range(first..).map(|(who, _)| who).take_while(move |who| who.port == *port)
-    }
-
-    /// Makes a port ours; true when it is.
-    fn own(&mut self, port: &PortName) -> bool {
+    /// Attaches a port; true if it is attached.
+    fn attach(&mut self, port: &PortName) -> bool {
         match self.steering.find(port) {
             Ok(Found::Attached) => return true,
             Ok(Found::Other) => {
-                // The tap was deleted and made again: another device under the old name.
-                self.give_up(port);
+                // The tap was deleted and made again: another device has the old name.
+                self.detach(port);
                 match self.steering.attach(port) {
                     Ok(()) => {
-                        self.told.remove(port);
+                        self.troubles.forget(port);
                         info!(%port, "attached");
                         return true;
                     }
-                    Err(SteerError::SamePort { other, .. }) if self.go_by(port, &other) => return true,
-                    Err(error) => self.trouble(port, &error.to_string()),
+                    Err(SteerError::SamePort { other, .. }) if self.rename_closed(port, &other) => {
+                        return true;
+                    }
+                    Err(error) => self.troubles.report(port, &error.to_string()),
                 }
             }
             Ok(Found::Nothing) => {
-                self.give_up(port);
-                self.attaching.lost(port);
-                self.trouble(port, ABSENT);
+                self.detach(port);
+                self.attaching.on_absent(port);
+                self.troubles.report(port, ABSENT);
             }
-            Err(error) => self.trouble(port, &error.to_string()),
+            Err(error) => self.troubles.report(port, &error.to_string()),
         }
         false
     }
 
-    /// Lets a port go, if we have it, with all that speak on it.
-    pub(super) fn give_up(&mut self, port: &PortName) {
-        // Steering detaches a device that was renamed by itself, so there may be speakers without a port.
-        for who in self.speakers(port).cloned().collect::<Vec<_>>() {
-            self.unbind(&who);
-        }
+    /// Unbinds the identities of a port and detaches it, if it is attached.
+    fn detach(&mut self, port: &PortName) {
+        // Steering itself detaches a device that was renamed, so identities may be bound on a port that is not attached.
+        self.bindings.unbind_on(&mut self.steering, port, |_| true);
         if !self.steering.is_attached(port) {
             return;
         }
         match self.steering.detach(port) {
             Ok(()) => info!(%port, "detached"),
             Err(error) => warn!(%port, "detaching: {error}"),
-        }
-    }
-
-    /// Lets an identity speak and gives it its record's responses. Published before it is bound: the first
-    /// frame already finds them.
-    fn serve(&mut self, who: &IdentityName, key: Option<&RecordId>) {
-        let rendered = key.and_then(|key| self.responses(key));
-        let bound = self.bound.get(who).map(|bound| &bound.serves);
-        let serves = match (rendered, bound) {
-            (Some(responses), _) => Serves::Responses(responses),
-            (None, None | Some(Serves::Awaited)) => Serves::Awaited,
-            (None, Some(Serves::Responses(_) | Serves::Gone)) => Serves::Gone,
-        };
-        if bound.is_some_and(|old| old.same(&serves)) {
-            return;
-        }
-        let slot = match self.slots.take(who, Instant::now()) {
-            Ok(slot) => slot,
-            Err(error) => return self.trouble(&who.port, &error.to_string()),
-        };
-        if let Err(error) = self.store_in(slot, who, key, &serves) {
-            return self.trouble(&who.port, &error.to_string());
-        }
-        if bound.is_none()
-            && let Err(error) = self.steering.bind(&who.port, who.mac, slot)
-        {
-            self.empty(who, slot, true);
-            return self.trouble(&who.port, &error.to_string());
-        }
-        if bound.is_some() {
-            self.wake(slot);
-        }
-        self.bound.insert(who.clone(), Bound { slot, serves });
-    }
-
-    /// From now on requests of a slot get this.
-    fn store_in(
-        &self,
-        slot: Slot,
-        who: &IdentityName,
-        key: Option<&RecordId>,
-        serves: &Serves,
-    ) -> Result<(), SlotOutOfRange> {
-        if let Some(audit) = &self.audit {
-            let record = key.and_then(|key| self.records.get(key));
-            let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
-            audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
-        }
-        match serves {
-            Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
-            Serves::Awaited => self.store.expect(slot),
-            Serves::Gone => self.store.withdraw(slot),
-        }
-    }
-
-    /// The worker that serves a slot.
-    pub(super) fn worker(&self, slot: Slot) -> Result<&WorkerHandle<StackStats>, ControlError> {
-        self.workers.get(self.steering.worker_of(slot)).ok_or(ControlError::Ended)
-    }
-
-    /// Has requests that wait on a slot look at what has changed; tried again when the worker has no room.
-    pub(super) fn wake(&mut self, slot: Slot) {
-        match self.worker(slot).and_then(|worker| worker.wake(slot)) {
-            Ok(()) => {}
-            Err(ControlError::Full) => {
-                self.asleep.insert(slot);
-            }
-            Err(error) => warn!(slot, "requests that wait are not woken: {error}"),
-        }
-    }
-
-    /// Takes an identity out: the kernel first, so that no frame comes for a slot that is being emptied.
-    pub(super) fn unbind(&mut self, who: &IdentityName) {
-        let Some(Bound { slot, .. }) = self.bound.remove(who) else { return };
-        let out = self.steering.unbind(slot);
-        if let Err(error) = &out {
-            warn!(port = %who.port, mac = %who.mac, slot, "the slot is not used again; unbinding: {error}");
-        }
-        self.empty(who, slot, out.is_ok());
-    }
-
-    /// Forgets what was held for a slot. The slot is given out again only when the kernel sends nothing more
-    /// as it (`unbound`) and the worker has been told.
-    pub(super) fn empty(&mut self, who: &IdentityName, slot: Slot, unbound: bool) {
-        if let Err(error) = self.store.withdraw(slot) {
-            warn!(slot, "{error}");
-        }
-        match self.worker(slot).and_then(|worker| worker.forget(slot)) {
-            Ok(()) if unbound => {
-                self.slots.release(who, Instant::now());
-            }
-            Ok(()) => {}
-            Err(error) => warn!(slot, "the slot stays with its last holder: {error}"),
-        }
-    }
-
-    /// The responses of a record, rendered when it is new.
-    fn responses(&mut self, key: &RecordId) -> Option<Arc<Responses>> {
-        let record = self.records.get(key)?;
-        if let Some(rendered) = self.rendered.get(key).filter(|r| Arc::ptr_eq(&r.record, record)) {
-            return Some(Arc::clone(&rendered.responses));
-        }
-        let vm = self.state.vm(record);
-        let start = Instant::now();
-        let responses = Arc::new(dialect::render(record, &mut self.interner, vm));
-        self.rendering += start.elapsed();
-        let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
-        self.rendered.insert(key.clone(), rendered);
-        Some(responses)
-    }
-
-    /// Tries again later, and logs what is new.
-    pub(super) fn trouble(&mut self, port: &PortName, text: &str) {
-        self.unsettled.insert(port.clone());
-        if self.told.get(port).is_none_or(|last| last != text) {
-            warn!("port {port}: {text}");
-            self.told.insert(port.clone(), text.to_owned());
         }
     }
 }

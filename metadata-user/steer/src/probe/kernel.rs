@@ -15,7 +15,8 @@ use std::io;
 use std::os::fd::AsFd as _;
 use std::path::Path;
 
-use super::super::object::{self, Object};
+use super::super::loading;
+use super::super::object::Object;
 use super::super::{SteerConfig, SteerError, Steering, mode};
 use super::Failure;
 use metadata_base::port::PortName;
@@ -138,7 +139,7 @@ fn links() -> Vec<(Feature, Result<bool, Failure>)> {
 
 /// Attaches a program to the loopback through `bpf_link`; `None` if it was attached in another way.
 fn first(ebpf: &mut Ebpf) -> Result<FdLink, Option<Failure>> {
-    let program = object::load_program(ebpf, program::SOCKET).map_err(|error| Some(error.into()))?;
+    let program = loading::load_program(ebpf, program::SOCKET).map_err(|error| Some(error.into()))?;
     let put = |program: &mut Xdp| -> Result<XdpLink, ProgramError> {
         let id = program.attach_to_if_index(LOOPBACK, XdpMode::Skb)?;
         program.take_link(id)
@@ -148,7 +149,7 @@ fn first(ebpf: &mut Ebpf) -> Result<FdLink, Option<Failure>> {
 }
 
 fn second(ebpf: &mut Ebpf, link: FdLink) -> Result<bool, Failure> {
-    let program = object::load_program(ebpf, program::HUB).map_err(Failure::from)?;
+    let program = loading::load_program(ebpf, program::HUB).map_err(Failure::from)?;
     let link = XdpLink::try_from(link).map_err(|error| Failure::of(&error))?;
     program.attach_to_link(link).map_err(|error| Failure::of(&error))?;
     Ok(true)

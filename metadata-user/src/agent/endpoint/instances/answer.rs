@@ -1,4 +1,4 @@
-//! Answers: JSON, and problems as RFC 9457 has them.
+//! Answers in JSON, and problems (RFC 9457).
 
 use std::io;
 use std::time::Duration;
@@ -9,13 +9,12 @@ use serde::Serialize;
 
 use super::super::{Busy, JSON};
 use super::WAITS;
-use super::conditions::Failed;
 use crate::agent::node::{Clash, name_of};
 use metadata_control::instances::{Instance, Problem};
 use metadata_feed::registry::RecordId;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
-/// What kinds of problems begin with.
+/// The prefix of problem types.
 const KIND: &str = "urn:xdp-imds:";
 
 pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
@@ -28,7 +27,7 @@ pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     }
 }
 
-/// A problem on its way to who asked.
+/// A problem as an answer.
 pub(super) struct Refusal(Problem);
 
 impl<T: Into<Problem>> From<T> for Refusal {
@@ -63,16 +62,16 @@ fn problem(status: StatusCode, kind: &str, title: &str, detail: String) -> Probl
 
 pub(super) fn bad_request(expected: &str, found: &str) -> Problem {
     let detail = format!("expected {expected}, found {found}");
-    problem(StatusCode::BAD_REQUEST, "request", "The request is not as it should be", detail)
+    problem(StatusCode::BAD_REQUEST, "request", "The request is malformed", detail)
 }
 
 pub(super) fn forbidden(detail: &str) -> Problem {
-    problem(StatusCode::FORBIDDEN, "forbidden", "Not to be done by this way", detail.into())
+    problem(StatusCode::FORBIDDEN, "forbidden", "Not permitted here", detail.into())
 }
 
 pub(super) fn media_type() -> Problem {
     let detail = "expected a record as application/json or application/yaml in Content-Type, found something else; \
-                  curl -T sends none, which is good, too";
+                  curl -T sends none, which is accepted as well";
     problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not a record's media type", detail.into())
 }
 
@@ -81,7 +80,7 @@ pub(super) fn too_large(most: usize) -> Problem {
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The record is too large", detail)
 }
 
-/// `reason` names no secret.
+/// A record that cannot be used. `reason` must contain no secret.
 pub(super) fn record(reason: String) -> Problem {
     problem(StatusCode::UNPROCESSABLE_ENTITY, "record", "The record cannot be used", reason)
 }
@@ -90,12 +89,12 @@ pub(super) fn absent(id: &RecordId) -> Problem {
     problem(StatusCode::NOT_FOUND, "absent", "No such instance", none(id))
 }
 
-/// What is said of a name that nothing has, to those who ask by the command as well.
+/// The text for a name without a record, which the command prints as well.
 pub(super) fn none(id: &RecordId) -> String {
     format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists what there is")
 }
 
-pub(super) fn precondition(Failed(detail): Failed) -> Problem {
+pub(super) fn precondition(detail: String) -> Problem {
     problem(StatusCode::PRECONDITION_FAILED, "precondition", "It has changed meanwhile", detail)
 }
 
@@ -103,19 +102,19 @@ pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
     let (by, detail) = match clash {
         Clash::Taken { identity, by } => {
             let detail = format!(
-                "{} on port {} belongs to {by}; give the NIC another MAC or port, or take {by} out first",
+                "{} on port {} belongs to {by}; give the NIC another MAC or port, or remove {by} first",
                 identity.mac, identity.port
             );
             (by, detail)
         }
         Clash::SameVm { by } => {
             let detail = format!(
-                "the VM of {id} is registered as {by}; take {by} out first, or give the VM a vm.uuid of its own"
+                "the VM of {id} is registered as {by}; remove {by} first, or give the VM a vm.uuid of its own"
             );
             (by, detail)
         }
         Clash::Full { most } => {
-            let detail = format!("expected at most {most} instances, found one more; take some out first");
+            let detail = format!("expected at most {most} instances, found one more; remove some first");
             return problem(StatusCode::INSUFFICIENT_STORAGE, "full", "No room for another instance", detail);
         }
         Clash::Memory(no_room) => {
@@ -124,7 +123,7 @@ pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
         }
         Clash::Unplaced => {
             return record(
-                "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or do without \
+                "expected a NIC with a port to wait for, found none; name it in network.nics[].port, or omit \
                  `wait`"
                     .into(),
             );
@@ -153,18 +152,19 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
 
 pub(super) fn too_many() -> Problem {
     let detail =
-        format!("{WAITS} others wait for their ports; nothing was changed: try again, or do without `wait`");
-    problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many wait", detail)
+        format!("{WAITS} others wait for their ports; nothing was changed: try again, or omit `wait`");
+    problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 
 pub(super) fn busy() -> Problem {
-    let detail = "the agent has no time for an answer, or leaves; try again";
+    let detail = "the agent is busy or ending; try again";
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail.into())
 }
 
 pub(super) fn not_kept(error: &io::Error) -> Problem {
-    let detail = format!("nothing was changed, because it cannot be kept in the state directory: {error}");
-    problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be kept", detail)
+    let detail =
+        format!("nothing was changed, because the record cannot be written to the state directory: {error}");
+    problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
 impl From<Busy> for Problem {

@@ -1,4 +1,4 @@
-//! What is asked: by the client in its URL, and then of the control loop.
+//! Requests about instances: as read from the URL, and as passed to the control loop.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,73 +16,73 @@ use metadata_content::source::Source;
 use metadata_control::instances::{Instance, NAME_MAX, Page, Problem, is_name};
 use metadata_feed::registry::RecordId;
 
-/// A question to the control loop about instances, with where the answer goes.
-pub enum Ask {
-    /// Those behind a name, of one source or all.
+/// A request to the control loop about instances, with the channel for the answer.
+pub(crate) enum Ask {
+    /// The instances after a name, of one source or of all.
     List {
         /// The source.
         source: Option<Source>,
-        /// The name.
+        /// The name; `None` for the first page.
         after: Option<RecordId>,
         /// The answer.
         reply: oneshot::Sender<Page>,
     },
-    /// One, and its last good record.
+    /// An instance, and its last valid record.
     Look {
-        /// Which.
+        /// The name of the record.
         id: RecordId,
         /// The answer.
         reply: oneshot::Sender<Option<(Instance, Option<Arc<Record>>)>>,
     },
-    /// The tag of what is registered.
+    /// The entity tag of a registered record.
     Tag {
-        /// Which.
+        /// The name of the record.
         id: RecordId,
         /// The answer.
         reply: oneshot::Sender<Option<Arc<str>>>,
     },
-    /// The same, and whether a record may come in its place.
+    /// The entity tag, and whether another record may be registered under the name.
     Check {
-        /// Which.
+        /// The name of the record.
         id: RecordId,
         /// The record.
         record: Arc<Record>,
-        /// Its client waits until it is attached.
+        /// The client waits until the record is attached.
         waits: bool,
         /// The answer.
         reply: oneshot::Sender<Checked>,
     },
     /// Registers a record.
     Put {
-        /// Which.
+        /// The name of the record.
         id: RecordId,
         /// The record.
         tagged: Tagged,
-        /// How it is now.
+        /// The instance.
         reply: oneshot::Sender<Instance>,
     },
-    /// Takes a record out.
+    /// Removes a record.
     Remove {
-        /// Which.
+        /// The name of the record.
         id: RecordId,
-        /// That it is done.
+        /// Sent once the record is removed.
         reply: oneshot::Sender<()>,
     },
-    /// Tells when all ports of a record are attached; never when it goes before.
+    /// Waits until all ports of a record are attached. No answer comes if the record is removed before.
     Wait {
-        /// Which.
+        /// The name of the record.
         id: RecordId,
-        /// How it is then.
+        /// The instance then.
         reply: oneshot::Sender<Instance>,
     },
 }
 
-/// What is registered under a name, and whether something else may be.
+/// The registered record of a name, and whether another may replace it.
 #[derive(Debug)]
-pub struct Checked {
-    /// The tag of what is.
+pub(crate) struct Checked {
+    /// The entity tag of the registered record.
     pub tag: Option<Arc<str>>,
-    /// Why it may not, if so.
+    /// The reason why another may not.
     pub admitted: Result<(), Clash>,
 }
 
@@ -101,24 +101,28 @@ impl fmt::Debug for Ask {
 }
 
 impl Ask {
-    /// Answers by the node; whoever asked may have gone away. True when records have changed.
+    /// Answers from the node. True if records have changed. The client may have gone away.
     pub(in crate::agent) fn answer(self, node: &mut Node) -> bool {
         let changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
         match self {
-            Self::List { source, after, reply } => _ = reply.send(node.page(source, after.as_ref())),
+            Self::List { source, after, reply } => _ = reply.send(node.view().page(source, after.as_ref())),
             Self::Look { id, reply } => {
-                let found = node.look_at(&id).map(|instance| (instance, node.record_of(&id)));
+                let found =
+                    node.view().instance(&id).map(|instance| (instance, node.catalogue.last_record(&id)));
                 _ = reply.send(found);
             }
-            Self::Tag { id, reply } => _ = reply.send(node.tag(&id)),
+            Self::Tag { id, reply } => _ = reply.send(node.catalogue.etag_of(&id)),
             Self::Check { id, record, waits, reply } => {
-                let checked = Checked { tag: node.tag(&id), admitted: node.admits(&id, &record, waits) };
+                let checked = Checked {
+                    tag: node.catalogue.etag_of(&id),
+                    admitted: node.catalogue.check_admission(&id, &record, waits),
+                };
                 _ = reply.send(checked);
             }
             Self::Put { id, tagged, reply } => {
                 node.register(&id, tagged);
-                // What was just put in is there.
-                if let Some(instance) = node.look_at(&id) {
+                // A record that was just registered exists.
+                if let Some(instance) = node.view().instance(&id) {
                     _ = reply.send(instance);
                 }
             }
@@ -132,22 +136,22 @@ impl Ask {
     }
 }
 
-/// A question about one name.
+/// A request about one name.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct Named {
     pub(super) id: RecordId,
     pub(super) wait: Option<Wait>,
 }
 
-/// To be answered when all ports are attached.
+/// A client that waits until all ports are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Wait {
-    /// Not longer than that.
+    /// Limit on the time it waits.
     pub(super) timeout: Duration,
 }
 
-/// Reads the URL of a question about one name.
-pub(super) fn read(uri: &Uri, method: &Method) -> Result<Asked, Problem> {
+/// Reads the URL of a request about one name.
+pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, Problem> {
     let name = uri.path().strip_prefix(PREFIX).unwrap_or_default();
     let name =
         percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other octets"))?;
@@ -175,10 +179,10 @@ pub(super) fn read(uri: &Uri, method: &Method) -> Result<Asked, Problem> {
         return Err(bad_request("`wait=attached` beside `timeout`", "`timeout` alone"));
     }
     let wait = waits.then(|| Wait { timeout: timeout.unwrap_or(WAIT) });
-    Ok(Asked { id: RecordId::new(source, &name), wait })
+    Ok(Named { id: RecordId::new(source, &name), wait })
 }
 
-/// Reads the query of a question about all.
+/// Reads the query of a request for a list.
 pub(super) fn range(uri: &Uri) -> Result<(Option<Source>, Option<RecordId>), Problem> {
     let (mut source, mut after) = (None, None);
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
@@ -210,7 +214,7 @@ fn unknown(method: &Method, key: &str) -> Problem {
     bad_request(expected, &format!("`{key}`, or another value of it"))
 }
 
-/// A time as `5s`, `500ms` or `1m`.
+/// Parses a time such as `5s`, `500ms` or `1m`.
 fn timeout_of(text: &str) -> Result<Duration, Problem> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number = text[..digits].parse::<u32>().ok();
@@ -229,7 +233,7 @@ fn timeout_of(text: &str) -> Result<Duration, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, Wait, range, read};
+    use super::{Named, Wait, range, read};
     use axum::http::{Method, Uri};
     use metadata_content::source::Source;
     use metadata_feed::registry::RecordId;
@@ -240,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn a_url_says_name_source_and_wait() {
+    fn a_url_has_name_source_and_wait() {
         let second = Duration::from_secs(1);
         for (path, source, name, timeout) in [
             ("web-1", Source::Api, "web-1", None),
@@ -250,16 +254,16 @@ mod tests {
             ("a?timeout=1500ms&wait=attached", Source::Api, "a", Some(second * 3 / 2)),
             ("a?wait=attached&timeout=1m", Source::Api, "a", Some(60 * second)),
         ] {
-            let asked = read(&uri(&format!("/v1/instances/{path}")), &Method::PUT).expect(path);
+            let named = read(&uri(&format!("/v1/instances/{path}")), &Method::PUT).expect(path);
             let wait = timeout.map(|timeout| Wait { timeout });
-            assert_eq!(asked, Asked { id: RecordId::new(source, name), wait }, "{path}");
+            assert_eq!(named, Named { id: RecordId::new(source, name), wait }, "{path}");
         }
-        let asked = read(&uri("/v1/instances/a?source=file"), &Method::GET).expect("any source is told");
-        assert_eq!(asked.id, RecordId::new(Source::File, "a"));
+        let named = read(&uri("/v1/instances/a?source=file"), &Method::GET).expect("any source can be read");
+        assert_eq!(named.id, RecordId::new(Source::File, "a"));
     }
 
     #[test]
-    fn what_a_url_must_not_say_is_refused_with_what_it_may() {
+    fn an_invalid_url_is_refused_with_what_is_allowed() {
         let long = format!("{}?", "a".repeat(254));
         for (method, path, status, said) in [
             (Method::PUT, "a//b", 400, "joined by `/`"),
@@ -285,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_goes_on_behind_a_name() {
+    fn a_list_continues_after_a_name() {
         let (source, after) = range(&uri("/v1/instances?source=api&after=api/ns/a")).expect("good");
         assert_eq!((source, after), (Some(Source::Api), Some(RecordId::new(Source::Api, "ns/a"))));
         assert_eq!(range(&uri("/v1/instances")).expect("good"), (None, None));

@@ -2,56 +2,52 @@
 
 use axum::http::{HeaderMap, header};
 
-use super::answer::{bad_request, none};
+use super::answer::{bad_request, none, precondition};
 use metadata_control::instances::Problem;
 use metadata_feed::registry::RecordId;
 
-/// What must hold before something is done.
+/// The conditions of a request.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Conditions {
     matches: Option<Tags>,
     differs: Option<Tags>,
 }
 
-/// A field's value.
+/// The value of a field.
 #[derive(Debug, PartialEq, Eq)]
 enum Tags {
-    /// `*`: whatever there is.
+    /// `*`: any entity tag.
     Any,
     These(Vec<String>),
 }
-
-/// What does not hold.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Failed(pub(super) String);
 
 impl Conditions {
     pub(super) fn read(head: &HeaderMap) -> Result<Self, Problem> {
         Ok(Self { matches: tags(head, header::IF_MATCH)?, differs: tags(head, header::IF_NONE_MATCH)? })
     }
 
-    /// Whether a change of what has this tag may be made.
-    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), Failed> {
+    /// Checks the conditions of a change against the entity tag of the registered record, if there is one.
+    ///
+    /// # Errors
+    /// If a condition does not hold.
+    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), Problem> {
         let found =
-            || etag.map_or_else(|| format!("{id} is not there"), |etag| format!("{id} is {etag} now"));
+            || etag.map_or_else(|| format!("{id} does not exist"), |etag| format!("{id} has the tag {etag}"));
         if let (Some(Tags::Any), None) = (&self.matches, etag) {
-            return Err(Failed(none(id)));
+            return Err(precondition(none(id)));
         }
         if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
-            let advice = "look at it (`xdp-imds get`, GET) and decide anew";
-            return Err(Failed(format!("expected what If-Match says, found that {}; {advice}", found())));
+            let advice = "read it (`xdp-imds get`, GET) and decide again";
+            return Err(precondition(format!("expected a tag of If-Match, but {}; {advice}", found())));
         }
         if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
-            let advice = "leave that (`--new`) out to replace it";
-            return Err(Failed(format!(
-                "expected what If-None-Match says, found that {}; {advice}",
-                found()
-            )));
+            let advice = "omit that condition (`--new`) to replace it";
+            return Err(precondition(format!("expected no tag of If-None-Match, but {}; {advice}", found())));
         }
         Ok(())
     }
 
-    /// True when a reader has what has this tag.
+    /// True if the client of a GET has the record with this entity tag.
     pub(super) fn is_known(&self, etag: Option<&str>) -> bool {
         self.differs.as_ref().is_some_and(|tags| tags.have(etag))
     }
@@ -74,7 +70,7 @@ fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, Pro
             return Ok(Some(Tags::Any));
         }
         for tag in text.split(',').map(str::trim) {
-            // A tag of ours has no comma in it.
+            // Entity tags of this agent contain no comma.
             if tag.len() < 2 || !tag.trim_start_matches("W/").starts_with('"') || !tag.ends_with('"') {
                 let expected = format!("`*` or entity tags in double quotes in {field}");
                 return Err(bad_request(&expected, "something else"));
@@ -127,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tag_is_refused() {
+    fn a_malformed_tag_is_refused() {
         for value in ["1", "\"1", "", "\"1\" \"2", "*, \"1\"x"] {
             assert_eq!(read(&[(header::IF_MATCH, value)]), Err(400), "{value}");
         }

@@ -1,15 +1,15 @@
-//! `/v1/instances`: VMs are registered here, looked at, and taken out.
+//! `/v1/instances`: registers, shows and removes VMs.
 //!
 //! | | |
 //! |---|---|
-//! | `GET /v1/instances` | every record of every source, [`PAGE`](metadata_control::instances::PAGE) at a time: `?source=`, `?after=` |
-//! | `PUT /v1/instances/NAME` | this record and no other under that name: `?wait=attached`, `?timeout=5s` |
-//! | `GET /v1/instances/NAME` | a record as it is held, without its secrets: `?source=` |
-//! | `DELETE /v1/instances/NAME` | none under that name |
-//! | `GET /v1/openapi.json` | all of this for programs |
+//! | `GET /v1/instances` | all records of all sources, [`PAGE`](metadata_control::instances::PAGE) at a time: `?source=`, `?after=` |
+//! | `PUT /v1/instances/NAME` | register this record under the name: `?wait=attached`, `?timeout=5s` |
+//! | `GET /v1/instances/NAME` | the record, without its secrets: `?source=` |
+//! | `DELETE /v1/instances/NAME` | remove the record |
+//! | `GET /v1/openapi.json` | the OpenAPI document |
 //!
-//! A change is checked by the control loop, written to disk, and only then put in force, one after the other: what was
-//! answered 200 or 201 outlives the agent. A client that goes away meanwhile does not end a change half-way.
+//! Changes are made one after the other. The control loop checks a change, it is written to disk, and then it comes into
+//! force: a record answered with 200 or 201 outlives the agent. A change is completed even if its client disappears.
 
 mod answer;
 mod ask;
@@ -36,9 +36,9 @@ use super::{Agent, Request};
 use crate::agent::node::{Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
-use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, precondition, too_many};
-pub use ask::{Ask, Checked};
-use ask::{Asked, Wait};
+use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, too_many};
+pub(crate) use ask::{Ask, Checked};
+use ask::{Named, Wait};
 use conditions::Conditions;
 use metadata_content::record::Limits;
 use metadata_control::instances::{Instance, Problem};
@@ -46,29 +46,29 @@ use metadata_feed::registry::RecordId;
 #[cfg(test)]
 use record::BODY_MAX;
 
-/// Clients that wait for their VM's ports at a time; one more is told so, and nothing is changed.
-pub const WAITS: usize = 16;
-/// How long a client waits that does not say.
-pub const WAIT: Duration = Duration::from_secs(5);
-/// Longest that a client may wait.
-pub const WAIT_MOST: Duration = Duration::from_secs(60);
+/// Limit on clients that wait for the ports of their VM. One more is refused, and nothing changes.
+pub(crate) const WAITS: usize = 16;
+/// How long a client waits by default.
+pub(crate) const WAIT: Duration = Duration::from_secs(5);
+/// Limit on the time that a client may wait.
+pub(crate) const WAIT_MOST: Duration = Duration::from_secs(60);
 
 const PREFIX: &str = "/v1/instances/";
-/// The interface for programs.
+/// The OpenAPI document.
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// What all who change instances share.
+/// Shared by all requests that change instances.
 #[derive(Debug)]
-pub(in crate::agent) struct Keeper {
+pub(in crate::agent) struct Registrar {
     shelf: Shelf,
     limits: ArcSwap<Limits>,
-    /// Whose turn it is to change something.
+    /// Held during a change.
     turn: Mutex<()>,
     waits: Semaphore,
 }
 
-impl Keeper {
-    /// Keeps records below the configuration's state directory.
+impl Registrar {
+    /// Stores records below the state directory of the configuration.
     pub(in crate::agent) fn new(config: &Config) -> Arc<Self> {
         Arc::new(Self {
             shelf: Shelf::below(config.state.as_deref()),
@@ -78,22 +78,22 @@ impl Keeper {
         })
     }
 
-    /// Takes over what can change of a configuration.
+    /// Applies the limits of a configuration.
     pub(in crate::agent) fn configure(&self, config: &Config) {
         self.limits.store(config.record_limits().into());
     }
 
-    /// Where records are kept.
+    /// Where records are stored.
     pub(in crate::agent) fn shelf(&self) -> Shelf {
         self.shelf.clone()
     }
 }
 
-/// What is answered where.
+/// The routes and their handlers.
 pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 3] {
     [
         ("/v1/instances", get(list)),
-        ("/v1/instances/{*name}", get(look).put(put).delete(remove)),
+        ("/v1/instances/{*name}", get(show).put(put).delete(remove)),
         ("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, super::JSON)], OPENAPI))),
     ]
 }
@@ -104,8 +104,8 @@ async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, Refusal>
     Ok(json(StatusCode::OK, &page))
 }
 
-async fn look(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, Refusal> {
-    let Asked { id, .. } = ask::read(&uri, &Method::GET)?;
+async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, Refusal> {
+    let Named { id, .. } = ask::read(&uri, &Method::GET)?;
     let conditions = Conditions::read(&head)?;
     let found = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id: id.clone(), reply })).await?;
     let (mut instance, held) = found.ok_or_else(|| absent(&id))?;
@@ -128,19 +128,19 @@ async fn put(
     head: HeaderMap,
     body: Body,
 ) -> Result<Response, Refusal> {
-    let Asked { id, wait } = ask::read(&uri, &Method::PUT)?;
+    let Named { id, wait } = ask::read(&uri, &Method::PUT)?;
     let conditions = Conditions::read(&head)?;
-    let limits = agent.keeper.limits.load_full();
+    let limits = agent.registrar.limits.load_full();
     let record = record::read(&head, body, &limits, peer).await?;
-    let keeper = Arc::clone(&agent.keeper);
+    let registrar = Arc::clone(&agent.registrar);
     let _place = match &wait {
-        Some(_) => Some(keeper.waits.try_acquire().map_err(|_| too_many())?),
+        Some(_) => Some(registrar.waits.try_acquire().map_err(|_| too_many())?),
         None => None,
     };
     let _stay = wait.map(|_| stay.hold());
     let until = wait.map(|Wait { timeout }| (timeout, Instant::now() + timeout));
     let change = Change { agent: agent.clone(), id: id.clone(), conditions, peer };
-    // A task of its own: half a change must not be all there is when the client has gone.
+    // In a task of its own: the change is completed even if the client disappears.
     let changed = tokio::spawn(change.put(record, wait.is_some())).await;
     let (created, instance) = changed.map_err(|_| busy())??;
     let instance = match until {
@@ -158,7 +158,7 @@ async fn remove(
     uri: Uri,
     head: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let Asked { id, .. } = ask::read(&uri, &Method::DELETE)?;
+    let Named { id, .. } = ask::read(&uri, &Method::DELETE)?;
     let conditions = Conditions::read(&head)?;
     let change = Change { agent, id, conditions, peer };
     tokio::spawn(change.remove()).await.map_err(|_| busy())??;
@@ -181,7 +181,7 @@ async fn attached(
     });
     match waited.await {
         Ok(Some(instance)) => Ok(instance),
-        // It was taken out by another, or the agent leaves.
+        // Another client has removed it, or the agent is ending.
         Ok(None) => Err(absent(&id)),
         Err(_) => {
             let now = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id, reply })).await;
@@ -191,7 +191,7 @@ async fn attached(
     }
 }
 
-/// A change of what is registered under a name.
+/// A change of the record that is registered under a name.
 struct Change {
     agent: Agent,
     id: RecordId,
@@ -201,8 +201,8 @@ struct Change {
 
 impl Change {
     async fn put(self, record: record::Good, waits: bool) -> Result<(bool, Instance), Problem> {
-        let keeper = Arc::clone(&self.agent.keeper);
-        let _turn = keeper.turn.lock().await;
+        let registrar = Arc::clone(&self.agent.registrar);
+        let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let record::Good { record, json } = record;
         let tagged = tag(&record)?;
@@ -210,16 +210,16 @@ impl Change {
         let Checked { tag: former, admitted } = agent
             .ask_in_turn(|reply| Request::Instances(Ask::Check { id: about, record: held, waits, reply }))
             .await?;
-        conditions.check(&id, former.as_deref()).map_err(precondition)?;
+        conditions.check(&id, former.as_deref())?;
         admitted.map_err(|reason| clash(&id, reason))?;
         let changes = former.as_ref() != Some(&tagged.etag);
         if changes {
-            let (shelf, id) = (keeper.shelf.clone(), id.clone());
+            let (shelf, id) = (registrar.shelf.clone(), id.clone());
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
         let (about, vm) = (id.clone(), record.vm.uuid.clone());
         let ask = |reply| Request::Instances(Ask::Put { id: about, tagged, reply });
-        let instance = agent.tell(ask).await?;
+        let instance = agent.ask_patiently(ask).await?;
         let created = former.is_none();
         if changes {
             info!(by = %peer, record = %id, vm = vm.as_str(), created, "registered");
@@ -228,18 +228,18 @@ impl Change {
     }
 
     async fn remove(self) -> Result<(), Problem> {
-        let keeper = Arc::clone(&self.agent.keeper);
-        let _turn = keeper.turn.lock().await;
+        let registrar = Arc::clone(&self.agent.registrar);
+        let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let about = id.clone();
         let former = agent.ask_in_turn(|reply| Request::Instances(Ask::Tag { id: about, reply })).await?;
-        conditions.check(&id, former.as_deref()).map_err(precondition)?;
-        let (shelf, about) = (keeper.shelf.clone(), id.clone());
+        conditions.check(&id, former.as_deref())?;
+        let (shelf, about) = (registrar.shelf.clone(), id.clone());
         blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
             let about = id.clone();
-            agent.tell(|reply| Request::Instances(Ask::Remove { id: about, reply })).await?;
-            info!(by = %peer, record = %id, "taken out");
+            agent.ask_patiently(|reply| Request::Instances(Ask::Remove { id: about, reply })).await?;
+            info!(by = %peer, record = %id, "removed");
         }
         Ok(())
     }
@@ -250,7 +250,7 @@ fn tag(record: &Arc<metadata_content::record::Record>) -> Result<Tagged, Problem
     Ok(Tagged { record: Arc::clone(record), etag })
 }
 
-/// Runs what may wait for a disk, or take long, beside the control loop.
+/// Runs work that waits for a disk or takes long on another thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     tokio::task::spawn_blocking(work).await.map_err(|_| busy())
 }

@@ -1,4 +1,4 @@
-//! A record as it comes in a request, and as it goes out.
+//! Records in requests and in answers.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::blocking;
 use metadata_content::record::{Credential, Limits, Record, RecordError};
 use metadata_control::instances::Problem;
 
-/// Octets of a record in a request: three payloads and the files, all as large as they may be, in base64.
+/// Limit on a record in a request, in octets: three payloads and the files at their limits, in base64.
 pub(super) const BODY_MAX: usize = 8 << 20;
 
-/// What a record is called in errors.
+/// File names of a record in errors, by format.
 const NAMES: [&str; 2] = ["record.json", "record.yaml"];
-/// Fields that are told of a record. None of the others is, so that one that comes to be cannot be told by mistake.
+/// Fields of a record that answers show. Other fields are withheld, so that a new field is never shown by mistake.
 const SHOWN: [&str; 13] = [
     "schema",
     "generation",
@@ -34,14 +34,14 @@ const SHOWN: [&str; 13] = [
     "serve",
 ];
 
-/// A record that may be served, and its JSON with all that is in it.
+/// A valid record, and its complete JSON.
 #[derive(Debug)]
 pub(super) struct Good {
     pub(super) record: Arc<Record>,
     pub(super) json: String,
 }
 
-/// Reads the record of a request.
+/// Reads the record in the body of a request.
 pub(super) async fn read(head: &HeaderMap, body: Body, limits: &Limits, peer: Peer) -> Result<Good, Problem> {
     let is_json = is_json(head)?;
     let octets = to_bytes(body, BODY_MAX).await.map_err(|error| {
@@ -52,11 +52,11 @@ pub(super) async fn read(head: &HeaderMap, body: Body, limits: &Limits, peer: Pe
         }
     })?;
     let within = Limits { record_octets: BODY_MAX, ..limits.clone() };
-    // Large YAML takes a while to read.
+    // Large YAML takes long to parse.
     blocking(move || parse(&octets, is_json, &within, peer)).await?
 }
 
-/// Whether the body is JSON; `None` when it does not say.
+/// Whether the body is JSON; `None` if the request does not state a media type.
 fn is_json(head: &HeaderMap) -> Result<Option<bool>, Problem> {
     let Some(value) = head.get(header::CONTENT_TYPE) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -97,7 +97,7 @@ fn parse(octets: &[u8], is_json: Option<bool>, limits: &Limits, peer: Peer) -> R
     Ok(Good { record: record.into(), json })
 }
 
-/// True for what can be read, if not as a record.
+/// True if the text is a mapping, though not a valid record.
 fn is_mapping(json: bool, text: &str) -> bool {
     match json {
         true => serde_json::from_str::<Map<String, Value>>(text).is_ok(),
@@ -105,7 +105,7 @@ fn is_mapping(json: bool, text: &str) -> bool {
     }
 }
 
-/// What is told of a record, and the names of its other fields.
+/// The shown fields of a record, and the names of the withheld ones that it has.
 pub(super) fn shown(record: &Record) -> (Value, Vec<String>) {
     let Ok(Value::Object(all)) = serde_json::to_value(record) else {
         return (Value::Object(Map::new()), Vec::new());
@@ -130,7 +130,7 @@ pub(super) fn shown(record: &Record) -> (Value, Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::super::super::listen::Peer;
-    use super::{BODY_MAX, is_json, parse, read, shown};
+    use super::{BODY_MAX, is_json, parse, read};
     use axum::body::Body;
     use axum::http::{HeaderMap, HeaderValue, header};
     use metadata_content::record::{Limits, Record};
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_told_without_what_is_secret() {
+    fn a_record_is_shown_without_its_secrets() {
         let mut record = full();
         let secrets = ["Pass-0", "Pass-1", "Pass-2", "Pass-3", "Pass-4", "UGFzcy01"];
         record["admin"] = json!({"user": "root", "password": secrets[0]});
@@ -170,21 +170,21 @@ mod tests {
         });
         record["random_seed"] = json!({"base64": secrets[5]});
         let (parsed, _) = Record::parse("full.json", &record.to_string()).expect("a record");
-        let (told, withheld) = shown(&parsed);
-        let text = told.to_string();
+        let (shown, withheld) = super::shown(&parsed);
+        let text = shown.to_string();
         assert!(secrets.iter().all(|secret| !text.contains(secret)), "{text}");
-        assert_eq!(told["vm"]["uuid"].as_str(), Some(parsed.vm.uuid.as_str()));
-        assert!(told["network"]["nics"].is_array() && told["ssh_keys"].is_array(), "{text}");
+        assert_eq!(shown["vm"]["uuid"].as_str(), Some(parsed.vm.uuid.as_str()));
+        assert!(shown["network"]["nics"].is_array() && shown["ssh_keys"].is_array(), "{text}");
         for field in ["admin", "credentials", "metadata", "random_seed", "user_data"] {
             assert!(withheld.iter().any(|name| name == field), "{field}: {withheld:?}");
         }
         assert!(!withheld.iter().any(|field| field == "sinks"), "an empty one is not there: {withheld:?}");
-        let again = status(&told, ROOT);
-        assert!(again.is_ok(), "what is told is a record, though not the whole: {again:?}");
+        let again = status(&shown, ROOT);
+        assert!(again.is_ok(), "what is shown is a record, though not the whole: {again:?}");
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_with_what_is_wrong() {
+    fn an_unusable_record_is_refused_with_the_reason() {
         assert_eq!(status(&full(), NOBODY), Ok(()));
         type Case = (&'static str, fn(&mut Value), u16, &'static str);
         let cases: [Case; 6] = [
@@ -209,7 +209,7 @@ mod tests {
         }
         let mut record = full();
         record["sinks"] = json!({"ready": "file:/var/log/ready"});
-        assert_eq!(status(&record, ROOT), Ok(()), "root writes where it likes anyway");
+        assert_eq!(status(&record, ROOT), Ok(()), "root can write anywhere");
         for octets in [&b"{"[..], b"[]", b"\xff"] {
             let problem = parse(octets, None, &Limits::DEFAULT, ROOT).expect_err("no record");
             assert_eq!(problem.status, 400, "{octets:?}: {}", problem.detail);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn json_and_yaml_are_taken_and_nothing_else() {
+    fn only_json_and_yaml_are_accepted() {
         for (value, expected) in [
             ("application/json", Ok(Some(true))),
             ("application/json; charset=utf-8", Ok(Some(true))),
@@ -230,7 +230,7 @@ mod tests {
             assert_eq!(is_json(&head).map_err(|problem| problem.status), expected, "{value}");
         }
         assert_eq!(is_json(&HeaderMap::new()).map_err(|problem| problem.status), Ok(None));
-        // Without a word about its form, a record is read as what it looks like.
+        // Without a media type the format is guessed.
         let json = full().to_string();
         let yaml = serde_yaml::to_string(&full()).expect("YAML");
         for text in [json, yaml] {
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_is_as_large_as_it_may_be_and_no_larger() {
+    async fn a_record_beyond_the_limit_is_refused() {
         let record = full().to_string();
         for (octets, expected) in [(BODY_MAX, Ok(())), (BODY_MAX + 1, Err(413))] {
             let body = Body::from(format!("{record}{}", " ".repeat(octets - record.len())));

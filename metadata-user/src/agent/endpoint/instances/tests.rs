@@ -1,4 +1,4 @@
-//! The handlers before a control loop that holds tags and nothing else.
+//! The handlers in front of a control loop that holds only records and their tags.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -12,8 +12,9 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::super::{CONNECTIONS, Doors, LIFE, Request, listen};
-use super::{Ask, BODY_MAX, Checked, Keeper, OPENAPI, WAITS, routes};
+use super::super::listen::{self, CONNECTIONS, LIFE};
+use super::super::{Request, Routers};
+use super::{Ask, BODY_MAX, Checked, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{Clash, Tagged};
 use crate::agent::shelf::Shelf;
@@ -29,15 +30,15 @@ use metadata_feed::room::NoRoom;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// What the control loop of a bench holds.
+/// The state of the control loop.
 #[derive(Default)]
 struct Book {
     registered: BTreeMap<RecordId, Tagged>,
-    /// What the next check finds in the way.
+    /// The result of the next check.
     clash: Option<Clash>,
-    /// Ports are attached.
+    /// All ports are attached.
     attached: bool,
-    /// Who waits for that.
+    /// Requests that wait until they are.
     waiting: Vec<Ask>,
 }
 
@@ -107,7 +108,7 @@ impl Book {
     }
 }
 
-/// A control socket before that.
+/// A control socket in front of the control loop.
 struct Bench {
     room: tempfile::TempDir,
     book: Arc<Mutex<Book>>,
@@ -124,7 +125,7 @@ impl Bench {
     fn new() -> Self {
         let room = tempfile::tempdir().expect("a directory");
         let config = Config { state: Some(room.path().into()), ..Config::default() };
-        let Doors { control, requests, .. } = Doors::new(Health::new(vec![]), Keeper::new(&config));
+        let Routers { control, requests, .. } = Routers::new(Health::new(vec![]), Registrar::new(&config));
         let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
         let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
         let book = Arc::new(Mutex::new(Book::default()));
@@ -213,7 +214,7 @@ fn record(generation: u64) -> String {
 }
 
 #[tokio::test]
-async fn a_record_is_put_once_kept_and_told_without_secrets() {
+async fn a_record_is_stored_before_it_is_in_force_and_shown_without_secrets() {
     let bench = Bench::new();
     let id = RecordId::new(Source::Api, "ns/web");
     let first = bench.put("ns/web", &[], 1).await;
@@ -239,7 +240,7 @@ async fn a_record_is_put_once_kept_and_told_without_secrets() {
 }
 
 #[tokio::test]
-async fn of_clients_that_race_for_one_change_one_wins() {
+async fn one_of_the_clients_that_race_for_a_change_wins() {
     let bench = Bench::new();
     let first = bench.put("web", &[], 1).await;
     for (name, field) in [("web", format!("If-Match: {}", first.etag())), ("new", "If-None-Match: *".into())]
@@ -260,7 +261,7 @@ async fn of_clients_that_race_for_one_change_one_wins() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_way_is_named_and_nothing_is_changed() {
+async fn a_clash_is_named_and_nothing_changes() {
     let by = RecordId::new(Source::File, "web.yaml");
     let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
     for (clash, status, said) in [
@@ -282,7 +283,7 @@ async fn what_is_in_the_way_is_named_and_nothing_is_changed() {
 }
 
 #[tokio::test]
-async fn a_record_that_cannot_be_kept_is_not_put_in_force() {
+async fn a_record_that_cannot_be_stored_does_not_come_into_force() {
     let bench = Bench::new();
     std::fs::write(bench.room.path().join("instances"), "in the way").expect("written");
     let refused = bench.put("web", &[], 1).await;
@@ -291,7 +292,7 @@ async fn a_record_that_cannot_be_kept_is_not_put_in_force() {
 }
 
 #[tokio::test]
-async fn who_waits_is_answered_when_ports_are_attached() {
+async fn a_waiting_client_is_answered_once_ports_are_attached() {
     let bench = Bench::new();
     let socket = bench.socket();
     let waits = tokio::spawn(async move {
@@ -307,7 +308,7 @@ async fn who_waits_is_answered_when_ports_are_attached() {
 }
 
 #[tokio::test]
-async fn who_waits_too_long_is_told_and_the_record_stays() {
+async fn a_wait_that_is_too_long_is_an_error_and_the_record_stays() {
     let bench = Bench::new();
     let start = Instant::now();
     let answer = bench.ask("PUT", "/v1/instances/web?wait=attached&timeout=300ms", &[], &record(1)).await;
@@ -328,7 +329,7 @@ async fn who_waits_too_long_is_told_and_the_record_stays() {
 }
 
 #[tokio::test]
-async fn so_many_may_wait_and_others_are_served_meanwhile() {
+async fn clients_wait_up_to_the_limit_and_others_are_served_meanwhile() {
     let bench = Bench::new();
     let mut waiting = JoinSet::new();
     for n in 0..WAITS {
@@ -354,7 +355,7 @@ async fn so_many_may_wait_and_others_are_served_meanwhile() {
 }
 
 #[tokio::test]
-async fn who_waits_keeps_its_connection_longer_than_a_connection_lives() {
+async fn a_waiting_client_keeps_its_connection_beyond_its_life() {
     let bench = Bench::new();
     tokio::time::pause();
     let socket = bench.socket();
@@ -380,7 +381,7 @@ async fn who_waits_keeps_its_connection_longer_than_a_connection_lives() {
 }
 
 #[tokio::test]
-async fn a_record_in_no_form_we_take_is_refused() {
+async fn a_record_of_another_media_type_is_refused() {
     let bench = Bench::new();
     let long = format!("/v1/instances/{}", "a".repeat(NAME_MAX + 1));
     let huge = " ".repeat(BODY_MAX + 1);
@@ -483,7 +484,7 @@ async fn answers_are_as_the_document_describes_them() {
     assert_eq!(seen.len(), 19);
 }
 
-/// What a `$ref` stands for.
+/// The schema a `$ref` refers to.
 fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     match value["$ref"].as_str() {
         Some(way) => document.pointer(way.trim_start_matches('#')).expect("what is referred to is there"),

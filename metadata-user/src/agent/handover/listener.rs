@@ -1,4 +1,4 @@
-//! Where an agent that runs is asked to hand over.
+//! The takeover socket: the next agent connects here.
 
 use std::io;
 use std::path::Path;
@@ -11,38 +11,38 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::wire::{Giver, Taker, VERSION, Wire, WireError};
+use super::wire::{FromNext, FromPrevious, VERSION, Wire, WireError};
 use super::{HELLO_WITHIN, READY_WITHIN, SOCKET};
 use crate::agent::endpoint::{ControlSocket, SocketError};
 
-/// Conversations at a time; further connections are closed. One may be a takeover, the others hear that it is.
+/// Limit on connections; further ones are closed. One may take over, the others are refused with the reason.
 const CALLERS: usize = 4;
 
-/// The oldest version of the protocol that is spoken here.
+/// The oldest version of the protocol that this agent supports.
 const OLDEST: u32 = VERSION;
 
-/// Somebody who has everything ready to take over.
+/// A connection of an agent that is ready to take over.
 pub(in crate::agent) struct Call {
     pub(in crate::agent) wire: Wire,
-    /// While it is there, others are refused.
+    /// Others are refused until this is dropped.
     pub(in crate::agent) turn: Turn,
 }
 
-/// The socket, and whoever is ready to take over.
-pub(in crate::agent) struct Door {
+/// The listening socket, and the agent that is ready to take over.
+pub(in crate::agent) struct TakeoverListener {
     calls: mpsc::Receiver<Call>,
-    /// Somebody is taking over, or we are.
+    /// A takeover is under way, by another agent or by this one.
     busy: Arc<AtomicBool>,
-    /// Removed with this, unless another agent has put its own there.
+    /// Dropping it removes the socket, unless another agent has replaced it.
     _socket: ControlSocket,
 }
 
-impl Door {
-    /// Listens in the run directory. Nobody is let in before [`Door::open`]. With `succeeds` the socket of the agent that is
-    /// taken over from is replaced.
+impl TakeoverListener {
+    /// Listens in the run directory. Takeovers are refused before [`TakeoverListener::allow`]. With `succeeds` the socket of
+    /// the previous agent is replaced.
     ///
     /// # Errors
-    /// [`SocketError`].
+    /// [`SocketError`]: the directory or the socket cannot be had.
     pub(in crate::agent) fn new(
         run: &Path,
         side: u32,
@@ -52,16 +52,16 @@ impl Door {
         let (socket, listener) = ControlSocket::listen_as(run, SOCKET, 0o600, succeeds)?;
         let (ready, calls) = mpsc::channel(1);
         let busy = Arc::new(AtomicBool::new(true));
-        tasks.spawn(keep(listener, Hall { side, busy: Arc::clone(&busy), ready }));
+        tasks.spawn(accept_loop(listener, Shared { side, busy: Arc::clone(&busy), ready }));
         Ok(Self { calls, busy, _socket: socket })
     }
 
-    /// From now on somebody may take over.
-    pub(in crate::agent) fn open(&self) {
+    /// Allows the next agent to take over.
+    pub(in crate::agent) fn allow(&self) {
         self.busy.store(false, Ordering::Relaxed);
     }
 
-    /// Somebody who has everything ready.
+    /// Waits for an agent that is ready to take over.
     pub(in crate::agent) async fn call(&mut self) -> Call {
         match self.calls.recv().await {
             Some(call) => call,
@@ -71,32 +71,32 @@ impl Door {
     }
 }
 
-/// What conversations share.
+/// What all connections share.
 #[derive(Clone)]
-struct Hall {
+struct Shared {
     side: u32,
     busy: Arc<AtomicBool>,
     ready: mpsc::Sender<Call>,
 }
 
-async fn keep(listener: UnixListener, hall: Hall) -> anyhow::Result<()> {
+async fn accept_loop(listener: UnixListener, shared: Shared) -> anyhow::Result<()> {
     let places = Places { name: "the takeover socket", most: CALLERS, when_full: WhenFull::Refuse };
-    let attend = |stream, _| attend(stream, hall.clone());
+    let attend = |stream, _| attend(stream, shared.clone());
     match metadata_listen::serve(&listener, places, attend).await {}
 }
 
-/// True when the kernel says that root or our own user is at the other end.
+/// True if the peer is root or the agent's own user, by its credentials (unix(7), `SO_PEERCRED`).
 fn is_trusted(stream: &UnixStream) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let peer = stream.peer_cred().map(|peer| peer.uid());
     let trusted = peer.as_ref().is_ok_and(|uid| *uid == 0 || *uid == own);
     if !trusted {
-        warn!(?peer, "somebody who is neither root nor this agent's user asks to take over: refused");
+        warn!(?peer, "refused to hand over to a process of neither root nor this agent's user");
     }
     trusted
 }
 
-/// Held by whoever is let in; the next may come when it is dropped.
+/// The right to take over. The next agent may have it once it is dropped.
 pub(in crate::agent) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
@@ -112,27 +112,27 @@ impl Drop for Turn {
     }
 }
 
-async fn attend(stream: UnixStream, hall: Hall) {
+async fn attend(stream: UnixStream, shared: Shared) {
     if !is_trusted(&stream) {
         return;
     }
     let mut wire = Wire::new(stream);
-    match greet(&mut wire, &hall).await {
+    match greet(&mut wire, &shared).await {
         Ok(Ok(turn)) => {
-            // The agent may be ending, and then nobody takes it.
-            let _ending = hall.ready.send(Call { wire, turn }).await;
+            // Nobody receives it if the agent is ending.
+            let _ending = shared.ready.send(Call { wire, turn }).await;
         }
         Ok(Err(reason)) => {
             info!("refused to hand over: {reason}");
-            let _gone = wire.say(&Giver::No { reason }).await;
+            let _gone = wire.send(&FromPrevious::No { reason }).await;
         }
         Err(error) => debug!("a takeover did not begin: {error}"),
     }
 }
 
-/// The conversation up to the point where the other agent has everything ready; or why there is none.
-async fn greet(wire: &mut Wire, hall: &Hall) -> Result<Result<Turn, String>, WireError> {
-    let Taker::Hello { oldest, newest, release } = wire.hear_within(HELLO_WITHIN).await? else {
+/// Talks to the next agent until it is ready. Returns its turn, or the reason why there is none.
+async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>, WireError> {
+    let FromNext::Hello { oldest, newest, release } = wire.recv_within(HELLO_WITHIN).await? else {
         return Ok(Err("expected a hello first".into()));
     };
     let Some(version) = common_version(oldest, newest) else {
@@ -141,33 +141,33 @@ async fn greet(wire: &mut Wire, hall: &Hall) -> Result<Result<Turn, String>, Wir
              it and start the other; with pins, ports stay closed in between and guests ask again"
         )));
     };
-    let Some(turn) = Turn::take(&hall.busy) else {
+    let Some(turn) = Turn::take(&shared.busy) else {
         return Ok(Err("a takeover is under way already: wait for its end".into()));
     };
     let own = env!("CARGO_PKG_VERSION").to_owned();
-    wire.say(&Giver::Welcome { version, side: hall.side, release: own }).await?;
-    info!(release, "another agent gets ready to take over");
+    wire.send(&FromPrevious::Welcome { version, side: shared.side, release: own }).await?;
+    info!(release, "another agent prepares to take over");
     loop {
-        match wire.hear_within(READY_WITHIN).await {
-            Ok(Taker::Drain) => return Ok(Ok(turn)),
-            Ok(Taker::Unknown) => {}
-            Ok(word) => return Ok(Err(format!("expected it to get ready, heard {word:?}"))),
+        match wire.recv_within(READY_WITHIN).await {
+            Ok(FromNext::Drain) => return Ok(Ok(turn)),
+            Ok(FromNext::Unknown) => {}
+            Ok(message) => return Ok(Err(format!("expected it to get ready, received {message:?}"))),
             Err(error) => {
-                info!("the takeover came to nothing: {error}");
+                info!("the takeover failed: {error}");
                 return Err(error);
             }
         }
     }
 }
 
-/// The newest version both speak.
+/// The newest version that both support.
 fn common_version(oldest: u32, newest: u32) -> Option<u32> {
     let version = newest.min(VERSION);
     (version >= oldest.max(OLDEST)).then_some(version)
 }
 
-/// A connection to the agent that runs; `None` when there is none.
-pub(super) async fn knock(run: &Path) -> io::Result<Option<UnixStream>> {
+/// Connects to the agent that runs; `None` if there is none.
+pub(super) async fn connect(run: &Path) -> io::Result<Option<UnixStream>> {
     match UnixStream::connect(run.join(SOCKET)).await {
         Ok(stream) => Ok(Some(stream)),
         Err(error) => match error.kind() {
@@ -179,14 +179,14 @@ pub(super) async fn knock(run: &Path) -> io::Result<Option<UnixStream>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALLERS, Door, VERSION, Wire, common_version, knock};
-    use crate::agent::handover::wire::{Giver, Taker, WireError};
+    use super::{CALLERS, TakeoverListener, VERSION, Wire, common_version, connect};
+    use crate::agent::handover::wire::{FromNext, FromPrevious, WireError};
     use std::os::unix::fs::PermissionsExt as _;
     use tokio::task::JoinSet;
 
     struct Hall {
         room: tempfile::TempDir,
-        door: Door,
+        door: TakeoverListener,
         _tasks: JoinSet<anyhow::Result<()>>,
     }
 
@@ -194,50 +194,50 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o700)).expect("a mode");
         let mut tasks = JoinSet::new();
-        let door = Door::new(room.path(), 1, false, &mut tasks).expect("a door");
+        let door = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a door");
         Hall { room, door, _tasks: tasks }
     }
 
     impl Hall {
-        async fn knock(&self) -> Wire {
-            Wire::new(knock(self.room.path()).await.expect("no error").expect("a socket"))
+        async fn connect(&self) -> Wire {
+            Wire::new(connect(self.room.path()).await.expect("no error").expect("a socket"))
         }
 
-        async fn hello(&self, oldest: u32, newest: u32) -> (Wire, Giver) {
-            let mut wire = self.knock().await;
-            wire.say(&Taker::Hello { oldest, newest, release: "x".into() }).await.expect("said");
-            let answer = wire.hear().await.expect("an answer");
+        async fn hello(&self, oldest: u32, newest: u32) -> (Wire, FromPrevious) {
+            let mut wire = self.connect().await;
+            wire.send(&FromNext::Hello { oldest, newest, release: "x".into() }).await.expect("sent");
+            let answer = wire.recv().await.expect("an answer");
             (wire, answer)
         }
     }
 
-    fn is_no(answer: &Giver, part: &str) -> bool {
-        matches!(answer, Giver::No { reason } if reason.contains(part))
+    fn is_no(answer: &FromPrevious, part: &str) -> bool {
+        matches!(answer, FromPrevious::No { reason } if reason.contains(part))
     }
 
     #[tokio::test]
-    async fn whoever_is_ready_comes_through_one_at_a_time() {
+    async fn agents_that_are_ready_take_over_one_at_a_time() {
         let mut hall = hall();
         assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
-        hall.door.open();
+        hall.door.allow();
         let (mut wire, welcome) = hall.hello(VERSION, VERSION).await;
-        assert!(matches!(welcome, Giver::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
+        assert!(matches!(welcome, FromPrevious::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
         assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"));
-        wire.say(&Taker::Drain).await.expect("said");
+        wire.send(&FromNext::Drain).await.expect("sent");
         let call = hall.door.call().await;
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "until it came to nothing");
+        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
         drop(call.turn);
-        assert!(matches!(hall.hello(VERSION, VERSION).await.1, Giver::Welcome { .. }));
+        assert!(matches!(hall.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));
     }
 
     #[tokio::test]
-    async fn one_that_goes_before_it_is_ready_makes_room_for_the_next() {
+    async fn an_agent_that_leaves_before_it_is_ready_gives_its_turn_to_the_next() {
         let hall = hall();
-        hall.door.open();
+        hall.door.allow();
         let (wire, _) = hall.hello(VERSION, VERSION).await;
         drop(wire);
         for _ in 0..1_000 {
-            if matches!(hall.hello(VERSION, VERSION).await.1, Giver::Welcome { .. }) {
+            if matches!(hall.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }) {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -246,35 +246,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn versions_nobody_here_speaks_are_refused_with_what_to_do() {
+    async fn unsupported_versions_are_refused_with_a_remedy() {
         let hall = hall();
-        hall.door.open();
+        hall.door.allow();
         for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
             let (_, answer) = hall.hello(oldest, newest).await;
             assert!(is_no(&answer, "stop it and start the other"), "{answer:?}");
         }
         assert_eq!(common_version(1, VERSION + 5), Some(VERSION), "a newer one that speaks ours too");
-        let mut wire = hall.knock().await;
-        wire.say(&Taker::Drain).await.expect("said");
-        assert!(is_no(&wire.hear().await.expect("an answer"), "hello"));
+        let mut wire = hall.connect().await;
+        wire.send(&FromNext::Drain).await.expect("sent");
+        assert!(is_no(&wire.recv().await.expect("an answer"), "hello"));
     }
 
     #[tokio::test]
-    async fn callers_beyond_the_limit_are_closed() {
+    async fn connections_beyond_the_limit_are_closed() {
         let hall = hall();
         let mut callers = Vec::new();
         for _ in 0..CALLERS {
-            callers.push(hall.knock().await);
+            callers.push(hall.connect().await);
         }
-        let mut one_more = hall.knock().await;
-        assert!(matches!(one_more.hear::<Giver>().await, Err(WireError::Gone | WireError::Io(_))));
+        let mut one_more = hall.connect().await;
+        assert!(matches!(one_more.recv::<FromPrevious>().await, Err(WireError::Gone | WireError::Io(_))));
     }
 
     #[tokio::test]
-    async fn where_no_agent_runs_there_is_nobody_to_ask() {
+    async fn connecting_finds_nobody_where_no_agent_runs() {
         let room = tempfile::tempdir().expect("a directory");
-        assert!(knock(room.path()).await.expect("no error").is_none());
+        assert!(connect(room.path()).await.expect("no error").is_none());
         drop(std::os::unix::net::UnixListener::bind(room.path().join(super::SOCKET)).expect("a socket"));
-        assert!(knock(room.path()).await.expect("no error").is_none(), "one left by a dead agent");
+        assert!(connect(room.path()).await.expect("no error").is_none(), "the socket of a dead agent");
     }
 }

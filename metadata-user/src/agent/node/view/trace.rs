@@ -1,24 +1,62 @@
-//! Whom a trace is of.
+//! Starts a trace of one guest.
+
+use std::collections::HashMap;
 
 use axum::http::StatusCode;
 use metadata_common::mac::Mac;
+use metadata_common::maps::{PortKey, Slot};
 
-use super::Node;
-use super::status::spoken;
-use crate::agent::endpoint::{TraceRefusal, TraceTarget, Traced};
+use super::View;
+use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 use metadata_base::port::PortName;
-use metadata_steer::TraceError;
+use metadata_steer::{TraceError, Watch};
 
-/// Ports or guests listed when a name means several, at most.
+/// Most ports or guests that a refusal lists when a name means several.
 const LISTED: usize = 4;
-/// What a port's trace leaves out.
-const NOT_BY_PORT: &str = "what the agent itself answers is seen only by MAC: its way back knows guests, not ports; trace the guest's MAC for that";
+/// What the trace of a port does not show.
+const NOT_BY_PORT: &str = "answers of the agent are not shown, because they carry a guest's slot and not a port: trace the guest's MAC for that";
 
-impl Node {
-    /// Watches a MAC, on its port if it has one; a port; or the one NIC of a VM.
-    pub(in crate::agent) fn trace(&self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
-        let TraceTarget { name, passing, .. } = target;
+/// What a trace is to show.
+#[derive(Clone, Debug)]
+pub(crate) struct TraceTarget {
+    /// A port, a MAC, or the name, UUID or record of a VM with one NIC.
+    pub name: String,
+    /// Include frames that do not concern the service.
+    pub passing: bool,
+}
+
+/// A trace that has begun.
+#[derive(Debug)]
+pub(crate) struct Traced {
+    /// The source of events; dropping it ends the trace.
+    pub watch: Watch,
+    /// The target in words.
+    pub who: String,
+    /// What the trace does not show, in words.
+    pub unseen: Option<String>,
+    /// The names of ports.
+    pub ports: HashMap<PortKey, String>,
+    /// Slots of other guests with the same MAC.
+    pub others: Vec<Slot>,
+}
+
+/// Why there is no trace.
+#[derive(Debug)]
+pub(crate) struct TraceRefusal {
+    /// The HTTP status of the answer.
+    pub status: StatusCode,
+    /// The text of the answer.
+    pub text: String,
+}
+
+impl<'a> View<'a> {
+    /// Starts a trace of a MAC, on its port if it has one; of a port; or of the one NIC of a VM.
+    ///
+    /// # Errors
+    /// [`TraceRefusal`]: the target is not known or not unique, or another trace runs.
+    pub(in crate::agent) fn trace(self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
+        let TraceTarget { name, passing } = target;
         if let Ok(mac) = name.parse::<Mac>() {
             return self.trace_mac(mac, *passing);
         }
@@ -36,9 +74,9 @@ impl Node {
         }
     }
 
-    fn trace_mac(&self, mac: Mac, passing: bool) -> Result<Traced, TraceRefusal> {
-        let known: Vec<_> = self.bound.iter().filter(|(who, _)| who.mac == mac).collect();
-        // Its port's and nobody else's, even if another guest uses its MAC; unless that is not known.
+    fn trace_mac(self, mac: Mac, passing: bool) -> Result<Traced, TraceRefusal> {
+        let known: Vec<_> = self.ports.bindings().all().filter(|(who, _)| who.mac == mac).collect();
+        // Only its own port, even if another guest uses the same MAC. All ports if its own is not known.
         let port = match &known[..] {
             [(IdentityName { port, .. }, _)] => Some(port),
             _ => None,
@@ -51,22 +89,22 @@ impl Node {
         self.watched(port, Some(mac), passing, who, None)
     }
 
-    /// Attached ports with this name; those in any namespace, if it names none.
-    fn ports_called(&self, name: &str) -> Vec<&PortName> {
-        let ports = || self.steering.port_keys().map(|(_, port)| port);
+    /// The attached ports of this name; without a namespace in the name, those of any namespace.
+    fn ports_called(self, name: &str) -> Vec<&'a PortName> {
+        let ports = || self.ports.steering().port_keys().map(|(_, port)| port);
         let called: Vec<_> = ports().filter(|port| spoken(port) == name).collect();
         if called.is_empty() { ports().filter(|port| port.ifname == name).collect() } else { called }
     }
 
-    fn trace_vm(&self, name: &str, passing: bool) -> Result<Traced, TraceRefusal> {
+    fn trace_vm(self, name: &str, passing: bool) -> Result<Traced, TraceRefusal> {
         let nic = |who: &&IdentityName| format!("{} on {}", who.mac, spoken(&who.port));
         let (status, text) = match &self.identities_of_vm(name)[..] {
-            [who] if self.steering.is_attached(&who.port) => {
-                let told = format!("{name}, {}", nic(who));
-                return self.watched(Some(&who.port), Some(who.mac), passing, told, None);
+            [who] if self.ports.steering().is_attached(&who.port) => {
+                let words = format!("{name}, {}", nic(who));
+                return self.watched(Some(&who.port), Some(who.mac), passing, words, None);
             }
             [who] => {
-                let reason = self.port_state(&who.port).1.unwrap_or("no reason is known");
+                let reason = self.ports.state_of(&who.port).1.unwrap_or("no reason is known");
                 (StatusCode::NOT_FOUND, format!("{name} is {}, which is not attached: {reason}", nic(who)))
             }
             [] => {
@@ -85,25 +123,25 @@ impl Node {
     }
 
     fn watched(
-        &self,
+        self,
         port: Option<&PortName>,
         mac: Option<Mac>,
         passing: bool,
         who: String,
         unseen: Option<String>,
     ) -> Result<Traced, TraceRefusal> {
-        let watch = self.steering.watch(port, mac, passing).map_err(|error| {
+        let watch = self.ports.steering().watch(port, mac, passing).map_err(|error| {
             let status = match error {
                 TraceError::Busy => StatusCode::CONFLICT,
                 TraceError::Steer(_) => StatusCode::INTERNAL_SERVER_ERROR,
             };
             TraceRefusal { status, text: error.to_string() }
         })?;
-        let ports = self.steering.port_keys().map(|(key, name)| (key, spoken(name))).collect();
-        let others = self.bound.iter().filter(|(who, _)| {
+        let ports = self.ports.steering().port_keys().map(|(key, name)| (key, spoken(name))).collect();
+        let others = self.ports.bindings().all().filter(|(who, _)| {
             port.is_some_and(|port| who.port != *port) && mac.is_some_and(|mac| who.mac == mac)
         });
-        let others = others.map(|(_, bound)| bound.slot).collect();
+        let others = others.map(|(_, slot)| slot).collect();
         Ok(Traced { watch, who, unseen, ports, others })
     }
 }

@@ -8,27 +8,27 @@ use tracing::info;
 use crate::metrics::{self, Lag};
 use metadata_base::port::PortName;
 
-/// Attachments the median is taken of: the last ones.
+/// Number of latest attachments that the median is taken of.
 const REMEMBERED: usize = 4_096;
-/// How often the log tells how far a long pass is.
+/// How often progress is logged.
 const PROGRESS: Duration = Duration::from_secs(1);
 
-/// Attachments so far.
+/// Durations of attachments since the start.
 #[derive(Debug, Default)]
 pub(super) struct Attaching {
     count: u64,
     total: Duration,
     last: VecDeque<Duration>,
-    /// When progress was told last, or the pass began; `None` between passes.
-    told: Option<Instant>,
-    /// When taps that are asked for were seen, until they are attached.
+    /// When progress was logged last, or the pass began; `None` between passes.
+    logged: Option<Instant>,
+    /// When wanted taps were first seen, until they are attached.
     seen: HashMap<PortName, Instant>,
     lag: Lag,
 }
 
 impl Attaching {
-    /// One port took so long, its guest bound but its record not rendered.
-    pub(super) fn took(&mut self, time: Duration) {
+    /// A port was attached and its guests bound, which took `time` without rendering.
+    pub(super) fn on_attached(&mut self, time: Duration) {
         self.count += 1;
         self.total += time;
         if self.last.len() == REMEMBERED {
@@ -37,20 +37,20 @@ impl Attaching {
         self.last.push_back(time);
     }
 
-    /// A port is to be looked at: its tap may be there from now on.
-    pub(super) fn saw(&mut self, port: &PortName) {
+    /// A wanted port is about to be settled: its tap may exist from now on.
+    pub(super) fn on_seen(&mut self, port: &PortName) {
         if !self.seen.contains_key(port) {
             self.seen.insert(port.clone(), Instant::now());
         }
     }
 
-    /// A port's tap is not there, or nobody asks for it.
-    pub(super) fn lost(&mut self, port: &PortName) {
+    /// A port's tap does not exist, or is no longer wanted.
+    pub(super) fn on_absent(&mut self, port: &PortName) {
         self.seen.remove(port);
     }
 
-    /// A port's guests can ask from now on.
-    pub(super) fn done(&mut self, port: &PortName, is_new: bool) {
+    /// A port's guests are served. If it is newly attached, the wait of its guests ends.
+    pub(super) fn on_served(&mut self, port: &PortName, is_new: bool) {
         if let Some(seen) = self.seen.remove(port)
             && is_new
         {
@@ -58,17 +58,17 @@ impl Attaching {
         }
     }
 
-    /// Says now and then how far a pass that takes long has come.
-    pub(super) fn tell(&mut self, left: usize, attached: usize) {
+    /// Logs the progress of a long pass every [`PROGRESS`]. The pass ends when none is left.
+    pub(super) fn log_progress(&mut self, left: usize, attached: usize) {
         if left == 0 {
-            self.told = None;
-        } else if self.told.get_or_insert_with(Instant::now).elapsed() >= PROGRESS {
-            self.told = Some(Instant::now());
+            self.logged = None;
+        } else if self.logged.get_or_insert_with(Instant::now).elapsed() >= PROGRESS {
+            self.logged = Some(Instant::now());
             info!(attached, left, "attaching ports");
         }
     }
 
-    /// As the metrics give them.
+    /// The figures for the metrics.
     pub(super) fn figures(&self) -> metrics::Attaching {
         let mut last: Vec<_> = self.last.iter().copied().collect();
         let middle = last.len() / 2;
@@ -86,9 +86,9 @@ mod tests {
     fn the_median_is_of_the_last_attachments_and_the_sum_of_all() {
         let mut attaching = Attaching::default();
         assert_eq!(attaching.figures().median, Duration::ZERO);
-        attaching.took(Duration::from_secs(1));
+        attaching.on_attached(Duration::from_secs(1));
         for _ in 0..REMEMBERED {
-            attaching.took(Duration::from_millis(2));
+            attaching.on_attached(Duration::from_millis(2));
         }
         let figures = attaching.figures();
         assert_eq!((figures.count, figures.median), (REMEMBERED as u64 + 1, Duration::from_millis(2)));

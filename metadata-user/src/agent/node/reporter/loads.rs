@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use metadata_datapath::worker::LoopStats;
 
-/// Two looks at each worker's clock, a few seconds apart.
+/// The load of each worker, from two readings of its clock a few seconds apart.
 #[derive(Debug, Default)]
 pub(super) struct Loads(Vec<Load>);
 
@@ -16,24 +16,24 @@ struct Load {
 }
 
 impl Loads {
-    /// Takes a look, at all workers in the order of their hubs.
+    /// Reads the clocks of all workers, in the order of their hubs.
     pub(super) fn note(&mut self, workers: impl Iterator<Item = LoopStats>) {
         for (at, LoopStats { elapsed, slept, .. }) in workers.enumerate() {
             let awake = elapsed.saturating_sub(slept);
-            // A worker is busy while it starts, so what it did before the first look says nothing of its load.
+            // A worker is busy while it starts, so the time before the first reading does not count.
             if at == self.0.len() {
                 self.0.push(Load { elapsed, awake, last: 0.0 });
             }
             let load = &mut self.0[at];
             let (over, of) = (elapsed.saturating_sub(load.elapsed), awake.saturating_sub(load.awake));
-            // Nothing published since the last look: what was seen then stands.
+            // Nothing was published since the last reading: the last load stays.
             if !over.is_zero() {
                 *load = Load { elapsed, awake, last: of.as_secs_f64() / over.as_secs_f64() };
             }
         }
     }
 
-    /// The part of the time between the last two looks that a hub's worker was not asleep, 0 to 1.
+    /// The share of time between the last two readings that a worker was awake, 0 to 1.
     pub(super) fn of(&self, hub: usize) -> f64 {
         self.0.get(hub).map_or(0.0, |load| load.last.clamp(0.0, 1.0))
     }
@@ -46,7 +46,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_load_is_of_the_time_between_two_looks_and_0_before() {
+    fn a_load_covers_the_time_between_two_readings_and_is_0_before() {
         let look = |elapsed, slept| LoopStats {
             elapsed: Duration::from_secs(elapsed),
             slept: Duration::from_secs(slept),

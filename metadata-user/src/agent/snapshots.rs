@@ -1,4 +1,4 @@
-//! The last good records, kept while their sources are there and served while those are away.
+//! The snapshot: valid records, written while their sources are present and served while they are away.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -10,38 +10,35 @@ use tracing::{debug, info, warn};
 
 use super::feeds;
 use crate::config::Config;
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::Record;
 use metadata_content::source::Source;
+use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError, Written};
-use metadata_feed::teller::Teller;
-use metadata_feed::{FeedError, FeedEvent, directory};
 
-/// How long records must have been quiet before they are kept.
+/// The snapshot is written once records have not changed for this long.
 const SETTLE: Duration = Duration::from_secs(2);
-/// Longest time a change waits for quiet.
+/// Longest time from a change until the snapshot is written.
 const LATEST: Duration = Duration::from_secs(30);
-/// How often to look for a source that is away.
-const RETRY: Duration = Duration::from_secs(1);
 
-/// The snapshot, and whether it stands in for the source.
-pub(super) struct Keeping {
+/// The snapshot file, and the sources whose records come from it.
+pub(super) struct Snapshots {
     path: Option<PathBuf>,
-    /// The first and the last change since records were kept.
+    /// The first and the last change since the snapshot was written.
     changed: Option<(Instant, Instant)>,
     writing: Option<JoinHandle<()>>,
-    /// The sources it stands in for.
+    /// The sources whose records come from the snapshot.
     sources: BTreeSet<Source>,
 }
 
-impl Keeping {
+impl Snapshots {
     pub(super) fn new(config: &Config) -> Self {
         let path = config.state.as_ref().map(|state| state.join(snapshot::FILE));
         Self { path, changed: None, writing: None, sources: BTreeSet::new() }
     }
 
-    /// The records to serve of sources that are away; none when nothing was kept.
-    pub(super) fn stand_in(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
+    /// Reads the records of sources that are away; none if there is no snapshot.
+    pub(super) fn read_for_absent_sources(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
         let away = feeds::away(config);
         let Some(path) = self.path.as_ref().filter(|_| !away.is_empty()) else { return Vec::new() };
         match snapshot::read(path, &config.record_limits()) {
@@ -67,39 +64,39 @@ impl Keeping {
         }
     }
 
-    /// True while the snapshot stands in for a source.
-    pub(super) fn stands_in(&self) -> bool {
+    /// True while records of the snapshot are served.
+    pub(super) fn are_served(&self) -> bool {
         !self.sources.is_empty()
     }
 
-    /// The sources it stands in for.
+    /// The sources whose records come from the snapshot.
     pub(super) fn sources(&self) -> &BTreeSet<Source> {
         &self.sources
     }
 
-    /// Notes what a source tells.
-    pub(super) fn hear(&mut self, event: &FeedEvent) {
+    /// A source has reported an event.
+    pub(super) fn on_event(&mut self, event: &FeedEvent) {
         if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
             let now = Instant::now();
             self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
         }
     }
 
-    /// A source has told all it has.
-    pub(super) fn settled(&mut self, source: Source) {
+    /// A source has listed all its records.
+    pub(super) fn on_synced(&mut self, source: Source) {
         if self.sources.remove(&source) {
-            info!(source = source.name(), "the records are back; the snapshot has done its part");
+            info!(source = source.name(), "the records are back; the snapshot is no longer served");
         }
     }
 
-    /// Keeps the records if they have changed and it is time; writes beside the agent.
-    pub(super) fn keep(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
+    /// Writes the snapshot on another thread, if records have changed and it is due.
+    pub(super) fn write_if_due(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if self.writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
             return;
         }
         let is_due =
             |(first, last): (Instant, Instant)| last.elapsed() >= SETTLE || first.elapsed() >= LATEST;
-        if self.stands_in() || !self.changed.is_some_and(is_due) {
+        if self.are_served() || !self.changed.is_some_and(is_due) {
             return;
         }
         let Some(path) = self.path.clone() else { return };
@@ -108,14 +105,14 @@ impl Keeping {
         self.writing = Some(tokio::task::spawn_blocking(move || write(&path, &records)));
     }
 
-    /// Keeps what has changed, now: for the end of the agent.
-    pub(super) async fn keep_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
+    /// Writes the snapshot now, if records have changed. For the end of the agent.
+    pub(super) async fn write_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if let Some(writing) = self.writing.take()
             && let Err(error) = writing.await
         {
-            warn!("keeping the records: {error}");
+            warn!("writing the snapshot: {error}");
         }
-        if let Some(path) = self.path.as_deref().filter(|_| self.changed.is_some() && !self.stands_in()) {
+        if let Some(path) = self.path.as_deref().filter(|_| self.changed.is_some() && !self.are_served()) {
             write(path, &records());
         }
     }
@@ -123,29 +120,13 @@ impl Keeping {
 
 fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
     match snapshot::write(path, records) {
-        Ok(Written { records, left_out: 0 }) => debug!(records, "kept in {}", path.display()),
+        Ok(Written { records, left_out: 0 }) => debug!(records, "snapshot written to {}", path.display()),
         Ok(Written { records, left_out }) => warn!(
             records,
             left_out,
             "the snapshot {} has no room for all records: those left out are not served if their source is away at a start",
             path.display()
         ),
-        Err(error) => warn!("the records are not kept in {}: {error}", path.display()),
-    }
-}
-
-/// Watches a directory as [`directory::watch`] does; `patiently`, one that is away at the start is waited for.
-pub(super) async fn follow(
-    dir: PathBuf,
-    limits: Limits,
-    tx: Teller,
-    patiently: bool,
-) -> Result<(), FeedError> {
-    loop {
-        match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
-            Err(error) if patiently && !tx.is_closed() => debug!("{error}"),
-            ended => return ended,
-        }
-        tokio::time::sleep(RETRY).await;
+        Err(error) => warn!("the snapshot {} is not written: {error}", path.display()),
     }
 }

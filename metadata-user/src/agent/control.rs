@@ -1,0 +1,392 @@
+//! The control loop: handles one event after another, and settles ports in between.
+
+mod requests;
+mod timers;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_content::source::Source;
+use metadata_feed::FeedEvent;
+use metadata_feed::registry::RecordId;
+use metadata_links::watch::Changed;
+use tokio::signal::unix::Signal;
+use tokio::task::{JoinError, JoinSet};
+use tracing::{info, warn};
+
+use super::drain::{self, Drained};
+use super::endpoint::{Registrar, Request};
+use super::feeds::Feeds;
+use super::handover::{Call, End, HandoverState, PreviousEvent, Succession, Takeover, hand_over};
+use super::health::Health;
+use super::links::LinkWatches;
+use super::listeners::{self, Incoming, Listeners};
+use super::node::{Node, Shelving};
+use super::notify;
+use super::reload::{self, Origin};
+use super::signals::Stop;
+use super::snapshots::Snapshots;
+use super::state::Errands;
+use crate::config::Config;
+use timers::{Timer, Timers};
+
+/// Longest time ports are settled before other events have their turn.
+const PASS: Duration = Duration::from_millis(5);
+
+/// What an agent starts with.
+pub(super) struct Started {
+    pub(super) node: Node,
+    pub(super) handover: HandoverState,
+    pub(super) errands: Errands,
+    /// The agent whose ports are to be taken over.
+    pub(super) taking: Option<Takeover>,
+}
+
+/// Why an agent has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// A signal ended it.
+    Stopped,
+    /// Another agent has its ports.
+    TakenOver,
+}
+
+/// What an event has done.
+enum Turn {
+    /// Records or ports may have changed.
+    Changed,
+    /// Nothing of that kind.
+    Unchanged,
+    /// The agent ends.
+    Ended(Ended),
+}
+
+/// Everything that events act on. Fields are dropped in this order: the sockets first, so that the next agent may
+/// listen, and the ports last.
+pub(super) struct ControlLoop {
+    /// `None` until the ports are taken over.
+    listeners: Option<Listeners>,
+    links: LinkWatches,
+    timers: Timers,
+    succession: Succession,
+    /// Started once the ports are taken over.
+    errands: Option<Errands>,
+    health: Arc<Health>,
+    feeds: Feeds,
+    snapshots: Snapshots,
+    registrar: Arc<Registrar>,
+    tasks: JoinSet<anyhow::Result<()>>,
+    /// The agent whose ports are to be taken over, until they are.
+    taking: Option<Takeover>,
+    config: Config,
+    origin: Origin,
+    stop: Stop,
+    hup: Signal,
+    handover: HandoverState,
+    node: Node,
+    /// Every source has listed its records, or the snapshot stands in for it.
+    synced: bool,
+    /// All ports have been settled once.
+    serving: bool,
+}
+
+impl ControlLoop {
+    /// Starts feeds and, unless ports are to be taken over first, the listeners.
+    ///
+    /// # Errors
+    /// If the metrics address or a socket cannot be had.
+    pub(super) async fn start(
+        config: Config,
+        origin: Origin,
+        started: Started,
+        (stop, hup): (Stop, Signal),
+    ) -> anyhow::Result<Self> {
+        let Started { mut node, handover, errands, taking } = started;
+        let mut tasks = JoinSet::new();
+        let registrar = Registrar::new(&config);
+        let (limits, most) = (config.record_limits(), config.api().instances);
+        node.set_shelf(Shelving { shelf: registrar.shelf(), limits, most });
+        let mut snapshots = Snapshots::new(&config);
+        for (RecordId { source, key }, record) in snapshots.read_for_absent_sources(&config) {
+            node.on_event(source, FeedEvent::Upsert { key: key.as_ref().into(), record: record.into() });
+        }
+        node.reporter.set_from_snapshot(snapshots.are_served());
+        let feeds = Feeds::start(&config, snapshots.sources(), &mut node, &mut tasks);
+        let health = Health::new(node.ports.workers().heartbeats());
+        health.set_adopting(node.ports.has_inherited());
+        let mut control = Self {
+            listeners: None,
+            links: LinkWatches::new(),
+            timers: Timers::new(config.audit.to.is_some()),
+            succession: Succession::default(),
+            errands: Some(errands),
+            health,
+            synced: feeds.are_settled(),
+            feeds,
+            snapshots,
+            registrar,
+            tasks,
+            taking,
+            config,
+            origin,
+            stop,
+            hup,
+            handover,
+            node,
+            serving: false,
+        };
+        if control.taking.is_none() {
+            control.listen(false).await?;
+            control.allow_takeover();
+        }
+        if control.synced {
+            control.health.set_records_read();
+        }
+        Ok(control)
+    }
+
+    /// Runs until SIGTERM or SIGINT, or until another agent has taken over.
+    ///
+    /// # Errors
+    /// If a feed, an endpoint or a worker ends, a device of the hub is deleted, or the takeover fails.
+    pub(super) async fn run(mut self) -> anyhow::Result<Ended> {
+        loop {
+            match self.turn().await? {
+                Turn::Changed => self.on_changed().await?,
+                Turn::Unchanged => {}
+                Turn::Ended(ended) => {
+                    if ended == Ended::TakenOver {
+                        self.node.ports.leave();
+                    }
+                    return Ok(ended);
+                }
+            }
+        }
+    }
+
+    /// Waits for an event and handles it.
+    async fn turn(&mut self) -> anyhow::Result<Turn> {
+        let may_settle = self.synced && self.node.ports.has_work();
+        tokio::select! {
+            (source, event) = self.feeds.recv() => Ok(self.on_feed(source, event)),
+            Some((netns, changed)) = self.links.recv() => Ok(self.on_links(netns.as_deref(), &changed)),
+            incoming = listeners::next(&mut self.listeners) => self.on_incoming(incoming).await,
+            event = self.succession.recv() => Ok(self.on_previous_agent(event).await),
+            timer = self.timers.next() => self.on_timer(timer),
+            () = tokio::task::yield_now(), if may_settle => Ok(self.settle_some()),
+            Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => on_task_ended(ended),
+            Some(()) = self.hup.recv() => Ok(self.on_reload()),
+            name = self.stop.recv() => Ok(self.on_stop(name).await),
+        }
+    }
+
+    /// Applies an event and those of its source that wait behind it.
+    fn on_feed(&mut self, source: Source, first: FeedEvent) -> Turn {
+        let mut synced = false;
+        for event in self.feeds.batch(source, first) {
+            self.snapshots.on_event(&event);
+            synced |= matches!(event, FeedEvent::Synced);
+            self.node.on_event(source, event);
+        }
+        if synced {
+            self.feeds.on_synced(source);
+            self.snapshots.on_synced(source);
+            self.node.reporter.set_from_snapshot(self.snapshots.are_served());
+        }
+        self.node.catalogue.log_new_conflicts();
+        if !self.synced && self.feeds.are_settled() {
+            self.synced = true;
+            self.health.set_records_read();
+        }
+        // Watch first, settle then: what changes in between is reported.
+        self.watch_links();
+        Turn::Changed
+    }
+
+    fn on_links(&mut self, netns: Option<&str>, changed: &Changed) -> Turn {
+        self.node.on_links_changed(netns, changed);
+        Turn::Changed
+    }
+
+    async fn on_incoming(&mut self, incoming: Incoming) -> anyhow::Result<Turn> {
+        Ok(match incoming {
+            Incoming::TakeOver(call) => return self.on_takeover(call).await,
+            Incoming::Request(Request::Instances(ask)) => {
+                if !ask.answer(&mut self.node) {
+                    return Ok(Turn::Unchanged);
+                }
+                self.watch_links();
+                Turn::Changed
+            }
+            Incoming::Request(request) => {
+                requests::answer(&self.node, &self.health, request);
+                Turn::Unchanged
+            }
+        })
+    }
+
+    /// Hands over to an agent that is ready to take over.
+    async fn on_takeover(&mut self, Call { wire, turn }: Call) -> anyhow::Result<Turn> {
+        let Some(listeners) = &mut self.listeners else { return Ok(Turn::Unchanged) };
+        // Others are refused until this is dropped.
+        let _turn = turn;
+        let close = async || listeners.close_metrics().await;
+        match hand_over(&mut self.node, &mut self.handover, wire, &mut self.stop, close).await {
+            End::TakenOver => Ok(Turn::Ended(Ended::TakenOver)),
+            End::Stopped(name) => {
+                self.drain(name).await;
+                Ok(Turn::Ended(Ended::Stopped))
+            }
+            End::Stays => {
+                listeners.open_metrics(&self.config, &mut self.tasks).await?;
+                Ok(Turn::Changed)
+            }
+        }
+    }
+
+    async fn on_previous_agent(&mut self, event: PreviousEvent) -> Turn {
+        if self.succession.on_event(&mut self.node, event).await {
+            self.allow_takeover();
+        }
+        Turn::Unchanged
+    }
+
+    fn on_timer(&mut self, timer: Timer) -> anyhow::Result<Turn> {
+        let is_ours = self.taking.is_none();
+        match timer {
+            Timer::Retry => return self.on_retry().map(|()| Turn::Changed),
+            Timer::Guests(now) if is_ours => self.node.follow_guests(now),
+            Timer::Tend if is_ours && self.synced => self.node.catalogue.tend(),
+            Timer::Guests(_) | Timer::Tend => {}
+            Timer::Audit => self.node.ports.answers().collect_audit(),
+            Timer::Watchdog => notify::alive(),
+        }
+        Ok(Turn::Unchanged)
+    }
+
+    fn on_retry(&mut self) -> anyhow::Result<()> {
+        self.node.ports.check_path()?;
+        self.node.ports.retry();
+        if self.synced {
+            self.snapshots.write_if_due(|| self.node.catalogue.feed_records());
+        }
+        self.watch_links();
+        if self.succession.finish(&mut self.node) {
+            self.allow_takeover();
+        }
+        Ok(())
+    }
+
+    fn settle_some(&mut self) -> Turn {
+        self.node.proceed(PASS);
+        Turn::Changed
+    }
+
+    /// Reads the configuration again, and applies what can change.
+    fn on_reload(&mut self) -> Turn {
+        notify::reloading();
+        let changes = reload::read(&self.origin, &self.config);
+        self.node.reporter.on_reload(changes.is_some());
+        self.node.ports.answers().reopen_audit();
+        if let Some(changes) = changes {
+            self.config = changes.now;
+            (self.origin.applied)(&self.config);
+            self.node.configure(&self.config);
+            self.feeds.restart(&self.config, &mut self.node, &mut self.tasks);
+        }
+        notify::ready();
+        self.registrar.configure(&self.config);
+        Turn::Changed
+    }
+
+    async fn on_stop(&mut self, name: &str) -> Turn {
+        self.drain(name).await;
+        if self.synced {
+            self.snapshots.write_now(|| self.node.catalogue.feed_records()).await;
+        }
+        Turn::Ended(Ended::Stopped)
+    }
+
+    /// Once all ports are settled: takes over, releases what the previous agent had, and reports that guests are served.
+    async fn on_changed(&mut self) -> anyhow::Result<()> {
+        self.node.notify_waiting();
+        if !self.synced || self.node.ports.has_work() {
+            return Ok(());
+        }
+        if let Some(taking) = self.taking.take() {
+            return self.take_over(taking).await;
+        }
+        // A snapshot may be old: a port it does not name may have a record all the same.
+        if !self.snapshots.are_served() {
+            self.node.release_inherited();
+        }
+        if !self.serving && !self.node.ports.has_work() {
+            self.on_serving();
+        }
+        Ok(())
+    }
+
+    fn on_serving(&mut self) {
+        self.serving = true;
+        self.health.set_ports_settled();
+        self.health.set_adopting(false);
+        notify::ready();
+        let ports = &self.node.ports;
+        info!(ports = ports.count(), identities = ports.identity_count(), "serving");
+    }
+
+    async fn take_over(&mut self, mut taking: Takeover) -> anyhow::Result<()> {
+        taking.take(&mut self.node).await?;
+        self.listen(true).await?;
+        self.succession.begin(taking);
+        Ok(())
+    }
+
+    /// Starts errands and listeners. With `succeeds`, the listeners replace those of the previous agent.
+    async fn listen(&mut self, succeeds: bool) -> anyhow::Result<()> {
+        self.errands.take().into_iter().for_each(|errands| errands.start(&mut self.tasks));
+        let shared = (&self.health, &self.registrar);
+        let side = self.node.ports.side();
+        self.listeners = Some(Listeners::new(&self.config, shared, side, succeeds, &mut self.tasks).await?);
+        Ok(())
+    }
+
+    /// Allows the next agent to take over.
+    fn allow_takeover(&self) {
+        self.listeners.iter().for_each(Listeners::allow_takeover);
+    }
+
+    fn watch_links(&mut self) {
+        let wanted = self.node.catalogue.plan().watched_namespaces();
+        for netns in self.links.follow(wanted, &mut self.tasks) {
+            self.node.on_links_changed(netns.as_deref(), &Changed::Unknown);
+        }
+    }
+
+    /// Drains the workers and saves what guests wrote. Requests are answered meanwhile.
+    async fn drain(&mut self, name: &str) {
+        info!("{name}: stopping");
+        notify::stopping();
+        self.health.set_draining();
+        let limit = Duration::from_secs(self.config.drain_seconds.into());
+        let drained = tokio::select! {
+            drained = drain::drain(self.node.ports.workers(), limit, self.stop.recv()) => drained,
+            never = requests::answer_all(&self.node, &self.health, &mut self.listeners) => match never {},
+        };
+        if let Drained::Cut(connections @ 1..) = drained {
+            warn!(connections, "cut off; `drain_seconds` limits how long the agent waits for guests");
+        }
+        self.node.catalogue.save();
+        self.node.ports.answers().collect_audit();
+    }
+}
+
+/// An endpoint or feed that fails ends the agent, to be restarted: an agent without it would look alive.
+fn on_task_ended(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<Turn> {
+    match ended {
+        Ok(result) => result?,
+        Err(error) if error.is_cancelled() => {}
+        Err(error) => return Err(anyhow::Error::new(error).context("a control task died")),
+    }
+    Ok(Turn::Unchanged)
+}

@@ -1,0 +1,65 @@
+//! Answers to requests from the endpoints.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use metadata_control::status::{Guest, Held};
+use metadata_serve::audit::COLLECT_EVERY;
+use tokio::time::Instant;
+
+use crate::agent::endpoint::Request;
+use crate::agent::health::Health;
+use crate::agent::listeners::{self, Incoming, Listeners};
+use crate::agent::node::{AskedGuest, Node};
+
+/// Longest a worker may take to report what it holds for a guest: an idle worker turns once a second.
+const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
+
+/// Answers a request. The client may have gone away.
+pub(super) fn answer(node: &Node, health: &Health, request: Request) {
+    match request {
+        Request::Metrics(reply) => _ = reply.send(node.metrics()),
+        Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
+        Request::Trace(target, reply) => _ = reply.send(node.view().trace(&target).map(Box::new)),
+        // The agent is ending: records are registered at the next one.
+        Request::Instances(_) => {}
+        Request::Guests(name, reply) => {
+            let asked = node.view().guests(&name);
+            // Workers answer after their next turn, and the loop does not wait for them.
+            tokio::spawn(async move { reply.send(collect(asked).await) });
+        }
+    }
+}
+
+/// Answers requests and writes audit lines while the agent drains. Takeovers are ignored.
+pub(super) async fn answer_all(
+    node: &Node,
+    health: &Health,
+    listeners: &mut Option<Listeners>,
+) -> Infallible {
+    let mut audit = tokio::time::interval(COLLECT_EVERY);
+    loop {
+        tokio::select! {
+            incoming = listeners::next(listeners) => match incoming {
+                Incoming::Request(request) => answer(node, health, request),
+                Incoming::TakeOver(_) => {}
+            },
+            _ = audit.tick() => node.ports.answers().collect_audit(),
+        }
+    }
+}
+
+/// The guests with what their workers hold for them. A worker that is silent is left out.
+async fn collect(asked: Vec<AskedGuest>) -> Vec<Guest> {
+    let until = Instant::now() + WORKER_ANSWERS_WITHIN;
+    let mut guests = Vec::with_capacity(asked.len());
+    for (mut guest, answer) in asked {
+        if let Some(answer) = answer
+            && let Ok(Ok(held)) = tokio::time::timeout_at(until, answer).await
+        {
+            guest.held = Some(Held { connections: held.connections, requests: held.waiting });
+        }
+        guests.push(guest);
+    }
+    guests
+}

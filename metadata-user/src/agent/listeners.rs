@@ -1,0 +1,106 @@
+//! The sockets the agent listens on: opened when it serves, and closed for the next agent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use axum::Router;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::endpoint::{self, ControlSocket, Registrar, Request, Routers};
+use super::handover::{Call, TakeoverListener};
+use super::health::Health;
+use crate::config::Config;
+
+/// How often to try the metrics address while the previous agent may still listen there, and the pause in between.
+const ATTEMPTS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// The listeners of an agent that serves.
+pub(super) struct Listeners {
+    requests: mpsc::Receiver<Request>,
+    takeover: TakeoverListener,
+    metrics: (Router, Option<AbortHandle>),
+    _socket: ControlSocket,
+}
+
+impl Listeners {
+    /// Listens on the control and the takeover socket, and on the metrics address if there is one. With `succeeds`, the
+    /// sockets of the previous agent are replaced.
+    ///
+    /// # Errors
+    /// If a socket or the metrics address cannot be had.
+    pub(super) async fn new(
+        config: &Config,
+        (health, registrar): (&Arc<Health>, &Arc<Registrar>),
+        side: u32,
+        succeeds: bool,
+        tasks: &mut JoinSet<anyhow::Result<()>>,
+    ) -> anyhow::Result<Self> {
+        let Routers { metrics, control, requests } = Routers::new(Arc::clone(health), Arc::clone(registrar));
+        let (socket, listener) = ControlSocket::listen(&config.run, succeeds)?;
+        tasks.spawn(endpoint::serve(listener, control));
+        let takeover = TakeoverListener::new(&config.run, side, succeeds, tasks)?;
+        let mut listeners = Self { requests, takeover, metrics: (metrics, None), _socket: socket };
+        listeners.open_metrics(config, tasks).await?;
+        Ok(listeners)
+    }
+
+    /// Listens on the metrics address. Tries for 2 s while the address is in use.
+    ///
+    /// # Errors
+    /// If the address cannot be had.
+    pub(super) async fn open_metrics(
+        &mut self,
+        config: &Config,
+        tasks: &mut JoinSet<anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
+        let Some(addr) = config.metrics else { return Ok(()) };
+        let mut attempts = ATTEMPTS;
+        let listener = loop {
+            match TcpListener::bind(addr).await {
+                Err(error) if error.kind() == std::io::ErrorKind::AddrInUse && attempts > 0 => {
+                    attempts -= 1;
+                    tokio::time::sleep(PAUSE).await;
+                }
+                bound => break bound.with_context(|| format!("listening for metrics on {addr}"))?,
+            }
+        };
+        self.metrics.1 = Some(tasks.spawn(endpoint::serve(listener, self.metrics.0.clone())));
+        Ok(())
+    }
+
+    /// Closes the metrics address, so that the next agent can listen there.
+    pub(super) async fn close_metrics(&mut self) {
+        if let Some(task) = self.metrics.1.take() {
+            task.abort();
+            while !task.is_finished() {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Allows the next agent to take over.
+    pub(super) fn allow_takeover(&self) {
+        self.takeover.allow();
+    }
+}
+
+/// Waits for the next request or takeover; for ever while there are no listeners.
+pub(super) async fn next(listeners: &mut Option<Listeners>) -> Incoming {
+    let Some(listeners) = listeners else { return std::future::pending().await };
+    tokio::select! {
+        Some(request) = listeners.requests.recv() => Incoming::Request(request),
+        call = listeners.takeover.call() => Incoming::TakeOver(call),
+    }
+}
+
+/// What arrives at the listeners.
+pub(super) enum Incoming {
+    /// A request to the control loop.
+    Request(Request),
+    /// An agent that is ready to take over.
+    TakeOver(Call),
+}

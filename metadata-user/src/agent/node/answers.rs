@@ -1,0 +1,133 @@
+//! What each slot is answered, and the audit log of it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use metadata_base::time::Now;
+use metadata_common::maps::Slot;
+use metadata_content::http::{self, Headers, Request, Response, Target};
+use metadata_content::record::Record;
+use metadata_content::store::{Outcome, Responses, SlotOutOfRange, Store};
+use metadata_serve::audit::{AuditCounts, Collector};
+use metadata_serve::{Answer, Answers as _, Question};
+
+use super::spoken;
+use crate::agent::slots::IdentityName;
+
+/// What a slot serves.
+pub(super) enum Serves {
+    /// The responses of a record.
+    Responses(Arc<Responses>),
+    /// The record has not arrived: requests wait for it.
+    Awaited,
+    /// The record was removed: requests are refused at once.
+    Gone,
+}
+
+impl Serves {
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Responses(a), Self::Responses(b)) => Arc::ptr_eq(a, b),
+            (Self::Awaited, Self::Awaited) | (Self::Gone, Self::Gone) => true,
+            _ => false,
+        }
+    }
+}
+
+/// Publishes to the store that workers read, and records in the audit log who has which slot.
+pub(in crate::agent) struct Answers {
+    store: Arc<Store>,
+    audit: Option<RefCell<Collector>>,
+    started: Instant,
+}
+
+impl Answers {
+    #[must_use]
+    pub(in crate::agent) fn new(store: Arc<Store>, audit: Option<Collector>) -> Self {
+        Self { store, audit: audit.map(RefCell::new), started: Instant::now() }
+    }
+
+    /// Sets what a slot serves from now on, to an identity with this record.
+    ///
+    /// # Errors
+    /// If there is no such slot.
+    pub(super) fn publish(
+        &self,
+        slot: Slot,
+        who: &IdentityName,
+        record: Option<&Record>,
+        serves: &Serves,
+    ) -> Result<(), SlotOutOfRange> {
+        if let Some(audit) = &self.audit {
+            let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
+            audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
+        }
+        match serves {
+            Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
+            Serves::Awaited => self.store.expect(slot),
+            Serves::Gone => self.store.withdraw(slot),
+        }
+    }
+
+    /// Makes requests of a slot wait for a record.
+    ///
+    /// # Errors
+    /// If there is no such slot.
+    pub(super) fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
+        self.store.expect(slot)
+    }
+
+    /// Removes what a slot serves.
+    ///
+    /// # Errors
+    /// If there is no such slot.
+    pub(super) fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
+        self.store.withdraw(slot)
+    }
+
+    /// Answers a question that the previous agent passed on; `None` while no answer is known. A request that would
+    /// wait for a change is answered with the present state. The flag is true if the request changed state that other
+    /// requests of the slot may wait for.
+    pub(super) fn answer(&self, question: &Question) -> (Option<Response>, bool) {
+        let fields: Vec<_> = question
+            .headers
+            .iter()
+            .map(|(name, value)| httparse::Header { name: name.as_str(), value: value.as_slice() })
+            .collect();
+        let request = Request {
+            method: question.method,
+            target: Target { path: &question.path, query: &question.query },
+            headers: Headers::new(&fields),
+            body: &question.body,
+        };
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let now = Now { mono: self.started.elapsed(), unix_seconds: unix.as_secs() };
+        let mut answer = self.store.answer(now, &question.connection, &request, None);
+        if let Answer::Known(Outcome::Park(mut parked)) = answer {
+            parked.until = now.mono;
+            answer = self.store.answer(now, &question.connection, &request, Some(&parked));
+        }
+        match answer {
+            Answer::Known(Outcome::Ready(response)) => (Some(response), false),
+            Answer::Known(Outcome::Changed(response)) => (Some(response), true),
+            Answer::Unknown => (Some(Response::error(http::Status(404), &[])), false),
+            Answer::Known(Outcome::Park(_)) | Answer::NotYet | Answer::TooMany => (None, false),
+        }
+    }
+
+    /// Writes the audit lines that workers have queued.
+    pub(in crate::agent) fn collect_audit(&self) {
+        self.audit.iter().for_each(|audit| audit.borrow_mut().collect());
+    }
+
+    /// Opens the audit log again, after it was rotated.
+    pub(in crate::agent) fn reopen_audit(&self) {
+        self.audit.iter().for_each(|audit| audit.borrow().reopen());
+    }
+
+    /// Counts of audit lines; `None` without an audit log.
+    pub(super) fn audit_counts(&self) -> Option<AuditCounts> {
+        self.audit.as_ref().map(|audit| audit.borrow().counts())
+    }
+}

@@ -1,0 +1,268 @@
+//! Which identity has which slot, in the kernel, in the store and at the workers.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
+use metadata_common::maps::{MAX_SLOTS, Slot};
+use metadata_content::record::Record;
+use metadata_content::store::Responses;
+use metadata_serve::Question;
+use metadata_steer::{SteerError, Steering};
+use tracing::{debug, warn};
+
+use super::answers::{Answers, Serves};
+use super::catalogue::Catalogue;
+use super::workers::Workers;
+use crate::agent::plan::Plan;
+use crate::agent::slots::{IdentityName, Slots};
+use metadata_content::http::Response;
+
+/// The identities of attached ports. The kernel's part is in [`Steering`], which each call that changes it takes.
+pub(in crate::agent) struct Bindings {
+    slots: Slots,
+    bound: BTreeMap<IdentityName, Bound>,
+    answers: Answers,
+    workers: Workers,
+}
+
+/// An identity the kernel knows.
+struct Bound {
+    slot: Slot,
+    serves: Serves,
+}
+
+/// Returns the identities that are bound elsewhere than where they are `there`, or not at all.
+fn moved<'a>(
+    bound: impl Iterator<Item = (&'a IdentityName, Slot)>,
+    there: impl Fn(&PortName) -> Vec<(Mac, Slot)>,
+) -> Vec<(IdentityName, Slot)> {
+    let is_there = |(who, slot): &(&IdentityName, Slot)| there(&who.port).contains(&(who.mac, *slot));
+    bound.filter(|who| !is_there(who)).map(|(who, slot)| (who.clone(), slot)).collect()
+}
+
+impl Bindings {
+    /// No identity is bound; slots that the previous agent has bound are reserved.
+    pub(super) fn new(steering: &Steering, answers: Answers, workers: Workers) -> Self {
+        let mut bindings = Self { slots: Slots::new(MAX_SLOTS), bound: BTreeMap::new(), answers, workers };
+        bindings.reserve_inherited(steering);
+        bindings
+    }
+
+    pub(super) fn answers(&self) -> &Answers {
+        &self.answers
+    }
+
+    pub(super) fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// Number of identities bound.
+    pub(super) fn count(&self) -> usize {
+        self.bound.len()
+    }
+
+    /// The identities bound on a port.
+    pub(super) fn on(&self, port: &PortName) -> impl Iterator<Item = &IdentityName> {
+        let first = IdentityName { port: port.clone(), mac: Mac::default() };
+        self.bound.range(first..).map(|(who, _)| who).take_while(move |who| who.port == *port)
+    }
+
+    /// Every bound identity and its slot.
+    pub(super) fn all(&self) -> impl Iterator<Item = (&IdentityName, Slot)> {
+        self.bound.iter().map(|(who, bound)| (who, bound.slot))
+    }
+
+    /// The slot of an identity and what it serves, if it is bound.
+    pub(super) fn get(&self, who: &IdentityName) -> Option<(Slot, &Serves)> {
+        self.bound.get(who).map(|bound| (bound.slot, &bound.serves))
+    }
+
+    /// Binds an identity, if it is not bound, and publishes its responses. They are published first, so the first
+    /// frame already finds them.
+    ///
+    /// # Errors
+    /// The reason in words: no slot is free, or the kernel refuses. An identity that was bound stays bound.
+    pub(super) fn serve(
+        &mut self,
+        steering: &mut Steering,
+        who: &IdentityName,
+        responses: Option<Arc<Responses>>,
+        record: Option<&Record>,
+    ) -> Result<(), String> {
+        let bound = self.bound.get(who).map(|bound| &bound.serves);
+        let serves = match (responses, bound) {
+            (Some(responses), _) => Serves::Responses(responses),
+            (None, None | Some(Serves::Awaited)) => Serves::Awaited,
+            (None, Some(Serves::Responses(_) | Serves::Gone)) => Serves::Gone,
+        };
+        if bound.is_some_and(|old| old.is_same(&serves)) {
+            return Ok(());
+        }
+        let is_bound = bound.is_some();
+        let slot = self.slots.take(who, Instant::now()).map_err(|error| error.to_string())?;
+        self.answers.publish(slot, who, record, &serves).map_err(|error| error.to_string())?;
+        if is_bound {
+            self.wake(steering, slot);
+        } else if let Err(error) = steering.bind(&who.port, who.mac, slot) {
+            self.empty(steering, who, slot, true);
+            return Err(error.to_string());
+        }
+        self.bound.insert(who.clone(), Bound { slot, serves });
+        Ok(())
+    }
+
+    /// Unbinds an identity. The kernel comes first, so no frame arrives for a slot that is being emptied.
+    pub(super) fn unbind(&mut self, steering: &mut Steering, who: &IdentityName) {
+        let Some(Bound { slot, .. }) = self.bound.remove(who) else { return };
+        let unbound = steering.unbind(slot);
+        if let Err(error) = &unbound {
+            warn!(port = %who.port, mac = %who.mac, slot, "the slot is not used again; unbinding: {error}");
+        }
+        self.empty(steering, who, slot, unbound.is_ok());
+    }
+
+    /// Unbinds the identities of a port for which `is_unwanted` is true.
+    pub(super) fn unbind_on(
+        &mut self,
+        steering: &mut Steering,
+        port: &PortName,
+        is_unwanted: impl Fn(&IdentityName) -> bool,
+    ) {
+        for who in self.on(port).filter(|who| is_unwanted(who)).cloned().collect::<Vec<_>>() {
+            self.unbind(steering, &who);
+        }
+    }
+
+    /// Removes what a slot holds. The slot becomes free only if the kernel sends no more frames with it (`unbound`)
+    /// and the worker can be reached.
+    fn empty(&mut self, steering: &Steering, who: &IdentityName, slot: Slot, unbound: bool) {
+        if let Err(error) = self.answers.withdraw(slot) {
+            warn!(slot, "{error}");
+        }
+        match self.workers.forget(steering.worker_of(slot), slot) {
+            Ok(()) if unbound => drop(self.slots.release(who, Instant::now())),
+            Ok(()) => {}
+            Err(error) => warn!(slot, "the slot stays with its last holder: {error}"),
+        }
+    }
+
+    /// Makes waiting requests of a slot look for an answer again.
+    pub(super) fn wake(&mut self, steering: &Steering, slot: Slot) {
+        self.workers.wake(steering.worker_of(slot), slot);
+    }
+
+    /// Repeats the wake-ups that found a worker's queue full.
+    pub(super) fn retry_wakes(&mut self) {
+        self.workers.retry();
+    }
+
+    /// Reserves the slots that the previous agent has bound, until their identities are named.
+    pub(super) fn reserve_inherited(&mut self, steering: &Steering) {
+        self.slots.reserve(steering.identities().iter().map(|bound| bound.slot));
+    }
+
+    /// Keeps the slots of identities the previous agent bound on a port; releases those the plan does not have.
+    pub(super) fn keep_inherited(&mut self, steering: &mut Steering, port: &PortName, plan: &Plan) {
+        for (mac, slot) in steering.bound_on(port) {
+            let who = IdentityName { port: port.clone(), mac };
+            if plan.knows(&who) {
+                self.slots.claim(&who, slot);
+                continue;
+            }
+            match steering.unbind(slot) {
+                Ok(()) => self.release_inherited(steering, slot),
+                Err(error) => warn!(%port, %mac, slot, "the slot is not used again; unbinding: {error}"),
+            }
+        }
+    }
+
+    /// Frees a slot of the previous agent whose identity was not named.
+    pub(super) fn release_inherited(&mut self, steering: &Steering, slot: Slot) {
+        if let Err(error) = self.answers.withdraw(slot) {
+            warn!(slot, "{error}");
+        }
+        match self.workers.forget(steering.worker_of(slot), slot) {
+            Ok(()) => self.slots.give_up(slot, Instant::now()),
+            Err(error) => warn!(slot, "the slot is not used again: {error}"),
+        }
+    }
+
+    /// Publishes the responses of identities that the previous agent bound on a port which is not attached again.
+    pub(super) fn answer_inherited(
+        &mut self,
+        steering: &mut Steering,
+        port: &PortName,
+        catalogue: &mut Catalogue,
+    ) {
+        let inherited = steering.left_on(port).unwrap_or_else(|error| {
+            debug!(%port, "its guests wait until it is attached: {error}");
+            Vec::new()
+        });
+        for (mac, slot) in inherited {
+            let who = IdentityName { port: port.clone(), mac };
+            let Some(id) = catalogue.plan().holder(&who).cloned() else { continue };
+            let Some(responses) = catalogue.responses(&id) else { continue };
+            let record = catalogue.record(&id).map(AsRef::as_ref);
+            match self.answers.publish(slot, &who, record, &Serves::Responses(responses)) {
+                Ok(()) => self.wake(steering, slot),
+                Err(error) => warn!(%port, slot, "{error}"),
+            }
+        }
+    }
+
+    /// Follows what the other agent has bound by now, before any of its frames arrive here: a slot that it gave to
+    /// another guest meanwhile must not be answered with the last guest's record. Requests of slots without a record
+    /// wait.
+    ///
+    /// # Errors
+    /// If the kernel refuses to list what is bound.
+    pub(super) fn follow_slots(&mut self, steering: &mut Steering) -> Result<(), SteerError> {
+        steering.look_again()?;
+        for (who, slot) in moved(self.all(), |port| steering.bound_on(port)) {
+            debug!(port = %who.port, mac = %who.mac, slot, "the other agent has given it another slot");
+            self.bound.remove(&who);
+            self.empty(steering, &who, slot, true);
+        }
+        let ready: HashSet<_> = self.bound.values().map(|bound| bound.slot).collect();
+        for identity in steering.identities() {
+            if !ready.contains(&identity.slot)
+                && let Err(error) = self.answers.expect(identity.slot)
+            {
+                warn!(slot = identity.slot, "{error}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers a question that the previous agent passed on; `None` while no answer is known.
+    pub(super) fn answer(&mut self, steering: &Steering, question: &Question) -> Option<Response> {
+        let (response, changed) = self.answers.answer(question);
+        if changed {
+            self.wake(steering, question.connection.slot);
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{IdentityName, Mac, PortName, moved};
+
+    #[test]
+    fn identities_with_another_slot_or_none_at_the_other_agent_have_moved() {
+        let who =
+            |port: &str, last| IdentityName { port: PortName::local(port), mac: Mac([2, 0, 0, 0, 0, last]) };
+        let ours =
+            [(who("stays", 1), 1), (who("swapped", 1), 2), (who("swapped", 2), 3), (who("gone", 1), 4)];
+        let there = |port: &PortName| match port.ifname.as_str() {
+            "stays" => vec![(Mac([2, 0, 0, 0, 0, 1]), 1), (Mac([2, 0, 0, 0, 0, 9]), 4)],
+            "swapped" => vec![(Mac([2, 0, 0, 0, 0, 1]), 3), (Mac([2, 0, 0, 0, 0, 2]), 2)],
+            _ => vec![],
+        };
+        let found = moved(ours.iter().map(|(who, slot)| (who, *slot)), there);
+        assert_eq!(found, ours[1..]);
+    }
+}

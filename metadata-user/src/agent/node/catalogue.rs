@@ -1,0 +1,289 @@
+//! What is wanted: the records of all sources, and the plan made of them.
+
+mod registered;
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
+use metadata_content::record::Record;
+use metadata_content::source::Source;
+use metadata_content::store::Responses;
+use metadata_feed::registry::{Change, RecordId, Registry};
+use metadata_feed::room::Room;
+use metadata_feed::{FeedError, FeedEvent};
+use tracing::{debug, warn};
+
+use super::renderer::Renderer;
+use crate::agent::plan::{Plan, Records};
+use crate::agent::slots::IdentityName;
+use crate::agent::state::State;
+use crate::config::{Config, PortSpec};
+use crate::metrics::Errands;
+use registered::Registered;
+pub(crate) use registered::{Clash, Tagged};
+pub(in crate::agent) use registered::{Shelving, etag};
+
+/// The records of all sources, those in force, and the plan made of these.
+pub(in crate::agent) struct Catalogue {
+    registry: Registry,
+    /// Memory that records may take.
+    room: Arc<Room>,
+    /// The records in force.
+    records: Records,
+    plan: Plan,
+    renderer: Renderer,
+    state: State,
+    registered: Registered,
+    /// Conflicts that were logged.
+    conflicts: HashSet<String>,
+}
+
+/// Ports whose plan may have changed. Pass it to [`Ports::touch`](super::Ports::touch).
+#[must_use]
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(in crate::agent) struct Touched {
+    /// Ports of records that arrived or changed. If the device is there, the guest's wait begins now.
+    pub(super) named: BTreeSet<PortName>,
+    /// Other ports.
+    pub(super) others: BTreeSet<PortName>,
+}
+
+impl Catalogue {
+    /// A catalogue without records.
+    #[must_use]
+    pub(in crate::agent) fn new(state: State, room: Arc<Room>, configured: &[PortSpec]) -> Self {
+        Self {
+            registry: Registry::default(),
+            room,
+            records: Records::new(),
+            plan: Plan::new(configured),
+            renderer: Renderer::new(),
+            state,
+            registered: Registered::default(),
+            conflicts: HashSet::new(),
+        }
+    }
+
+    #[must_use]
+    pub(in crate::agent) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    #[must_use]
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    /// A record in force.
+    #[must_use]
+    pub(super) fn record(&self, id: &RecordId) -> Option<&Arc<Record>> {
+        self.records.get(id)
+    }
+
+    /// The memory that all records share.
+    #[must_use]
+    pub(in crate::agent) fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    /// Time spent on rendering records since the start.
+    #[must_use]
+    pub(super) fn rendering(&self) -> Duration {
+        self.renderer.spent()
+    }
+
+    /// Counts of messages to sinks and of mailbox files.
+    #[must_use]
+    pub(super) fn errands(&self) -> Errands {
+        self.state.counts()
+    }
+
+    /// Every valid record of a feed, in force or not, for the snapshot.
+    #[must_use]
+    pub(in crate::agent) fn feed_records(&self) -> Vec<(RecordId, Arc<Record>)> {
+        let records = self.registry.records().filter(|(id, _)| !id.source.is_kept());
+        records.map(|(id, record)| (id.clone(), Arc::clone(record))).collect()
+    }
+
+    /// The responses of a record in force.
+    pub(super) fn responses(&mut self, id: &RecordId) -> Option<Arc<Responses>> {
+        let record = self.records.get(id)?;
+        Some(self.renderer.responses(id, record, &self.state))
+    }
+
+    /// A source starts over: records it does not repeat until it is synced are removed then.
+    pub(in crate::agent) fn begin(&mut self, source: Source) {
+        self.registry.begin(source);
+        self.room.forget_pending(source);
+    }
+
+    /// Applies an event of a source.
+    pub(super) fn on_event(&mut self, source: Source, event: FeedEvent) -> Touched {
+        let changed = match &event {
+            FeedEvent::Upsert { key, .. } | FeedEvent::Remove { key } => Some(RecordId::new(source, key)),
+            _ => None,
+        };
+        let synced = matches!(event, FeedEvent::Synced);
+        let event = self.admit(source, event);
+        let mut touched = Touched::default();
+        for change in self.registry.apply(source, event) {
+            match change {
+                Change::Put(id, record) => touched.named.append(&mut self.put(id, record)),
+                Change::Expect(id, identities) => touched.named.append(&mut self.expect(&id, identities)),
+                Change::Drop(id) => touched.others.append(&mut self.remove(&id)),
+            }
+        }
+        if synced {
+            let registry = &self.registry;
+            self.room.keep_only(source, |id| registry.record(id).is_some());
+        }
+        if let Some(id) = changed.filter(|id| self.registry.record(id).is_none()) {
+            self.room.give_back(&id);
+        }
+        touched
+    }
+
+    /// Takes memory for a record. A record without room becomes a rejection.
+    fn admit(&mut self, source: Source, event: FeedEvent) -> FeedEvent {
+        match event {
+            FeedEvent::Upsert { key, record } => {
+                let id = RecordId::new(source, &key);
+                let known = self.registry.record(&id);
+                // A feed that starts over repeats records that are known.
+                match (known.filter(|known| ***known == *record), self.room.arrive(&id, &record)) {
+                    (Some(known), _) => FeedEvent::Upsert { key, record: Arc::clone(known) },
+                    (None, Ok(())) => FeedEvent::Upsert { key, record: self.renderer.compact(record) },
+                    (None, Err(no_room)) => {
+                        warn!(record = %id, "refused, the last good state stays: {no_room}");
+                        FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
+                    }
+                }
+            }
+            FeedEvent::Rejected { key, error } => {
+                let id = RecordId::new(source, &key);
+                warn!(record = %id, "refused, the last good state stays: {error}");
+                FeedEvent::Rejected { key, error }
+            }
+            other => other,
+        }
+    }
+
+    /// A record comes into force or has changed.
+    fn put(&mut self, id: RecordId, record: Arc<Record>) -> BTreeSet<PortName> {
+        debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record");
+        let touched = self.plan.put(&id, Some(&record));
+        if let Some(last) = self.records.insert(id, Arc::clone(&record))
+            && last.vm.uuid != record.vm.uuid
+        {
+            self.state.on_vm_removed(&last.vm.uuid);
+        }
+        touched
+    }
+
+    /// A record is to come: requests of its identities wait for it.
+    fn expect(&mut self, id: &RecordId, identities: Vec<(PortName, Mac)>) -> BTreeSet<PortName> {
+        debug!(record = %id, "expected");
+        self.plan.expect(id, identities.into_iter().map(|(port, mac)| IdentityName { port, mac }))
+    }
+
+    /// A record is no longer in force.
+    fn remove(&mut self, id: &RecordId) -> BTreeSet<PortName> {
+        debug!(record = %id, "record removed");
+        self.renderer.forget(id);
+        if let Some(record) = self.records.remove(id) {
+            self.state.on_vm_removed(&record.vm.uuid);
+        }
+        self.plan.put(id, None)
+    }
+
+    /// Applies the configured ports, the memory limit and the age of token keys.
+    pub(super) fn configure(&mut self, config: &Config) -> Touched {
+        let (plan, others) = self.plan.reconfigured(&config.ports, &self.records);
+        self.plan = plan;
+        self.room.set_limit(config.record_octets());
+        self.state.set_rotate_after(config.rotate_token_key_days);
+        Touched { others, ..Touched::default() }
+    }
+
+    /// Logs conflicts that are new. Call it after records have changed.
+    pub(in crate::agent) fn log_new_conflicts(&mut self) {
+        let conflicts: HashSet<String> = self.plan.conflicts().map(|conflict| conflict.to_string()).collect();
+        for conflict in conflicts.difference(&self.conflicts) {
+            warn!("record {conflict}");
+        }
+        self.conflicts = conflicts;
+    }
+
+    /// Rotates token keys and forgets mailboxes whose time has come. Call it about once a minute.
+    pub(in crate::agent) fn tend(&mut self) {
+        let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
+        self.state.tend(|vm| known.contains(vm));
+        self.renderer.sweep();
+    }
+
+    /// Writes what guests wrote and is not on disk yet.
+    pub(in crate::agent) fn save(&self) {
+        self.state.save();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Catalogue, Touched};
+    use crate::agent::state::State;
+    use crate::config::Config;
+    use metadata_base::port::PortName;
+    use metadata_content::record::Record;
+    use metadata_content::source::Source;
+    use metadata_feed::FeedEvent;
+    use metadata_feed::room::Room;
+    use std::sync::Arc;
+
+    fn catalogue() -> Catalogue {
+        let config = Config { state: None, ..Config::default() };
+        let (state, _errands) = State::open(&config).expect("a state in memory");
+        Catalogue::new(state, Room::new(config.record_octets()), &[])
+    }
+
+    fn upsert(port: &str, generation: u32) -> FeedEvent {
+        let text = format!(
+            "schema: vmrecord/1\ngeneration: {generation}\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: web, \
+             project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: web}}\n\
+             placement: {{region: r, zone: z}}\ninstance_type: t\nimage: {{id: i}}\n\
+             network: {{nics: [{{id: n0, name: eth0, mac: '52:54:00:00:00:0a', port: {{ifname: {port}}}, \
+             network_id: n, addresses: [{{method: dhcp4}}]}}]}}\n"
+        );
+        FeedEvent::Upsert {
+            key: "web".into(),
+            record: Arc::new(Record::parse("web", &text).expect("a record").0),
+        }
+    }
+
+    #[test]
+    fn a_record_touches_the_ports_it_comes_to_and_those_it_leaves() {
+        let mut catalogue = catalogue();
+        let ports = |names: &[&str]| names.iter().map(|name| PortName::local(*name)).collect();
+        let named = |names| Touched { named: ports(names), ..Touched::default() };
+        assert_eq!(catalogue.on_event(Source::File, upsert("tap0", 1)), named(&["tap0"]));
+        assert_eq!(catalogue.on_event(Source::File, upsert("tap1", 2)), named(&["tap0", "tap1"]));
+        let removed = catalogue.on_event(Source::File, FeedEvent::Remove { key: "web".into() });
+        assert_eq!(removed, Touched { others: ports(&["tap1"]), ..Touched::default() });
+        assert_eq!(catalogue.room().usage().used, 0, "its memory is free again");
+    }
+
+    #[test]
+    fn a_record_is_rendered_once_until_it_changes() {
+        let mut catalogue = catalogue();
+        let id = metadata_feed::registry::RecordId::new(Source::File, "web");
+        assert!(catalogue.responses(&id).is_none(), "it is not in force");
+        let _touched = catalogue.on_event(Source::File, upsert("tap0", 1));
+        let first = catalogue.responses(&id).expect("responses");
+        let _touched = catalogue.on_event(Source::File, upsert("tap0", 1));
+        assert!(Arc::ptr_eq(&first, &catalogue.responses(&id).expect("responses")), "an equal record");
+        let _touched = catalogue.on_event(Source::File, upsert("tap0", 2));
+        assert!(!Arc::ptr_eq(&first, &catalogue.responses(&id).expect("responses")));
+    }
+}

@@ -1,0 +1,187 @@
+//! Records that were registered at the agent itself, by the API or a hook.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use metadata_content::record::{Limits, Record};
+use metadata_content::source::Source;
+use metadata_feed::FeedEvent;
+use metadata_feed::registry::{MAX_RECORDS, RecordId};
+use metadata_feed::room::NoRoom;
+
+use super::{Catalogue, Touched};
+use crate::agent::shelf::Shelf;
+use crate::agent::slots::IdentityName;
+
+/// Where registered records are stored, and how many there may be.
+#[derive(Debug)]
+pub(in crate::agent) struct Shelving {
+    pub(in crate::agent) shelf: Shelf,
+    pub(in crate::agent) limits: Limits,
+    /// Records of each source.
+    pub(in crate::agent) most: usize,
+}
+
+/// The registered records' storage and entity tags.
+#[derive(Debug)]
+pub(super) struct Registered {
+    shelving: Shelving,
+    etags: BTreeMap<RecordId, Arc<str>>,
+}
+
+impl Default for Registered {
+    fn default() -> Self {
+        let shelving = Shelving { shelf: Shelf::below(None), limits: Limits::DEFAULT, most: MAX_RECORDS };
+        Self { shelving, etags: BTreeMap::new() }
+    }
+}
+
+/// A record and its entity tag.
+#[derive(Clone, Debug)]
+pub(crate) struct Tagged {
+    /// The record.
+    pub record: Arc<Record>,
+    /// A hash of the record's content, quoted as HTTP writes it.
+    pub etag: Arc<str>,
+}
+
+/// Why a record cannot be registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Clash {
+    /// Another VM's record has one of its MACs on the same port.
+    Taken {
+        /// The MAC and the port.
+        identity: IdentityName,
+        /// The other record.
+        by: RecordId,
+    },
+    /// Another record of its source is of the same VM.
+    SameVm {
+        /// The other record.
+        by: RecordId,
+    },
+    /// The source has as many records as it may have.
+    Full {
+        /// The limit.
+        most: usize,
+    },
+    /// The memory for records is used up.
+    Memory(NoRoom),
+    /// None of its NICs has a port, so a client would wait for ever.
+    Unplaced,
+}
+
+impl Catalogue {
+    /// Sets where registered records are stored, and reads those stored there.
+    pub(in crate::agent::node) fn set_shelf(&mut self, shelving: Shelving) -> Touched {
+        self.registered = Registered { shelving, ..Registered::default() };
+        self.read_registered()
+    }
+
+    /// Sets the limits of records that are registered later.
+    pub(in crate::agent) fn limit_registered(&mut self, limits: Limits, most: usize) {
+        (self.registered.shelving.limits, self.registered.shelving.most) = (limits, most);
+    }
+
+    /// Reads token keys, mailboxes and registered records again, which the previous agent has written until now.
+    pub(in crate::agent::node) fn reload_state(&mut self) -> Touched {
+        self.state.reload();
+        self.read_registered()
+    }
+
+    fn read_registered(&mut self) -> Touched {
+        let sources = Source::ALL.into_iter().filter(|source| source.is_kept());
+        sources.clone().for_each(|source| self.registry.begin(source));
+        self.registered.etags.clear();
+        let stored = self.registered.shelving.shelf.read(&self.registered.shelving.limits);
+        let mut touched = Touched::default();
+        for (id, record) in stored.into_iter().filter(|(id, _)| id.source.is_kept()) {
+            match etag(&record) {
+                Ok(etag) => touched.merge(self.register(&id, Tagged { record: record.into(), etag })),
+                Err(error) => tracing::warn!(record = %id, "not served: {error}"),
+            }
+        }
+        sources.for_each(|source| touched.merge(self.on_event(source, FeedEvent::Synced)));
+        self.log_new_conflicts();
+        touched
+    }
+
+    /// The entity tag of a registered record.
+    #[must_use]
+    pub(in crate::agent) fn etag_of(&self, id: &RecordId) -> Option<Arc<str>> {
+        self.registered.etags.get(id).cloned()
+    }
+
+    /// The last valid record of a name.
+    #[must_use]
+    pub(in crate::agent) fn last_record(&self, id: &RecordId) -> Option<Arc<Record>> {
+        self.registry.record(id).cloned()
+    }
+
+    /// Checks whether a record may be registered under a name. With `waits`, its client waits until it is attached.
+    ///
+    /// # Errors
+    /// [`Clash`]: the reason why it may not.
+    pub(in crate::agent) fn check_admission(
+        &self,
+        id: &RecordId,
+        record: &Record,
+        waits: bool,
+    ) -> Result<(), Clash> {
+        let vm = &record.vm.uuid;
+        let same = self.registry.of_vm(vm).find(|other| other.source == id.source && *other != id);
+        if let Some(by) = same {
+            return Err(Clash::SameVm { by: by.clone() });
+        }
+        let places = self.plan.places(record);
+        if waits && places.is_empty() {
+            return Err(Clash::Unplaced);
+        }
+        for identity in places {
+            let holder = self.plan.holder(&identity).filter(|holder| *holder != id);
+            let other = holder.filter(|holder| self.record(holder).is_some_and(|r| r.vm.uuid != *vm));
+            if let Some(by) = other.cloned() {
+                return Err(Clash::Taken { identity, by });
+            }
+        }
+        let most = self.registered.shelving.most;
+        if self.registry.record(id).is_none() && self.registry.count(id.source) >= most {
+            return Err(Clash::Full { most });
+        }
+        self.room.fits(id, record).map_err(Clash::Memory)
+    }
+
+    /// Registers a record in the place of the one under its name.
+    pub(in crate::agent::node) fn register(&mut self, id: &RecordId, tagged: Tagged) -> Touched {
+        let Tagged { record, etag } = tagged;
+        self.registered.etags.insert(id.clone(), etag);
+        let touched = self.on_event(id.source, FeedEvent::Upsert { key: id.key.as_ref().into(), record });
+        self.log_new_conflicts();
+        touched
+    }
+
+    /// Removes the record that is registered under a name.
+    pub(in crate::agent::node) fn unregister(&mut self, id: &RecordId) -> Touched {
+        self.registered.etags.remove(id);
+        let touched = self.on_event(id.source, FeedEvent::Remove { key: id.key.as_ref().into() });
+        self.log_new_conflicts();
+        touched
+    }
+}
+
+impl Touched {
+    fn merge(&mut self, mut other: Self) {
+        self.named.append(&mut other.named);
+        self.others.append(&mut other.others);
+    }
+}
+
+/// The entity tag of a record, as HTTP writes it. Records of equal content have equal tags, in YAML or JSON.
+///
+/// # Errors
+/// If a path in the record is not UTF-8.
+pub(in crate::agent) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
+    use sha2::{Digest as _, Sha256};
+    let digest = Sha256::digest(record.to_json()?.as_bytes());
+    Ok(format!("\"{}\"", metadata_base::hex::hex(&digest[..16])).into())
+}

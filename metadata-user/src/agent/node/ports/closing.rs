@@ -1,0 +1,171 @@
+//! Taps without a record are kept closed (`guard: all`).
+//!
+//! A closed tap is a port on which no identity is served. A tap is closed when it appears, at the latest with the event
+//! that reports it. It becomes an ordinary port when a record names it, without having been open in between, and is
+//! closed again when its record is removed. In other namespaces than the agent's own this holds only while a port is
+//! served there: a namespace with a port is kept alive, and that of a pod must be able to end.
+
+use std::collections::BTreeSet;
+
+use metadata_base::port::PortName;
+use metadata_common::maps::MAX_PORTS;
+use metadata_steer::{Found, Guarded, SteerError, is_hub_tap};
+use tracing::{debug, info, warn};
+
+use super::Ports;
+use crate::agent::plan::Plan;
+
+/// Which taps are guarded, and which are closed.
+#[derive(Debug, Default)]
+pub(in crate::agent) struct Guard {
+    guarded: Guarded,
+    /// Prefix of the devices of the agent's own hubs.
+    hub: String,
+    /// Closed ports, at most [`MAX_PORTS`] with all others.
+    closed: BTreeSet<PortName>,
+}
+
+impl Guard {
+    /// Guards taps without a record, except those of hubs with this prefix.
+    #[must_use]
+    pub(in crate::agent) fn new(guarded: Guarded, hub: &str) -> Self {
+        Self { guarded, hub: hub.into(), closed: BTreeSet::new() }
+    }
+
+    /// True for a port that is closed unless the plan wants it, provided that it is a tap.
+    pub(super) fn guards(&self, port: &PortName, plan: &Plan) -> bool {
+        self.guarded == Guarded::All
+            && (port.netns.is_none() || plan.namespaces().any(|netns| *netns == port.netns))
+            && !is_hub_tap(&self.hub, &port.ifname)
+    }
+
+    fn closed_in<'a>(&'a self, netns: Option<&'a str>) -> impl Iterator<Item = &'a PortName> {
+        self.closed.iter().filter(move |port| port.netns.as_deref() == netns)
+    }
+}
+
+impl Ports {
+    /// Taps that are closed.
+    pub(in crate::agent::node) fn closed(&self) -> impl Iterator<Item = &PortName> {
+        self.guard.closed.iter()
+    }
+
+    /// Taps that should be closed and are not, and why.
+    pub(in crate::agent::node) fn failed_to_close<'a>(
+        &'a self,
+        plan: &'a Plan,
+    ) -> impl Iterator<Item = (&'a PortName, &'a str)> {
+        let unwanted = self.troubles.unsettled().filter(|port| !plan.wants(port));
+        unwanted.filter_map(|port| Some((port, self.troubles.reason(port)?)))
+    }
+
+    /// Touches the taps of a namespace that should be closed, and those that are closed.
+    pub(super) fn touch_taps(&mut self, netns: Option<&str>, plan: &Plan) {
+        self.touched.extend(self.guard.closed_in(netns).cloned());
+        let open = self.open_taps(netns, plan);
+        self.touched.extend(open);
+    }
+
+    /// Touches taps that the previous agent may have left closed; false if there are none.
+    pub(super) fn touch_inherited_taps(&mut self, plan: &Plan) -> bool {
+        for netns in plan.watched_namespaces() {
+            let open = self.open_taps(netns.as_deref(), plan);
+            self.touched.extend(open.into_iter().filter(|port| !self.troubles.is_unsettled(port)));
+        }
+        self.has_work()
+    }
+
+    /// The taps of a namespace that should be closed and are not.
+    fn open_taps(&self, netns: Option<&str>, plan: &Plan) -> Vec<PortName> {
+        if self.guard.guarded == Guarded::None {
+            return Vec::new();
+        }
+        let taps = self.steering.taps(netns).unwrap_or_else(|error| {
+            warn!(?netns, "taps without a record may be open there: {error}");
+            Vec::new()
+        });
+        let named = taps.into_iter().map(|ifname| PortName { ifname, netns: netns.map(str::to_owned) });
+        let is_open = |port: &PortName| {
+            !plan.wants(port) && !self.guard.closed.contains(port) && self.guard.guards(port, plan)
+        };
+        named.filter(is_open).take(MAX_PORTS as usize).collect()
+    }
+
+    /// Closes a port without a record and unbinds its identities. A port that is not a tap is detached.
+    pub(super) fn close(&mut self, port: &PortName, plan: &Plan) {
+        self.bindings.unbind_on(&mut self.steering, port, |_| true);
+        match self.steering.find(port) {
+            Ok(Found::Attached) if self.guard.closed.contains(port) => {}
+            Ok(found @ (Found::Attached | Found::Other)) => match self.steering.is_tap(port) {
+                Ok(true) if found == Found::Attached => {}
+                Ok(true) => {
+                    if !self.attach_closed(port) {
+                        return;
+                    }
+                }
+                Ok(false) => return self.release_unguarded(port, plan),
+                Err(error) => return self.troubles.report(port, &format!("it may stay open: {error}")),
+            },
+            Ok(Found::Nothing) => return self.forget_closed(port),
+            Err(error) => return self.troubles.report(port, &format!("it may stay open: {error}")),
+        }
+        // The previous agent may have bound identities there that have no record now.
+        self.bindings.keep_inherited(&mut self.steering, port, plan);
+        match self.steering.set_closed(port, true) {
+            Ok(()) => drop(self.guard.closed.insert(port.clone())),
+            Err(error) => self.troubles.report(port, &error.to_string()),
+        }
+    }
+
+    /// Attaches a tap as closed; true if it is.
+    fn attach_closed(&mut self, port: &PortName) -> bool {
+        self.forget_closed(port);
+        match self.steering.attach_closed(port) {
+            Ok(()) => {
+                info!(%port, "closed: it has no record");
+                return true;
+            }
+            // It has a record, or is closed, under another name.
+            Err(SteerError::SamePort { other, .. }) => debug!(%port, %other, "is a port already"),
+            Err(error) => self.troubles.report(port, &format!("it stays open: {error}")),
+        }
+        false
+    }
+
+    /// Opens a wanted port for the identities that will be bound on it; true if it is open.
+    pub(super) fn open(&mut self, port: &PortName) -> bool {
+        match self.steering.set_closed(port, false) {
+            Ok(()) => {
+                self.guard.closed.remove(port);
+                true
+            }
+            Err(error) => {
+                self.troubles.report(port, &error.to_string());
+                false
+            }
+        }
+    }
+
+    /// Renames a closed port to the wanted name of the same device; false if `other` is not closed.
+    pub(super) fn rename_closed(&mut self, port: &PortName, other: &PortName) -> bool {
+        let renamed = self.guard.closed.remove(other);
+        if renamed {
+            self.steering.rename(other, port);
+            debug!(%other, %port, "the tap has a record");
+        }
+        renamed
+    }
+
+    /// Detaches a port that is no longer to be closed.
+    fn forget_closed(&mut self, port: &PortName) {
+        self.guard.closed.remove(port);
+        self.detach(port);
+    }
+
+    /// Detaches a port. With the last port that is served in a namespace, those that are closed there are touched.
+    pub(super) fn release_unguarded(&mut self, port: &PortName, plan: &Plan) {
+        self.forget_closed(port);
+        let stranded = self.guard.closed.iter().filter(|port| !self.guard.guards(port, plan));
+        self.touched.extend(stranded.cloned());
+    }
+}

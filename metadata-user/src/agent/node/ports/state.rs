@@ -1,0 +1,67 @@
+//! The states of ports and guests, for reports.
+
+use metadata_base::port::PortName;
+use metadata_control::status::{GuestState, PortState};
+use metadata_datapath::stack::SlotStats;
+use metadata_steer::{By, Way};
+use tokio::sync::oneshot;
+
+use super::Ports;
+use crate::agent::node::answers::Serves;
+use crate::agent::slots::IdentityName;
+
+/// The reason of a port whose interface does not exist.
+pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
+
+/// The reason of a port whose guest gets no answer.
+pub(super) const UNREACHABLE: &str = "answers do not reach its guest: the device takes no redirected frames. Of a veth, turn GRO on at the other end \
+     (`ethtool -K PEER gro on`); else give the guest a tap. It is served as soon as it takes them";
+
+/// The note on a port that is served by the classifier.
+const BY_CLASSIFIER: &str = "served, at more cost a frame: the device takes no redirected frames, so a classifier hands it its answers. Of a \
+     veth, turn GRO on at the other end (`ethtool -K PEER gro on`)";
+
+impl Ports {
+    /// The state of a wanted port, and the reason.
+    #[must_use]
+    pub(in crate::agent::node) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
+        match self.troubles.reason(port) {
+            Some(ABSENT) => (PortState::Waiting, Some(ABSENT)),
+            Some(reason) => (PortState::Error, Some(reason)),
+            None if self.steering.is_attached(port) => {
+                let by_classifier = self.steering.way_to(port) == Way::Classifier;
+                (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
+            }
+            None => (PortState::Waiting, Some("its turn has not come yet")),
+        }
+    }
+
+    /// The program that steers a port.
+    #[must_use]
+    pub(in crate::agent::node) fn program_of(&self, port: &PortName) -> Option<String> {
+        let by = self.steering.steered_by(port)?;
+        Some(if by == By::Xdp { "xdp" } else { "tcx" }.into())
+    }
+
+    /// What an identity's requests get.
+    #[must_use]
+    pub(in crate::agent::node) fn guest_state(&self, who: &IdentityName) -> GuestState {
+        match self.bindings.get(who).map(|(_, serves)| serves) {
+            Some(_) if self.steering.way_to(&who.port) == Way::None => GuestState::Unreachable,
+            Some(Serves::Responses(_)) => GuestState::Served,
+            Some(Serves::Awaited) => GuestState::Awaited,
+            Some(Serves::Gone) => GuestState::Gone,
+            None => GuestState::Unbound,
+        }
+    }
+
+    /// Asks the worker of an identity what it holds for it; `None` if the identity is not bound.
+    #[must_use]
+    pub(in crate::agent::node) fn ask_held(
+        &self,
+        who: &IdentityName,
+    ) -> Option<oneshot::Receiver<SlotStats>> {
+        let (slot, _) = self.bindings.get(who)?;
+        self.workers().ask_held(self.steering.worker_of(slot), slot)
+    }
+}

@@ -1,0 +1,110 @@
+//! Ports change hands: from the previous agent to this one, and from this one to the next.
+
+use std::time::Duration;
+
+use metadata_common::maps::Slot;
+use metadata_content::http::Response;
+use metadata_datapath::worker::ControlError;
+use metadata_serve::Question;
+use metadata_steer::SteerError;
+use tracing::{debug, warn};
+
+use super::Ports;
+use crate::agent::plan::Plan;
+
+impl Ports {
+    /// The side of this agent's hubs, 0 or 1.
+    #[must_use]
+    pub(in crate::agent) fn side(&self) -> u32 {
+        self.steering.side()
+    }
+
+    /// True while the previous agent has ports that no record has named yet.
+    #[must_use]
+    pub(in crate::agent) fn has_inherited(&self) -> bool {
+        self.steering.has_left()
+    }
+
+    /// Releases what the previous agent had and no record names. Call it once all ports were settled. Nothing is
+    /// released while the device of a wanted port cannot be determined.
+    pub(in crate::agent) fn release_inherited(&mut self, plan: &Plan) {
+        if !self.has_inherited() || self.touch_inherited_taps(plan) {
+            return;
+        }
+        let wanted = self.troubles.unsettled().filter(|port| plan.wants(port));
+        match self.steering.give_up_left(wanted) {
+            Ok(freed) => {
+                freed.into_iter().for_each(|slot| self.bindings.release_inherited(&self.steering, slot))
+            }
+            Err(error) => debug!("ports of the previous agent stay closed: {error}"),
+        }
+    }
+
+    /// Takes the ports over from the agent that has them. Identities keep their slots. Those that no record names are
+    /// unbound, and those that are missing are bound.
+    ///
+    /// # Errors
+    /// If the kernel refuses a change. Another attempt is useful.
+    pub(in crate::agent) fn take_over(&mut self, plan: &Plan) -> Result<(), SteerError> {
+        self.bindings.follow_slots(&mut self.steering)?;
+        self.steering.take_over_all()?;
+        // The previous agent's limits are those of its own configuration.
+        self.steering.set_limits(self.steering.limits())?;
+        self.bindings.reserve_inherited(&self.steering);
+        for port in plan.ports() {
+            self.bindings.keep_inherited(&mut self.steering, port, plan);
+            self.touched.insert(port.clone());
+        }
+        Ok(())
+    }
+
+    /// Completes a takeover once the previous agent has ended.
+    ///
+    /// # Errors
+    /// If the kernel refuses a change. Another attempt is useful.
+    pub(in crate::agent) fn finish_take_over(&mut self) -> Result<(), SteerError> {
+        self.steering.finish_take_over()
+    }
+
+    /// Answers a question that the previous agent passed on; `None` while no answer is known.
+    pub(in crate::agent) fn answer(&mut self, question: &Question) -> Option<Response> {
+        self.bindings.answer(&self.steering, question)
+    }
+
+    /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
+    ///
+    /// # Errors
+    /// If no descriptor is available, or a worker cannot be reached. The workers before it drain all the same.
+    pub(in crate::agent) fn drain_and_claim(&self, limit: Duration) -> anyhow::Result<()> {
+        self.workers().drain_and_claim(limit, || self.steering.claims())
+    }
+
+    /// Ends the drain and drops all claims: this agent keeps its ports.
+    ///
+    /// # Errors
+    /// If a worker cannot be reached: it drains on.
+    pub(in crate::agent) fn resume(&mut self) -> Result<(), ControlError> {
+        if let Err(error) = self.steering.clear_claims() {
+            warn!("claims stay until the next handover: {error}");
+        }
+        self.workers().resume()
+    }
+
+    /// The next agent has taken the ports.
+    pub(in crate::agent) fn on_handed_over(&mut self) {
+        self.steering.handed_over();
+    }
+
+    /// Makes waiting requests of a slot look for an answer again.
+    pub(in crate::agent) fn wake(&mut self, slot: Slot) {
+        self.bindings.wake(&self.steering, slot);
+    }
+
+    /// Ends this agent's part after the next agent has taken over. Nothing changes on the ports.
+    pub(in crate::agent) fn leave(self) {
+        let Self { bindings, steering, .. } = self;
+        // Workers first: they use what steering closes.
+        drop(bindings);
+        steering.leave();
+    }
+}

@@ -1,0 +1,88 @@
+//! What could not be done for a port, and why.
+
+use std::collections::{BTreeSet, HashMap};
+
+use metadata_base::port::PortName;
+use tracing::warn;
+
+/// Ports that wait for another attempt, and the last reason that was logged for each port.
+#[derive(Debug, Default)]
+pub(super) struct Troubles {
+    unsettled: BTreeSet<PortName>,
+    reasons: HashMap<PortName, String>,
+}
+
+impl Troubles {
+    /// Schedules another attempt. Logs the reason if it differs from the last one.
+    pub(super) fn report(&mut self, port: &PortName, reason: &str) {
+        self.unsettled.insert(port.clone());
+        if self.reason(port) != Some(reason) {
+            warn!("port {port}: {reason}");
+            self.reasons.insert(port.clone(), reason.to_owned());
+        }
+    }
+
+    /// An attempt begins: the port is settled unless it is reported again.
+    pub(super) fn begin(&mut self, port: &PortName) {
+        self.unsettled.remove(port);
+    }
+
+    /// An attempt has ended: forgets the reason unless it was reported again.
+    pub(super) fn end(&mut self, port: &PortName) {
+        if !self.unsettled.contains(port) {
+            self.forget(port);
+        }
+    }
+
+    /// Forgets the reason, so that the next one is logged.
+    pub(super) fn forget(&mut self, port: &PortName) {
+        self.reasons.remove(port);
+    }
+
+    /// The last reason reported for a port.
+    pub(super) fn reason(&self, port: &PortName) -> Option<&str> {
+        self.reasons.get(port).map(String::as_str)
+    }
+
+    /// True if another attempt is due for the port.
+    pub(super) fn is_unsettled(&self, port: &PortName) -> bool {
+        self.unsettled.contains(port)
+    }
+
+    /// The ports for which another attempt is due.
+    pub(super) fn unsettled(&self) -> impl Iterator<Item = &PortName> {
+        self.unsettled.iter()
+    }
+
+    /// Takes the ports for which another attempt is due.
+    pub(super) fn take_unsettled(&mut self) -> BTreeSet<PortName> {
+        std::mem::take(&mut self.unsettled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Troubles;
+    use metadata_base::port::PortName;
+
+    #[test]
+    fn a_port_stays_unsettled_with_its_reason_until_an_attempt_reports_nothing() {
+        let (mut troubles, port) = (Troubles::default(), PortName::local("tap0"));
+        troubles.report(&port, "absent");
+        troubles.begin(&port);
+        troubles.report(&port, "absent");
+        troubles.end(&port);
+        assert_eq!((troubles.is_unsettled(&port), troubles.reason(&port)), (true, Some("absent")));
+        troubles.begin(&port);
+        troubles.end(&port);
+        assert_eq!((troubles.is_unsettled(&port), troubles.reason(&port)), (false, None));
+    }
+
+    #[test]
+    fn taking_the_unsettled_ports_keeps_their_reasons() {
+        let (mut troubles, port) = (Troubles::default(), PortName::local("tap0"));
+        troubles.report(&port, "absent");
+        assert_eq!(troubles.take_unsettled(), [port.clone()].into());
+        assert_eq!((troubles.unsettled().count(), troubles.reason(&port)), (0, Some("absent")));
+    }
+}

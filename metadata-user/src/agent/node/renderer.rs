@@ -1,0 +1,74 @@
+//! Renders records into responses, and shares equal payloads.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metadata_content::dialect;
+use metadata_content::record::Record;
+use metadata_content::store::{Interner, Responses};
+use metadata_feed::registry::RecordId;
+
+use crate::agent::state::State;
+
+/// The responses of records in force.
+pub(super) struct Renderer {
+    interner: Interner,
+    rendered: HashMap<RecordId, Rendered>,
+    spent: Duration,
+}
+
+/// The responses of a record, and the record they were rendered from.
+struct Rendered {
+    record: Arc<Record>,
+    responses: Arc<Responses>,
+}
+
+impl Renderer {
+    pub(super) fn new() -> Self {
+        Self { interner: Interner::new(), rendered: HashMap::new(), spent: Duration::ZERO }
+    }
+
+    /// Stores equal payloads of many records once. A feed that keeps the record keeps its payloads: those are shared
+    /// with the feed.
+    pub(super) fn compact(&mut self, record: Arc<Record>) -> Arc<Record> {
+        let mut record = match Arc::try_unwrap(record) {
+            Ok(mut record) => {
+                record.compact(|octets| self.interner.octets(octets));
+                return record.into();
+            }
+            Err(kept) => (*kept).clone(),
+        };
+        record.compact(|octets| self.interner.kept_octets(octets));
+        record.into()
+    }
+
+    /// The responses of a record, rendered when the record is new.
+    pub(super) fn responses(&mut self, id: &RecordId, record: &Arc<Record>, state: &State) -> Arc<Responses> {
+        if let Some(rendered) = self.rendered.get(id).filter(|r| Arc::ptr_eq(&r.record, record)) {
+            return Arc::clone(&rendered.responses);
+        }
+        let vm = state.vm(record);
+        let start = Instant::now();
+        let responses = Arc::new(dialect::render(record, &mut self.interner, vm));
+        self.spent += start.elapsed();
+        let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
+        self.rendered.insert(id.clone(), rendered);
+        responses
+    }
+
+    /// Forgets the responses of a record.
+    pub(super) fn forget(&mut self, id: &RecordId) {
+        self.rendered.remove(id);
+    }
+
+    /// Frees payloads that no record has any more.
+    pub(super) fn sweep(&mut self) {
+        self.interner.sweep();
+    }
+
+    /// Time spent on rendering since the start.
+    pub(super) fn spent(&self) -> Duration {
+        self.spent
+    }
+}

@@ -1,0 +1,211 @@
+//! Status and metrics of the node.
+
+mod loads;
+mod metrics;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use metadata_common::verdict::Verdict;
+use metadata_control::status::{
+    About, ApiServer, Phase, PortState, RecordMemory, SCHEMA, Status, Unanswered, Worker,
+};
+use metadata_feed::contact::{Contact, Failing, Report};
+use metadata_serve::{End, Reason, Tally};
+use tracing::warn;
+
+use super::View;
+use super::workers::Workers;
+use crate::agent::health::Health;
+use crate::metrics::Reloads;
+use crate::recent;
+use loads::Loads;
+
+/// Facts about the agent that neither the catalogue nor the ports have.
+pub(in crate::agent) struct Reporter {
+    started: Instant,
+    loads: Loads,
+    reloads: Reloads,
+    /// What each worker has answered, in the order of the hubs.
+    tallies: Vec<Arc<Tally>>,
+    from_snapshot: bool,
+    /// How the API server answers, if a feed uses one.
+    api_server: Option<Arc<Contact>>,
+}
+
+impl Reporter {
+    #[must_use]
+    pub(in crate::agent) fn new(tallies: Vec<Arc<Tally>>) -> Self {
+        Self {
+            started: Instant::now(),
+            loads: Loads::default(),
+            reloads: Reloads::default(),
+            tallies,
+            from_snapshot: false,
+            api_server: None,
+        }
+    }
+
+    /// Sets whether records come from the snapshot because their source is away.
+    pub(in crate::agent) fn set_from_snapshot(&mut self, from_snapshot: bool) {
+        self.from_snapshot = from_snapshot;
+    }
+
+    /// Sets the API server to report on.
+    #[cfg(feature = "kubevirt")]
+    pub(in crate::agent) fn set_api_server(&mut self, contact: Arc<Contact>) {
+        self.api_server = Some(contact);
+    }
+
+    /// Counts an attempt to read the configuration again.
+    pub(in crate::agent) fn on_reload(&mut self, done: bool) {
+        let count = if done { &mut self.reloads.done } else { &mut self.reloads.failed };
+        *count += 1;
+    }
+
+    /// Measures the load of workers since the last call.
+    pub(super) fn note_loads(&mut self, workers: &Workers) {
+        self.loads.note(workers.stats().map(|stats| stats.turns));
+    }
+
+    /// The status at this moment.
+    #[must_use]
+    pub(super) fn status(&self, view: View<'_>, about: About, health: &Health) -> Status {
+        let steering = view.ports.steering();
+        let mut status = Status {
+            schema: SCHEMA.into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            pins: steering.pins().map(Path::to_owned),
+            uptime: self.started.elapsed().as_secs_f64(),
+            live: health.deadly().next().is_none(),
+            ready: health.hindering().next().is_none(),
+            phase: match (health.is_draining(), health.is_settled()) {
+                (true, _) => Phase::Draining,
+                (false, true) => Phase::Serving,
+                (false, false) => Phase::Starting,
+            },
+            side: steering.side(),
+            from_snapshot: self.from_snapshot,
+            has_left: steering.has_left(),
+            troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
+            workers: self.workers(view, health),
+            ports: view.ports_report(about),
+            instances: view.instances_by_state(),
+            identities: view.ports.identity_count() as u64,
+            conflicts: view.conflicts(),
+            refused: view.refused(),
+            shadowed: view.shadowed(),
+            api_server: self.api_server(),
+            record_memory: {
+                let usage = view.catalogue.room().usage();
+                RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
+            },
+            counters: self.troubling(view),
+            lately: recent::last(),
+        };
+        self.complain(view, &mut status);
+        status
+    }
+
+    /// Adds troubles that an operator should act on, beside those that keep the agent from being ready.
+    fn complain(&self, view: View<'_>, status: &mut Status) {
+        if self.from_snapshot {
+            status.troubles.push("records come from the snapshot: their source is away".into());
+        }
+        if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
+            let Unanswered { since, kind, reason } = failing;
+            status
+                .troubles
+                .push(format!("requests to the API server have failed for {since:.0} s: {kind}: {reason}"));
+        }
+        let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
+        let conflicts = view.catalogue.plan().conflicts().count() as u64;
+        for (count, what) in [
+            (errors, "ports in error"),
+            (view.catalogue.registry().refused().count() as u64, "records refused"),
+            (conflicts, "records in conflict"),
+        ] {
+            if count > 0 {
+                status.troubles.push(format!("{count} {what}"));
+            }
+        }
+    }
+
+    /// How the API server answers; `None` if no feed uses one.
+    fn api_server(&self) -> Option<ApiServer> {
+        let Report { asked_for, answered, failing, failures } =
+            self.api_server.as_ref()?.report(Instant::now());
+        let failing = failing.map(|Failing { since, kind, reason }| Unanswered { since, kind, reason });
+        Some(ApiServer { asked_for, answered, failing, failures })
+    }
+
+    fn workers(&self, view: View<'_>, health: &Health) -> Vec<Worker> {
+        let beats = health.workers().map(|(_, beat)| beat.age());
+        let hubs = view.ports.steering().hubs().iter().zip(view.ports.workers().stats()).zip(beats);
+        let each = hubs.enumerate().map(|(at, ((hub, stats), age))| {
+            let engine = stats.engine;
+            Worker {
+                hub: hub.number,
+                device: hub.inner_name.clone(),
+                heartbeat: age.map(|age| age.as_secs_f64()),
+                load: self.loads.of(at),
+                connections: engine.connections,
+                guests: engine.ports,
+                requests: self
+                    .tallies
+                    .get(at)
+                    .map_or(0, |tally| tally.answers().map(|(.., count)| count).sum()),
+            }
+        });
+        each.collect()
+    }
+
+    /// Counters that are 0 on a healthy node.
+    fn troubling(&self, view: View<'_>) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        match view.ports.steering().counters() {
+            Ok(kernel) => {
+                let of = |wanted: Verdict| {
+                    kernel.iter().find(|(verdict, _)| *verdict == wanted).map_or(0, |(_, frames)| frames)
+                };
+                for (name, verdict) in [
+                    ("frames_over_limit", Verdict::DropOverLimit),
+                    ("frames_without_hub", Verdict::DropNoHub),
+                    ("frames_without_socket", Verdict::SocketDropAbsent),
+                    ("frames_without_ring", Verdict::RingDropAbsent),
+                    ("namespace_ring_full", Verdict::RingDropFull),
+                    ("identity_mismatch", Verdict::DropUnknownMac),
+                ] {
+                    counts.insert(name.to_owned(), of(verdict));
+                }
+            }
+            Err(error) => warn!("kernel counters: {error}"),
+        }
+        let errands = view.catalogue.errands();
+        let losses = view.ports.steering().losses();
+        counts.insert("refused_by_ports".into(), losses.ports);
+        counts.insert("veth_full".into(), losses.hubs.iter().map(|hub| hub.veth_full).sum());
+        let mut add = |name: &str, count: u64| *counts.entry(name.to_owned()).or_default() += count;
+        for stats in view.ports.workers().stats() {
+            add("ring_full", stats.socket.ring_full);
+            add("send_lost", stats.tap.full + stats.tap.no_memory + stats.tap.down + stats.tap.other);
+            add(
+                "connections_refused",
+                stats.engine.refused_connections + stats.engine.refused_port_connections,
+            );
+            add("guests_refused", stats.engine.refused_ports);
+            add("faults", stats.engine.faults);
+        }
+        let expired = |tally: &Arc<Tally>| tally.ended(Reason::Record, End::Expired);
+        add("requests_without_record", self.tallies.iter().map(expired).sum());
+        let audit = view.ports.answers().audit_counts().unwrap_or_default();
+        add("audit_dropped", audit.queue_full + audit.write_failed);
+        add("messages_dropped", errands.messages.dropped);
+        add("state_errors", errands.mailboxes.loads_failed + errands.mailboxes.saves_failed);
+        add("records_rejected", view.catalogue.registry().refusals());
+        counts
+    }
+}

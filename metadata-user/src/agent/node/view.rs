@@ -1,0 +1,141 @@
+//! The catalogue and the ports together, to be read: states of ports, records and guests.
+
+mod guests;
+mod instances;
+mod trace;
+
+use std::collections::BTreeMap;
+
+use metadata_base::port::PortName;
+use metadata_content::source::Source;
+use metadata_control::status::{
+    About, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS, Port, PortState,
+    Ports as PortsReport, Refused, Shadowed,
+};
+use metadata_feed::registry::{RecordId, Standing};
+use metadata_links::inlet;
+
+use super::catalogue::Catalogue;
+use super::ports::Ports;
+use super::spoken;
+pub(in crate::agent) use guests::AskedGuest;
+pub(in crate::agent) use instances::name_of;
+pub(crate) use trace::{TraceRefusal, TraceTarget, Traced};
+
+/// What is wanted and what is there, at one moment.
+#[derive(Clone, Copy)]
+pub(in crate::agent) struct View<'a> {
+    pub(super) catalogue: &'a Catalogue,
+    pub(super) ports: &'a Ports,
+}
+
+impl<'a> View<'a> {
+    /// Number of ports in each state.
+    pub(super) fn ports_by_state(self) -> BTreeMap<PortState, u64> {
+        let mut counts: BTreeMap<_, _> = PortState::ALL.map(|state| (state, 0)).into();
+        for port in self.catalogue.plan().ports() {
+            *counts.entry(self.ports.state_of(port).0).or_default() += 1;
+        }
+        counts.insert(PortState::Closed, self.ports.closed().count() as u64);
+        *counts.entry(PortState::Error).or_default() += self.failed_to_close().count() as u64;
+        counts
+    }
+
+    fn failed_to_close(self) -> impl Iterator<Item = (&'a PortName, &'a str)> {
+        self.ports.failed_to_close(self.catalogue.plan())
+    }
+
+    /// Counts of ports, and the ports that are listed: [`LISTED_PORTS`] at most, unless it is about every port.
+    pub(super) fn ports_report(self, about: About) -> PortsReport {
+        let (xdp, tcx) = self.ports.steering().ports_by_program();
+        let most = if about == About::EveryPort { usize::MAX } else { LISTED_PORTS };
+        let mut report = PortsReport {
+            counts: self.ports_by_state(),
+            programs: [("xdp".into(), xdp as u64), ("tcx".into(), tcx as u64)].into(),
+            ..PortsReport::default()
+        };
+        let wanted = self.catalogue.plan().ports().map(|port| (port, self.ports.state_of(port)));
+        let closed = self.ports.closed().map(|port| (port, (PortState::Closed, None)));
+        let open = self.failed_to_close().map(|(port, reason)| (port, (PortState::Error, Some(reason))));
+        for (port, (state, reason)) in wanted.chain(open).chain(closed) {
+            if about == About::Trouble && matches!(state, PortState::Attached | PortState::Closed) {
+                continue;
+            }
+            if report.listed.len() == most {
+                report.unlisted += 1;
+                continue;
+            }
+            report.listed.push(Port {
+                name: spoken(port),
+                state,
+                reason: reason.map(str::to_owned),
+                program: self.ports.program_of(port),
+                way: way_of(port),
+                identities: self.ports.bindings().on(port).count() as u64,
+            });
+        }
+        report
+    }
+
+    /// Number of records in each state, for files and for every source that has records.
+    pub(super) fn instances_by_state(self) -> Vec<Instances> {
+        let none = InstanceState::ALL.map(|state| (state, 0));
+        let mut counts = BTreeMap::from([(Source::File, none)]);
+        for id in self.catalogue.registry().ids() {
+            let state = self.instance_state(id);
+            let counts = counts.entry(id.source).or_insert(none);
+            counts.iter_mut().filter(|(other, _)| *other == state).for_each(|(_, count)| *count += 1);
+        }
+        let of = |(source, counts): (Source, [_; InstanceState::ALL.len()])| {
+            counts.map(|(state, count)| Instances { source: source.name().into(), state, count })
+        };
+        counts.into_iter().flat_map(of).collect()
+    }
+
+    fn instance_state(self, id: &RecordId) -> InstanceState {
+        match self.catalogue.registry().standing(id) {
+            Some(Standing::InForce) => {}
+            Some(Standing::Shadowed { .. }) => return InstanceState::Shadowed,
+            Some(Standing::Rejected) | None => return InstanceState::Rejected,
+        }
+        let mut state = InstanceState::Unplaced;
+        for (who, has) in self.catalogue.plan().claims(id) {
+            if !has {
+                return InstanceState::Contested;
+            }
+            let served = self.ports.guest_state(who) == GuestState::Served;
+            state = match (served, state) {
+                (true, InstanceState::Unplaced | InstanceState::Served) => InstanceState::Served,
+                _ => InstanceState::Waiting,
+            };
+        }
+        state
+    }
+
+    /// Conflicts between records, [`LISTED_COMPLAINTS`] at most.
+    pub(super) fn conflicts(self) -> Vec<String> {
+        let conflicts = self.catalogue.plan().conflicts();
+        conflicts.take(LISTED_COMPLAINTS).map(|conflict| conflict.to_string()).collect()
+    }
+
+    /// Rejected records, [`LISTED_COMPLAINTS`] at most.
+    pub(super) fn refused(self) -> Vec<Refused> {
+        let refused = self.catalogue.registry().refused().take(LISTED_COMPLAINTS);
+        refused.map(|(id, reason)| Refused { record: id.to_string(), reason: reason.to_owned() }).collect()
+    }
+
+    /// Records shadowed by another source's record of the same VM, [`LISTED_COMPLAINTS`] at most.
+    pub(super) fn shadowed(self) -> Vec<Shadowed> {
+        let registry = self.catalogue.registry();
+        let shadowed = registry.ids().filter_map(|id| match registry.standing(id)? {
+            Standing::Shadowed { by } => Some(Shadowed { record: id.to_string(), by: by.to_string() }),
+            Standing::InForce | Standing::Rejected => None,
+        });
+        shadowed.take(LISTED_COMPLAINTS).collect()
+    }
+}
+
+/// How guests reach a port.
+fn way_of(port: &PortName) -> GuestWay {
+    if inlet::is_inlet(port) { GuestWay::Inlet } else { GuestWay::Device }
+}

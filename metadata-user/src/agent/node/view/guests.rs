@@ -1,0 +1,64 @@
+//! Guests, by the names that people use for them.
+
+use metadata_control::status::{Guest, LISTED_GUESTS};
+use metadata_datapath::stack::SlotStats;
+use metadata_feed::registry::RecordId;
+use tokio::sync::oneshot;
+
+use super::{View, way_of};
+use crate::agent::node::spoken;
+use crate::agent::slots::IdentityName;
+
+/// A guest, and the answer of its worker about what it holds for the guest, if it is bound.
+pub(in crate::agent) type AskedGuest = (Guest, Option<oneshot::Receiver<SlotStats>>);
+
+impl<'a> View<'a> {
+    /// The guests known by a name: a port, a MAC, a VM's name or UUID, or a record. [`LISTED_GUESTS`] at most.
+    #[must_use]
+    pub(in crate::agent) fn guests(self, name: &str) -> Vec<AskedGuest> {
+        let known = self.catalogue.plan().all_identities().filter(|(who, id)| self.is_called(name, who, *id));
+        known.take(LISTED_GUESTS).map(|(who, id)| self.guest(who, id)).collect()
+    }
+
+    fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
+        id.is_some_and(|id| self.is_vm(name, id))
+            || who.port.ifname == name
+            || spoken(&who.port) == name
+            || who.mac.to_string().eq_ignore_ascii_case(name)
+    }
+
+    /// The identities of the VMs with this name or UUID, or with this record: [`LISTED_GUESTS`] at most.
+    pub(super) fn identities_of_vm(self, name: &str) -> Vec<&'a IdentityName> {
+        let known = self.catalogue.plan().all_identities();
+        let known = known.filter(|(_, id)| id.is_some_and(|id| self.is_vm(name, id)));
+        known.map(|(who, _)| who).take(LISTED_GUESTS).collect()
+    }
+
+    fn is_vm(self, name: &str, id: &RecordId) -> bool {
+        let record = self.catalogue.record(id);
+        record.is_some_and(|record| {
+            record.vm.name.as_str() == name || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
+        }) || &*id.key == name
+            || id.to_string() == name
+    }
+
+    fn guest(self, who: &IdentityName, id: Option<&RecordId>) -> AskedGuest {
+        let record = id.and_then(|id| self.catalogue.record(id));
+        let slot = self.ports.bindings().get(who).map(|(slot, _)| slot);
+        let guest = Guest {
+            port: spoken(&who.port),
+            mac: who.mac.to_string(),
+            record: id.map(RecordId::to_string),
+            vm: record.map(|record| record.vm.name.to_string()),
+            uuid: record.map(|record| record.vm.uuid.as_str().to_owned()),
+            state: self.ports.guest_state(who),
+            reason: self.ports.state_of(&who.port).1.map(str::to_owned),
+            slot,
+            hub: slot.map(|slot| self.ports.steering().hub_of(slot)),
+            program: self.ports.program_of(&who.port),
+            way: way_of(&who.port),
+            held: None,
+        };
+        (guest, self.ports.ask_held(who))
+    }
+}

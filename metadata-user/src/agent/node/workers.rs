@@ -1,0 +1,137 @@
+//! The workers, one for each hub.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use metadata_common::maps::Slot;
+use metadata_datapath::stack::{SlotStats, StackStats};
+use metadata_datapath::worker::{ControlError, Heartbeat, WorkerHandle, WorkerStats};
+use metadata_steer::{Claims, SteerError};
+use tokio::sync::oneshot;
+use tracing::warn;
+
+/// The workers, in the order of their hubs. A worker is addressed by its index.
+pub(in crate::agent) struct Workers {
+    handles: Vec<WorkerHandle<StackStats>>,
+    /// Workers and slots whose waiting requests are to be woken when the worker's queue has room.
+    asleep: BTreeSet<(usize, Slot)>,
+}
+
+impl Workers {
+    #[must_use]
+    pub(in crate::agent) fn new(handles: Vec<WorkerHandle<StackStats>>) -> Self {
+        Self { handles, asleep: BTreeSet::new() }
+    }
+
+    fn get(&self, at: usize) -> Result<&WorkerHandle<StackStats>, ControlError> {
+        self.handles.get(at).ok_or(ControlError::Ended)
+    }
+
+    /// Makes a worker forget a slot: its connections and waiting requests end.
+    ///
+    /// # Errors
+    /// If the worker has ended or its queue is full.
+    pub(super) fn forget(&self, at: usize, slot: Slot) -> Result<(), ControlError> {
+        self.get(at)?.forget(slot)
+    }
+
+    /// Makes a worker try the waiting requests of a slot again. If its queue is full, [`Workers::retry`] repeats it.
+    pub(super) fn wake(&mut self, at: usize, slot: Slot) {
+        match self.get(at).and_then(|worker| worker.wake(slot)) {
+            Ok(()) => {}
+            Err(ControlError::Full) => drop(self.asleep.insert((at, slot))),
+            Err(error) => warn!(slot, "requests that wait are not woken: {error}"),
+        }
+    }
+
+    /// Repeats the wake-ups that found a queue full.
+    pub(super) fn retry(&mut self) {
+        for (at, slot) in std::mem::take(&mut self.asleep) {
+            self.wake(at, slot);
+        }
+    }
+
+    /// Asks a worker how many connections and requests it holds for a slot; `None` if it cannot be asked. The answer
+    /// comes after the worker's next turn.
+    pub(super) fn ask_held(&self, at: usize, slot: Slot) -> Option<oneshot::Receiver<SlotStats>> {
+        let (reply, answer) = oneshot::channel();
+        // The receiver may be gone by then.
+        self.get(at).ok()?.look(slot, |held| _ = reply.send(held)).ok()?;
+        Some(answer)
+    }
+
+    /// The latest counters of each worker.
+    pub(super) fn stats(&self) -> impl Iterator<Item = WorkerStats<StackStats>> {
+        self.handles.iter().map(WorkerHandle::stats)
+    }
+
+    /// True once the thread of any worker has ended.
+    pub(super) fn any_ended(&self) -> bool {
+        self.handles.iter().any(WorkerHandle::is_finished)
+    }
+
+    /// The workers' heartbeats, by the number of their hub.
+    #[must_use]
+    pub(in crate::agent) fn heartbeats(&self) -> Vec<(u32, Heartbeat)> {
+        (0..).zip(self.handles.iter().map(WorkerHandle::heartbeat)).collect()
+    }
+
+    /// Drains every worker for at most `limit`. New connections are left to the next agent.
+    ///
+    /// # Errors
+    /// If a worker cannot be reached. The others drain all the same.
+    pub(in crate::agent) fn drain(&self, limit: Duration) -> Result<(), ControlError> {
+        self.each(|worker| worker.drain(limit, None))
+    }
+
+    /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
+    ///
+    /// # Errors
+    /// If no descriptor is available, or a worker cannot be reached. The workers before it drain all the same.
+    pub(super) fn drain_and_claim(
+        &self,
+        limit: Duration,
+        mut claims: impl FnMut() -> Result<Claims, SteerError>,
+    ) -> anyhow::Result<()> {
+        for worker in &self.handles {
+            worker.drain(limit, Some(Box::new(claims()?)))?;
+        }
+        Ok(())
+    }
+
+    /// Ends the drain: every worker serves as before.
+    ///
+    /// # Errors
+    /// If a worker cannot be reached: it drains on.
+    pub(super) fn resume(&self) -> Result<(), ControlError> {
+        self.each(WorkerHandle::resume)
+    }
+
+    /// Sets whether workers ignore segments of connections they do not know, which may be another agent's.
+    ///
+    /// # Errors
+    /// If a worker cannot be reached.
+    pub(in crate::agent) fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
+        self.each(|worker| worker.spare_unknown(spare))
+    }
+
+    /// Connections the workers still drain; `None` until each has claimed all it has. An ended worker counts 0.
+    #[must_use]
+    pub(in crate::agent) fn remaining(&self) -> Option<u64> {
+        let of = |worker: &WorkerHandle<_>| worker.left().or_else(|| worker.is_finished().then_some(0));
+        self.handles.iter().map(of).sum()
+    }
+
+    /// True if no worker drains.
+    #[must_use]
+    pub(in crate::agent) fn are_resumed(&self) -> bool {
+        self.handles.iter().all(|worker| worker.left().is_none())
+    }
+
+    fn each(
+        &self,
+        command: impl Fn(&WorkerHandle<StackStats>) -> Result<(), ControlError>,
+    ) -> Result<(), ControlError> {
+        self.handles.iter().map(command).fold(Ok(()), Result::and)
+    }
+}

@@ -1,0 +1,93 @@
+//! Loads single programs of an object into the kernel, and keeps nothing else of it.
+
+use aya::Ebpf;
+use aya::programs::{SchedClassifier, Xdp};
+use aya_obj::programs::XdpAttachType;
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
+use std::io;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::PathBuf;
+
+use super::SteerError;
+use metadata_links::MAX_NAMESPACES;
+
+/// Every number of a namespace, in static memory because the loader keeps a reference to it.
+pub(super) static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
+    let mut numbers = [0; MAX_NAMESPACES + 1];
+    let mut n = 0;
+    while n < numbers.len() {
+        numbers[n] = n as u32;
+        n += 1;
+    }
+    numbers
+};
+
+/// Loads a program and drops the loader's copy of the object and its map descriptors. They would multiply the memory
+/// of each namespace by a hundred.
+pub(super) fn keep_program(ebpf: &mut Ebpf, name: &'static str, pins: &Private) -> Result<Xdp, SteerError> {
+    let loaded = load_program(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("program's pin", source))?;
+    let program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(failed);
+    std::fs::remove_file(&path).map_err(|source| SteerError::device("remove the program's pin", source))?;
+    program
+}
+
+/// Like [`keep_program`], for a classifier.
+pub(super) fn keep_classifier(
+    ebpf: &mut Ebpf,
+    name: &'static str,
+    pins: &Private,
+) -> Result<SchedClassifier, SteerError> {
+    let loaded = load_classifier(ebpf, name)?;
+    let path = pins.path(name);
+    let failed = |source| SteerError::load(format!("program {name}"), source);
+    loaded.pin(&path).map_err(|source| SteerError::load("classifier's pin", source))?;
+    let classifier = SchedClassifier::from_pin(&path).map_err(failed);
+    std::fs::remove_file(&path)
+        .map_err(|source| SteerError::device("remove the classifier's pin", source))?;
+    classifier
+}
+
+/// Loads one program into the kernel.
+pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result<&'e mut Xdp, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut Xdp = program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    program.load().map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+/// Like [`load_program`], for a classifier.
+pub(super) fn load_classifier<'e>(
+    ebpf: &'e mut Ebpf,
+    name: &'static str,
+) -> Result<&'e mut SchedClassifier, SteerError> {
+    let part = || format!("program {name}");
+    let program =
+        ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
+    let program: &mut SchedClassifier =
+        program.try_into().map_err(|source| SteerError::load(part(), source))?;
+    program.load().map_err(|source| SteerError::load(part(), source))?;
+    Ok(program)
+}
+
+/// A private bpffs.
+pub(super) struct Private(OwnedFd);
+
+impl Private {
+    pub(super) fn create() -> Result<Self, SteerError> {
+        let mount = || -> io::Result<OwnedFd> {
+            let bpffs = fsopen("bpf", FsOpenFlags::FSOPEN_CLOEXEC)?;
+            fsconfig_create(&bpffs)?;
+            Ok(fsmount(&bpffs, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::MOUNT_ATTR_NOEXEC)?)
+        };
+        mount().map(Self).map_err(|source| SteerError::device("make a private bpffs", source))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
+    }
+}
