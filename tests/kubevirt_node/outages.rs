@@ -44,13 +44,21 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
         Ok(())
     });
     assert!(!agent.said().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.said());
+    // The open watches end first, then no connection is accepted.
+    wait_for(&agent, "connections are refused", || {
+        let server = node.status().expect("a status").api_server.expect("an API server");
+        ensure!(server.failing.as_ref().is_some_and(|failing| failing.kind == "refused"), "{server:?}");
+        Ok(())
+    });
     let away = node.status().expect("a status");
-    let failing = away.api_server.as_ref().and_then(|server| server.failing.as_ref()).expect("it fails");
-    assert_eq!(failing.kind, "refused", "{away:?}");
     let trouble = "requests to the API server have failed for";
     assert!(away.troubles.iter().any(|line| line.starts_with(trouble)), "{:?}", away.troubles);
     assert_eq!(metric(&agent, "xdp_imds_api_server_failing", &[]), 1.0);
-    assert!(metric(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]) >= 2.0);
+    wait_for(&agent, "refusals are counted", || {
+        let refused = metric(&agent, "xdp_imds_api_server_failures_total", &[("kind", "refused")]);
+        ensure!(refused >= 2.0, "{refused}");
+        Ok(())
+    });
     let silence = metric(&agent, "xdp_imds_api_server_silence_seconds", &[]);
     wait_for(&agent, "silence grows", || {
         ensure!(metric(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
