@@ -5,6 +5,8 @@
 
 #[path = "steering/identity.rs"]
 mod identity;
+#[path = "steering/inherited.rs"]
+mod inherited;
 #[path = "steering/life.rs"]
 mod life;
 #[path = "steering/losses.rs"]
@@ -19,5 +21,7 @@ mod pins;
 mod refusals;
 #[path = "steering/rings.rs"]
 mod rings;
+#[path = "steering/takeover.rs"]
+mod takeover;
 #[path = "steering/watching.rs"]
 mod watching;

@@ -1,6 +1,7 @@
 //! A node with steering on it, and what its guests send and get.
 
 use metadata_base::port::PortName;
+use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
@@ -8,12 +9,15 @@ use metadata_steer::{Limits, Mode, SteerConfig, SteerError, Steering};
 use std::fs::File;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
+use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::tap::{Shape, Tap};
 
 pub(crate) const ALICE: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xa1]);
 pub(crate) const BOB: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xb0]);
 pub(crate) const SERVED: [u8; 4] = [169, 254, 169, 254];
+/// An address the service does not serve.
+pub(crate) const ELSEWHERE: [u8; 4] = [10, 0, 2, 99];
 
 /// For what must come: generous, since it is waited out only in failure.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -144,4 +148,76 @@ pub(crate) fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>)
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+pub(crate) fn pinned(bpffs: &Bpffs) -> SteerConfig {
+    SteerConfig { pins: Some(bpffs.pins()), key: Key([4, 2]), ..config() }
+}
+
+/// A node with two taps on a bridge: what the first sends to all and may leave it arrives at the second.
+pub(crate) struct Bridged {
+    pub(crate) steering: Option<Steering>,
+    pub(crate) from: Tap,
+    pub(crate) to: Tap,
+    pub(crate) name: PortName,
+    pub(crate) ns: Namespace,
+    pub(crate) bpffs: Bpffs,
+}
+
+impl Bridged {
+    /// With an agent that has the first tap, and Alice bound there as slot 7.
+    pub(crate) fn start_with(change: impl FnOnce(&mut SteerConfig)) -> Self {
+        let bpffs = Bpffs::mount().expect("a bpffs");
+        let ns = Namespace::new("steer").expect("a namespace");
+        let (from, name) = port(&ns, "tap0", &ns);
+        let (to, _) = port(&ns, "tap1", &ns);
+        ns.ip_batch(
+            "link add br0 type bridge\nlink set br0 up\nlink set tap0 master br0\nlink set tap1 master br0\n",
+        )
+        .expect("a bridge");
+        let mut config = pinned(&bpffs);
+        change(&mut config);
+        let mut steering = start_in(&ns, &config).expect("steering starts");
+        ns.run_in(|| {
+            steering.attach(&name).expect("attached");
+            steering.bind(&name, ALICE, 7).expect("bound");
+        });
+        Self { steering: Some(steering), from, to, name, ns, bpffs }
+    }
+
+    pub(crate) fn start() -> Self {
+        Self::start_with(|_| {})
+    }
+
+    pub(crate) fn end(&mut self) {
+        drop(self.steering.take());
+    }
+
+    pub(crate) fn restart(&mut self) -> &mut Steering {
+        let next = start_in(&self.ns, &pinned(&self.bpffs)).expect("the next agent starts");
+        self.steering.insert(next)
+    }
+
+    /// Nothing for a metadata address leaves the port, from whomever; what is for others does.
+    pub(crate) fn assert_closed(&self) {
+        for mac in [ALICE, BOB] {
+            ask(&self.from, mac);
+            assert!(gets_nothing(&self.to, Mac::BROADCAST), "{mac} asked, and it was heard");
+            ask_for(&self.from, mac, ELSEWHERE);
+            assert!(gets(&self.to, Mac::BROADCAST), "{mac} asked for somebody else, and was not heard");
+        }
+    }
+
+    /// True once what is for a metadata address leaves the port; the kernel takes a program off a little later.
+    pub(crate) fn is_open(&self) -> bool {
+        let heard = || {
+            ask(&self.from, ALICE);
+            (!gets_nothing(&self.to, Mac::BROADCAST)).then_some(())
+        };
+        within(Duration::from_secs(5), heard).is_some()
+    }
+}
+
+pub(crate) fn steered(steering: &Steering) -> u64 {
+    steering.counters().expect("counters").get(Verdict::SteerArp)
 }

@@ -1,0 +1,207 @@
+//! The next agent inherits the pinned ports, identities and programs; until it starts, the ports stay closed.
+
+use crate::node::{
+    ALICE, BOB, Bridged, ELSEWHERE, ask, ask_for, delete, gets_nothing, pinned, port, start_in, steered,
+};
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
+use metadata_steer::{By, Mode, Steering};
+use support::bpffs::Bpffs;
+use support::netns::Namespace;
+use support::privileged;
+
+#[test]
+fn a_port_stays_closed_when_its_agent_ends_and_the_next_one_goes_on() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.assert_closed();
+    let key = node.steering.as_ref().map(Steering::key);
+    for _ in 0..3 {
+        node.end();
+        node.assert_closed();
+        let name = node.name.clone();
+        let next = node.restart();
+        assert!(next.has_left());
+        assert_eq!(Some(next.key()), key);
+        let before = next.identities();
+        assert_eq!(before.iter().map(|bound| (bound.mac, bound.slot)).collect::<Vec<_>>(), [(ALICE, 7)]);
+        next.attach(&name).expect("attached");
+        assert_eq!(next.bound_on(&name), [(ALICE, 7)]);
+        next.bind(&name, ALICE, 7).expect("bound as before");
+        assert_eq!(next.identities(), before);
+        assert!(next.give_up_left([]).expect("nothing is wanted").is_empty());
+        let asked = steered(next);
+        node.assert_closed();
+        let next = node.steering.as_ref().expect("it runs");
+        assert_eq!(steered(next), asked + 1, "Alice is steered, Bob is not");
+    }
+    assert_eq!(node.bpffs.port_links().len(), 1);
+}
+
+#[test]
+fn a_guest_of_the_last_agent_is_steered_before_it_is_named_again() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let next = node.restart();
+    let before = steered(next);
+    ask(&node.from, ALICE);
+    let next = node.steering.as_ref().expect("it runs");
+    assert_eq!(steered(next), before + 1);
+}
+
+#[test]
+fn what_nobody_names_is_given_up_with_its_slots() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let next = node.restart();
+    assert_eq!(next.give_up_left([]).expect("nothing is wanted"), [7]);
+    assert!(!next.has_left() && next.identities().is_empty());
+    assert!(node.bpffs.port_links().is_empty());
+    assert!(node.is_open());
+}
+
+#[test]
+fn what_is_wanted_and_not_attached_yet_is_not_given_up() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    let name = node.name.clone();
+    let next = node.restart();
+    assert_eq!(next.left_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    assert!(next.give_up_left([&name]).expect("its tap is there").is_empty());
+    assert_eq!(next.left_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    node.assert_closed();
+}
+
+#[test]
+fn a_tap_that_went_while_no_agent_ran_is_forgotten() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    node.end();
+    node.ns.ip("link del tap0").expect("the tap goes");
+    let (tap, name) = port(&node.ns, "tap0", &node.ns);
+    let next = node.restart();
+    next.attach(&name).expect("the new tap of that name is attached");
+    assert!(next.bound_on(&name).is_empty(), "nobody is bound on it");
+    assert_eq!(next.give_up_left([]).expect("nothing is wanted"), [7]);
+    assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
+    delete(tap, &node.ns);
+}
+
+#[test]
+fn a_device_of_the_same_index_is_attached_anew() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let bpffs = Bpffs::mount().expect("a bpffs");
+    let ns = Namespace::new("steer").expect("a namespace");
+    let mut steering = start_in(&ns, &pinned(&bpffs)).expect("steering starts");
+    let veth = "link add dev veth7 index 77 type veth peer name far7\nlink set veth7 up\nlink set far7 up\n";
+    let name = PortName::local("veth7");
+    ns.ip_batch(veth).expect("a veth");
+    steering.attach(&name).expect("attached");
+    steering.bind(&name, ALICE, 7).expect("bound");
+    drop(steering);
+    ns.ip("link del veth7").expect("it goes");
+    ns.ip_batch(veth).expect("a veth of the same index");
+    let mut next = start_in(&ns, &pinned(&bpffs)).expect("the next agent starts");
+    next.attach(&name).expect("attached");
+    next.bind(&name, ALICE, 7).expect("bound");
+    let shown = ns.ip("link show veth7").expect("the veth");
+    assert!(shown.contains("xdp"), "{shown}");
+    assert_eq!(bpffs.port_links().len(), 1);
+}
+
+#[test]
+fn the_classifier_is_gone_on_with_and_keeps_the_port_closed() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start_with(|config| config.mode = Mode::Tcx);
+    node.assert_closed();
+    node.end();
+    node.assert_closed();
+    let name = node.name.clone();
+    // In the mode that has XDP.
+    let next = node.restart();
+    next.attach(&name).expect("attached");
+    assert_eq!(next.steered_by(&name), Some(By::Xdp));
+    assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
+    node.assert_closed();
+    let next = node.steering.as_mut().expect("it runs");
+    next.switch(&name, By::Tcx).expect("switched");
+    assert!(node.bpffs.port_links()[0].starts_with("port_tcx"));
+    node.end();
+    node.assert_closed();
+}
+
+#[test]
+fn a_port_in_another_namespace_is_gone_on_with() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    let (tap, name) = port(&pod, "tap0", &node.ns);
+    let steering = node.steering.as_mut().expect("it runs");
+    steering.attach(&name).expect("attached");
+    steering.bind(&name, BOB, 8).expect("bound");
+    let numbers = |steering: &Steering| {
+        let mut all: Vec<_> = steering.identities().iter().map(|b| (b.slot, b.netns, b.cookie)).collect();
+        all.sort_unstable();
+        all
+    };
+    let before = numbers(steering);
+    node.end();
+    let next = node.restart();
+    assert_eq!(numbers(next), before);
+    next.attach(&name).expect("attached");
+    next.bind(&name, BOB, 8).expect("bound");
+    let third = Namespace::new("pod").expect("a namespace");
+    let (_other, another) = port(&third, "tap0", &node.ns);
+    let next = node.steering.as_mut().expect("it runs");
+    next.attach(&another).expect("a namespace that is new");
+    next.bind(&another, ALICE, 9).expect("bound");
+    let netns: std::collections::HashSet<_> = next.identities().iter().map(|bound| bound.netns).collect();
+    assert_eq!(netns.len(), 3, "each namespace has a number of its own");
+    let before = steered(next);
+    ask(&tap, BOB);
+    assert_eq!(node.steering.as_ref().map(steered), Some(before + 1));
+}
+
+#[test]
+fn an_address_no_longer_served_is_passed_by_the_next_agent() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start_with(|config| config.served.push(std::net::IpAddr::from(ELSEWHERE)));
+    ask_for(&node.from, ALICE, ELSEWHERE);
+    assert!(gets_nothing(&node.to, Mac::BROADCAST));
+    node.end();
+    node.restart();
+    node.assert_closed();
+}
+
+#[test]
+fn without_pins_nothing_stays() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Bridged::start_with(|config| config.pins = None);
+    node.assert_closed();
+    node.end();
+    assert!(node.is_open());
+    assert!(!node.bpffs.pins().exists());
+}
