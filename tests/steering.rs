@@ -1,7 +1,7 @@
-//! Steering: frames for the metadata service reach the hub, answers reach their guest, and everything
-//! else goes on as if nothing were there.
+//! Steering: frames for the metadata service reach the hub, answers reach their guest, and all other traffic is
+//! unaffected.
 //!
-//! The test plays both ends: it owns the guests' tap descriptors, as QEMU would, and the hub tap's.
+//! The tests play both ends: they own the descriptors of the guests' taps, as QEMU would, and of the hub's tap.
 
 #[path = "steering/identity.rs"]
 mod identity;

@@ -11,7 +11,7 @@ use support::netns::Namespace;
 use support::privileged;
 
 #[test]
-fn a_port_stays_closed_when_its_agent_ends_and_the_next_one_goes_on() {
+fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
     if !privileged::or_skip() {
         return;
     }
@@ -35,13 +35,13 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_one_goes_on() {
         let asked = steered(next);
         node.assert_closed();
         let next = node.steering.as_ref().expect("it runs");
-        assert_eq!(steered(next), asked + 1, "Alice is steered, Bob is not");
+        assert_eq!(steered(next), asked + 1, "only Alice's frame is steered");
     }
     assert_eq!(node.bpffs.port_links().len(), 1);
 }
 
 #[test]
-fn a_guest_of_the_last_agent_is_steered_before_it_is_named_again() {
+fn an_inherited_guest_is_steered_before_its_port_is_attached() {
     if !privileged::or_skip() {
         return;
     }
@@ -55,7 +55,7 @@ fn a_guest_of_the_last_agent_is_steered_before_it_is_named_again() {
 }
 
 #[test]
-fn what_nobody_names_is_given_up_with_its_slots() {
+fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
     if !privileged::or_skip() {
         return;
     }
@@ -69,7 +69,7 @@ fn what_nobody_names_is_given_up_with_its_slots() {
 }
 
 #[test]
-fn what_is_wanted_and_not_attached_yet_is_not_given_up() {
+fn an_inherited_port_that_is_wanted_is_kept_before_it_is_attached() {
     if !privileged::or_skip() {
         return;
     }
@@ -84,24 +84,24 @@ fn what_is_wanted_and_not_attached_yet_is_not_given_up() {
 }
 
 #[test]
-fn a_tap_that_went_while_no_agent_ran_is_forgotten() {
+fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Bridged::start();
     node.end();
-    node.ns.ip("link del tap0").expect("the tap goes");
+    node.ns.ip("link del tap0").expect("the tap is deleted");
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     let next = node.restart();
     next.attach(&name).expect("the new tap of that name is attached");
-    assert!(next.bound_on(&name).is_empty(), "nobody is bound on it");
+    assert!(next.bound_on(&name).is_empty(), "nothing must be bound on it");
     assert_eq!(next.give_up_left([]).expect("nothing is wanted"), [7]);
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     delete(tap, &node.ns);
 }
 
 #[test]
-fn a_device_of_the_same_index_is_attached_anew() {
+fn a_new_device_with_the_index_of_an_inherited_one_is_attached() {
     if !privileged::or_skip() {
         return;
     }
@@ -114,7 +114,7 @@ fn a_device_of_the_same_index_is_attached_anew() {
     steering.attach(&name).expect("attached");
     steering.bind(&name, ALICE, 7).expect("bound");
     drop(steering);
-    ns.ip("link del veth7").expect("it goes");
+    ns.ip("link del veth7").expect("the veth is deleted");
     ns.ip_batch(veth).expect("a veth of the same index");
     let mut next = start_in(&ns, &pinned(&bpffs)).expect("the next agent starts");
     next.attach(&name).expect("attached");
@@ -125,7 +125,7 @@ fn a_device_of_the_same_index_is_attached_anew() {
 }
 
 #[test]
-fn the_classifier_is_gone_on_with_and_keeps_the_port_closed() {
+fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
     if !privileged::or_skip() {
         return;
     }
@@ -134,7 +134,7 @@ fn the_classifier_is_gone_on_with_and_keeps_the_port_closed() {
     node.end();
     node.assert_closed();
     let name = node.name.clone();
-    // In the mode that has XDP.
+    // The next agent steers by XDP.
     let next = node.restart();
     next.attach(&name).expect("attached");
     assert_eq!(next.steered_by(&name), Some(By::Xdp));
@@ -148,7 +148,7 @@ fn the_classifier_is_gone_on_with_and_keeps_the_port_closed() {
 }
 
 #[test]
-fn a_port_in_another_namespace_is_gone_on_with() {
+fn a_port_in_another_namespace_is_inherited() {
     if !privileged::or_skip() {
         return;
     }
@@ -172,17 +172,17 @@ fn a_port_in_another_namespace_is_gone_on_with() {
     let third = Namespace::new("pod").expect("a namespace");
     let (_other, another) = port(&third, "tap0", &node.ns);
     let next = node.steering.as_mut().expect("it runs");
-    next.attach(&another).expect("a namespace that is new");
+    next.attach(&another).expect("a port in a new namespace is attached");
     next.bind(&another, ALICE, 9).expect("bound");
     let netns: std::collections::HashSet<_> = next.identities().iter().map(|bound| bound.netns).collect();
-    assert_eq!(netns.len(), 3, "each namespace has a number of its own");
+    assert_eq!(netns.len(), 3, "each namespace needs a number of its own");
     let before = steered(next);
     ask(&tap, BOB);
     assert_eq!(node.steering.as_ref().map(steered), Some(before + 1));
 }
 
 #[test]
-fn an_address_no_longer_served_is_passed_by_the_next_agent() {
+fn frames_for_an_address_the_next_agent_does_not_serve_pass() {
     if !privileged::or_skip() {
         return;
     }
@@ -195,7 +195,7 @@ fn an_address_no_longer_served_is_passed_by_the_next_agent() {
 }
 
 #[test]
-fn without_pins_nothing_stays() {
+fn without_pins_nothing_outlives_the_agent() {
     if !privileged::or_skip() {
         return;
     }

@@ -8,7 +8,7 @@ use support::netns::Namespace;
 use support::privileged;
 
 #[test]
-fn pins_are_private_and_so_is_their_directory() {
+fn pins_and_their_directories_are_accessible_to_the_owner_only() {
     if !privileged::or_skip() {
         return;
     }
@@ -27,7 +27,7 @@ fn pins_are_private_and_so_is_their_directory() {
 }
 
 #[test]
-fn a_directory_others_may_write_to_is_refused() {
+fn a_pin_directory_that_others_may_write_to_is_refused() {
     if !privileged::or_skip() {
         return;
     }
@@ -40,7 +40,7 @@ fn a_directory_others_may_write_to_is_refused() {
 }
 
 #[test]
-fn damaged_maps_are_replaced_and_the_port_is_closed_all_the_time() {
+fn damaged_maps_are_replaced_while_the_port_stays_closed() {
     if !privileged::or_skip() {
         return;
     }
@@ -75,13 +75,13 @@ fn damaged_maps_are_replaced_and_the_port_is_closed_all_the_time() {
         assert_eq!(
             next.identities().first().map(|bound| bound.slot),
             Some(3),
-            "{what}: the next has the new maps"
+            "{what}: the next agent must inherit the new maps"
         );
     }
 }
 
 #[test]
-fn what_is_no_link_is_left_alone_or_replaced() {
+fn entries_that_are_not_links_are_kept_or_replaced() {
     if !privileged::or_skip() {
         return;
     }
@@ -90,7 +90,7 @@ fn what_is_no_link_is_left_alone_or_replaced() {
     let links = node.bpffs.pins().join("v1/links");
     std::fs::create_dir(links.join("something")).expect("a directory");
     let maps = node.bpffs.pins().join("v1/maps");
-    // A map under the name of a link, which went with its pin.
+    // This puts a map under the name of a link; the link is released with its pin.
     let own = node.bpffs.port_links();
     std::fs::rename(maps.join("AGENT"), links.join(&own[0])).expect("renamed over the link");
     assert!(node.is_open());
@@ -103,14 +103,14 @@ fn what_is_no_link_is_left_alone_or_replaced() {
 }
 
 #[test]
-fn ports_of_another_version_are_taken_over_in_place() {
+fn ports_pinned_by_another_version_are_moved_to_this_version() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Bridged::start();
     node.end();
     let pins = node.bpffs.pins();
-    std::fs::rename(pins.join("v1"), pins.join("v0")).expect("an older version's");
+    std::fs::rename(pins.join("v1"), pins.join("v0")).expect("pins of an older version");
     let name = node.name.clone();
     let next = node.restart();
     assert!(!next.has_left());
@@ -126,7 +126,7 @@ fn ports_of_another_version_are_taken_over_in_place() {
 }
 
 #[test]
-fn release_takes_everything_off() {
+fn release_unpins_all_links_and_maps() {
     if !privileged::or_skip() {
         return;
     }
@@ -141,17 +141,17 @@ fn release_takes_everything_off() {
 }
 
 #[test]
-fn release_by_force_leaves_a_running_agent_its_ports() {
+fn a_forced_release_does_not_detach_the_ports_of_a_running_agent() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Bridged::start();
     let released = release(&node.bpffs.pins(), true).expect("released");
-    assert_eq!(released.links, 2, "the port's and the hub's");
+    assert_eq!(released.links, 2, "one link of the port and one of the hub");
     node.assert_closed();
     let (_tap, name) = port(&node.ns, "tap2", &node.ns);
     let steering = node.steering.as_mut().expect("it runs");
-    assert!(steering.attach(&name).is_err(), "there is nowhere to pin it");
+    assert!(steering.attach(&name).is_err(), "the directory for its pin is gone");
     node.end();
     assert!(node.is_open());
 }

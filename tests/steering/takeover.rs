@@ -8,7 +8,7 @@ use support::netns::Namespace;
 use support::privileged;
 
 #[test]
-fn a_second_agent_on_the_same_pins_is_told_of_takeover() {
+fn a_second_agent_on_the_same_pins_is_refused_and_the_error_names_takeover() {
     if !privileged::or_skip() {
         return;
     }
@@ -23,7 +23,7 @@ fn a_second_agent_on_the_same_pins_is_told_of_takeover() {
 }
 
 #[test]
-fn a_live_agent_on_the_other_side_is_an_error_that_names_takeover() {
+fn a_running_agent_on_the_other_side_is_an_error_that_names_takeover() {
     if !privileged::or_skip() {
         return;
     }
@@ -35,7 +35,7 @@ fn a_live_agent_on_the_other_side_is_an_error_that_names_takeover() {
 }
 
 #[test]
-fn taking_over_changes_nothing_before_it_is_done_and_all_of_it_then() {
+fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     if !privileged::or_skip() {
         return;
     }
@@ -47,11 +47,11 @@ fn taking_over_changes_nothing_before_it_is_done_and_all_of_it_then() {
     assert_eq!(new.hubs()[0].number, 32);
     new.attach(&node.name).expect("found");
     new.bind(&node.name, ALICE, 7).expect("found");
-    let refused = new.bind(&node.name, BOB, 8).expect_err("not yet");
+    let refused = new.bind(&node.name, BOB, 8).expect_err("the takeover is not done");
     assert!(matches!(refused, SteerError::TakingOver { .. }), "{refused}");
-    // Meanwhile the first agent gets one more.
+    // Meanwhile the first agent attaches another port.
     let (late, late_name) = port(&node.ns, "tap2", &node.ns);
-    assert!(new.attach(&late_name).is_err(), "not yet");
+    assert!(new.attach(&late_name).is_err(), "the takeover is not done");
     old.attach(&late_name).expect("attached");
     old.bind(&late_name, BOB, 9).expect("bound");
     assert_eq!(old.agent().expect("readable").map(|agent| agent.side), Some(0));
@@ -68,12 +68,12 @@ fn taking_over_changes_nothing_before_it_is_done_and_all_of_it_then() {
     let before = steered(&new);
     ask(&node.from, ALICE);
     ask(&late, BOB);
-    assert_eq!(steered(&new), before + 2, "both are steered to hubs that are there");
+    assert_eq!(steered(&new), before + 2, "frames of both must be steered to hubs that exist");
     new.finish_take_over().expect("finished");
-    new.bind(&node.name, BOB, 8).expect("now it is ours");
-    let left = node.ns.ip("-o link").expect("the list of links");
-    assert!(!left.contains("imds-out") && left.contains("imds-o32"), "{left}");
-    // Killed or not, the one after begins on the first side again.
+    new.bind(&node.name, BOB, 8).expect("bound after the takeover");
+    let links = node.ns.ip("-o link").expect("the list of links");
+    assert!(!links.contains("imds-out") && links.contains("imds-o32"), "{links}");
+    // The agent after that starts on the first side again, however this one ended.
     drop(new);
     let name = node.name.clone();
     let next = node.restart();
@@ -83,7 +83,7 @@ fn taking_over_changes_nothing_before_it_is_done_and_all_of_it_then() {
 }
 
 #[test]
-fn what_is_unwanted_during_a_takeover_goes_after_it() {
+fn an_identity_unbound_during_a_takeover_is_released_after_it() {
     if !privileged::or_skip() {
         return;
     }
@@ -93,7 +93,7 @@ fn what_is_unwanted_during_a_takeover_goes_after_it() {
     let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let mut new = start_in(&node.ns, &takeover).expect("the second agent starts");
     new.attach(&node.name).expect("found");
-    new.unbind(8).expect("put off");
+    new.unbind(8).expect("deferred");
     assert_eq!(old.identities().len(), 2);
     new.take_over_all().expect("taken over");
     assert_eq!(new.bound_on(&node.name), [(ALICE, 7)]);
@@ -105,7 +105,7 @@ fn what_is_unwanted_during_a_takeover_goes_after_it() {
 }
 
 #[test]
-fn only_what_is_pinned_can_be_taken_over() {
+fn a_takeover_without_pins_of_a_running_agent_is_refused() {
     if !privileged::or_skip() {
         return;
     }
@@ -124,16 +124,16 @@ fn only_what_is_pinned_can_be_taken_over() {
 }
 
 #[test]
-fn hubs_of_an_agent_that_was_killed_are_removed_from_either_side() {
+fn the_next_agent_removes_remaining_hubs_of_both_sides() {
     if !privileged::or_skip() {
         return;
     }
     let ns = Namespace::new("steer").expect("a namespace");
-    // What is left of a hub when its agent is killed: the veth, not the tap.
+    // When an agent is killed, the veth of its hub remains and the tap does not.
     ns.ip_batch(
         "link add imds-o33 type veth peer name imds-i33\nlink add imds-o5 type veth peer name imds-i5\n",
     )
-    .expect("left over");
+    .expect("a remaining veth");
     let _node = start_in(&ns, &config()).expect("steering starts");
     let links = ns.ip("-o link").expect("the list of links");
     assert!(!links.contains("imds-o33") && !links.contains("imds-o5"), "{links}");
