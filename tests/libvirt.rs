@@ -130,11 +130,8 @@ fn a_domain_runs_in_spite_of_bad_metadata_or_a_failing_hook() {
         return;
     }
     let mut node = Node::new().expect("a node");
-    let good = libvirt::hook(
-        &agent::binary().expect("built"),
-        &node.room.path().join("run"),
-        Path::new("/nowhere"),
-    );
+    let good =
+        libvirt::hook(&agent::binary().expect("built"), &node.room.path().join("run"), Path::new("/nowhere"));
     let in_the_way = node.room.path().join("file");
     fs::write(&in_the_way, "").expect("written");
     let hooks = [
