@@ -56,7 +56,7 @@ fn statuses(mut received: &[u8]) -> Vec<u16> {
 /// Sends `octets` of a request over one connection.
 ///
 /// The service must answer with `status` alone and close before it has accepted more than `limit` octets.
-fn is_refused(
+fn expect_refusal(
     station: &mut Station,
     status: u16,
     limit: usize,
@@ -74,7 +74,7 @@ fn is_refused(
 }
 
 /// Sends one short request; its answers must have exactly these statuses.
-fn is_answered(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
+fn expect_answers(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let said = talk.say(octets);
     station.until(&mut talk, &said, |talk| talk.ended)?;
@@ -90,11 +90,11 @@ fn endless<'a>(start: &'a [u8], over: &'a [u8]) -> impl Fn(usize) -> u8 + 'a {
 }
 
 fn header(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    is_refused(station, 431, FIELDS_MAX + 64, LARGE, endless(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"x"))
+    expect_refusal(station, 431, FIELDS_MAX + 64, LARGE, endless(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"x"))
 }
 
 fn fields(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    is_refused(
+    expect_refusal(
         station,
         431,
         FIELDS_MAX + 64,
@@ -104,33 +104,33 @@ fn fields(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 }
 
 fn target(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    is_refused(station, 414, TARGET_MAX + 64, LARGE, endless(b"GET /", b"a/"))
+    expect_refusal(station, 414, TARGET_MAX + 64, LARGE, endless(b"GET /", b"a/"))
 }
 
 fn method(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    is_refused(station, 400, 64, LARGE, endless(b"", b"A"))
+    expect_refusal(station, 400, 64, LARGE, endless(b"", b"A"))
 }
 
 fn chunks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = [&b"400\r\n"[..], &[b'x'; 0x400], b"\r\n"].concat();
-    is_refused(station, 413, head.len() + BODY_MAX * 2, LARGE, endless(head, &chunk))
+    expect_refusal(station, 413, head.len() + BODY_MAX * 2, LARGE, endless(head, &chunk))
 }
 
 fn chunks_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
-    is_refused(station, 413, head.len() + BODY_MAX * 6, LARGE, endless(head, b"1\r\nx\r\n"))
+    expect_refusal(station, 413, head.len() + BODY_MAX * 6, LARGE, endless(head, b"1\r\nx\r\n"))
 }
 
 fn extensions(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;";
-    is_refused(station, 400, head.len() + 4_096, LARGE, endless(head, b"a=b;"))
+    expect_refusal(station, 400, head.len() + 4_096, LARGE, endless(head, b"a=b;"))
 }
 
 fn lengths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for length in ["65537", "2147483648", "18446744073709551616", "99999999999999999999999999999999"] {
         let request = format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
-        is_answered(station, request.as_bytes(), &[413])?;
+        expect_answers(station, request.as_bytes(), &[413])?;
     }
     Ok(())
 }
@@ -175,7 +175,7 @@ fn control_characters(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nA: b\rB: c\r\n\r\n",
         b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\0: c\r\n\r\n",
     ];
-    lines.iter().try_for_each(|line| is_answered(station, line, &[400]))
+    lines.iter().try_for_each(|line| expect_answers(station, line, &[400]))
 }
 
 /// Percent-encoded line ends in a path must not add a header field to the answer.
@@ -291,7 +291,7 @@ fn status_of(station: &mut Station, request: &[u8]) -> Result<u16> {
 }
 
 /// Writes `keys` attributes of `octets` each; returns how many the service stores. It must refuse the others.
-fn stored(station: &mut Station, name: &str, keys: usize, octets: usize) -> Result<usize> {
+fn count_stored(station: &mut Station, name: &str, keys: usize, octets: usize) -> Result<usize> {
     let mut stored = 0;
     for key in 0..keys {
         let status = status_of(station, &attribute("PUT", &format!("flood/{name}-{key}"), octets))?;
@@ -304,10 +304,10 @@ fn stored(station: &mut Station, name: &str, keys: usize, octets: usize) -> Resu
 /// Guest attributes are limited in number, in size and in total.
 fn mailboxes(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let few = ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS;
-    let large = stored(station, "large", 2 * few, ATTRIBUTE_OCTETS)?;
+    let large = count_stored(station, "large", 2 * few, ATTRIBUTE_OCTETS)?;
     // Names count towards the total.
     ensure!((few - 1..=few).contains(&large), "{large} large attributes were stored");
-    let small = stored(station, "small", 2 * ATTRIBUTES_PER_VM, 1)?;
+    let small = count_stored(station, "small", 2 * ATTRIBUTES_PER_VM, 1)?;
     ensure!(
         large + small == ATTRIBUTES_PER_VM,
         "{small} small attributes were stored beside {large} large ones"
