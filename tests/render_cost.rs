@@ -4,8 +4,8 @@
 //! The VMs are [`support::typical`]. The first VM also allocates what all VMs share; each further one adds only its own
 //! memory. The bench fails above [`MOST_PER_VM`], or if `record_memory` counts less than is allocated.
 //!
-//! `-- --json` prints each line of the table as JSON. `-- 64 256` sets the numbers of VMs in the measurements by size of
-//! user-data.
+//! `-- --json` prints each line of the table as JSON. `-- 64 256` sets the numbers of VMs in the measurements by size
+//! of user-data.
 
 use std::alloc::System;
 use std::process::ExitCode;
