@@ -87,7 +87,7 @@ fn port_of(identity: &Identity) -> PortArgument {
     PortArgument::new(Host::tap_name(identity), identity.mac)
 }
 
-fn gets_its_own(guest: &Guest, agent: &Agent<'_>) {
+fn assert_served(guest: &Guest, agent: &Agent<'_>) {
     eventually(NOTICE, || guest.fetch_own(PATH, REQUEST).map(drop))
         .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 }
@@ -116,19 +116,19 @@ fn five_capabilities_suffice_to_serve_guests_here_and_in_pods_for_any_user() {
         };
         let agent = start();
         for pod in &pods {
-            gets_its_own(&pod.guest, &agent);
+            assert_served(&pod.guest, &agent);
         }
         // The tap is created, deleted and created again.
         for _ in 0..2 {
             let guest = Guest::boot(&host, &Spec::of(&here)).expect("a guest");
-            gets_its_own(&guest, &agent);
+            assert_served(&guest, &agent);
         }
         let uid = status(agent.pid(), "Uid").expect("a status");
         assert_eq!(uid.split_whitespace().next(), Some(&*user.uid().to_string()), "{user:?}");
         agent.kill().expect("it was running");
         let agent = start();
         for pod in &pods {
-            gets_its_own(&pod.guest, &agent);
+            assert_served(&pod.guest, &agent);
         }
         assert!(agent.stop().expect("it stops").success(), "{user:?}");
     }
@@ -206,7 +206,7 @@ fn four_capabilities_suffice_to_pin_and_inherit_links_and_maps_for_any_user() {
             let agent = jail.start(host.ns(), user, &NEEDED, words.clone());
             let agent = agent.unwrap_or_else(|error| panic!("{user:?}, life {life}: {error:#}"));
             for guest in [&guest, &pod.guest] {
-                gets_its_own(guest, &agent);
+                assert_served(guest, &agent);
             }
             assert_eq!(bpffs.port_links().len(), 2, "{user:?}, life {life}: {}", agent.said());
             agent.kill().expect("it was running");
@@ -235,7 +235,7 @@ fn private_records_of_another_user_need_cap_dac_read_search() {
     let mut more = NEEDED.to_vec();
     more.push("dac_read_search");
     let agent = jail.start(host.ns(), User::Nobody, &more, words()).expect("an agent");
-    gets_its_own(&guest, &agent);
+    assert_served(&guest, &agent);
 }
 
 #[test]
@@ -248,7 +248,7 @@ fn a_serving_agent_drops_the_capabilities_it_no_longer_needs() {
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
     let records = records(User::Root, &[&identity]);
     let agent = Agent::start(host.ns(), records.path(), &[port_of(&identity)]).expect("an agent");
-    gets_its_own(&guest, &agent);
+    assert_served(&guest, &agent);
     let threads = effective(agent.pid()).expect("threads");
     let workers: Vec<_> = threads.iter().filter(|(name, _)| name.starts_with("imds-hub")).collect();
     assert_eq!(workers.len(), 1, "{threads:?}");
@@ -312,7 +312,7 @@ fn the_unit_file_is_valid_and_grants_exactly_the_needed_capabilities() {
     let room = tempfile::tempdir().expect("a directory");
     let copy = room.path().join("xdp-imds.service");
     fs::write(&copy, unit.replace("/usr/bin/xdp-imds", "/bin/true")).expect("a copy");
-    // Without systemd, the checks above are all.
+    // Without systemd, only the checks above run.
     if let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.is_empty(), "{said}");

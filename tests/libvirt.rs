@@ -1,4 +1,6 @@
-//! The agent serves domains of Debian's libvirt from start to end, and a failure of our hook prevents neither.
+//! The agent serves domains of Debian's libvirt from start to end.
+//!
+//! A failure of our hook prevents neither the start nor the end of a domain.
 
 use anyhow::{Context as _, Result, ensure};
 use metadata_control::status::{PortState, Status};

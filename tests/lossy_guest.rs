@@ -1,4 +1,4 @@
-//! A guest behind a lossy link gets its answers complete.
+//! A guest behind a lossy link gets complete answers.
 
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
@@ -11,8 +11,10 @@ use support::record::Identity;
 /// The largest user-data a record may hold by default.
 const USER_DATA: usize = 64 * 1024;
 const FETCHES: usize = 4;
-/// Longest time of one fetch. It takes some 50 segments, of which every fifth is lost, as are the guest's SYN and
-/// request, which it repeats after seconds with exponential backoff. This stays far below the bound.
+/// Longest time of one fetch.
+///
+/// A fetch takes some 50 segments, and the link loses one frame in five, retransmissions included. A lost SYN or
+/// request costs seconds, because the guest backs off exponentially. The sum stays far below this bound.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 #[test]

@@ -19,7 +19,9 @@ const CLIENTS_MOST: u64 = 12;
 const TALKS_MOST: u64 = 4;
 /// Length of the longest answer, in octets.
 const ANSWER_MOST: u64 = 40_000;
-/// Limit of a simulation. Retransmissions back off up to a minute, and a silent guest's connection is reset after two.
+/// Limit of a simulation.
+///
+/// Retransmissions back off up to a minute, and the connection of a silent guest is reset after two minutes.
 const LIMIT: Duration = Duration::from_secs(1_200);
 /// Time after which the stack has forgotten all connections.
 const SETTLED: Duration = Duration::from_secs(1_000);

@@ -55,7 +55,7 @@ fn a_guest_gets_its_own_metadata_on_link_and_through_its_gateway() {
 }
 
 #[test]
-fn frames_with_a_foreign_mac_are_dropped_and_counted() {
+fn requests_with_a_foreign_mac_are_dropped_and_counted() {
     if !privileged::or_skip() {
         return;
     }

@@ -81,7 +81,7 @@ fn an_aws_sdk_gets_credentials_and_region_with_a_session_token() {
     assert_eq!(answer, expected);
 }
 
-/// Runs with `/` as the list of EC2 versions and as GCE's root.
+/// Runs once with EC2's list of versions at `/`, and once with GCE's root there.
 #[test]
 fn googles_auth_library_gets_its_platform_project_and_token() {
     [false, true].into_iter().for_each(googles_auth_library);

@@ -96,7 +96,7 @@ fn metadata_frames(tap: &Tap) -> usize {
     frames
 }
 
-fn gets_its_own(guest: &Guest) -> Result<()> {
+fn fetch_own(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, REQUEST).map(drop)
 }
 
@@ -110,7 +110,7 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
     let server = node.host.server(7).expect("a server");
     let agent = node.agent();
-    gets_its_own(&guest).expect("an answer before the kill");
+    fetch_own(&guest).expect("an answer before the kill");
     agent.kill().expect("killed");
     let ear = broadcast_listener(&node.host);
     for (way, words) in
@@ -124,10 +124,10 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     guest.echo(server.address(), 100_000).expect("other traffic continues");
     assert_eq!(guest.ping(host::ADDRESS, 20).expect("ping"), 20);
     let agent = node.agent();
-    eventually(PATIENCE, || gets_its_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.said()));
+    eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.said()));
 }
 
-/// Waits until the agent's counters stop changing, because they are not read at one moment; returns them.
+/// Waits until the agent's counters stop changing and returns them; they are not read at one moment.
 fn settled(agent: &Agent<'_>) -> Result<Metrics> {
     let mut last = agent.metrics()?;
     eventually(PATIENCE, || {
@@ -153,7 +153,7 @@ fn frames_steered_to_a_killed_agent_are_dropped_at_its_hub() {
         words.extend(["--steer".into(), steer.into()]);
         let binary = agent::binary().expect("the agent is built");
         let agent = Agent::start_binary(&binary, node.host.ns(), words).expect("an agent");
-        gets_its_own(&guest).expect("an answer before the kill");
+        fetch_own(&guest).expect("an answer before the kill");
         let before = settled(&agent).expect("metrics");
         agent.kill().expect("killed");
         let links = node.host.ns().ip("-o link").expect("the list of links");
@@ -180,14 +180,14 @@ fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     if !privileged::or_skip() {
         return;
     }
-    // With two guests the test would notice a slot assigned anew, because the second record need not get the second slot.
+    // With two guests the test notices if the next agent assigns slots anew, because it may read records in any order.
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&identities);
     let [first, second] =
         identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
     let agent = node.agent();
-    gets_its_own(&first).expect("an answer before the kill");
-    gets_its_own(&second).expect("an answer before the kill");
+    fetch_own(&first).expect("an answer before the kill");
+    fetch_own(&second).expect("an answer before the kill");
     agent.kill().expect("killed");
     // The kernel programs answer the handshake without an agent.
     let address = SocketAddr::from((METADATA, 80));
@@ -223,7 +223,7 @@ fn an_inherited_guest_is_answered_before_its_port_is_attached() {
     std::fs::remove_file(&pin).expect("removed");
     std::fs::create_dir(&pin).expect("a directory in its place");
     let agent = node.agent();
-    eventually(PATIENCE, || gets_its_own(&guest)).expect("answered");
+    eventually(PATIENCE, || fetch_own(&guest)).expect("answered");
     let metrics = agent.metrics().expect("metrics");
     let attached = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
     assert_eq!(
@@ -253,7 +253,7 @@ fn a_port_is_released_when_its_record_was_removed_while_no_agent_ran() {
         Ok(())
     })
     .expect("the pin is removed");
-    gets_its_own(&guests[0]).expect("an answer to the remaining guest");
+    fetch_own(&guests[0]).expect("an answer to the remaining guest");
 }
 
 #[test]
@@ -273,9 +273,9 @@ fn the_pin_of_a_tap_deleted_while_no_agent_ran_is_removed() {
         Ok(())
     })
     .expect("the pin is removed");
-    gets_its_own(&stays).expect("an answer to the remaining guest");
+    fetch_own(&stays).expect("an answer to the remaining guest");
     let comes = Guest::boot(&node.host, &Spec::of(&identities[1])).expect("a guest");
-    eventually(PATIENCE, || gets_its_own(&comes)).expect("an answer to the new guest");
+    eventually(PATIENCE, || fetch_own(&comes)).expect("an answer to the new guest");
 }
 
 /// The numbers of links, programs and maps that this node's agents have in the kernel.
@@ -344,7 +344,7 @@ fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
     eprintln!("links, programs and maps after a crash: {counts:?}");
     assert!(counts[0] >= 1, "{counts:?}");
     let _agent = node.agent();
-    gets_its_own(&guest).expect("an answer after the last crash");
+    fetch_own(&guest).expect("an answer after the last crash");
 }
 
 #[test]
@@ -414,7 +414,7 @@ fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one(
     let agent = node.agent();
     let refused = node.release(&[]);
     assert!(!refused.status.success() && said(&refused).contains("--takeover"), "{}", said(&refused));
-    gets_its_own(&guest).expect("the guest is still served");
+    fetch_own(&guest).expect("the guest is still served");
     assert!(agent.stop().expect("stopped").success());
 
     let ear = broadcast_listener(&node.host);
@@ -491,14 +491,14 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     let [stays, goes] =
         identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
     let agent = node.agent_for(&records);
-    gets_its_own(&stays).expect("an answer before the kill");
+    fetch_own(&stays).expect("an answer before the kill");
     assert!(agent.stop().expect("stopped").success());
 
     let hidden = node.records.path().join("hidden");
     std::fs::rename(&records, &hidden).expect("the directory is away");
     let agent = node.agent_for(&records);
-    gets_its_own(&stays).expect("an answer from the snapshot");
-    gets_its_own(&goes).expect("an answer from the snapshot");
+    fetch_own(&stays).expect("an answer from the snapshot");
+    fetch_own(&goes).expect("an answer from the snapshot");
     let source = |agent: &Agent<'_>, name: &str| -> Result<f64> {
         let metrics = agent.metrics()?;
         let mut samples = metrics.samples().iter();
@@ -544,7 +544,7 @@ fn a_damaged_snapshot_is_reported_only_when_it_is_needed() {
     std::fs::write(&snapshot, &good[..good.len() / 2]).expect("damaged");
     // The agent does not read the snapshot while its source is available.
     let agent = node.agent();
-    gets_its_own(&guest).expect("an answer from the source");
+    fetch_own(&guest).expect("an answer from the source");
     assert!(agent.stop().expect("stopped").success());
     assert_eq!(std::fs::read(&snapshot).expect("the agent saved it again"), good);
     // Without its source, the agent reports the damage and ends as it does without a snapshot.

@@ -21,7 +21,7 @@ fn port_of(identity: &Identity) -> PortArgument {
     PortArgument::new(Host::tap_name(identity), identity.mac)
 }
 
-fn gets_its_own(guest: &Guest) -> Result<()> {
+fn fetch_own(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, REQUEST).map(drop)
 }
 
@@ -42,7 +42,7 @@ fn a_tap_that_appears_later_is_served_and_so_is_the_next_of_its_name() {
     let agent = Agent::start(host.ns(), records.path(), &[port_of(&identity)]).expect("an agent");
     for life in 0..4 {
         let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-        eventually(NOTICE, || gets_its_own(&guest))
+        eventually(NOTICE, || fetch_own(&guest))
             .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
     }
 }
@@ -67,7 +67,7 @@ fn the_end_of_one_guest_does_not_affect_the_others() {
     drop(goes);
     is_served(&stays).expect("an answer right after");
     let comes = Guest::boot(&host, &Spec::of(&identities[2])).expect("a guest");
-    eventually(NOTICE, || gets_its_own(&comes)).expect("an answer to the new guest");
+    eventually(NOTICE, || fetch_own(&comes)).expect("an answer to the new guest");
     is_served(&stays).expect("an answer at the end");
 }
 
@@ -103,7 +103,7 @@ fn a_tap_in_another_namespace_is_served() {
     }
     let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
     for guest in &guests {
-        gets_its_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+        fetch_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
     }
 }
 
@@ -119,7 +119,7 @@ fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
     let agent = Agent::start(host.ns(), records.path(), &[port_of(&first)]).expect("an agent");
 
     first.write(records.path(), 1).expect("a record");
-    eventually(NOTICE, || gets_its_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    eventually(NOTICE, || fetch_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 
     let second = first.clone().with_user_data_of(5_000);
     second.write(records.path(), 2).expect("a newer record");

@@ -1,4 +1,4 @@
-//! XDP is detached from a quiet guest in a pod, which is still answered, and attached again when the guest boots.
+//! The agent detaches XDP from a quiet guest in a pod, still answers it, and attaches XDP again when the guest boots.
 
 use anyhow::ensure;
 use std::time::Duration;

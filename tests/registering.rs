@@ -107,7 +107,7 @@ fn boot(node: &Node, identity: &Identity) -> Guest {
     Guest::boot(&node.host, &Spec::of(identity)).expect("a guest")
 }
 
-fn gets(guest: &Guest, text: &str) -> anyhow::Result<()> {
+fn expect_user_data(guest: &Guest, text: &str) -> anyhow::Result<()> {
     let fetched = guest.fetch(PATH, REQUEST)?;
     anyhow::ensure!(fetched.text() == text, "{} {}", fetched.status, fetched.text());
     Ok(())
@@ -132,10 +132,10 @@ fn a_vm_is_registered_with_one_call_before_it_boots() {
     let ns = Namespace::new("guest").expect("a namespace");
     let guest = Guest::boot_on(tap, ns, &Spec::of(&identity)).expect("a guest");
     // The tap is attached, so the first request is answered.
-    gets(&guest, "number 1\n").expect("the guest's own data");
+    expect_user_data(&guest, "number 1\n").expect("the guest's own data");
     let (status, updated) = put(2, "");
     assert!(status == 200 && updated["etag"] != instance["etag"], "{status} {updated:#}");
-    eventually(PATIENCE, || gets(&guest, "number 2\n")).expect("the update");
+    eventually(PATIENCE, || expect_user_data(&guest, "number 2\n")).expect("the update");
     let (status, same) = put(2, "?wait=attached");
     assert_eq!((status, &same["etag"]), (200, &updated["etag"]), "an equal record must not change the tag");
     let field = format!("If-Match: {}", instance["etag"].as_str().expect("a tag"));
@@ -185,7 +185,7 @@ fn a_registered_record_shadows_a_file_and_each_replaces_the_other_without_a_gap(
     file["user_data"] = json!({"text": "file"});
     replace(&identity.path(&node.records()), &file.to_string()).expect("a record file");
     let agent = node.agent(&[]);
-    eventually(PATIENCE, || gets(&guest, "file")).expect("the data of the file");
+    eventually(PATIENCE, || expect_user_data(&guest, "file")).expect("the data of the file");
     let mut registered = record(&identity, 2);
     registered["user_data"] = json!({"text": "api"});
     let failed = AtomicBool::new(false);
@@ -204,7 +204,7 @@ fn a_registered_record_shadows_a_file_and_each_replaces_the_other_without_a_gap(
         });
         for _ in 0..3 {
             assert_eq!(node.ask("PUT", "/vm?wait=attached", &[], &registered.to_string()).0, 201);
-            eventually(PATIENCE, || gets(&guest, "api")).expect("the registered data");
+            eventually(PATIENCE, || expect_user_data(&guest, "api")).expect("the registered data");
             let status = node.status();
             let [shadowed] = status.shadowed.as_slice() else { panic!("{status:?}") };
             assert_eq!((shadowed.record.as_str(), shadowed.by.as_str()), ("guest-0.yaml", "api/vm"));
@@ -218,7 +218,7 @@ fn a_registered_record_shadows_a_file_and_each_replaces_the_other_without_a_gap(
             assert_eq!((count("api", "served"), count("file", "shadowed")), (Some(1.0), Some(1.0)));
             assert_eq!(count("file", "served"), Some(0.0));
             assert_eq!(node.ask("DELETE", "/vm", &[], "").0, 204);
-            eventually(PATIENCE, || gets(&guest, "file")).expect("the data of the file again");
+            eventually(PATIENCE, || expect_user_data(&guest, "file")).expect("the data of the file again");
         }
         over.store(true, Ordering::Relaxed);
     });
@@ -248,7 +248,7 @@ fn a_vm_that_claims_the_mac_and_port_of_another_is_refused() {
 }
 
 #[test]
-fn of_clients_that_change_the_same_version_one_succeeds() {
+fn only_one_of_several_clients_changes_the_same_version() {
     if !privileged::or_skip() {
         return;
     }
@@ -313,7 +313,7 @@ fn registered_instances_and_ports_move_to_an_agent_that_takes_over() {
         200,
         "the second agent must accept changes"
     );
-    eventually(PATIENCE, || gets(&guest, "changed")).expect("the change");
+    eventually(PATIENCE, || expect_user_data(&guest, "changed")).expect("the change");
     drop(second);
 }
 
@@ -337,7 +337,7 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     let guest = boot(&node, &identity);
     let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
     assert!(code == 0 && said.contains("guest-0: up to date, served"), "{code} {said}");
-    gets(&guest, "beside the record").expect("the data of the file");
+    expect_user_data(&guest, "beside the record").expect("the data of the file");
     let (code, said) = node.command(&["register", "-f", file_name, "--new"]);
     assert!(code == 4 && said.contains("If-None-Match"), "{code} {said}");
     let (code, said) = node.command(&["register", "-f", file_name, "--name", "other", "--json"]);

@@ -59,7 +59,7 @@ fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// Sends one octet of a head per `each` on every connection; each must get 408 by the same time.
+/// Sends a head on every connection, one octet per `each`; all must end with 408 within [`HEAD_PATIENCE`].
 fn timed_out(mob: &mut Mob<'_>, each: Duration, octets: &[u8]) -> Result<()> {
     let start = Instant::now();
     let mut said = 0;

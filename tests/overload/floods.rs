@@ -20,7 +20,7 @@ use crate::withstand;
 const FRAMES: usize = 20_000;
 /// Garbled frames of one flood; most of them have no valid destination.
 const GARBAGE: usize = 100_000;
-/// Frames sent before the guest receives.
+/// Number of frames after which the guest reads the answers.
 const BURST: usize = 64;
 
 /// Sends `count` frames and receives the answers, which must not have more octets than the frames.

@@ -1,6 +1,6 @@
 //! Port and MAC identify a guest, in whichever namespace the port is.
 
-use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, gets, gets_nothing, port};
+use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, port, receives, receives_nothing};
 use metadata_common::verdict::Verdict;
 use support::netns::Namespace;
 use support::privileged;
@@ -19,12 +19,12 @@ fn a_bound_guest_reaches_the_hub_and_its_answer_reaches_it() {
     // There is no AF_XDP socket yet: the frame reached only the inner end of the hub's veth.
     node.expect_count(Verdict::SocketDropAbsent, 1);
     node.answer(3);
-    assert!(gets(&tap, ALICE), "the answer is addressed to the guest's own MAC");
+    assert!(receives(&tap, ALICE), "the answer is addressed to the guest's own MAC");
     node.expect_count(Verdict::HubDelivered, 1);
 }
 
 #[test]
-fn a_registered_socket_receives_the_frames_of_its_hub() {
+fn a_frame_for_a_registered_socket_counts_as_delivered() {
     if !privileged::or_skip() {
         return;
     }
@@ -57,7 +57,7 @@ fn a_port_in_another_namespace_is_served_like_a_local_one() {
     ask(&tap, ALICE);
     node.expect_count(Verdict::SocketDropAbsent, 1);
     node.answer(0);
-    assert!(gets(&tap, ALICE));
+    assert!(receives(&tap, ALICE));
 }
 
 #[test]
@@ -85,8 +85,8 @@ fn ports_of_equal_index_in_two_namespaces_are_distinct() {
     node.steering.bind(second_name, ALICE, 2).expect("bound");
     for (slot, hit, missed) in [(1, first, second), (2, second, first)] {
         node.answer(slot);
-        assert!(gets(hit, ALICE), "slot {slot}");
-        assert!(gets_nothing(missed, ALICE), "slot {slot} went to the other guest");
+        assert!(receives(hit, ALICE), "slot {slot}");
+        assert!(receives_nothing(missed, ALICE), "slot {slot} went to the other guest");
     }
 }
 
@@ -120,14 +120,14 @@ fn a_slot_bound_to_another_guest_no_longer_serves_the_first() {
         node.steering.attach(name).expect("attached");
     }
     node.steering.bind(&alices_name, ALICE, 7).expect("bound");
-    node.steering.bind(&bobs_name, BOB, 7).expect("bound anew");
+    node.steering.bind(&bobs_name, BOB, 7).expect("bound again");
     ask(&alices, ALICE);
     node.expect_count(Verdict::DropUnknownMac, 1);
     ask(&bobs, BOB);
     node.expect_count(Verdict::SteerArp, 1);
     node.answer(7);
-    assert!(gets(&bobs, BOB));
-    assert!(gets_nothing(&alices, ALICE));
+    assert!(receives(&bobs, BOB));
+    assert!(receives_nothing(&alices, ALICE));
 }
 
 #[test]
@@ -139,11 +139,11 @@ fn a_guest_bound_to_another_slot_frees_its_first_slot() {
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 1).expect("bound");
-    node.steering.bind(&name, ALICE, 2).expect("bound anew");
+    node.steering.bind(&name, ALICE, 2).expect("bound again");
     node.answer(1);
     node.expect_count(Verdict::HubDropNoGuest, 1);
     node.answer(2);
-    assert!(gets(&tap, ALICE));
+    assert!(receives(&tap, ALICE));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn frames_from_and_answers_to_an_unbound_slot_are_dropped() {
     node.expect_count(Verdict::DropUnknownMac, 1);
     node.answer(0);
     node.expect_count(Verdict::HubDropNoGuest, 1);
-    assert!(gets_nothing(&tap, ALICE));
+    assert!(receives_nothing(&tap, ALICE));
 }
 
 #[test]
@@ -179,13 +179,16 @@ fn ordinary_frames_pass_between_ports() {
     }
     let [(from, _), (to, _)] = &ports;
     ask_for(from, ALICE, [10, 0, 2, 2]);
-    assert!(gets(to, metadata_common::mac::Mac::BROADCAST), "an ordinary broadcast must cross the bridge");
+    assert!(
+        receives(to, metadata_common::mac::Mac::BROADCAST),
+        "an ordinary broadcast must cross the bridge"
+    );
     node.expect_count(Verdict::PassArp, 1);
 
     ask_for(from, ALICE, SERVED);
     node.expect_count(Verdict::SteerArp, 1);
     assert!(
-        gets_nothing(to, metadata_common::mac::Mac::BROADCAST),
+        receives_nothing(to, metadata_common::mac::Mac::BROADCAST),
         "a request for the service does not cross it"
     );
 }
@@ -210,7 +213,7 @@ fn namespaces_are_distinguished_and_their_numbers_are_reused() {
         ask(&first, ALICE);
         node.expect_count(Verdict::SteerArp, turn);
         node.answer(1);
-        assert!(gets(&first, ALICE) && gets_nothing(&second, ALICE));
+        assert!(receives(&first, ALICE) && receives_nothing(&second, ALICE));
         for name in [&first_name, &second_name] {
             node.steering.detach(name).expect("detached");
         }

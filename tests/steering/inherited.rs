@@ -1,7 +1,7 @@
 //! The next agent inherits the pinned ports, identities and programs; until it starts, the ports stay closed.
 
 use crate::node::{
-    ALICE, BOB, Bridged, ELSEWHERE, ask, ask_for, delete, gets_nothing, pinned, port, start_in, steered,
+    ALICE, BOB, Bridged, ELSEWHERE, ask, ask_for, delete, pinned, port, receives_nothing, start_in, steered,
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
@@ -182,13 +182,13 @@ fn a_port_in_another_namespace_is_inherited() {
 }
 
 #[test]
-fn frames_for_an_address_the_next_agent_does_not_serve_pass() {
+fn the_next_agent_passes_frames_for_an_address_it_does_not_serve() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Bridged::start_with(|config| config.served.push(std::net::IpAddr::from(ELSEWHERE)));
     ask_for(&node.from, ALICE, ELSEWHERE);
-    assert!(gets_nothing(&node.to, Mac::BROADCAST));
+    assert!(receives_nothing(&node.to, Mac::BROADCAST));
     node.end();
     node.restart();
     node.assert_closed();

@@ -1,6 +1,8 @@
 //! Steering handles ports that appear and disappear, and leaves nothing behind when it stops.
 
-use crate::node::{ALICE, BOB, Node, ask, config, delete, gets, gets_nothing, port, start_in, within};
+use crate::node::{
+    ALICE, BOB, Node, ask, config, delete, port, receives, receives_nothing, start_in, within,
+};
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
@@ -104,7 +106,7 @@ fn a_detached_port_is_restored_and_can_be_attached_again() {
         ask(&tap, ALICE);
         node.answer(0);
         node.expect_count(Verdict::HubDropNoGuest, round);
-        assert!(gets_nothing(&tap, ALICE));
+        assert!(receives_nothing(&tap, ALICE));
     }
     node.expect_count(Verdict::SteerArp, 3);
 }
@@ -125,10 +127,10 @@ fn a_deleted_tap_detaches_without_error_and_can_be_created_again() {
         node.steering.detach(&name).expect("detached quietly");
 
         let (tap, name) = port(&ns, "tap0", &node.ns);
-        node.steering.attach(&name).expect("attached anew");
-        node.steering.bind(&name, BOB, 0).expect("bound anew");
+        node.steering.attach(&name).expect("attached again");
+        node.steering.bind(&name, BOB, 0).expect("bound again");
         node.answer(0);
-        assert!(gets(&tap, BOB));
+        assert!(receives(&tap, BOB));
         node.steering.detach(&name).expect("detached");
         delete(tap, &ns);
     }
@@ -147,10 +149,10 @@ fn a_recreated_tap_is_attached_with_no_identity_bound() {
     let (tap, _) = port(&node.ns, "tap0", &node.ns);
     let error = node.steering.bind(&name, ALICE, 1).expect_err("the port is another device now");
     assert!(matches!(error, SteerError::PortGone { .. }), "{error}");
-    node.steering.attach(&name).expect("attached anew");
+    node.steering.attach(&name).expect("attached again");
     ask(&tap, ALICE);
     node.expect_count(Verdict::DropUnknownMac, 1);
-    node.steering.bind(&name, ALICE, 0).expect("bound anew");
+    node.steering.bind(&name, ALICE, 0).expect("bound again");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SteerArp, 1);
 }
@@ -270,7 +272,7 @@ fn a_killed_agent_frees_its_guests_and_the_next_agent_starts() {
     let stdout = BufReader::new(victim.stdout.take().expect("stdout is piped"));
     let ready = stdout.lines().map_while(Result::ok).any(|line| line.ends_with("ready"));
     ask(&from, ALICE);
-    let steered = gets_nothing(&to, Mac::BROADCAST);
+    let steered = receives_nothing(&to, Mac::BROADCAST);
     victim.kill().expect("killed");
     victim.wait().expect("reaped");
     assert!(ready && steered, "ready: {ready}, steered: {steered}");
@@ -280,7 +282,7 @@ fn a_killed_agent_frees_its_guests_and_the_next_agent_starts() {
     });
     assert!(detached.is_some(), "the program is still on the tap");
     ask(&from, ALICE);
-    assert!(gets(&to, Mac::BROADCAST), "the guest's frames must cross the bridge again");
+    assert!(receives(&to, Mac::BROADCAST), "the guest's frames must cross the bridge again");
 
     let remaining = links(&ns);
     assert!(remaining.contains("imds-out"), "the test needs remaining devices: {remaining}");

@@ -1,6 +1,6 @@
 //! Steering counts each frame that a device refuses or has no room for, by device.
 
-use super::node::{ALICE, BOB, Node, ask, config, gets, port, within};
+use super::node::{ALICE, BOB, Node, ask, config, port, receives, within};
 use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
@@ -15,11 +15,11 @@ use support::tap::{Tap, set_gro};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Length of a tap's ring, in frames.
 const RING: u64 = 8;
-/// Switches off all limits of a port.
+/// Limits that admit every frame.
 const UNLIMITED: Limits =
     Limits { frames_per_second: 0, burst: 0, connections_per_second: 0, connection_burst: 0 };
 
-/// A port with an empty ring of [`RING`] frames, and a guest that does not read.
+/// Attaches a tap with an empty ring of [`RING`] frames, which its guest does not read.
 fn port_with_short_ring(node: &mut Node) -> Tap {
     // The kernel must put no frame of its own into the ring.
     node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
@@ -67,7 +67,7 @@ fn a_kernel_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
 
 /// Floods a hub from `senders` taps while a thread reads its sockets as a worker does.
 ///
-/// Returns the number of frames sent, of those delivered to a socket, and of those the veth counts as lost.
+/// Returns the numbers of frames sent, delivered to a socket, and counted as lost by the veth.
 fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     let mut node = Node::start_with(&SteerConfig { limits: UNLIMITED, queues, ..config() });
     let taps: Vec<Tap> = (0..senders)
@@ -224,7 +224,7 @@ fn a_slot_moved_from_a_bare_veth_to_a_tap_gets_its_answers_there() {
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, BOB, 3).expect("bound in place of the other");
     node.answer(3);
-    assert!(gets(&tap, BOB));
+    assert!(receives(&tap, BOB));
     assert_eq!(arrived(&guest), 0);
 }
 

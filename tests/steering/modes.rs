@@ -1,7 +1,7 @@
 //! XDP and the classifier reach the same verdicts, and a port switches between them without losing a frame.
 
 use crate::node::{
-    ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
+    ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
@@ -105,18 +105,18 @@ fn both_programs_steer_only_the_bound_mac_and_answer_only_its_port() {
         node.expect_count(Verdict::SteerArp, 1);
         node.expect_count(Verdict::SocketDropAbsent, 1);
         node.answer(0);
-        assert!(gets(&alices, ALICE), "{mode:?}");
-        assert!(gets_nothing(&bobs, Mac::BROADCAST), "{mode:?}: a request for the service left the tap");
+        assert!(receives(&alices, ALICE), "{mode:?}");
+        assert!(receives_nothing(&bobs, Mac::BROADCAST), "{mode:?}: a request for the service left the tap");
 
         node.steering.unbind(0).expect("unbound");
         ask(&alices, ALICE);
         node.expect_count(Verdict::DropUnknownMac, 3);
         ask_for(&alices, ALICE, [10, 0, 2, 2]);
-        assert!(gets(&bobs, Mac::BROADCAST), "{mode:?}: ordinary traffic must pass");
+        assert!(receives(&bobs, Mac::BROADCAST), "{mode:?}: ordinary traffic must pass");
 
         node.steering.detach(&name).expect("detached");
         ask_for(&alices, ALICE, SERVED);
-        assert!(gets(&bobs, Mac::BROADCAST), "{mode:?}: a detached port must pass all frames");
+        assert!(receives(&bobs, Mac::BROADCAST), "{mode:?}: a detached port must pass all frames");
     }
 }
 
@@ -182,7 +182,7 @@ fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
         assert!(tap.send(0, &frame).unwrap_or_else(|error| panic!("{name}: {error}")), "{name}");
         node.expect_count(verdict, 1);
         node.expect_count(Verdict::SocketDropAbsent, reach);
-        assert!(gets_nothing(&far, frames::GATEWAY), "{name}: the frame left the tap");
+        assert!(receives_nothing(&far, frames::GATEWAY), "{name}: the frame left the tap");
         let passed = node.steering.counters().expect("counters");
         // The host's own frames do not arrive from this tap.
         let passed: u64 = passed.iter().filter(|(v, _)| v.fate() == Fate::Pass).map(|(_, n)| n).sum();

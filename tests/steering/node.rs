@@ -118,12 +118,12 @@ fn frame(destination: Mac, source: Mac, target: [u8; 4]) -> Vec<u8> {
 }
 
 /// True when a frame to `mac` arrives; other frames that the host sends to its taps are ignored.
-pub(crate) fn gets(tap: &Tap, mac: Mac) -> bool {
+pub(crate) fn receives(tap: &Tap, mac: Mac) -> bool {
     within(PATIENCE, || received(tap, mac)).is_some()
 }
 
 /// True when no frame to `mac` arrives within [`MOMENT`].
-pub(crate) fn gets_nothing(tap: &Tap, mac: Mac) -> bool {
+pub(crate) fn receives_nothing(tap: &Tap, mac: Mac) -> bool {
     within(MOMENT, || received(tap, mac)).is_none()
 }
 
@@ -203,11 +203,14 @@ impl Bridged {
         for mac in [ALICE, BOB] {
             ask(&self.from, mac);
             assert!(
-                gets_nothing(&self.to, Mac::BROADCAST),
+                receives_nothing(&self.to, Mac::BROADCAST),
                 "a request of {mac} for the service left the port"
             );
             ask_for(&self.from, mac, ELSEWHERE);
-            assert!(gets(&self.to, Mac::BROADCAST), "an ordinary request of {mac} did not leave the port");
+            assert!(
+                receives(&self.to, Mac::BROADCAST),
+                "an ordinary request of {mac} did not leave the port"
+            );
         }
     }
 
@@ -215,7 +218,7 @@ impl Bridged {
     pub(crate) fn is_open(&self) -> bool {
         let passed = || {
             ask(&self.from, ALICE);
-            (!gets_nothing(&self.to, Mac::BROADCAST)).then_some(())
+            (!receives_nothing(&self.to, Mac::BROADCAST)).then_some(())
         };
         within(Duration::from_secs(5), passed).is_some()
     }

@@ -95,7 +95,7 @@ fn entries_that_are_not_links_are_kept_or_replaced() {
     std::fs::rename(maps.join("AGENT"), links.join(&own[0])).expect("renamed over the link");
     assert!(node.is_open());
     let name = node.name.clone();
-    node.restart().attach(&name).expect("attached anew");
+    node.restart().attach(&name).expect("attached again");
     node.assert_closed();
     assert!(links.join("something").exists());
     node.end();

@@ -63,7 +63,7 @@ fn a_foreign_device_with_a_hubs_name_is_not_touched() {
 }
 
 #[test]
-fn a_port_named_by_two_names_of_its_namespace_is_refused() {
+fn attaching_a_port_under_a_second_name_of_its_namespace_is_refused() {
     if !privileged::or_skip() {
         return;
     }

@@ -1,7 +1,7 @@
 //! Quiet guests in other namespaces than the agent's: XDP is detached, and their frames reach the worker by a ring.
 
 use crate::node::{
-    ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
+    ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
@@ -91,10 +91,10 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
     assert_eq!(frame.len(), 42, "the frame must have its original length");
     assert_eq!(frame[6..12], stamp(0).0, "the source must be the stamp");
     node.answer(0);
-    assert!(gets(&pod.alices, ALICE), "the answer must arrive through the hub");
-    assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
+    assert!(receives(&pod.alices, ALICE), "the answer must arrive through the hub");
+    assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
-    assert!(gets(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
+    assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
     assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one request is not a boot");
 
     (0..100).for_each(|_| ask(&pod.alices, ALICE));
@@ -128,7 +128,7 @@ fn only_the_bound_mac_of_a_port_in_a_pod_is_steered() {
     let senders: Vec<_> = frames_in(&mut ring).iter().map(|frame| frame[6..12].to_vec()).collect();
     assert_eq!(senders, [stamp(0).0, stamp(1).0]);
     for pod in [&alice, &bob] {
-        assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
+        assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     }
     node.steering.unbind(0).expect("unbound");
     ask(&alice.alices, ALICE);
@@ -229,9 +229,9 @@ fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
 
     // No agent runs: the port stays closed, and ordinary frames pass.
     ask(&pod.alices, ALICE);
-    assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
+    assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
-    assert!(gets(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
+    assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
 
     let mut steering = start_in(&ns, &config).expect("steering starts");
     let mut ring = steering.take_ring(0).expect("this kernel has rings");
