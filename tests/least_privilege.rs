@@ -1,5 +1,6 @@
-//! The agent serves with a handful of capabilities and none besides, as root and as anybody; each of them is needed;
-//! and once it serves it keeps only those by which ports come and go, its workers none but one.
+//! The agent serves with a few capabilities, as root or as any other user, and needs each of them.
+//!
+//! While it serves it keeps only those needed to attach and detach ports; its workers keep only `CAP_BPF`.
 
 use metadata_datapath::sandbox::{Mode, Stage};
 use std::fs::{self, Permissions};
@@ -19,9 +20,10 @@ use support::privileged;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 
-/// What every node needs. `bpf` is part of `sys_admin`, and on the list for workers of kernels before 5.19.
+/// Capabilities that every node needs. `sys_admin` implies `bpf`, which the unit file lists for workers on kernels before
+/// 5.19.
 const NEEDED: [&str; 4] = ["net_admin", "net_raw", "sys_admin", "ipc_lock"];
-/// For namespaces named by a process of another user.
+/// Needed for a namespace that is named by a process of another user.
 const OF_PROCESSES: &str = "sys_ptrace";
 
 const REQUEST: Duration = Duration::from_secs(2);
@@ -29,7 +31,7 @@ const NOTICE: Duration = Duration::from_secs(15);
 const PATH: &str = "/v1/user-data";
 const CAP_BPF: u64 = 1 << 39;
 
-/// A pod: a namespace with a tap in it, and a process of another user that lives there.
+/// A pod: a namespace with a tap in it and a process of another user.
 struct Pod {
     ns: Namespace,
     process: Child,
@@ -40,7 +42,7 @@ impl Pod {
     fn new(identity: &Identity) -> Self {
         let ns = Namespace::new("pod").expect("a namespace");
         let tap = Tap::create(&ns, "tap", Shape::virtio()).expect("a tap");
-        ns.ip("link set tap up").expect("it comes up");
+        ns.ip("link set tap up").expect("the tap goes up");
         let spec = Spec { shape: Shape::virtio(), ..Spec::of(identity) };
         let inside = Namespace::new("guest").expect("a namespace");
         let guest = Guest::boot_on(Arc::new(tap), inside, &spec).expect("a guest");
@@ -61,37 +63,37 @@ impl Drop for Pod {
     fn drop(&mut self) {
         let ended = self.process.kill().and_then(|()| self.process.wait());
         if let Err(error) = ended {
-            eprintln!("process {} stays behind: {error}", self.process.id());
+            eprintln!("process {} is still running: {error}", self.process.id());
         }
     }
 }
 
-/// Records that a user may read, in a directory where it may make its state.
+/// Records that `user` owns, in a directory where it may create its state.
 fn records(user: User, identities: &[&Identity]) -> tempfile::TempDir {
     let records = tempfile::tempdir().expect("a directory");
     for identity in identities {
         identity.write(records.path(), 1).expect("a record");
-        give(user, &identity.path(records.path()));
+        set_owner(user, &identity.path(records.path()));
     }
-    give(user, records.path());
+    set_owner(user, records.path());
     records
 }
 
-fn give(user: User, path: &Path) {
+fn set_owner(user: User, path: &Path) {
     chown(path, Some(user.uid()), Some(user.uid())).expect("another owner");
 }
 
-fn named(identity: &Identity) -> PortArgument {
+fn port_of(identity: &Identity) -> PortArgument {
     PortArgument::new(Host::tap_name(identity), identity.mac)
 }
 
-fn gets_its_own(guest: &Guest, agent: &Agent<'_>) {
+fn assert_served(guest: &Guest, agent: &Agent<'_>) {
     eventually(NOTICE, || guest.fetch_own(PATH, REQUEST).map(drop))
         .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 }
 
 #[test]
-fn five_capabilities_serve_guests_here_and_in_pods_that_come_and_go_whoever_has_them() {
+fn five_capabilities_suffice_to_serve_guests_here_and_in_pods_for_any_user() {
     if !privileged::or_skip() {
         return;
     }
@@ -104,7 +106,7 @@ fn five_capabilities_serve_guests_here_and_in_pods_that_come_and_go_whoever_has_
         let records = records(user, &[&here, &named_pod, &of_process]);
         let pods = [Pod::new(&named_pod), Pod::new(&of_process)];
         let ports = [
-            named(&here),
+            port_of(&here),
             PortArgument::new("tap", named_pod.mac).within(&pods[0].ns),
             pods[1].by_process(&of_process),
         ];
@@ -114,26 +116,26 @@ fn five_capabilities_serve_guests_here_and_in_pods_that_come_and_go_whoever_has_
         };
         let agent = start();
         for pod in &pods {
-            gets_its_own(&pod.guest, &agent);
+            assert_served(&pod.guest, &agent);
         }
-        // A tap that comes, goes, and comes again.
+        // The tap is created, deleted and created again.
         for _ in 0..2 {
             let guest = Guest::boot(&host, &Spec::of(&here)).expect("a guest");
-            gets_its_own(&guest, &agent);
+            assert_served(&guest, &agent);
         }
         let uid = status(agent.pid(), "Uid").expect("a status");
         assert_eq!(uid.split_whitespace().next(), Some(&*user.uid().to_string()), "{user:?}");
-        agent.kill().expect("it lived");
+        agent.kill().expect("it was running");
         let agent = start();
         for pod in &pods {
-            gets_its_own(&pod.guest, &agent);
+            assert_served(&pod.guest, &agent);
         }
         assert!(agent.stop().expect("it stops").success(), "{user:?}");
     }
 }
 
 #[test]
-fn without_any_one_of_them_the_agent_says_which_is_missing() {
+fn an_agent_that_lacks_a_needed_capability_names_it_and_ends() {
     if !privileged::or_skip() {
         return;
     }
@@ -145,7 +147,8 @@ fn without_any_one_of_them_the_agent_says_which_is_missing() {
         for missing in NEEDED {
             let records = records(user, &[&identity]);
             let rest: Vec<_> = NEEDED.into_iter().filter(|one| *one != missing).collect();
-            let started = jail.start(host.ns(), user, &rest, arguments(records.path(), &[named(&identity)]));
+            let started =
+                jail.start(host.ns(), user, &rest, arguments(records.path(), &[port_of(&identity)]));
             let error = started.map(drop).expect_err(missing);
             let expected = format!("CAP_{}", missing.to_uppercase());
             assert!(format!("{error:#}").contains(&expected), "{user:?} without {missing}: {error:#}");
@@ -155,7 +158,7 @@ fn without_any_one_of_them_the_agent_says_which_is_missing() {
 }
 
 #[test]
-fn a_process_of_another_user_leads_to_its_namespace_only_with_one_more() {
+fn the_namespace_of_another_users_process_needs_cap_sys_ptrace() {
     if !privileged::or_skip() {
         return;
     }
@@ -172,13 +175,13 @@ fn a_process_of_another_user_leads_to_its_namespace_only_with_one_more() {
             anyhow::ensure!(said.contains("CAP_SYS_PTRACE"), "{said}");
             Ok(())
         })
-        .expect("what is missing");
+        .expect("the name of the missing capability");
         pod.guest.fetch(PATH, REQUEST).expect_err("no answer");
     }
 }
 
 #[test]
-fn links_and_maps_are_pinned_and_taken_up_again_with_the_same_four_whoever_owns_the_directory() {
+fn four_capabilities_suffice_to_pin_and_inherit_links_and_maps_for_any_user() {
     if !privileged::or_skip() {
         return;
     }
@@ -186,16 +189,16 @@ fn links_and_maps_are_pinned_and_taken_up_again_with_the_same_four_whoever_owns_
     for user in [User::Root, User::PlainRoot, User::Nobody] {
         let host = Host::new().expect("a node");
         let bpffs = Bpffs::mount().expect("a bpffs");
-        // As an operator makes it for a service that is not root.
+        // An operator prepares the directory like this for a service that does not run as root.
         fs::set_permissions(bpffs.path(), Permissions::from_mode(0o755)).expect("a mode");
         fs::create_dir(bpffs.pins()).expect("a directory");
         fs::set_permissions(bpffs.pins(), Permissions::from_mode(0o700)).expect("a mode");
-        give(user, &bpffs.pins());
+        set_owner(user, &bpffs.pins());
         let [identity, in_pod] = [0, 1].map(Identity::of);
         let records = records(user, &[&identity, &in_pod]);
         let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
         let pod = Pod::new(&in_pod);
-        let ports = [named(&identity), PortArgument::new("tap", in_pod.mac).within(&pod.ns)];
+        let ports = [port_of(&identity), PortArgument::new("tap", in_pod.mac).within(&pod.ns)];
         let mut words = arguments(records.path(), &ports);
         words.retain(|word| word != "--no-pins");
         words.extend(["--pins".into(), bpffs.pins().into()]);
@@ -203,17 +206,17 @@ fn links_and_maps_are_pinned_and_taken_up_again_with_the_same_four_whoever_owns_
             let agent = jail.start(host.ns(), user, &NEEDED, words.clone());
             let agent = agent.unwrap_or_else(|error| panic!("{user:?}, life {life}: {error:#}"));
             for guest in [&guest, &pod.guest] {
-                gets_its_own(guest, &agent);
+                assert_served(guest, &agent);
             }
             assert_eq!(bpffs.port_links().len(), 2, "{user:?}, life {life}: {}", agent.said());
-            agent.kill().expect("it lived");
+            agent.kill().expect("it was running");
         }
-        guest.fetch(PATH, REQUEST).expect_err("its port stays closed without an agent");
+        guest.fetch(PATH, REQUEST).expect_err("the port stays closed without an agent");
     }
 }
 
 #[test]
-fn records_that_others_own_are_read_only_with_one_more() {
+fn private_records_of_another_user_need_cap_dac_read_search() {
     if !privileged::or_skip() {
         return;
     }
@@ -223,20 +226,20 @@ fn records_that_others_own_are_read_only_with_one_more() {
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
     let records = records(User::Nobody, &[&identity]);
     let record = identity.path(records.path());
-    give(User::Root, &record);
+    set_owner(User::Root, &record);
     fs::set_permissions(&record, Permissions::from_mode(0o600)).expect("private");
-    let words = || arguments(records.path(), &[named(&identity)]);
+    let words = || arguments(records.path(), &[port_of(&identity)]);
     let agent = jail.start(host.ns(), User::Nobody, &NEEDED, words()).expect("an agent");
     assert!(agent.comes_to_say("Permission denied"), "{}", agent.said());
     drop(agent);
     let mut more = NEEDED.to_vec();
     more.push("dac_read_search");
     let agent = jail.start(host.ns(), User::Nobody, &more, words()).expect("an agent");
-    gets_its_own(&guest, &agent);
+    assert_served(&guest, &agent);
 }
 
 #[test]
-fn what_is_not_needed_any_more_is_given_up() {
+fn a_serving_agent_drops_the_capabilities_it_no_longer_needs() {
     if !privileged::or_skip() {
         return;
     }
@@ -244,16 +247,16 @@ fn what_is_not_needed_any_more_is_given_up() {
     let identity = Identity::of(0);
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
     let records = records(User::Root, &[&identity]);
-    let agent = Agent::start(host.ns(), records.path(), &[named(&identity)]).expect("an agent");
-    gets_its_own(&guest, &agent);
+    let agent = Agent::start(host.ns(), records.path(), &[port_of(&identity)]).expect("an agent");
+    assert_served(&guest, &agent);
     let threads = effective(agent.pid()).expect("threads");
     let workers: Vec<_> = threads.iter().filter(|(name, _)| name.starts_with("imds-hub")).collect();
     assert_eq!(workers.len(), 1, "{threads:?}");
     for (name, capabilities) in &threads {
         let is_worker = name.starts_with("imds-hub");
-        // net_raw (13) and ipc_lock (14) are for sockets and their memory, which are there.
-        let given_up: u64 = if is_worker { !CAP_BPF } else { 1 << 13 | 1 << 14 | 1 << 16 };
-        assert_eq!(capabilities & given_up, 0, "{name}: {capabilities:x}");
+        // CAP_NET_RAW (13) and CAP_IPC_LOCK (14) are needed only to create sockets and their memory.
+        let dropped: u64 = if is_worker { !CAP_BPF } else { 1 << 13 | 1 << 14 | 1 << 16 };
+        assert_eq!(capabilities & dropped, 0, "{name}: {capabilities:x}");
     }
     for (field, value) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
         assert_eq!(status(agent.pid(), field).expect("a status"), value, "{field}");
@@ -264,7 +267,7 @@ fn what_is_not_needed_any_more_is_given_up() {
     assert_eq!(words[4..6], ["0", "0"], "{core}");
 }
 
-/// Set in the process that is to be ended.
+/// Environment variable of the process that the sandbox must end.
 const PROBE: &str = "XDP_IMDS_SANDBOX_PROBE";
 
 #[test]
@@ -288,7 +291,7 @@ fn running_a_program_ends_the_agent_and_starting_a_process_fails() {
 }
 
 #[test]
-fn the_unit_file_grants_what_is_needed_and_is_valid() {
+fn the_unit_file_is_valid_and_grants_exactly_the_needed_capabilities() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/systemd/xdp-imds.service");
     let unit = fs::read_to_string(path).expect("the unit file");
     let granted: Vec<String> = unit
@@ -309,7 +312,7 @@ fn the_unit_file_grants_what_is_needed_and_is_valid() {
     let room = tempfile::tempdir().expect("a directory");
     let copy = room.path().join("xdp-imds.service");
     fs::write(&copy, unit.replace("/usr/bin/xdp-imds", "/bin/true")).expect("a copy");
-    // Where there is no systemd, the lines above are what can be said.
+    // Without systemd, only the checks above run.
     if let Ok(output) = Command::new("systemd-analyze").args(["verify", "--man=no"]).arg(&copy).output() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.is_empty(), "{said}");

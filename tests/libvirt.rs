@@ -1,5 +1,6 @@
-//! Domains of Debian's libvirt are served from their start to their end, and never kept from either, whatever
-//! becomes of our hook.
+//! The agent serves domains of Debian's libvirt from start to end.
+//!
+//! A failure of our hook prevents neither the start nor the end of a domain.
 
 use anyhow::{Context as _, Result, ensure};
 use metadata_control::status::{PortState, Status};
@@ -16,15 +17,15 @@ use support::host::{self, Host};
 use support::libvirt::{self, Libvirt};
 use support::privileged;
 
-/// For the agent to notice.
+/// Longest wait for the agent to notice a change.
 const NOTICE: Duration = Duration::from_secs(15);
-/// Longest a hook may take: its own limit, and what starting a process may take on a busy machine.
+/// Longest a hook may take: its own limit of 5 s, and 5 s to start a process on a busy machine.
 const HOOK: Duration = Duration::from_secs(5 + 5);
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const MAC: &str = "52:54:00:12:34:56";
 
-/// A domain that gets no further than its firmware, on the node's bridge.
+/// A domain on the node's bridge that boots no further than its firmware.
 fn domain(metadata: &str) -> String {
     format!(
         "<domain type='qemu'><name>web-1</name><uuid>{UUID}</uuid><metadata>{metadata}</metadata>\
@@ -35,13 +36,13 @@ fn domain(metadata: &str) -> String {
     )
 }
 
-fn ours(children: &str) -> String {
+fn instance_element(children: &str) -> String {
     format!("<imds:instance xmlns:imds='{}'>{children}</imds:instance>", libvirt::NAMESPACE)
 }
 
-/// A node with a libvirt daemon whose hook is ours.
+/// A node with a libvirt daemon that runs our hook.
 struct Node {
-    // Before the namespace it is in.
+    // Must be dropped before its namespace.
     libvirt: Libvirt,
     host: Host,
     room: tempfile::TempDir,
@@ -61,7 +62,7 @@ impl Node {
     }
 
     fn agent(&self) -> Result<Agent<'_>> {
-        // The records of files; that of the domain goes to the run directory inside.
+        // The directory of file records. The hook writes the domain's record to the run directory in it.
         Agent::start(self.host.ns(), self.room.path(), &[])
     }
 
@@ -71,7 +72,7 @@ impl Node {
         Ok(serde_json::from_slice(&command.output()?.stdout)?)
     }
 
-    /// The one port there is, once it is attached.
+    /// The name of the only port; an error unless it is attached.
     fn port(&self) -> Result<String> {
         let ports = self.status()?.ports.listed;
         let [port] = &ports[..] else { anyhow::bail!("expected one port, found {ports:?}") };
@@ -85,7 +86,7 @@ fn or_skip() -> bool {
 }
 
 #[test]
-fn a_domain_is_served_from_its_start_to_its_end_also_when_libvirtd_comes_back() {
+fn a_domain_is_served_from_start_to_end_across_restarts_of_libvirtd() {
     if !or_skip() {
         return;
     }
@@ -93,40 +94,40 @@ fn a_domain_is_served_from_its_start_to_its_end_also_when_libvirtd_comes_back() 
     let words = "<imds:hostname>web-1.example</imds:hostname><imds:user-data>#!/bin/sh\n</imds:user-data>";
     {
         let _agent = node.agent().expect("an agent");
-        node.libvirt.boot("web-1", &domain(&ours(words))).expect("it starts");
+        node.libvirt.boot("web-1", &domain(&instance_element(words))).expect("the domain starts");
         let record: Value =
             serde_json::from_slice(&fs::read(node.record()).expect("a record")).expect("in JSON");
         assert_eq!(record["hostname"]["domain"], "example");
         assert_eq!(record["user_data"]["text"], "#!/bin/sh\n");
         let tap = record["network"]["nics"][0]["port"]["ifname"].as_str().expect("a tap").to_owned();
-        let mode = fs::metadata(node.record()).expect("there").permissions().mode() & 0o7777;
+        let mode = fs::metadata(node.record()).expect("the record exists").permissions().mode() & 0o7777;
         assert_eq!(mode, 0o600);
-        let port = eventually(NOTICE, || node.port()).expect("its tap is attached");
+        let port = eventually(NOTICE, || node.port()).expect("the domain's tap is attached");
         assert_eq!(port, tap);
         let sources: Vec<_> = node.status().expect("a status").instances;
         assert!(sources.iter().any(|of| of.source == "hook" && of.count == 1), "{sources:?}");
     }
 
-    // The agent may come and go, and so may libvirtd; the record is that of the domain.
+    // Stopping the agent and restarting libvirtd must not change the record of the domain.
     let before = fs::read(node.record()).expect("a record");
-    node.libvirt.restart().expect("libvirtd comes back");
-    assert_eq!(node.libvirt.virsh(&["domstate", "web-1"]).expect("it is known"), "running");
-    assert_eq!(fs::read(node.record()).expect("a record"), before, "nothing had changed");
+    node.libvirt.restart().expect("libvirtd restarts");
+    assert_eq!(node.libvirt.virsh(&["domstate", "web-1"]).expect("the domain is known"), "running");
+    assert_eq!(fs::read(node.record()).expect("a record"), before, "the record changed without a reason");
 
     let _agent = node.agent().expect("an agent");
-    eventually(NOTICE, || node.port()).expect("its tap is attached");
-    node.libvirt.virsh(&["destroy", "web-1"]).expect("it ends");
+    eventually(NOTICE, || node.port()).expect("the domain's tap is attached");
+    node.libvirt.virsh(&["destroy", "web-1"]).expect("the domain ends");
     assert!(!node.record().exists());
     eventually(NOTICE, || {
         let ports = node.status()?.ports.listed;
         ensure!(ports.is_empty(), "still there: {ports:?}");
         Ok(())
     })
-    .expect("its port is gone");
+    .expect("the domain's port is detached");
 }
 
 #[test]
-fn what_is_wrong_with_metadata_or_hook_keeps_no_domain_from_running() {
+fn a_domain_runs_in_spite_of_bad_metadata_or_a_failing_hook() {
     if !or_skip() {
         return;
     }
@@ -137,17 +138,17 @@ fn what_is_wrong_with_metadata_or_hook_keeps_no_domain_from_running() {
     fs::write(&in_the_way, "").expect("written");
     let hooks = [
         ("our element has an unknown child", good.clone()),
-        ("the program is not there", libvirt::HOOK.replace("/usr/bin/xdp-imds", "/nowhere/xdp-imds")),
+        ("the program does not exist", libvirt::HOOK.replace("/usr/bin/xdp-imds", "/nowhere/xdp-imds")),
         (
             "the program crashes",
-            libvirt::HOOK.replace("/usr/bin/xdp-imds", &crash(&node).display().to_string()),
+            libvirt::HOOK.replace("/usr/bin/xdp-imds", &crashing_program(&node).display().to_string()),
         ),
         ("the run directory is a file", good.replace("/run", "/file")),
     ];
     for (case, hook) in hooks {
         node.libvirt.set_hook(&hook).expect("a hook");
         node.libvirt
-            .boot("web-1", &domain(&ours("<imds:nonsense/>")))
+            .boot("web-1", &domain(&instance_element("<imds:nonsense/>")))
             .unwrap_or_else(|e| panic!("{case}: {e:#}"));
         assert!(!node.record().exists(), "{case}");
         node.libvirt.restart().unwrap_or_else(|error| panic!("{case}: {error:#}"));
@@ -156,30 +157,30 @@ fn what_is_wrong_with_metadata_or_hook_keeps_no_domain_from_running() {
     }
 }
 
-/// A program that says a lot and ends badly.
-fn crash(node: &Node) -> PathBuf {
+/// Writes a program that prints output and crashes.
+fn crashing_program(node: &Node) -> PathBuf {
     let path = node.room.path().join("crash");
     fs::write(&path, "#!/bin/sh\necho '<domain/>'\nkill -SEGV $$\n").expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
     path
 }
 
-/// What the hook's program does with these words and this on its standard input.
-fn hook(words: &[&str], input: &[u8]) -> Result<(Output, Duration)> {
+/// Runs the hook's program with `words` and `input` on its standard input; also returns how long it took.
+fn run_hook(words: &[&str], input: &[u8]) -> Result<(Output, Duration)> {
     let mut command = Command::new(agent::binary()?);
     command.arg("libvirt-hook").args(words);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let started = Instant::now();
     let mut child = command.spawn()?;
     let mut stdin = child.stdin.take().context("piped")?;
-    // It may well end before it has read all.
+    // The program may end before it has read all input.
     let _ = stdin.write_all(input);
     drop(stdin);
     Ok((child.wait_with_output()?, started.elapsed()))
 }
 
 #[test]
-fn the_hook_is_silent_and_content_whatever_it_is_given() {
+fn the_hook_prints_nothing_and_exits_0_on_any_input() {
     let room = tempfile::tempdir().expect("a directory");
     let run = room.path().join("run").display().to_string();
     let file = room.path().join("file");
@@ -187,8 +188,8 @@ fn the_hook_is_silent_and_content_whatever_it_is_given() {
     let file = file.display().to_string();
     let huge = vec![b'<'; 9 << 20];
     let deep = "<a>".repeat(1 << 20);
-    let good = domain(&ours(""));
-    let bad = domain(&ours("<imds:nonsense/>"));
+    let good = domain(&instance_element(""));
+    let bad = domain(&instance_element("<imds:nonsense/>"));
     let start = ["web-1", "start", "begin", "-"];
     let cases: [(&str, &[&str], &[u8]); 13] = [
         ("good", &start, good.as_bytes()),
@@ -208,18 +209,21 @@ fn the_hook_is_silent_and_content_whatever_it_is_given() {
     for (case, words, input) in cases {
         for run in [&run, &file] {
             let words = [&["--run", run, "--files", "/nowhere"], words].concat();
-            let (output, took) = hook(&words, input).expect(case);
+            let (output, took) = run_hook(&words, input).expect(case);
             assert_eq!((output.status.code(), &output.stdout[..]), (Some(0), &b""[..]), "{case}");
             assert!(took < HOOK, "{case} took {took:?}");
         }
     }
-    let (output, _) = hook(&[&["--run", &run, "--"], &start[..]].concat(), good.as_bytes()).expect("run");
+    let (output, _) = run_hook(&[&["--run", &run, "--"], &start[..]].concat(), good.as_bytes()).expect("run");
     assert_eq!(output.stdout, b"");
-    assert!(Path::new(&run).join(format!("hook.d/{UUID}.json")).exists(), "the good one has a record");
+    assert!(
+        Path::new(&run).join(format!("hook.d/{UUID}.json")).exists(),
+        "the valid domain must have a record"
+    );
 }
 
 #[test]
-fn a_hook_whose_input_never_ends_ends() {
+fn the_hook_ends_although_its_input_does_not() {
     let mut command = Command::new(agent::binary().expect("built"));
     command.args(["libvirt-hook", "web-1", "start", "begin", "-"]);
     let started = Instant::now();

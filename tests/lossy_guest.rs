@@ -1,4 +1,4 @@
-//! A guest behind a bad link gets what it asks for, whole.
+//! A guest behind a lossy link gets complete answers.
 
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
@@ -11,22 +11,24 @@ use support::record::Identity;
 /// The largest user-data a record may hold by default.
 const USER_DATA: usize = 64 * 1024;
 const FETCHES: usize = 4;
-/// Some 50 segments at one try in five lost and again some of those, and the guest's own SYN and request as often, which
-/// it repeats after seconds, then twice as many: far from this bound, short of for ever.
+/// Longest time of one fetch.
+///
+/// A fetch takes some 50 segments, and the link loses one frame in five, retransmissions included. A lost SYN or
+/// request costs seconds, because the guest backs off exponentially. The sum stays far below this bound.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 #[test]
 fn large_user_data_survives_a_link_that_loses_every_fifth_frame() {
-    whole_in_spite_of(Faults::loss(0.2));
+    fetch_user_data_over(Faults::loss(0.2));
 }
 
 #[test]
-fn large_user_data_survives_a_link_that_repeats_and_reorders() {
-    whole_in_spite_of(Faults { loss: 0.1, duplicate: 0.1, reorder: 0.2, ..Faults::default() });
+fn large_user_data_survives_a_link_that_loses_duplicates_and_reorders() {
+    fetch_user_data_over(Faults { loss: 0.1, duplicate: 0.1, reorder: 0.2, ..Faults::default() });
 }
 
 #[test]
-fn large_user_data_gets_through_a_tap_too_narrow_for_what_the_guest_asked_for() {
+fn large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic() {
     if !privileged::or_skip() {
         return;
     }
@@ -36,7 +38,7 @@ fn large_user_data_gets_through_a_tap_too_narrow_for_what_the_guest_asked_for() 
     identity.write(records.path(), 1).expect("a record");
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
     let tap = guest.host_tap().name();
-    // The guest's NIC stays at 1,500, as that of a container behind it would.
+    // The guest's NIC keeps an MTU of 1,500, as the NIC of a container behind the guest would.
     host.ns().ip(&format!("link set {tap} mtu 1450")).expect("a narrow tap");
     let agent = Agent::start(host.ns(), records.path(), &[PortArgument::new(tap, identity.mac)]);
     let agent = agent.expect("an agent");
@@ -44,7 +46,7 @@ fn large_user_data_gets_through_a_tap_too_narrow_for_what_the_guest_asked_for() 
     fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 }
 
-fn whole_in_spite_of(faults: Faults) {
+fn fetch_user_data_over(faults: Faults) {
     if !privileged::or_skip() {
         return;
     }
@@ -55,7 +57,7 @@ fn whole_in_spite_of(faults: Faults) {
     let seed = support::seed::seed();
     let spec = Spec { to_host: faults, to_guest: faults, seed, ..Spec::of(&identity) };
     let guest = Guest::boot(&host, &spec).expect("a guest");
-    // Address resolution is lost as often as everything else, and its three tries are not what is tested.
+    // Address resolution is lost as often as other frames, and its default of three attempts is not what is tested.
     for kind in ["mcast_solicit", "ucast_solicit"] {
         guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/{kind}"), "20").expect("a setting");
     }

@@ -1,5 +1,5 @@
-//! What is deployed fits the agent: the configuration is one it reads, capabilities are those it needs, probes are those it
-//! answers, and every metric of an alert or a panel exists. `cargo xtask manifests` holds the rest to schemas.
+//! The manifests fit the agent: it can read the configuration, has the capabilities it needs and no other, answers the
+//! probes, and exports every metric of an alert or a panel. `cargo xtask manifests` checks the rest against schemas.
 
 use metadata_user::config::Config;
 use serde::Deserialize as _;
@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What other exporters count: Prometheus itself, and kube-state-metrics.
+/// Metrics of other exporters: Prometheus itself and kube-state-metrics.
 const OF_OTHERS: [&str; 2] = ["up", "kube_daemonset_status_number_unavailable"];
-/// Functions and words of PromQL in our expressions.
+/// Functions, keywords and labels in our PromQL expressions that are not metrics.
 const WORDS: [&str; 13] = [
     "sum",
     "by",
@@ -45,7 +45,7 @@ fn agent() -> Value {
 }
 
 #[test]
-fn the_configuration_is_one_the_agent_reads_and_its_paths_are_mounted() {
+fn the_agent_can_read_the_configuration_and_its_paths_are_mounted() {
     let room = tempfile::tempdir().expect("a directory");
     let mounts: Vec<String> = agent()["volumeMounts"]
         .as_array()
@@ -62,7 +62,7 @@ fn the_configuration_is_one_the_agent_reads_and_its_paths_are_mounted() {
         let ports = &agent()["ports"];
         assert_eq!(ports[0]["containerPort"], config.metrics.expect("metrics").port(), "{path}");
         for needed in [config.records, config.state, config.pins, config.token_key, Some(config.run)] {
-            let needed = needed.expect("all are kept");
+            let needed = needed.expect("each path is configured");
             assert!(
                 mounts.iter().any(|mount| needed.starts_with(mount)),
                 "{path}: {} is not mounted",
@@ -75,7 +75,8 @@ fn the_configuration_is_one_the_agent_reads_and_its_paths_are_mounted() {
 #[test]
 fn the_agent_has_the_capabilities_it_needs_and_no_other() {
     let security = agent()["securityContext"].clone();
-    // As measured in `least_privilege`: four and BPF, and one each for namespaces by process and for others' files.
+    // `least_privilege` measures these: the four needed ones and BPF, SYS_PTRACE for namespaces named by a process, and
+    // DAC_READ_SEARCH for files of other users.
     let needed =
         json!(["NET_ADMIN", "NET_RAW", "BPF", "SYS_ADMIN", "IPC_LOCK", "SYS_PTRACE", "DAC_READ_SEARCH"]);
     assert_eq!(security["capabilities"], json!({"drop": ["ALL"], "add": needed}));
@@ -87,7 +88,7 @@ fn the_agent_has_the_capabilities_it_needs_and_no_other() {
 }
 
 #[test]
-fn the_next_agent_of_a_node_takes_over_from_the_one_before_which_lingers_and_is_given_time_to_drain() {
+fn an_update_takes_over_from_the_previous_agent_and_gives_it_time_to_drain() {
     let spec = documents("kustomize/base/daemonset.yaml").remove(0)["spec"].clone();
     let expected = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}});
     assert_eq!(spec["updateStrategy"], expected);
@@ -103,7 +104,7 @@ fn the_next_agent_of_a_node_takes_over_from_the_one_before_which_lingers_and_is_
 }
 
 #[test]
-fn agents_in_the_nodes_own_namespace_are_never_two_on_one_port() {
+fn an_update_on_the_host_network_never_runs_two_agents() {
     let overlay = &documents("kustomize/overlays/libvirt-host/daemonset.yaml")[0];
     assert_eq!(overlay["spec"]["template"]["spec"]["hostNetwork"], true);
     let update = &overlay["spec"]["updateStrategy"]["rollingUpdate"];
@@ -111,7 +112,7 @@ fn agents_in_the_nodes_own_namespace_are_never_two_on_one_port() {
 }
 
 #[test]
-fn what_is_asked_of_the_api_server_is_this_and_no_secrets() {
+fn the_role_allows_only_vmis_and_events_and_no_secrets() {
     let path = "kustomize/overlays/kubevirt/rbac.yaml";
     assert!(!read(path).contains("secrets"));
     let expected = json!([
@@ -121,9 +122,9 @@ fn what_is_asked_of_the_api_server_is_this_and_no_secrets() {
     assert_eq!(documents(path)[0]["rules"], expected);
 }
 
-/// Names of metrics in an expression of PromQL.
+/// The names of metrics in a PromQL expression.
 fn metrics(expression: &str) -> BTreeSet<String> {
-    // What is in braces, brackets and quotes are labels, ranges and their values.
+    // Braces and brackets hold labels and ranges with their values, not metrics.
     let mut bare = String::new();
     let mut depth = 0_u32;
     for character in expression.chars() {
@@ -141,7 +142,7 @@ fn metrics(expression: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// Names that the agent's sources give to metrics, as string literals.
+/// The names of the agent's metrics, which are string literals in its sources.
 fn known() -> BTreeSet<String> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../metadata-user/src/metrics");
     let files = fs::read_dir(directory).expect("listed").map(|entry| entry.expect("an entry").path());
@@ -181,13 +182,13 @@ fn every_metric_of_an_alert_or_a_panel_exists() {
                 ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
             let exists =
                 [&*name, of_histogram].iter().any(|name| known.contains(*name) || OF_OTHERS.contains(name));
-            assert!(exists, "{name} does not exist, in {expression}");
+            assert!(exists, "{name} in {expression} does not exist");
         }
     }
 }
 
 #[test]
-fn metrics_are_told_from_the_words_around_them() {
+fn metrics_are_distinguished_from_functions_labels_and_values() {
     let expression = r#"sum by (node) (rate(xdp_imds_a_total{code=~"5..", x="up"}[10m])) > 0.01 * max by (le) (up{job="b"})"#;
     assert_eq!(metrics(expression), ["up", "xdp_imds_a_total"].map(ToOwned::to_owned).into());
 }

@@ -1,4 +1,4 @@
-//! VMs in a hundred namespaces: each is served in its own, and by the next agent when one is killed.
+//! VMs in a hundred namespaces: the agent serves each in its namespace, and the next agent serves all after a kill.
 
 #[path = "many_namespaces/node.rs"]
 mod node;
@@ -8,13 +8,13 @@ use std::time::Duration;
 use support::privileged;
 
 const NAMESPACES: u16 = 100;
-/// For what must come: generous, since it is waited out only in failure.
+/// Longest wait for something that must happen; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a guest waits for an answer on one connection.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
 #[test]
-fn guests_of_a_hundred_namespaces_are_answered_by_the_next_agent_when_one_is_killed() {
+fn the_next_agent_answers_guests_of_a_hundred_namespaces_after_a_kill() {
     if !privileged::or_skip() {
         return;
     }
@@ -25,7 +25,7 @@ fn guests_of_a_hundred_namespaces_are_answered_by_the_next_agent_when_one_is_kil
         agent.kill().expect("killed");
         std::thread::scope(|scope| {
             let asking = scope.spawn(|| node.all_ask_again(PATIENCE, ATTEMPT));
-            let _agent = node.agent().expect("another agent");
+            let _agent = node.agent().expect("the next agent");
             let asked = asking.join().expect("no panic");
             asked.unwrap_or_else(|error| panic!("{steer}: {error:#}"));
         });

@@ -1,6 +1,7 @@
-//! What namespaces cost: `cargo bench -p xdp-imds-tests --bench many_namespaces_cost [-- NAMESPACES] [-- tcx]` (root; the agent has
-//! to be built with `--release`). The time until all guests have had their first answer
-//! after a first start, in a takeover, and after `kill -9` and a start, and the kernel's memory. Asserts nothing.
+//! The cost of many namespaces: `cargo bench -p xdp-imds-tests --bench many_namespaces_cost [-- NAMESPACES] [-- tcx]`.
+//!
+//! Needs root, and the agent built with `--release`. Measures the kernel's memory, and the time until all guests have
+//! their first answer after a first start, in a takeover, and after `kill -9` and a restart. Asserts nothing.
 
 #[path = "many_namespaces/node.rs"]
 mod node;
@@ -16,9 +17,9 @@ use support::tap_client::crowd;
 const NAMESPACES: u16 = 250;
 const ROUNDS: usize = 5;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long a guest waits for an answer on one connection: shorter than a lost segment is waited for.
+/// How long a guest waits for an answer on one connection: less than a retransmission timeout.
 const ATTEMPT: Duration = Duration::from_millis(100);
-/// Between two requests of a guest.
+/// Pause between two requests of a guest.
 const PAUSE: Duration = Duration::from_millis(100);
 
 fn main() {
@@ -33,7 +34,7 @@ fn measure() -> Result<()> {
     let words = ["--steer", steer];
     let alone = memory_of_an_agent(1, &words)?;
     println!(
-        "{count} namespaces with a VM each, steer: {steer}; an agent with one has {alone} KiB of kernel memory"
+        "{count} namespaces with a VM each, steer: {steer}; an agent with one namespace takes {alone} KiB of kernel memory"
     );
     for round in 1..=ROUNDS {
         let node = Node::new(count, &words)?;
@@ -66,7 +67,7 @@ fn measure() -> Result<()> {
     Ok(())
 }
 
-/// Another agent takes over while all guests ask again and again, each time from another port.
+/// Lets another agent take over while all guests send requests, each from a new port.
 fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -84,7 +85,7 @@ fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
         let answers: usize = tallies.iter().filter_map(|tally| tally.rounds.as_ref().ok()).sum();
         let resent: usize = tallies.iter().map(|tally| tally.resent).sum();
         println!(
-            "         another agent took over and served after {ready:.2?}, and the first left after {:.2?}: \
+            "         another agent took over and served after {ready:.2?}, and the first ended after {:.2?}: \
              {answers} answers meanwhile, {failed} guests failed, {resent} segments sent again",
             start.elapsed()
         );
@@ -92,7 +93,7 @@ fn take_over<'a>(node: &'a Node, agent: Agent<'a>) -> Result<Agent<'a>> {
     })
 }
 
-/// What an agent takes with so many namespaces.
+/// The kernel memory of an agent with `count` namespaces, in KiB.
 fn memory_of_an_agent(count: u16, words: &[&str]) -> Result<u64> {
     let node = Node::new(count, words)?;
     let before = kernel_kib()?;
@@ -101,7 +102,7 @@ fn memory_of_an_agent(count: u16, words: &[&str]) -> Result<u64> {
     Ok(kernel_kib()?.saturating_sub(before))
 }
 
-/// What the kernel has for itself: slabs, pages of its own, memory by CPU.
+/// The kernel's own memory in KiB: slabs, `vmalloc` areas and per-CPU memory.
 fn kernel_kib() -> Result<u64> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let of = |line: &str| {

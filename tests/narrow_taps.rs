@@ -1,4 +1,4 @@
-//! On a tap with a small MTU a guest that knows nothing of it is answered in segments that fit, from the first on.
+//! On a tap with a small MTU, a guest that does not know the MTU gets only segments that fit.
 
 use anyhow::{Result, bail};
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use support::tap::Shape;
 
 const USER_DATA: usize = 16 * 1024;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Headers of a frame over IPv4 and over IPv6, without options.
+/// Octets of a frame's headers over IPv4 and over IPv6, without options.
 const HEADERS: [usize; 2] = [14 + 20 + 20, 14 + 40 + 20];
-/// MTUs, and the sizes announced and used over IPv4 and over IPv6.
+/// MTUs, each with the segment sizes announced and used, over IPv4 and over IPv6.
 const SIZES: [(u16, [(u16, usize); 2]); 4] = [
     (1_400, [(1_360, 1_360), (1_340, 1_340)]),
     (1_280, [(1_240, 1_220), (1_220, 1_220)]),
@@ -24,7 +24,7 @@ const SIZES: [(u16, [(u16, usize); 2]); 4] = [
     (1_500, [(1_460, 1_460), (1_440, 1_440)]),
 ];
 
-/// The size announced to a SYN.
+/// The MSS that the answer to a SYN announces.
 fn announced(station: &mut Station, to: (IpAddr, u16)) -> Result<Option<u16>> {
     let talk = station.talk(to);
     station.hear()?;
@@ -35,7 +35,7 @@ fn announced(station: &mut Station, to: (IpAddr, u16)) -> Result<Option<u16>> {
 }
 
 #[test]
-fn segments_fit_a_tap_from_the_first_on_also_when_its_mtu_changes() {
+fn all_segments_fit_the_mtu_of_a_tap_even_after_it_changes() {
     if !privileged::or_skip() {
         return;
     }
@@ -48,7 +48,7 @@ fn segments_fit_a_tap_from_the_first_on_also_when_its_mtu_changes() {
         identity.write(records.path(), 1).expect("a record");
         let tap = host.tap(&identity, Shape::default()).expect("a tap");
         let set = |mtu| host.ns().ip(&format!("link set {} mtu {mtu}", tap.name())).expect("an MTU");
-        // The first stands before the agent attaches.
+        // The first MTU is set before the agent attaches.
         set(SIZES[0].0);
         let file = records.path().join("agent.conf");
         std::fs::write(&file, config).expect("a configuration");
@@ -61,13 +61,13 @@ fn segments_fit_a_tap_from_the_first_on_also_when_its_mtu_changes() {
             set(mtu);
             for ((to, (size, used)), headers) in services.into_iter().zip(sizes).zip(HEADERS) {
                 let name = format!("{config:?}, an MTU of {mtu}, {}", to.0);
-                // The agent hears of a change soon after it.
+                // The agent notices a change with some delay.
                 eventually(PATIENCE, || match announced(&mut station, to)? {
                     Some(found) if found == size => Ok(()),
-                    found => bail!("{found:?} is announced, not {size}"),
+                    found => bail!("the announced size is {found:?}, not {size}"),
                 })
                 .unwrap_or_else(|error| panic!("{name}: {error:#}"));
-                station.fall_silent().expect("silence");
+                station.fall_silent().expect("the station is silent");
                 station.transcript();
                 let request = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
                 let answer = station.ask(to, request).unwrap_or_else(|error| panic!("{name}: {error:#}"));

@@ -1,7 +1,7 @@
-//! Whatever network lies between, every request is answered exactly or ends cleanly, and nothing is lost but by the
-//! network.
+//! On any network, every request gets its exact answer or ends cleanly, and only the network loses frames.
 //!
-//! Networks are drawn from seeds: who is on them, what their links do, what is asked. `XDP_IMDS_SEED=N` repeats one.
+//! A seed determines a network: its clients, the faults of their links, and their requests. `XDP_IMDS_SEED=N` repeats
+//! one.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,27 +13,29 @@ use support::pattern::{octets, responses, stack};
 use support::seed;
 use support::wire::Rng;
 
-/// Networks drawn when no seed is given.
+/// Number of networks to draw when no seed is given.
 const SEEDS: u64 = 60;
 const CLIENTS_MOST: u64 = 12;
 const TALKS_MOST: u64 = 4;
-/// Octets of the longest answer.
+/// Length of the longest answer, in octets.
 const ANSWER_MOST: u64 = 40_000;
-/// Retransmissions back off up to a minute, and a guest that hears nothing is reset after two.
+/// Limit of a simulation.
+///
+/// Retransmissions back off up to a minute, and the connection of a silent guest is reset after two minutes.
 const LIMIT: Duration = Duration::from_secs(1_200);
-/// Everything remembered is forgotten by then.
+/// Time after which the stack has forgotten all connections.
 const SETTLED: Duration = Duration::from_secs(1_000);
-/// What a guest hears whose request did not come within the time it has.
+/// The status when a request did not arrive in time.
 const TOO_SLOW: u16 = 408;
 const MS: Duration = Duration::from_millis(1);
 
-/// What one client asks, and what its links do.
+/// The requests of one client and the faults of its links.
 struct Plan {
     habits: Habits,
     up: Vec<Fault>,
     down: Vec<Fault>,
     asked: Vec<usize>,
-    /// Its requests may come changed: nobody checks sums on a tap. Then it is only the others who must be right.
+    /// The link may corrupt requests, because a tap's checksums are not verified. Then the answers are not checked.
     unsafe_requests: bool,
 }
 
@@ -47,7 +49,7 @@ fn faults(rng: &mut Rng) -> Vec<Fault> {
         Fault::Mtu(1_514 - rng.below(60) as usize),
     ];
     let mut chosen: Vec<Fault> = all.into_iter().filter(|_| rng.percent(50)).collect();
-    // In any order: what a queue drops differs before and after a delay.
+    // The order is random, because a queue drops other frames before a delay than after it.
     for at in (1..chosen.len()).rev() {
         chosen.swap(at, rng.below(at as u64 + 1) as usize);
     }
@@ -75,7 +77,7 @@ fn plan(rng: &mut Rng) -> Plan {
     Plan { habits, up, down, asked, unsafe_requests }
 }
 
-/// One network from beginning to end; its digest, and how many frames it had.
+/// Simulates one network; returns its digest and its number of frames.
 fn simulate(seed: u64) -> (u64, u64) {
     let mut rng = Rng::exactly(seed);
     let plans: Vec<Plan> = (0..1 + rng.below(CLIENTS_MOST)).map(|_| plan(&mut rng)).collect();
@@ -90,28 +92,28 @@ fn simulate(seed: u64) -> (u64, u64) {
     });
     let stations: Vec<Station> = stations.collect();
     let mut network = Network::new(stack(StackConfig::default()).0, stations);
-    // A guest without timers of its own may wait for ever for a service whose reset was lost: then all is quiet.
+    // A client has no timers. It waits for ever if the reset of the service was lost, and the network falls quiet.
     let over = network.run(LIMIT, |network| network.is_over() || network.is_quiet());
     network.assert_conserved();
     for (slot, (plan, station)) in plans.iter().zip(&network.stations).enumerate() {
         for (talk, asked) in plan.asked.iter().enumerate() {
             let received = &station.client.talks[talk].received;
-            exact_or_clean(&format!("client {slot}, {asked} octets"), plan, *asked, received);
+            assert_exact_or_clean(&format!("client {slot}, {asked} octets"), plan, *asked, received);
         }
     }
-    assert!(over, "after {LIMIT:?} somebody still waits");
+    assert!(over, "a client still waits after {LIMIT:?}");
     network.run(SETTLED, |_| false);
     network.assert_conserved();
     let stats = network.stack.stats();
     assert_eq!((stats.connections, stats.ports, stats.faults), (0, 0, 0), "{stats:?}");
     let up = network.stations.iter().map(|station| station.paths[0].counts().delivered).sum::<u64>();
     let down = network.stations.iter().map(|station| station.paths[1].counts().sent).sum::<u64>();
-    assert_eq!((stats.received, stats.sent), (up, down), "frames the stack never counted");
+    assert_eq!((stats.received, stats.sent), (up, down), "the stack missed frames in its counts");
     (network.digest(), network.frames())
 }
 
-/// What came is the answer, or the beginning of it: never anything else.
-fn exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) {
+/// Asserts that `received` is the answer or the beginning of it.
+fn assert_exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) {
     if plan.unsafe_requests {
         return;
     }
@@ -124,14 +126,14 @@ fn exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) {
         assert!(answer.body == expected, "{who}: the body differs");
         return;
     }
-    // The connection ended before: a reset, of which nothing may be taken for an answer.
+    // A reset ended the connection early: the octets received before must belong to the answer.
     if let Some(head) = received.windows(4).position(|four| four == b"\r\n\r\n") {
         let body = &received[head + 4..];
-        assert!(expected.starts_with(body), "{who}: octets that are not the answer's");
+        assert!(expected.starts_with(body), "{who}: octets that do not belong to the answer");
     }
 }
 
-/// Runs `check` on every seed, or on the one given; a failure names the command that repeats it.
+/// Runs `check` on every seed, or on the one given. A failure names the command that repeats it.
 fn for_each_seed(test: &str, check: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let given = std::env::var(seed::SEED).ok().map(|_| seed::seed());
     let seeds = given.map_or(0..SEEDS, |seed| seed..seed + 1);
@@ -139,22 +141,22 @@ fn for_each_seed(test: &str, check: impl Fn(u64) + std::panic::RefUnwindSafe) {
         let kept = std::panic::catch_unwind(|| check(seed));
         assert!(
             kept.is_ok(),
-            "again by: {}={seed} cargo test -p xdp-imds-tests --test network_simulation {test}",
+            "repeat with: {}={seed} cargo test -p xdp-imds-tests --test network_simulation {test}",
             seed::SEED
         );
     }
 }
 
 #[test]
-fn every_request_is_answered_exactly_or_ends_cleanly_on_any_network() {
+fn every_request_gets_its_exact_answer_or_ends_cleanly_on_any_network() {
     for_each_seed("every_request", |seed| {
         let (_, frames) = simulate(seed);
-        assert!(frames > 10, "a network of {frames} frames shows nothing");
+        assert!(frames > 10, "a network of {frames} frames is too small");
     });
 }
 
 #[test]
-fn the_same_seed_is_the_same_network_frame_by_frame() {
+fn equal_seeds_give_equal_networks_frame_by_frame() {
     let mut digests = Vec::new();
     for seed in 0..6 {
         let once = simulate(seed);
@@ -163,17 +165,19 @@ fn the_same_seed_is_the_same_network_frame_by_frame() {
     }
     digests.sort_unstable();
     digests.dedup();
-    assert_eq!(digests.len(), 6, "different seeds give different networks");
+    assert_eq!(digests.len(), 6, "different seeds must give different networks");
 }
 
-/// Octets of the answer the table is about, and how many networks each of its figures is the median of.
+/// Length of the answer in the table, in octets.
 const TABLE_BODY: usize = 200_000;
+/// Number of networks of which each figure is the median.
 const TABLE_SEEDS: u64 = 7;
 const LOSSES: [u64; 4] = [0, 1, 5, 15];
 const ROUND_TRIPS_MS: [u32; 3] = [1, 20, 100];
 
-/// KiB a second of one answer, by loss each way and round trip: virtual time, so it is the same everywhere. A change to
-/// how answers are sent shows here; if it is meant, this is what to change.
+/// Goodput of one answer in KiB per second of virtual time, by loss in each direction and round trip.
+///
+/// The figures are the same on every machine. Adapt them after an intended change to how the stack sends answers.
 const TABLE: &str = "\
 loss     1 ms    20 ms   100 ms
  0 %    15625      781      160
@@ -200,7 +204,7 @@ fn goodput(loss: u64, round_trip_ms: u32) -> u64 {
 }
 
 #[test]
-fn goodput_by_loss_and_round_trip_is_as_it_was() {
+fn goodput_by_loss_and_round_trip_is_unchanged() {
     let mut table = String::from("loss");
     for round_trip in ROUND_TRIPS_MS {
         let _ = write!(table, " {:>8}", format!("{round_trip} ms"));
@@ -211,5 +215,5 @@ fn goodput_by_loss_and_round_trip_is_as_it_was() {
             let _ = write!(table, " {:>8}", goodput(loss, round_trip));
         }
     }
-    assert!(table == TABLE, "KiB a second are now\n{table}\nand were\n{TABLE}");
+    assert!(table == TABLE, "the figures in KiB per second are now\n{table}\nand were\n{TABLE}");
 }

@@ -1,4 +1,4 @@
-//! One guest with a Linux stack gets its own metadata, however it routes; identity is port and MAC alone.
+//! One guest with a Linux stack gets its own metadata by any route; only port and MAC are its identity.
 
 use metadata_common::mac::Mac;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use support::record::Identity;
 use support::tap::Shape;
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Long enough for three SYNs of a guest that will get no answer (sent at 0, 1 and 3 s).
-const IN_VAIN: Duration = Duration::from_secs(4);
+/// Long enough for three SYNs of a guest that gets no answer (sent at 0, 1 and 3 s).
+const THREE_SYNS: Duration = Duration::from_secs(4);
 
 /// A node with records for guests 0 and 1.
 fn node() -> (Host, tempfile::TempDir) {
@@ -48,18 +48,18 @@ fn a_guest_gets_its_own_metadata_on_link_and_through_its_gateway() {
                 .map(|kind| metrics.frames(kind).expect("a counter"))
                 .iter()
                 .sum();
-            // At least SYN, request and FIN of each connection.
+            // Each connection has at least a SYN, a request and a FIN.
             assert!(ours >= 3 * PATHS.len() as u64, "{route:?}, {shape:?}: {ours} frames");
         }
     }
 }
 
 #[test]
-fn an_impostor_gets_nothing_and_is_counted() {
+fn requests_with_a_foreign_mac_are_dropped_and_counted() {
     if !privileged::or_skip() {
         return;
     }
-    // A MAC nobody has, and the MAC of the guest next door.
+    // An unknown MAC, and the MAC of another guest.
     for mac in [Mac([0x52, 0x54, 0, 0xba, 0xdb, 0xad]), Identity::of(1).mac] {
         let (host, records) = node();
         let spec = Spec { mac, route: Route::Gateway, ..Spec::of(&Identity::of(0)) };
@@ -69,7 +69,7 @@ fn an_impostor_gets_nothing_and_is_counted() {
         let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
         let before = agent.metrics().expect("metrics");
 
-        let refusal = impostor.fetch("/v1/meta-data", IN_VAIN).expect_err("no answer");
+        let refusal = impostor.fetch("/v1/meta-data", THREE_SYNS).expect_err("no answer");
         assert!(format!("{refusal:#}").contains("timed out"), "{mac}: {refusal:#}");
 
         let after = agent.metrics().expect("metrics");
@@ -85,7 +85,7 @@ fn an_impostor_gets_nothing_and_is_counted() {
 }
 
 #[test]
-fn an_impostors_other_traffic_is_none_of_our_business() {
+fn other_traffic_with_an_unknown_mac_passes() {
     if !privileged::or_skip() {
         return;
     }
@@ -97,7 +97,7 @@ fn an_impostors_other_traffic_is_none_of_our_business() {
 }
 
 #[test]
-fn another_guests_ip_address_changes_nothing() {
+fn a_guest_with_another_guests_ip_address_gets_its_own_metadata() {
     if !privileged::or_skip() {
         return;
     }
@@ -114,7 +114,7 @@ fn another_guests_ip_address_changes_nothing() {
 }
 
 #[test]
-fn nothing_a_guest_says_about_itself_changes_the_answer() {
+fn forged_header_fields_do_not_change_the_answer() {
     if !privileged::or_skip() {
         return;
     }

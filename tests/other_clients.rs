@@ -1,5 +1,5 @@
-//! Clients other than cloud-init, unmodified, get what the record says: SDKs of three clouds from their package
-//! registry, and HTTP as old, lasting, hurried or addressed as clients like it.
+//! Unmodified clients other than cloud-init get their record's data: SDKs of three clouds from their package registry,
+//! and HTTP/1.0, persistent, pipelining and IPv6 clients.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -17,7 +17,7 @@ use support::record::{Identity, replace};
 const PATIENCE: Duration = Duration::from_secs(10);
 const LATER: &str = "2099-12-31T23:59:59Z";
 
-/// A guest whose record `change` has been at, and what lives as long.
+/// A guest with a changed record, and its node.
 struct Node {
     records: tempfile::TempDir,
     guest: Guest,
@@ -43,22 +43,22 @@ impl Node {
     }
 }
 
-/// A token in the form of a JWT (RFC 7519) without a signature, good until 2099.
+/// A token in the form of an unsigned JWT (RFC 7519), valid until 2099.
 fn token() -> String {
     let part = |value: Value| URL_SAFE_NO_PAD.encode(value.to_string());
     format!("{}.{}.", part(json!({"alg": "none"})), part(json!({"exp": 4_102_444_799_u64})))
 }
 
-fn asked_by(script: &str, change: impl FnOnce(&mut Value)) -> Option<Value> {
+fn answer_to(script: &str, change: impl FnOnce(&mut Value)) -> Option<Value> {
     let libraries = Libraries::or_skip()?;
     let node = Node::new(change);
     let _agent = node.agent();
-    Some(libraries.run(node.guest.ns(), script).expect("a client that gets its answers"))
+    Some(libraries.run(node.guest.ns(), script).expect("the client gets its answers"))
 }
 
 #[test]
-fn an_aws_sdk_finds_credentials_and_region_by_a_session_token() {
-    let answer = asked_by(include_str!("clients/aws.py"), |record| {
+fn an_aws_sdk_gets_credentials_and_region_with_a_session_token() {
+    let answer = answer_to(include_str!("clients/aws.py"), |record| {
         record["serve"] = json!({"imdsv2": "required"});
         record["placement"] = json!({"region": "local-1", "zone": "local-1a"});
         record["credentials"]["iam"] = json!({
@@ -81,14 +81,14 @@ fn an_aws_sdk_finds_credentials_and_region_by_a_session_token() {
     assert_eq!(answer, expected);
 }
 
-/// With `/` of the versions of EC2's tree, and with GCE's own.
+/// Runs once with EC2's list of versions at `/`, and once with GCE's root there.
 #[test]
-fn googles_auth_library_finds_its_platform_project_and_token() {
+fn googles_auth_library_gets_its_platform_project_and_token() {
     [false, true].into_iter().for_each(googles_auth_library);
 }
 
 fn googles_auth_library(gce_root: bool) {
-    let answer = asked_by(include_str!("clients/google.py"), |record| {
+    let answer = answer_to(include_str!("clients/google.py"), |record| {
         record["serve"] = json!({"gce_root": gce_root});
         record["credentials"]["service_account"] = json!({
             "name": "web",
@@ -111,14 +111,14 @@ fn googles_auth_library(gce_root: bool) {
 
 #[test]
 fn azures_identity_library_gets_the_managed_identitys_token() {
-    let answer = asked_by(include_str!("clients/azure.py"), |record| {
+    let answer = answer_to(include_str!("clients/azure.py"), |record| {
         record["credentials"]["managed_identity"] = json!({"client_id": "c0ffee00-0000-4000-8000-000000000000", "source": {"file": "identity.token"}});
     });
     let Some(answer) = answer else { return };
     assert_eq!(answer, json!({"token": token(), "expired": false}));
 }
 
-/// A guest and its agent, for clients that come with the machine.
+/// Runs `test` with a guest and its agent, for clients installed on the machine.
 fn with_guest(test: impl FnOnce(&Guest)) {
     if !privileged::or_skip() {
         return;
@@ -131,7 +131,7 @@ fn with_guest(test: impl FnOnce(&Guest)) {
 const USER_DATA: &str = "http://169.254.169.254/v1/user-data";
 
 #[test]
-fn http_1_0_is_answered_and_closed() {
+fn an_http_1_0_request_is_answered_and_its_connection_closed() {
     with_guest(|guest| {
         let words = ["--http1.0", "--include", USER_DATA];
         let answer = guest.curl(&words, PATIENCE).expect("an answer").text();
@@ -143,7 +143,7 @@ fn http_1_0_is_answered_and_closed() {
 }
 
 #[test]
-fn a_second_request_goes_over_the_first_ones_connection() {
+fn a_second_request_reuses_the_connection_of_the_first() {
     with_guest(|guest| {
         let verbose = guest.ns().output(std::process::Command::new("curl").args([
             "--silent",
@@ -163,7 +163,7 @@ fn a_second_request_goes_over_the_first_ones_connection() {
 }
 
 #[test]
-fn requests_sent_ahead_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     with_guest(|guest| {
         let answers = guest.ns().run_in(|| -> std::io::Result<String> {
             let mut stream = TcpStream::connect_timeout(&(METADATA, 80).into(), PATIENCE)?;
@@ -193,7 +193,7 @@ fn requests_sent_ahead_are_answered_in_order() {
 }
 
 #[test]
-fn the_same_is_told_over_ipv6() {
+fn user_data_is_the_same_over_ipv6() {
     with_guest(|guest| {
         guest.enable_ipv6().expect("IPv6");
         guest.ns().ip(&format!("-6 route add fd00:ec2::254 dev {NIC}")).expect("a route");

@@ -1,5 +1,5 @@
-//! The agent is killed, crashes, is stopped: its ports stay closed, guests' other traffic goes on, and the next agent
-//! answers what the last one could not.
+//! After the agent is killed, crashes or stops, its ports stay closed, the guests' other traffic continues, and the next
+//! agent answers the requests that the previous agent could not.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::MapInfo;
@@ -24,13 +24,13 @@ use support::tap::{Shape, Tap};
 use support::tap_client::storm;
 use tempfile::TempDir;
 
-/// For one request.
+/// Time limit of one request.
 const REQUEST: Duration = Duration::from_secs(5);
-/// For what must come: generous, since it is waited out only in failure.
+/// Longest wait for something that must happen; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATH: &str = "/v1/user-data";
 
-/// A node whose agents keep what they pin.
+/// A node with agents that share one directory of pins.
 struct Node {
     host: Host,
     records: TempDir,
@@ -57,7 +57,7 @@ impl Node {
         self.agent_for(self.records.path())
     }
 
-    /// An agent for records in that directory; state and sockets are the node's.
+    /// Starts an agent for the records in `records`; state and sockets stay in the node's directory.
     fn agent_for(&self, records: &Path) -> Agent<'_> {
         let mut words = agent::arguments_with_pins(self.records.path(), &self.ports, &self.bpffs.pins());
         let given = words.iter().position(|word| word == "--records").expect("it is given");
@@ -71,7 +71,7 @@ impl Node {
         self.release_of("--pins", &pins, more)
     }
 
-    /// Releases the pins that an option names.
+    /// Releases the pins that `option` and `path` name.
     fn release_of(&self, option: &str, path: &Path, more: &[&str]) -> Output {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
         command.arg("release").arg(option).arg(path).args(more);
@@ -79,29 +79,29 @@ impl Node {
     }
 }
 
-/// Another station on the bridge, which hears what is sent to all.
-fn listener(host: &Host) -> Tap {
+/// Adds another station to the bridge, which receives broadcasts.
+fn broadcast_listener(host: &Host) -> Tap {
     let tap = Tap::create(host.ns(), "ear", Shape::default()).expect("a tap");
     host.ns().ip(&format!("link set ear master {} up", host::BRIDGE)).expect("on the bridge");
     tap
 }
 
-/// Frames with the metadata address in them that a tap has got.
-fn overheard(tap: &Tap) -> usize {
+/// The number of frames a tap has received that contain the metadata address.
+fn metadata_frames(tap: &Tap) -> usize {
     let mut buffer = [0; 2048];
-    let mut heard = 0;
+    let mut frames = 0;
     while let Some(len) = tap.receive(0, &mut buffer).expect("the tap is there") {
-        heard += usize::from(buffer[..len].windows(4).any(|octets| octets == METADATA.octets()));
+        frames += usize::from(buffer[..len].windows(4).any(|octets| octets == METADATA.octets()));
     }
-    heard
+    frames
 }
 
-fn gets_its_own(guest: &Guest) -> Result<()> {
+fn fetch_own(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, REQUEST).map(drop)
 }
 
 #[test]
-fn nothing_for_the_metadata_address_leaves_a_tap_whose_agent_was_killed() {
+fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     if !privileged::or_skip() {
         return;
     }
@@ -110,30 +110,30 @@ fn nothing_for_the_metadata_address_leaves_a_tap_whose_agent_was_killed() {
     let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
     let server = node.host.server(7).expect("a server");
     let agent = node.agent();
-    gets_its_own(&guest).expect("before");
+    fetch_own(&guest).expect("an answer before the kill");
     agent.kill().expect("killed");
-    let ear = listener(&node.host);
+    let ear = broadcast_listener(&node.host);
     for (way, words) in
         [("over IPv4", "169.254.169.254/32 dev eth0"), ("by the gateway", "169.254.169.254/32 via 10.0.2.2")]
     {
         guest.ns().ip(&format!("route replace {words}")).expect("a route");
-        guest.fetch(PATH, Duration::from_secs(1)).expect_err("nobody answers");
+        guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
         let _ = guest.ping(METADATA, 3);
-        assert_eq!(overheard(&ear), 0, "{way}");
+        assert_eq!(metadata_frames(&ear), 0, "{way}");
     }
-    guest.echo(server.address(), 100_000).expect("other traffic goes on");
+    guest.echo(server.address(), 100_000).expect("other traffic continues");
     assert_eq!(guest.ping(host::ADDRESS, 20).expect("ping"), 20);
     let agent = node.agent();
-    eventually(PATIENCE, || gets_its_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.said()));
+    eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.said()));
 }
 
-/// What an agent has counted once nothing moves any more: counters are read one after the other.
+/// Waits until the agent's counters stop changing and returns them; they are not read at one moment.
 fn settled(agent: &Agent<'_>) -> Result<Metrics> {
     let mut last = agent.metrics()?;
     eventually(PATIENCE, || {
         let former = std::mem::replace(&mut last, agent.metrics()?);
         for verdict in ["steer_", "socket_"] {
-            ensure!(last.frames(verdict)? == former.frames(verdict)?, "{verdict} still counts");
+            ensure!(last.frames(verdict)? == former.frames(verdict)?, "{verdict} still changes");
         }
         Ok(())
     })?;
@@ -141,7 +141,7 @@ fn settled(agent: &Agent<'_>) -> Result<Metrics> {
 }
 
 #[test]
-fn what_is_steered_to_an_agent_that_was_killed_ends_at_its_hub() {
+fn frames_steered_to_a_killed_agent_are_dropped_at_its_hub() {
     if !privileged::or_skip() {
         return;
     }
@@ -153,61 +153,61 @@ fn what_is_steered_to_an_agent_that_was_killed_ends_at_its_hub() {
         words.extend(["--steer".into(), steer.into()]);
         let binary = agent::binary().expect("the agent is built");
         let agent = Agent::start_binary(&binary, node.host.ns(), words).expect("an agent");
-        gets_its_own(&guest).expect("before");
+        fetch_own(&guest).expect("an answer before the kill");
         let before = settled(&agent).expect("metrics");
         agent.kill().expect("killed");
         let links = node.host.ns().ip("-o link").expect("the list of links");
-        assert!(links.contains("imds-in"), "the veth outlives its agent, which makes this test: {links}");
-        guest.fetch(PATH, Duration::from_secs(3)).expect_err("nobody answers");
-        // What its TCP sends again while the next agent makes its hub anew would end at none.
+        assert!(links.contains("imds-in"), "the test needs the veth to outlive its agent: {links}");
+        guest.fetch(PATH, Duration::from_secs(3)).expect_err("no agent answers");
+        // A retransmission while the next agent recreates its hub would not reach a hub.
         guest.ns().ip("link set eth0 down").expect("a silent guest");
         let agent = node.agent();
         let after = agent.metrics().expect("metrics");
         let more =
             |verdict| after.frames(verdict).expect("a count") - before.frames(verdict).expect("a count");
-        // The last segment of the guest's first connection may have come to the agent while it lived.
+        // The last segment of the guest's first connection may have reached the agent before the kill.
         let (steered, ended, delivered) =
             (more("steer_"), more("socket_drop_absent"), more("socket_delivered"));
         assert!(
             ended > 0 && ended + delivered >= steered,
-            "{steer}: {steered} steered, {ended} ended at the hub, {delivered} were delivered"
+            "{steer}: {steered} steered, {ended} dropped at the hub, {delivered} delivered"
         );
     }
 }
 
 #[test]
-fn a_request_that_was_on_its_way_is_answered_by_the_next_agent() {
+fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     if !privileged::or_skip() {
         return;
     }
-    // Two, so that a slot dealt out anew would be noticed: the first record to come is not the first that was.
+    // With two guests the test notices if the next agent assigns slots anew, because it may read records in any order.
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&identities);
     let [first, second] =
         identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
     let agent = node.agent();
-    gets_its_own(&first).expect("before");
-    gets_its_own(&second).expect("before");
+    fetch_own(&first).expect("an answer before the kill");
+    fetch_own(&second).expect("an answer before the kill");
     agent.kill().expect("killed");
-    // The kernel answers the handshake all the same.
+    // The kernel programs answer the handshake without an agent.
     let address = SocketAddr::from((METADATA, 80));
     let mut connection =
         second.ns().run_in(|| TcpStream::connect_timeout(&address, REQUEST)).expect("connected");
     write!(connection, "GET {PATH} HTTP/1.1\r\nHost: {METADATA}\r\nConnection: close\r\n\r\n").expect("sent");
     connection.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
     let mut answer = Vec::new();
-    connection.read_to_end(&mut answer).expect_err("nobody answers yet");
+    connection.read_to_end(&mut answer).expect_err("no agent answers yet");
     let agent = node.agent();
     connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let read = connection.read_to_end(&mut answer);
     let text = String::from_utf8_lossy(&answer);
     read.unwrap_or_else(|error| panic!("{error} after {text:?}\n{}", agent.said()));
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).expect("an answer");
-    answers::check(&identities[1], PATH, 200, body.as_bytes()).expect("its own");
+    answers::check(&identities[1], PATH, 200, body.as_bytes()).expect("the guest's own user-data");
 }
 
 #[test]
-fn a_guest_of_a_killed_agent_is_answered_before_its_port_is_attached_again() {
+fn an_inherited_guest_is_answered_before_its_port_is_attached() {
     if !privileged::or_skip() {
         return;
     }
@@ -215,7 +215,7 @@ fn a_guest_of_a_killed_agent_is_answered_before_its_port_is_attached_again() {
     let node = Node::new(&identities);
     let guest = Guest::boot(&node.host, &Spec::of(&identities[0])).expect("a guest");
     node.agent().kill().expect("killed");
-    // Its program stays on the device, held here, and the next agent finds no link under the link's name.
+    // The test holds the program on the device, and the next agent finds a directory under the link's name.
     let links = node.bpffs.port_links();
     let [link] = &links[..] else { panic!("one link: {links:?}") };
     let pin = node.bpffs.pins().join("v1/links").join(link);
@@ -223,15 +223,19 @@ fn a_guest_of_a_killed_agent_is_answered_before_its_port_is_attached_again() {
     std::fs::remove_file(&pin).expect("removed");
     std::fs::create_dir(&pin).expect("a directory in its place");
     let agent = node.agent();
-    eventually(PATIENCE, || gets_its_own(&guest)).expect("answered");
+    eventually(PATIENCE, || fetch_own(&guest)).expect("answered");
     let metrics = agent.metrics().expect("metrics");
     let attached = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
-    assert_eq!(attached.map(|sample| sample.value), Some(0.0), "the port could be attached after all");
+    assert_eq!(
+        attached.map(|sample| sample.value),
+        Some(0.0),
+        "the test needs a port that cannot be attached"
+    );
     std::fs::remove_dir(&pin).expect("removed");
 }
 
 #[test]
-fn a_port_whose_record_went_while_no_agent_ran_is_given_up() {
+fn a_port_is_released_when_its_record_was_removed_while_no_agent_ran() {
     if !privileged::or_skip() {
         return;
     }
@@ -248,12 +252,12 @@ fn a_port_whose_record_went_while_no_agent_ran_is_given_up() {
         ensure!(node.bpffs.port_links().len() == 1, "{:?}", node.bpffs.port_links());
         Ok(())
     })
-    .expect("its pin goes");
-    gets_its_own(&guests[0]).expect("the other's stays");
+    .expect("the pin is removed");
+    fetch_own(&guests[0]).expect("an answer to the remaining guest");
 }
 
 #[test]
-fn a_tap_that_went_while_no_agent_ran_leaves_no_pin() {
+fn the_pin_of_a_tap_deleted_while_no_agent_ran_is_removed() {
     if !privileged::or_skip() {
         return;
     }
@@ -268,19 +272,19 @@ fn a_tap_that_went_while_no_agent_ran_leaves_no_pin() {
         ensure!(node.bpffs.port_links().len() == 1, "{:?}\n{}", node.bpffs.port_links(), agent.said());
         Ok(())
     })
-    .expect("swept");
-    gets_its_own(&stays).expect("the other");
+    .expect("the pin is removed");
+    fetch_own(&stays).expect("an answer to the remaining guest");
     let comes = Guest::boot(&node.host, &Spec::of(&identities[1])).expect("a guest");
-    eventually(PATIENCE, || gets_its_own(&comes)).expect("its successor");
+    eventually(PATIENCE, || fetch_own(&comes)).expect("an answer to the new guest");
 }
 
-/// What this node's agents have in the kernel: links, programs, maps.
+/// The numbers of links, programs and maps that this node's agents have in the kernel.
 fn objects(bpffs: &Bpffs) -> Result<[usize; 3]> {
     let pinned = std::fs::read_dir(bpffs.pins().join("v1/maps"))?;
     let pinned: HashSet<u32> =
         pinned.map(|map| Ok(MapInfo::from_pin(map?.path())?.id())).collect::<Result<_>>()?;
     let (mut programs, mut maps) = (HashSet::new(), HashSet::new());
-    // Others' come and go meanwhile.
+    // Objects of other tests may appear and vanish meanwhile.
     for program in loaded_programs().flatten() {
         let Ok(Some(used)) = program.map_ids() else { continue };
         if used.iter().any(|map| pinned.contains(map)) {
@@ -293,7 +297,7 @@ fn objects(bpffs: &Bpffs) -> Result<[usize; 3]> {
 }
 
 #[test]
-fn twenty_crashes_disturb_no_other_traffic_and_leave_nothing_more_behind() {
+fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
     if !privileged::or_skip() {
         return;
     }
@@ -316,7 +320,7 @@ fn twenty_crashes_disturb_no_other_traffic_and_leave_nothing_more_behind() {
             }
             Ok::<_, anyhow::Error>(())
         });
-        // The kernel lets go of a dead process's programs a little later.
+        // The kernel frees the programs of a dead process with some delay.
         let first = (|| {
             node.agent().kill()?;
             std::thread::sleep(Duration::from_secs(2));
@@ -333,18 +337,18 @@ fn twenty_crashes_disturb_no_other_traffic_and_leave_nothing_more_behind() {
         let counts = first.and_then(|first| (1..20).try_for_each(|_| crash(&first)).map(|()| first));
         over.store(true, Ordering::Relaxed);
         assert_eq!(pinging.join().expect("no panic"), 0, "pings lost");
-        streaming.join().expect("no panic").expect("a stream that goes on");
+        streaming.join().expect("no panic").expect("the stream does not break");
         counts
     });
     let counts = counts.expect("the same after each of twenty crashes");
     eprintln!("links, programs and maps after a crash: {counts:?}");
     assert!(counts[0] >= 1, "{counts:?}");
     let _agent = node.agent();
-    gets_its_own(&guest).expect("in the end");
+    fetch_own(&guest).expect("an answer after the last crash");
 }
 
 #[test]
-fn guests_that_boot_while_their_agent_is_killed_all_complete() {
+fn all_guests_that_boot_while_their_agent_is_killed_complete() {
     if !privileged::or_skip() {
         return;
     }
@@ -358,7 +362,7 @@ fn guests_that_boot_while_their_agent_is_killed_all_complete() {
     let mut booting: Vec<_> = identities.iter().cloned().zip(taps).collect();
     let retries = std::thread::scope(|scope| {
         let guests = scope.spawn(|| {
-            // As cloud-init does: what failed is asked for again, ten times.
+            // A failed request is retried ten times, as cloud-init does.
             for retry in 0..10 {
                 let outcomes = storm(std::mem::take(&mut booting), &paths, Duration::from_secs(20));
                 for outcome in outcomes {
@@ -384,9 +388,9 @@ fn guests_that_boot_while_their_agent_is_killed_all_complete() {
         let agent = node.agent();
         let retries = guests.join().expect("no panic");
         let after = agent.metrics().and_then(|metrics| metrics.frames("steer_ipv4_tcp")).expect("metrics");
-        eprintln!("steered when killed: {before}, in the end: {after}");
+        eprintln!("frames steered before the kill: {before}, at the end: {after}");
         let all = u64::from(GUESTS) * 40;
-        assert!(before < all && after >= all, "{before} frames steered before, {after} in the end");
+        assert!(before < all && after >= all, "{before} frames steered before the kill, {after} at the end");
         retries
     });
     eprintln!("retries: {retries:?}");
@@ -394,7 +398,7 @@ fn guests_that_boot_while_their_agent_is_killed_all_complete() {
 }
 
 #[test]
-fn release_frees_the_ports_of_an_agent_that_has_ended_and_not_of_one_that_runs() {
+fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one() {
     if !privileged::or_skip() {
         return;
     }
@@ -410,20 +414,20 @@ fn release_frees_the_ports_of_an_agent_that_has_ended_and_not_of_one_that_runs()
     let agent = node.agent();
     let refused = node.release(&[]);
     assert!(!refused.status.success() && said(&refused).contains("--takeover"), "{}", said(&refused));
-    gets_its_own(&guest).expect("still served");
+    fetch_own(&guest).expect("the guest is still served");
     assert!(agent.stop().expect("stopped").success());
 
-    let ear = listener(&node.host);
-    guest.fetch(PATH, Duration::from_secs(1)).expect_err("nobody answers");
-    assert_eq!(overheard(&ear), 0, "a clean stop leaves the port closed as well");
+    let ear = broadcast_listener(&node.host);
+    guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
+    assert_eq!(metadata_frames(&ear), 0, "a clean stop must leave the port closed");
     let released = node.release(&[]);
     assert!(released.status.success() && said(&released).contains("took 1 program"), "{}", said(&released));
     eventually(PATIENCE, || {
-        guest.fetch(PATH, Duration::from_secs(1)).expect_err("nobody answers");
-        ensure!(overheard(&ear) > 0, "the port is still closed");
+        guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
+        ensure!(metadata_frames(&ear) > 0, "the port is still closed");
         Ok(())
     })
-    .expect("open");
+    .expect("the port is open");
 }
 
 #[test]
@@ -452,7 +456,7 @@ fn release_finds_the_pins_by_run_directory_or_configuration() {
 }
 
 #[test]
-fn an_agent_without_a_bpffs_says_what_to_do() {
+fn the_error_about_a_missing_bpffs_names_both_remedies() {
     if !privileged::or_skip() {
         return;
     }
@@ -464,19 +468,19 @@ fn an_agent_without_a_bpffs_says_what_to_do() {
     assert!(error.contains("mount -t bpf bpf /sys/fs/bpf") && error.contains("--no-pins"), "{error}");
 }
 
-/// Moves the records away, as a mount that is missing does.
-fn move_away(records: &Path) -> std::path::PathBuf {
+/// A directory of records that can vanish as a missing mount does.
+fn removable(records: &Path) -> std::path::PathBuf {
     records.join("elsewhere")
 }
 
 #[test]
-fn records_are_served_from_the_snapshot_while_their_directory_is_away() {
+fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     if !privileged::or_skip() {
         return;
     }
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&[]);
-    let records = move_away(node.records.path());
+    let records = removable(node.records.path());
     std::fs::create_dir(&records).expect("a directory");
     let ports: Vec<_> =
         identities.iter().map(|one| PortArgument::new(Host::tap_name(one), one.mac)).collect();
@@ -487,14 +491,14 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_away() {
     let [stays, goes] =
         identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
     let agent = node.agent_for(&records);
-    gets_its_own(&stays).expect("before");
+    fetch_own(&stays).expect("an answer before the kill");
     assert!(agent.stop().expect("stopped").success());
 
     let hidden = node.records.path().join("hidden");
     std::fs::rename(&records, &hidden).expect("the directory is away");
     let agent = node.agent_for(&records);
-    gets_its_own(&stays).expect("from the snapshot");
-    gets_its_own(&goes).expect("from the snapshot");
+    fetch_own(&stays).expect("an answer from the snapshot");
+    fetch_own(&goes).expect("an answer from the snapshot");
     let source = |agent: &Agent<'_>, name: &str| -> Result<f64> {
         let metrics = agent.metrics()?;
         let mut samples = metrics.samples().iter();
@@ -505,9 +509,9 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_away() {
     };
     assert_eq!(source(&agent, "snapshot").expect("a metric"), 1.0);
     assert!(agent.comes_to_say("serving from the snapshot"), "{}", agent.said());
-    assert!(!agent.said().contains(&identities[0].user_data), "no record is in the log");
+    assert!(!agent.said().contains(&identities[0].user_data), "a record is in the log");
 
-    // It comes back without one of them, and with news of the other.
+    // The directory comes back without one record and with a change of the other.
     std::fs::remove_file(identities[1].path(&hidden)).expect("removed");
     let renewed = Identity::of(0).with_user_data_of(3_000);
     renewed.write(&hidden, 2).expect("a record");
@@ -523,11 +527,11 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_away() {
         ensure!(fetched.status == 404, "still answered with {}", fetched.status);
         Ok(())
     })
-    .expect("the record that did not come back is gone");
+    .expect("the missing record is not served");
 }
 
 #[test]
-fn a_damaged_snapshot_is_a_warning() {
+fn a_damaged_snapshot_is_reported_only_when_it_is_needed() {
     if !privileged::or_skip() {
         return;
     }
@@ -536,14 +540,14 @@ fn a_damaged_snapshot_is_a_warning() {
     let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
     assert!(node.agent().stop().expect("stopped").success());
     let snapshot = node.records.path().join("state/records.snapshot");
-    let good = std::fs::read(&snapshot).expect("kept at the end");
+    let good = std::fs::read(&snapshot).expect("the agent saved it at its end");
     std::fs::write(&snapshot, &good[..good.len() / 2]).expect("damaged");
-    // With its source there it is not even looked at.
+    // The agent does not read the snapshot while its source is available.
     let agent = node.agent();
-    gets_its_own(&guest).expect("from the source");
+    fetch_own(&guest).expect("an answer from the source");
     assert!(agent.stop().expect("stopped").success());
-    assert_eq!(std::fs::read(&snapshot).expect("kept anew"), good);
-    // Without, the agent says so and ends as it does without a snapshot.
+    assert_eq!(std::fs::read(&snapshot).expect("the agent saved it again"), good);
+    // Without its source, the agent reports the damage and ends as it does without a snapshot.
     std::fs::write(&snapshot, &good[..good.len() / 2]).expect("damaged");
     let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
     let given = words.iter().position(|word| word == "--records").expect("it is given");

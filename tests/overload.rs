@@ -1,5 +1,6 @@
-//! What one guest does to overwhelm the service costs that guest alone: the others crawl on, every frame is
-//! accounted for, and when it stops it is served again.
+//! One guest's attempt to overwhelm the service costs only that guest.
+//!
+//! The other guests are served meanwhile, every frame is accounted for, and the attacker is served again once it stops.
 
 #[path = "overload/bombs.rs"]
 mod bombs;
@@ -24,21 +25,23 @@ use support::seed::{SEED, seed};
 use support::station::Station;
 use support::tap::Shape;
 
-/// Where the service is.
+/// Address and port of the service.
 const SERVICE: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
-/// For a guest that has stopped to be served again: its bucket fills within a second, and what it left open ends.
+/// Longest time until an attacker that has stopped is served again.
+///
+/// Its token bucket fills within a second; the connections it left open take longer to end.
 const RECOVERY: Duration = Duration::from_secs(60);
 
-/// One way to overwhelm the service.
+/// One attempt to overwhelm the service.
 struct Attack {
     name: &'static str,
-    /// Does it, and checks what the attacker hears.
+    /// Carries out the attack and checks the answers to the attacker.
     run: fn(&mut Station, &Agent<'_>) -> Result<()>,
-    /// Whether frames of it may get to the bridge: those that are for nobody's metadata.
+    /// True if frames of the attack may reach the bridge, because some are not for a metadata address.
     leaves: bool,
 }
 
-/// Attacks of one group, one after the other, on one agent.
+/// Runs the attacks of one group, one after another, on one agent.
 fn withstand(label: &str, config: &str, attacks: &[Attack]) {
     if !privileged::or_skip() {
         return;
@@ -60,12 +63,12 @@ fn withstand(label: &str, config: &str, attacks: &[Attack]) {
             Err(error) => failures.push(format!("{label}/{}: {error:#}", attack.name)),
         }
     }
-    if let Err(error) = nothing_is_left(&arena.agent) {
+    if let Err(error) = has_no_connections(&arena.agent) {
         failures.push(format!("{label}: {error:#}"));
     }
     assert!(
         failures.is_empty(),
-        "{} of {} attacks are not withstood ({SEED}={seed}):\n{}\n{}",
+        "the agent did not withstand {} of {} attacks ({SEED}={seed}):\n{}\n{}",
         failures.len(),
         attacks.len(),
         failures.join("\n"),
@@ -81,11 +84,11 @@ fn withstand_one(arena: &mut Arena<'_>, attack: &Attack) -> Result<Vec<usize>> {
     let ((), answered) = arena.meanwhile(attack.run)?;
     let counted: u64 = books::since(&before, &books::verdicts(&arena.agent)?).values().sum();
     let sent = arena.sent() - sent;
-    ensure!(counted == sent, "{counted} frames have a verdict, of {sent} sent");
+    ensure!(counted == sent, "{counted} of {sent} frames have a verdict");
     let seen = arena.witness.look()?;
-    ensure!(attack.leaves || seen.bridge.is_empty(), "on the bridge: {:02x?}", seen.bridge);
+    ensure!(attack.leaves || seen.bridge.is_empty(), "frames reached the bridge: {:02x?}", seen.bridge);
     eprintln!(
-        "{}: {} octets sent, {} heard",
+        "{}: {} octets sent, {} received",
         attack.name,
         arena.attacker.sent.get().1 - heard.0,
         arena.attacker.heard.1 - heard.1
@@ -95,20 +98,21 @@ fn withstand_one(arena: &mut Arena<'_>, attack: &Attack) -> Result<Vec<usize>> {
     Ok(answered)
 }
 
-/// The attacker is served like everybody once it has stopped.
+/// Waits until the attacker, which has stopped, is served again.
 fn recovers(arena: &mut Arena<'_>) -> Result<()> {
     let identity = Identity::of(ATTACKER);
     let attacker = &mut arena.attacker;
     eventually(RECOVERY, || serves(&identity, attacker, PATHS[0]))
-        .context("the attacker, once it has stopped")
+        .context("the attacker is not served after it stopped")
 }
 
-/// What guests have left behind is gone in the end. The kernel ends connections by itself, which the agent hears of
-/// when it needs the room, or after half a minute.
-fn nothing_is_left(agent: &Agent<'_>) -> Result<()> {
+/// Waits until the agent has no connection.
+///
+/// The kernel ends connections by itself. The agent notices when it needs the room, or after half a minute.
+fn has_no_connections(agent: &Agent<'_>) -> Result<()> {
     eventually(RECOVERY, || {
-        let left = total(&agent.metrics()?, "xdp_imds_stack_connections", None);
-        ensure!(left == 0, "{left} connections are left");
+        let remaining = total(&agent.metrics()?, "xdp_imds_stack_connections", None);
+        ensure!(remaining == 0, "{remaining} connections remain");
         Ok(())
     })
 }

@@ -1,5 +1,6 @@
-//! What of a virt-launcher pod can be seen on its node: its launcher, which no reused number and no other pod can
-//! stand in for; its taps as they come and go; its end, with which its namespace goes; its volumes.
+//! What the agent can observe of a virt-launcher pod on its node: its launcher, its taps, its volumes and its end.
+//!
+//! Neither a reused process number nor another pod passes for the launcher. When a pod ends, its namespace vanishes.
 
 #[path = "pods/devices.rs"]
 mod devices;

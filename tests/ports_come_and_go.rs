@@ -1,4 +1,4 @@
-//! Taps and records appear, change and vanish while the agent runs, and it follows.
+//! The agent follows taps and records that appear, change and vanish while it runs.
 
 use anyhow::{Result, ensure};
 use std::time::Duration;
@@ -11,27 +11,27 @@ use support::privileged;
 use support::record::{Identity, replace};
 use support::tap::Shape;
 
-/// For one request. Short, so that asking again soon shows when things have changed.
+/// Time limit of one request. It is short, so that a repeated request soon shows a change.
 const REQUEST: Duration = Duration::from_secs(2);
-/// For the agent to notice.
+/// Longest wait for the agent to notice a change.
 const NOTICE: Duration = Duration::from_secs(15);
 const PATH: &str = "/v1/user-data";
 
-fn named(identity: &Identity) -> PortArgument {
+fn port_of(identity: &Identity) -> PortArgument {
     PortArgument::new(Host::tap_name(identity), identity.mac)
 }
 
-fn gets_its_own(guest: &Guest) -> Result<()> {
+fn fetch_own(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, REQUEST).map(drop)
 }
 
-/// Asks once, of a service that is there.
+/// Sends one request to a guest's agent that already serves.
 fn is_served(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, NOTICE).map(drop)
 }
 
 #[test]
-fn a_tap_that_appears_later_is_served_and_so_is_its_successor_of_the_same_name() {
+fn a_tap_that_appears_later_is_served_and_so_is_the_next_of_its_name() {
     if !privileged::or_skip() {
         return;
     }
@@ -39,16 +39,16 @@ fn a_tap_that_appears_later_is_served_and_so_is_its_successor_of_the_same_name()
     let records = tempfile::tempdir().expect("a directory");
     let identity = Identity::of(0);
     identity.write(records.path(), 1).expect("a record");
-    let agent = Agent::start(host.ns(), records.path(), &[named(&identity)]).expect("an agent");
+    let agent = Agent::start(host.ns(), records.path(), &[port_of(&identity)]).expect("an agent");
     for life in 0..4 {
         let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-        eventually(NOTICE, || gets_its_own(&guest))
+        eventually(NOTICE, || fetch_own(&guest))
             .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
     }
 }
 
 #[test]
-fn a_guest_that_goes_takes_nobody_with_it() {
+fn the_end_of_one_guest_does_not_affect_the_others() {
     if !privileged::or_skip() {
         return;
     }
@@ -58,17 +58,17 @@ fn a_guest_that_goes_takes_nobody_with_it() {
     for identity in &identities {
         identity.write(records.path(), 1).expect("a record");
     }
-    let ports: Vec<_> = identities.iter().map(named).collect();
+    let ports: Vec<_> = identities.iter().map(port_of).collect();
     let stays = Guest::boot(&host, &Spec::of(&identities[0])).expect("a guest");
     let goes = Guest::boot(&host, &Spec::of(&identities[1])).expect("a guest");
     let _agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
-    is_served(&stays).expect("before");
-    is_served(&goes).expect("before");
+    is_served(&stays).expect("an answer before");
+    is_served(&goes).expect("an answer before");
     drop(goes);
-    is_served(&stays).expect("right after");
+    is_served(&stays).expect("an answer right after");
     let comes = Guest::boot(&host, &Spec::of(&identities[2])).expect("a guest");
-    eventually(NOTICE, || gets_its_own(&comes)).expect("the newcomer");
-    is_served(&stays).expect("at the end");
+    eventually(NOTICE, || fetch_own(&comes)).expect("an answer to the new guest");
+    is_served(&stays).expect("an answer at the end");
 }
 
 #[test]
@@ -81,10 +81,10 @@ fn a_tap_in_another_namespace_is_served() {
     let pods: Vec<_> =
         (0..2).map(|_| Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod")).collect();
     let identities: Vec<_> = (0..2).map(Identity::of).collect();
-    // The same names and the same interface indexes in both namespaces: only the namespace tells them apart.
+    // Both namespaces have the same names and indexes of interfaces: only the namespace distinguishes the guests.
     let tap = |pod: &Host, identity: &Identity| {
         let tap = support::tap::Tap::create(pod.ns(), "tap", Shape::virtio()).expect("a tap");
-        pod.ns().ip("link set tap up").expect("it comes up");
+        pod.ns().ip("link set tap up").expect("the tap goes up");
         Guest::boot_on(
             std::sync::Arc::new(tap),
             Namespace::new("guest").expect("a namespace"),
@@ -103,12 +103,12 @@ fn a_tap_in_another_namespace_is_served() {
     }
     let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
     for guest in &guests {
-        gets_its_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+        fetch_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
     }
 }
 
 #[test]
-fn a_record_is_served_once_it_appears_as_it_changes_and_no_more_once_it_is_gone() {
+fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
     if !privileged::or_skip() {
         return;
     }
@@ -116,10 +116,10 @@ fn a_record_is_served_once_it_appears_as_it_changes_and_no_more_once_it_is_gone(
     let records = tempfile::tempdir().expect("a directory");
     let first = Identity::of(0);
     let guest = Guest::boot(&host, &Spec::of(&first)).expect("a guest");
-    let agent = Agent::start(host.ns(), records.path(), &[named(&first)]).expect("an agent");
+    let agent = Agent::start(host.ns(), records.path(), &[port_of(&first)]).expect("an agent");
 
     first.write(records.path(), 1).expect("a record");
-    eventually(NOTICE, || gets_its_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    eventually(NOTICE, || fetch_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 
     let second = first.clone().with_user_data_of(5_000);
     second.write(records.path(), 2).expect("a newer record");
@@ -129,17 +129,17 @@ fn a_record_is_served_once_it_appears_as_it_changes_and_no_more_once_it_is_gone(
     })
     .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 
-    std::fs::remove_file(second.path(records.path())).expect("the record goes");
+    std::fs::remove_file(second.path(records.path())).expect("the record is removed");
     eventually(NOTICE, || {
         let status = guest.fetch(PATH, REQUEST)?.status;
-        ensure!(status == 404, "a guest without a record is answered {status}");
+        ensure!(status == 404, "a guest without a record gets status {status}");
         Ok(())
     })
     .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
 }
 
 #[test]
-fn a_record_that_goes_bad_keeps_its_last_good_state_and_is_named_in_the_log() {
+fn an_invalid_record_keeps_its_last_good_state_and_is_logged() {
     if !privileged::or_skip() {
         return;
     }
@@ -148,20 +148,20 @@ fn a_record_that_goes_bad_keeps_its_last_good_state_and_is_named_in_the_log() {
     let identity = Identity::of(0);
     identity.write(records.path(), 1).expect("a record");
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-    let agent = Agent::start(host.ns(), records.path(), &[named(&identity)]).expect("an agent");
+    let agent = Agent::start(host.ns(), records.path(), &[port_of(&identity)]).expect("an agent");
     is_served(&guest).expect("the good record");
 
     let path = identity.path(records.path());
     replace(&path, "schema: vmrecord/1\ngeneration: two\n").expect("a bad record");
     let name = path.file_name().expect("a name").to_string_lossy().into_owned();
     eventually(NOTICE, || {
-        // File and line, as a compiler would say it.
+        // The log names file and line in a compiler's format.
         ensure!(agent.said().contains(&format!("{name}:2")), "the log does not name {name}:2");
         Ok(())
     })
     .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
     is_served(&guest).expect("the last good record");
 
-    identity.write(records.path(), 3).expect("a mended record");
-    is_served(&guest).expect("the mended record");
+    identity.write(records.path(), 3).expect("a corrected record");
+    is_served(&guest).expect("the corrected record");
 }

@@ -1,4 +1,4 @@
-//! What every dialect keeps to whatever is in a record.
+//! Properties that every dialect keeps for any record.
 
 #[path = "properties/crawl.rs"]
 mod crawl;
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 use support::question::{Insider, Question, quoted, slashed};
 use support::vectors;
 
-/// Records a property is held against, when `PROPTEST_CASES` does not say.
+/// Number of records per property, unless `PROPTEST_CASES` sets it.
 const CASES: u32 = 24;
 
 fn config() -> ProptestConfig {
@@ -31,13 +31,13 @@ fn config() -> ProptestConfig {
     ProptestConfig { cases, ..ProptestConfig::default() }
 }
 
-/// What clients read, as far as vectors know it.
+/// All GET requests of clients that the vectors contain.
 static KNOWN: LazyLock<Vec<Question>> = LazyLock::new(|| {
     let questions = vectors::all(vectors::ALL).into_iter().map(|v| v.question().expect("a request"));
     questions.filter(|question| question.method == Method::Get).collect()
 });
 
-/// A node with VMs of one key ring.
+/// A node with VMs that share one key ring.
 struct Node {
     keyring: Arc<Keyring>,
     mailboxes: Mailboxes,
@@ -56,11 +56,11 @@ impl Node {
     }
 }
 
-fn vm(record: &Record) -> Responses {
+fn responses_of(record: &Record) -> Responses {
     Node::new().take(record)
 }
 
-/// What clients and the routes suggest to ask, without and with every key.
+/// All requests of clients and all routes; those of clients both without and with every token.
 fn questions(responses: &Responses, insider: &Insider<'_>) -> Vec<Question> {
     let routes = responses.routes().map(|(host, path, _)| insider.question(host, &quoted(path)));
     let known = KNOWN.iter().cloned();
@@ -76,13 +76,13 @@ fn body(response: &Response) -> Vec<u8> {
     response.body().to_bytes().to_vec()
 }
 
-fn document(insider: &Insider<'_>, target: &str) -> Value {
+fn json_document(insider: &Insider<'_>, target: &str) -> Value {
     let answer = insider.get(Host::Metadata, target);
     assert_eq!(answer.status(), Status(200), "{target}");
     serde_json::from_slice(&body(&answer)).expect("a JSON document")
 }
 
-/// True for the only server's errors there are: a token that is not there, or that has expired.
+/// True for the only server errors: a missing or expired token.
 fn has_no_token(question: &Question, answer: &Response) -> bool {
     let google = question.target.contains("service-accounts");
     match answer.status() {
@@ -98,7 +98,7 @@ fn contains(octets: &[u8], part: &str) -> bool {
 
 const EC2: Tree =
     Tree { host: Host::Metadata, root: "/latest/meta-data/", query: "", listing: Listing::Ec2, lists: &[] };
-/// The other trees that list what they have.
+/// The other trees with listings.
 const TREES: [Tree; 4] = [
     Tree { host: Host::AliYun, ..EC2 },
     Tree {
@@ -123,22 +123,21 @@ const TREES: [Tree; 4] = [
         lists: &[],
     },
 ];
-/// Leaves of EC2's tree that are lists.
+/// The leaves of EC2's tree that have several lines.
 const LISTS: [&str; 4] = ["local-ipv4s", "public-ipv4s", "ipv6s", "subnet-ipv6-cidr-blocks"];
 
 proptest! {
     #![proptest_config(config())]
 
-    /// cloud-init gives EC2's tree up for one name that is not there, and takes a leaf with a newline for a
-    /// list.
+    /// cloud-init abandons EC2's tree if one listed name is missing, and reads a leaf with a newline as a list.
     #[test]
-    fn everything_ec2_lists_is_there_and_is_one_line(Given { mut value, .. } in any_record()) {
+    fn everything_ec2_lists_exists_and_is_one_line(Given { mut value, .. } in any_record()) {
         value["serve"]["date_tree"] = json!("ec2");
-        let responses = vm(&parse(value));
+        let responses = responses_of(&parse(value));
         for (name, place, leaf) in EC2.crawl(&Insider::of(&responses))? {
             let text = body(&leaf);
             prop_assert!(!text.ends_with(b"\n"), "{} ends in a newline", place);
-            // Documents nobody crawls.
+            // Clients do not crawl these documents.
             let read = place.contains("/security-credentials/") || place.ends_with("/iam/info");
             let list = read || LISTS.contains(&name.as_str());
             prop_assert!(list || !text.contains(&b'\n'), "{} has a newline", place);
@@ -146,8 +145,8 @@ proptest! {
     }
 
     #[test]
-    fn everything_listed_is_there(given in any_record()) {
-        let responses = vm(&given.record);
+    fn everything_listed_exists(given in any_record()) {
+        let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         for tree in TREES {
             tree.crawl(&insider)?;
@@ -162,15 +161,15 @@ proptest! {
     }
 
     #[test]
-    fn flat_trees_list_what_is_there(Given { mut value, .. } in any_record()) {
+    fn everything_a_flat_tree_lists_exists(Given { mut value, .. } in any_record()) {
         value["serve"]["date_tree"] = json!("cloudstack");
-        let responses = vm(&parse(value));
+        let responses = responses_of(&parse(value));
         Tree { listing: Listing::Plain, ..EC2 }.crawl(&Insider::of(&responses))?;
     }
 
     #[test]
-    fn slashes_change_nothing(given in any_record()) {
-        let responses = vm(&given.record);
+    fn extra_slashes_do_not_change_an_answer(given in any_record()) {
+        let responses = responses_of(&given.record);
         for question in questions(&responses, &Insider::of(&responses)) {
             let answer = question.ask(&responses);
             for target in slashed(&question.target) {
@@ -181,10 +180,10 @@ proptest! {
         }
     }
 
-    /// As GET, but for the body, which the connection leaves out.
+    /// The answers are equal here, because only the connection omits the body.
     #[test]
-    fn head_is_answered_as_get(given in any_record()) {
-        let responses = vm(&given.record);
+    fn head_gets_the_answer_of_get(given in any_record()) {
+        let responses = responses_of(&given.record);
         for question in questions(&responses, &Insider::of(&responses)) {
             let answer = question.ask(&responses);
             prop_assert_eq!(question.by(Method::Head).ask(&responses), answer);
@@ -192,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn every_record_reads_back_from_what_is_kept_of_it(given in any_record()) {
+    fn every_record_reads_back_from_its_serialized_form(given in any_record()) {
         let kept = given.record.to_json().expect("JSON");
         let limits = Limits { record_octets: usize::MAX, ..Limits::DEFAULT };
         let (found, _) = Record::parse_within(&limits, "kept.json", &kept).expect("a record");
@@ -200,9 +199,9 @@ proptest! {
     }
 
     #[test]
-    fn user_data_arrives_octet_for_octet_in_every_dialect(given in any_record()) {
+    fn user_data_arrives_unchanged_in_every_dialect(given in any_record()) {
         let Some(octets) = given.user_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
-        let responses = vm(&given.record);
+        let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         for (host, target) in [
             (Host::Metadata, "/v1/user-data"),
@@ -217,7 +216,7 @@ proptest! {
         ] {
             let answer = insider.get(host, target);
             prop_assert_eq!(answer.status(), Status(200), "{}", target);
-            // Google's attributes are text; other octets are in base64, and say so.
+            // GCE's attributes are text; other octets are in base64.
             let encoded = target.ends_with("attributes/user-data") && std::str::from_utf8(&octets).is_err();
             let found = if encoded { STANDARD.decode(body(&answer)).expect("base64") } else { body(&answer) };
             prop_assert_eq!(&found, &octets, "{}", target);
@@ -237,15 +236,15 @@ proptest! {
         }
     }
 
-    /// gzip in a MIME part, as cloud-init unpacks it; other octets have no text form.
+    /// A document holds gzip as a MIME part, which cloud-init unpacks. Other octets have no text form.
     #[test]
-    fn user_data_arrives_in_documents_that_are_text(given in any_record()) {
+    fn user_data_arrives_in_text_documents(given in any_record()) {
         let Some(octets) = given.user_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
-        let responses = vm(&given.record);
+        let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         let cloudcix = STANDARD.decode(body(&insider.get(Host::Metadata, "/v1/userdata"))).expect("base64");
         let member = |target: &str, name: &str| {
-            document(&insider, target)[name].as_str().expect("text").to_owned()
+            json_document(&insider, target)[name].as_str().expect("text").to_owned()
         };
         for text in [
             member("/metadata/v1.json", "user_data"),
@@ -268,9 +267,9 @@ proptest! {
     }
 
     #[test]
-    fn vendor_data_arrives_octet_for_octet(given in any_record()) {
+    fn vendor_data_arrives_unchanged(given in any_record()) {
         let Some(octets) = given.vendor_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
-        let responses = vm(&given.record);
+        let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         for (host, target) in [
             (Host::Metadata, "/v1/vendor-data"),
@@ -282,7 +281,7 @@ proptest! {
     }
 
     #[test]
-    fn no_vm_is_told_of_another(one in any_record(), other in any_record()) {
+    fn no_vm_gets_data_of_another(one in any_record(), other in any_record()) {
         let mut marked = one.value;
         for place in ["/vm/name", "/vm/instance_id", "/instance_type"] {
             *marked.pointer_mut(place).expect("a place") = json!("marked-as-mine");
@@ -297,15 +296,15 @@ proptest! {
         for question in questions(&other_served, &insider) {
             let answer = question.ask(&other_served);
             for said in [answer.head().to_vec(), body(&answer)] {
-                let told = contains(&said, "marked-as-mine") || contains(&said, mine.vm.uuid.as_str());
-                prop_assert!(!told, "{}", question.target);
+                let leaks = contains(&said, "marked-as-mine") || contains(&said, mine.vm.uuid.as_str());
+                prop_assert!(!leaks, "{}", question.target);
             }
         }
         prop_assert!(contains(&body(&Question::get("/v1/user-data").ask(&mine_served)), "marked-as-mine"));
     }
 
     #[test]
-    fn a_token_is_good_for_its_vm_and_its_dialect_only(one in any_record(), other in any_record()) {
+    fn a_token_is_valid_only_for_its_vm_and_its_dialect(one in any_record(), other in any_record()) {
         prop_assume!(one.record.vm.uuid != other.record.vm.uuid);
         let mut node = Node::new();
         let vms = [node.take(&one.record), node.take(&other.record)];
@@ -329,7 +328,7 @@ proptest! {
     }
 
     #[test]
-    fn what_a_guest_writes_no_other_reads(one in any_record(), other in any_record()) {
+    fn data_that_one_guest_writes_is_not_readable_by_another(one in any_record(), other in any_record()) {
         prop_assume!(one.record.vm.uuid != other.record.vm.uuid);
         let mut node = Node::new();
         let vms = [node.take(&one.record), node.take(&other.record)];
@@ -350,8 +349,8 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_a_server_error_but_a_token_that_is_not_there(given in any_record()) {
-        let responses = vm(&given.record);
+    fn only_a_missing_token_is_a_server_error(given in any_record()) {
+        let responses = responses_of(&given.record);
         for question in questions(&responses, &Insider::of(&responses)) {
             let answer = question.ask(&responses);
             let good = answer.status().0 < 500 || has_no_token(&question, &answer);
@@ -360,8 +359,8 @@ proptest! {
     }
 
     #[test]
-    fn what_a_bare_record_has_not_costs_no_client_time(record in bare()) {
-        let responses = vm(&record);
+    fn answers_for_members_a_bare_record_lacks_delay_no_client(record in bare()) {
+        let responses = responses_of(&record);
         let insider = Insider::of(&responses);
         for question in questions(&responses, &insider) {
             let answer = question.ask(&responses);
@@ -374,13 +373,13 @@ proptest! {
             prop_assert_eq!(body(&answer), said.as_bytes(), "{}", target);
         }
         let scaleway = insider.get(Host::Scaleway, "/user_data/cloud-init");
-        prop_assert!(scaleway.closes(), "the client's port is free again only when the service closes");
-        let digital_ocean = document(&insider, "/metadata/v1.json");
+        prop_assert!(scaleway.closes(), "the service must close, or the client's port stays in use");
+        let digital_ocean = json_document(&insider, "/metadata/v1.json");
         for role in ["public", "private"] {
             let interfaces = digital_ocean["interfaces"].get(role);
-            prop_assert!(interfaces.is_none(), "{}: an empty list is an error of the client", role);
+            prop_assert!(interfaces.is_none(), "{}: an empty list makes the client fail", role);
         }
-        let oracle = document(&insider, "/opc/v2/instance/");
+        let oracle = json_document(&insider, "/opc/v2/instance/");
         prop_assert!(oracle["metadata"].get("user_data").is_none(), "{}", oracle);
         for (target, name) in [
             ("/v1.json", "user-data"),
@@ -388,14 +387,14 @@ proptest! {
             ("/api/v1/metadata", "userdata"),
             ("/api/v1/metadata", "vendordata"),
         ] {
-            prop_assert_eq!(&document(&insider, target)[name], "", "{} of {}", name, target);
+            prop_assert_eq!(&json_document(&insider, target)[name], "", "{} of {}", name, target);
         }
-        let identity = document(&insider, "/latest/dynamic/instance-identity/document");
+        let identity = json_document(&insider, "/latest/dynamic/instance-identity/document");
         prop_assert!(identity["instanceId"].is_string(), "{}", identity);
     }
 }
 
-/// What is said of what a bare record has not: host, target, status and body.
+/// The answers for members that a bare record lacks: host, target, status and body.
 const ABSENT: [(Host, &str, u16, &str); 22] = [
     (Host::Metadata, "/v1/user-data", 204, ""),
     (Host::Metadata, "/v1/vendor-data", 204, ""),

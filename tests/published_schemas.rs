@@ -1,5 +1,5 @@
-//! Objects of others' kinds are what their projects publish: what is deployed, what users are shown, and what tests pretend an
-//! API server to say. A field nobody knows is refused wherever it is.
+//! Objects of other projects match the schemas those projects publish: in manifests, in examples and in the API server
+//! of the tests. An unknown field is refused at any place.
 
 use serde::Deserialize as _;
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ fn documents(path: &Path) -> Vec<Value> {
     documents.map(|one| Value::deserialize(one).expect("YAML")).filter(|one| !one.is_null()).collect()
 }
 
-/// Every YAML file below a directory.
+/// Collects every YAML file below a directory.
 fn files(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).expect("listed") {
         let path = entry.expect("an entry").path();
@@ -32,7 +32,7 @@ fn files(directory: &Path, found: &mut Vec<PathBuf>) {
 }
 
 #[test]
-fn what_is_deployed_and_shown_of_others_kinds_is_what_they_publish() {
+fn manifests_and_examples_match_the_schemas_of_other_projects() {
     let mut paths = Vec::new();
     for directory in ["deploy/kustomize", "deploy/examples"] {
         files(&top().join(directory), &mut paths);
@@ -60,7 +60,7 @@ fn what_is_deployed_and_shown_of_others_kinds_is_what_they_publish() {
     assert_eq!(kinds, expected.map(ToOwned::to_owned).into());
 }
 
-/// RFC 7386, as the tables of the feed use it.
+/// Applies a JSON merge patch (RFC 7386), as the tables of the feed do.
 fn merge(into: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         if !patch.is_null() {
@@ -80,7 +80,7 @@ fn merge(into: &mut Value, patch: &Value) {
 }
 
 #[test]
-fn the_feeds_tables_are_of_vmis_as_kubevirt_publishes_them() {
+fn the_vmis_of_the_feeds_tables_match_kubevirts_schema() {
     let fixtures = top().join("metadata-user/feed/src/kubevirt/translate/fixtures");
     let tables = documents(&fixtures.join("tables.yaml")).remove(0);
     let lines = |table: &str| tables[table].as_array().expect("a table").clone();
@@ -98,7 +98,7 @@ fn the_feeds_tables_are_of_vmis_as_kubevirt_publishes_them() {
         }
     }
     assert!(cases >= 300, "{cases} cases");
-    // VEP 100, which no release has yet; its text is in KubeVirt's enhancements.
+    // No KubeVirt release has VEP 100 yet; its text is in the `kubevirt/enhancements` repository.
     let of_vep_100 = ["metaData", "metaDataSecretRef"]
         .map(|field| format!(".spec.volumes[0].cloudInitNoCloud.{field} is not in the schema"));
     assert_eq!(unpublished, of_vep_100.into());
@@ -106,7 +106,7 @@ fn the_feeds_tables_are_of_vmis_as_kubevirt_publishes_them() {
     assert_eq!(Schemas::published().findings(&vmi), [""; 0]);
 }
 
-/// The paths of all mappings of an object whose fields have names, not keys of the user's.
+/// Collects the JSON pointers of all mappings of an object, except mappings with keys that the user chooses.
 fn mappings(value: &Value, path: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(fields) => {
@@ -128,12 +128,12 @@ fn mappings(value: &Value, path: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn a_field_nobody_knows_is_refused_wherever_it_is() {
+fn an_unknown_field_is_refused_at_any_place() {
     let mut paths = Vec::new();
     files(&top().join("deploy"), &mut paths);
     paths.push(top().join("metadata-user/feed/src/kubevirt/translate/fixtures/vmi.json"));
     let mut places = 0;
-    // Templates of the chart are YAML only once they are rendered.
+    // The chart's templates are YAML only after rendering.
     for path in
         paths.into_iter().filter(|path| !path.components().any(|part| part.as_os_str() == "templates"))
     {
@@ -143,9 +143,9 @@ fn a_field_nobody_knows_is_refused_wherever_it_is() {
             for pointer in pointers {
                 let mut wrong = object.clone();
                 let there = wrong.pointer_mut(&pointer).expect("a mapping");
-                there["unheardOf"] = json!(1);
+                there["unknownField"] = json!(1);
                 let found = Schemas::published().findings(&wrong);
-                let is_right = found.len() == 1 && found[0].ends_with(".unheardOf is not in the schema");
+                let is_right = found.len() == 1 && found[0].ends_with(".unknownField is not in the schema");
                 assert!(is_right, "{} at {pointer}: {found:?}", path.display());
                 places += 1;
             }
@@ -156,7 +156,7 @@ fn a_field_nobody_knows_is_refused_wherever_it_is() {
 
 #[test]
 #[should_panic(expected = ".spec.domain.devices.interface is not in the schema")]
-fn the_api_server_of_tests_takes_only_what_kubevirt_publishes() {
+fn the_api_server_of_the_tests_refuses_fields_unknown_to_kubevirt() {
     let server = ApiServer::start().expect("a server");
     server.put(json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachineInstance",
         "metadata": {"name": "a", "namespace": "n"}, "spec": {"domain": {"devices": {"interface": []}}}}));

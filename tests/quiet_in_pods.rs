@@ -1,4 +1,4 @@
-//! A guest in a pod that has been quiet for a while is off XDP, is answered all the same, and is back on it when it boots.
+//! The agent detaches XDP from a quiet guest in a pod, still answers it, and attaches XDP again when the guest boots.
 
 use anyhow::ensure;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use support::record::Identity;
 use support::tap::Shape;
 
 const PATH: &str = "/v1/meta-data";
-/// For what must come: generous, since it is waited out only in failure.
+/// Longest wait for something that must happen; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// For a guest to count as quiet, which takes 30 s.
+/// Longest wait until a guest counts as quiet, which takes 30 s.
 const QUIET_WITHIN: Duration = Duration::from_secs(90);
 
-/// A pod with a guest in it, and a namespace for agents.
+/// A pod with a guest, and a namespace for agents.
 struct Node {
     guest: Guest,
     pod: Host,
@@ -49,12 +49,12 @@ impl Node {
             .expect("an agent")
     }
 
-    fn gets_its_own(&self) {
-        self.guest.fetch_own(PATH, PATIENCE).expect("its own");
+    fn assert_gets_own(&self) {
+        self.guest.fetch_own(PATH, PATIENCE).expect("the guest's own metadata");
     }
 
-    /// Waits until XDP is on the tap, or off.
-    fn comes_to(&self, xdp: bool, patience: Duration, mut meanwhile: impl FnMut()) {
+    /// Waits until XDP is attached to the tap (`xdp`) or detached.
+    fn wait_for_xdp(&self, xdp: bool, patience: Duration, mut meanwhile: impl FnMut()) {
         let reached = eventually(patience, || {
             meanwhile();
             let shown = self.pod.ns().ip("link show tap0")?;
@@ -70,39 +70,39 @@ fn frames(agent: &Agent<'_>, verdict: &str) -> u64 {
 }
 
 #[test]
-fn a_guest_goes_off_xdp_when_it_is_quiet_and_back_on_it_when_it_boots() {
+fn xdp_is_detached_from_a_quiet_guest_and_attached_when_it_boots() {
     if !privileged::or_skip() {
         return;
     }
     let node = Node::new();
     let agent = node.agent(&[]);
-    node.gets_its_own();
-    assert_eq!(frames(&agent, "ring_"), 0, "a guest that boots is steered by XDP");
-    node.comes_to(false, QUIET_WITHIN, || {});
-    node.gets_its_own();
+    node.assert_gets_own();
+    assert_eq!(frames(&agent, "ring_"), 0, "XDP must steer a booting guest");
+    node.wait_for_xdp(false, QUIET_WITHIN, || {});
+    node.assert_gets_own();
     let taken = frames(&agent, "ring_delivered");
-    assert!(taken > 0, "its first frames came by the ring");
+    assert!(taken > 0, "the first frames of a quiet guest must come by the ring");
     books::balance(&agent, 0).expect("every frame is accounted for");
-    node.comes_to(true, PATIENCE, || (0..8).for_each(|_| node.gets_its_own()));
+    node.wait_for_xdp(true, PATIENCE, || (0..8).for_each(|_| node.assert_gets_own()));
     books::balance(&agent, 0).expect("every frame is accounted for");
     assert_eq!(frames(&agent, "ring_drop_"), 0);
 }
 
 #[test]
-fn a_quiet_guest_that_asks_while_no_agent_runs_is_answered_by_the_next() {
+fn the_next_agent_answers_a_quiet_guests_request_sent_while_no_agent_ran() {
     if !privileged::or_skip() {
         return;
     }
     let node = Node::new();
     let agent = node.agent(&["--steer", "tcx"]);
-    node.gets_its_own();
+    node.assert_gets_own();
     agent.kill().expect("killed");
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| node.guest.fetch_own(PATH, PATIENCE));
         let agent = node.agent(&["--steer", "tcx"]);
-        asking.join().expect("no panic").expect("its own");
+        asking.join().expect("no panic").expect("the guest's own metadata");
         assert!(frames(&agent, "ring_delivered") > 0);
         assert_eq!(frames(&agent, "socket_delivered"), 0);
     });
-    node.comes_to(false, PATIENCE, || {});
+    node.wait_for_xdp(false, PATIENCE, || {});
 }

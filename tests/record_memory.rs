@@ -1,4 +1,4 @@
-//! Records that do not fit into the agent's memory are refused with a reason; whoever is served stays so.
+//! The agent refuses records beyond its memory limit with a reason and continues to serve the others.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use support::privileged;
 use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// As little memory as can be configured.
+/// The smallest limit that can be configured, in octets.
 const MEMORY: u64 = 16 << 20;
-/// Octets of user-data.
+/// Length of user-data in a large record, in octets.
 const LARGE: usize = 60_000;
-/// Records with that, several times as many as there is memory for.
+/// Number of large records, which need several times the memory.
 const OTHERS: u16 = 300;
 
 fn user_data(guest: &Guest) -> anyhow::Result<String> {
@@ -26,7 +26,7 @@ fn user_data(guest: &Guest) -> anyhow::Result<String> {
 }
 
 #[test]
-fn records_beyond_the_memory_are_refused_and_come_when_others_make_room() {
+fn records_beyond_the_memory_limit_are_refused_until_others_are_removed() {
     if !privileged::or_skip() {
         return;
     }
@@ -35,7 +35,7 @@ fn records_beyond_the_memory_are_refused_and_come_when_others_make_room() {
     std::fs::create_dir(&records).expect("a directory");
     let small = Identity::of(0);
     small.write(&records, 1).expect("a record");
-    // Behind the guest in the alphabet, so that it comes first.
+    // Their names sort after the guest's, so the agent reads the guest's record first.
     let others: Vec<_> = (1..=OTHERS).map(|number| Identity::of(number).with_user_data_of(LARGE)).collect();
     others.iter().for_each(|other| other.write(&records, 1).expect("a record"));
     let host = Host::new().expect("a node");
@@ -54,14 +54,17 @@ fn records_beyond_the_memory_are_refused_and_come_when_others_make_room() {
     let (refused, taken) =
         (count("xdp_imds_record_memory_refused_total"), count("xdp_imds_record_memory_bytes"));
     assert!(refused > 200, "{refused} of {OTHERS} records were refused");
-    assert!((MEMORY / 2..=MEMORY).contains(&taken), "{taken} octets are taken");
+    assert!((MEMORY / 2..=MEMORY).contains(&taken), "the records take {taken} octets");
     assert!(agent.said().contains("Raise `record_memory`"), "{}", agent.said());
 
-    // A larger version of what is served is refused, and the smaller one served on.
+    // The larger version of the guest's record is refused, and the smaller one is still served.
     let large = small.clone().with_user_data_of(LARGE);
     large.write(&records, 2).expect("a record");
     eventually(PATIENCE, || {
-        ensure!(count("xdp_imds_record_memory_refused_total") > refused, "it was not refused yet");
+        ensure!(
+            count("xdp_imds_record_memory_refused_total") > refused,
+            "the larger version is not refused yet"
+        );
         Ok(())
     })
     .expect("a refusal");
@@ -69,7 +72,7 @@ fn records_beyond_the_memory_are_refused_and_come_when_others_make_room() {
 
     others.iter().for_each(|other| std::fs::remove_file(other.path(&records)).expect("removed"));
     eventually(PATIENCE, || {
-        ensure!(user_data(&guest)? == large.user_data, "the small version is served");
+        ensure!(user_data(&guest)? == large.user_data, "the small version is still served");
         Ok(())
     })
     .expect("there is room for the large version");

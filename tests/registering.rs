@@ -1,5 +1,4 @@
-//! A hypervisor of any kind registers a VM with one call before it boots, and whatever becomes of the agent meanwhile, the
-//! VM is served.
+//! Any hypervisor registers a VM with one call before it boots, and the VM outlives a killed or replaced agent.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -21,15 +20,15 @@ use support::privileged;
 use support::record::{Identity, replace};
 use support::tap::Shape;
 
-/// For what must come: generous, since it is waited out only in failure.
+/// Longest wait for something that must happen; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// For one request of a guest.
+/// Time limit of one request of a guest.
 const REQUEST: Duration = Duration::from_secs(5);
 const PATH: &str = "/v1/user-data";
-/// A group that nobody is in.
+/// A group without members.
 const GROUP: &str = "60123";
 
-/// A node whose agents keep what they pin, and what is registered.
+/// A node with agents that share their pins and their registered instances.
 struct Node {
     room: tempfile::TempDir,
     bpffs: Bpffs,
@@ -51,7 +50,7 @@ impl Node {
         self.records().join("run")
     }
 
-    /// An agent with a directory of records.
+    /// Starts an agent with a directory of records.
     fn agent(&self, more: &[&str]) -> Agent<'_> {
         let mut words = agent::arguments_with_pins(&self.records(), &[], &self.bpffs.pins());
         words.extend(more.iter().map(Into::into));
@@ -59,8 +58,8 @@ impl Node {
             .expect("an agent")
     }
 
-    /// An agent with a configuration that names no records.
-    fn agent_by(&self, configuration: &str) -> Agent<'_> {
+    /// Starts an agent with a configuration that names no records.
+    fn agent_with_config(&self, configuration: &str) -> Agent<'_> {
         let file = self.room.path().join("agent.yaml");
         replace(&file, configuration).expect("a configuration");
         let mut words = agent::arguments_with_pins(&self.records(), &[], &self.bpffs.pins());
@@ -71,7 +70,7 @@ impl Node {
             .expect("an agent")
     }
 
-    /// Asks the agent's API.
+    /// Sends a request to the agent's API; returns status and body.
     fn ask(&self, method: &str, path: &str, fields: &[&str], body: &str) -> (u16, Value) {
         let fields: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
         let path = format!("/v1/instances{path}");
@@ -81,8 +80,8 @@ impl Node {
         (status, serde_json::from_slice(&body).unwrap_or_default())
     }
 
-    /// One of the verbs, with its exit code and what it says.
-    fn verb(&self, words: &[&str]) -> (i32, String) {
+    /// Runs a command of `xdp-imds`; returns its exit code and output.
+    fn command(&self, words: &[&str]) -> (i32, String) {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
         let Output { status, stdout, stderr } =
             command.args(words).arg("--run").arg(self.run()).output().expect("it runs");
@@ -91,24 +90,24 @@ impl Node {
     }
 
     fn status(&self) -> Status {
-        let (_, text) = self.verb(&["status", "--json"]);
+        let (_, text) = self.command(&["status", "--json"]);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }
 }
 
-/// A guest's record, which names its tap.
+/// A guest's record with the name of its tap.
 fn record(identity: &Identity, generation: u64) -> Value {
     let mut record: Value = serde_json::from_str(&identity.record(generation)).expect("a record");
     record["network"]["nics"][0]["port"] = json!({"ifname": Host::tap_name(identity)});
     record
 }
 
-/// A guest on a tap of its host, which may have been made before.
+/// Boots a guest on its tap; creates the tap unless it exists.
 fn boot(node: &Node, identity: &Identity) -> Guest {
     Guest::boot(&node.host, &Spec::of(identity)).expect("a guest")
 }
 
-fn gets(guest: &Guest, text: &str) -> anyhow::Result<()> {
+fn expect_user_data(guest: &Guest, text: &str) -> anyhow::Result<()> {
     let fetched = guest.fetch(PATH, REQUEST)?;
     anyhow::ensure!(fetched.text() == text, "{} {}", fetched.status, fetched.text());
     Ok(())
@@ -120,7 +119,7 @@ fn a_vm_is_registered_with_one_call_before_it_boots() {
         return;
     }
     let (node, identity) = (Node::new(), Identity::of(0));
-    let _agent = node.agent_by("api: {}");
+    let _agent = node.agent_with_config("api: {}");
     let tap = node.host.tap(&identity, Shape::default()).expect("a tap");
     let put = |generation, query: &str| {
         let mut record = record(&identity, generation);
@@ -132,29 +131,29 @@ fn a_vm_is_registered_with_one_call_before_it_boots() {
     assert_eq!(instance["ports"][0]["port"], "tap0");
     let ns = Namespace::new("guest").expect("a namespace");
     let guest = Guest::boot_on(tap, ns, &Spec::of(&identity)).expect("a guest");
-    // It is attached: the first request of all is answered.
-    gets(&guest, "number 1\n").expect("its data");
+    // The tap is attached, so the first request is answered.
+    expect_user_data(&guest, "number 1\n").expect("the guest's own data");
     let (status, updated) = put(2, "");
     assert!(status == 200 && updated["etag"] != instance["etag"], "{status} {updated:#}");
-    eventually(PATIENCE, || gets(&guest, "number 2\n")).expect("the update");
+    eventually(PATIENCE, || expect_user_data(&guest, "number 2\n")).expect("the update");
     let (status, same) = put(2, "?wait=attached");
-    assert_eq!((status, &same["etag"]), (200, &updated["etag"]), "the same again");
+    assert_eq!((status, &same["etag"]), (200, &updated["etag"]), "an equal record must not change the tag");
     let field = format!("If-Match: {}", instance["etag"].as_str().expect("a tag"));
     let (status, problem) = node.ask("PUT", "/lab/vm-0", &[&field], &record(&identity, 3).to_string());
     assert_eq!(status, 412, "{problem:#}");
     let (status, shown) = node.ask("GET", "/lab/vm-0", &[], "");
     assert_eq!((status, &shown["record"]["generation"]), (200, &json!(2)));
-    assert!(!shown.to_string().contains("number 2"), "user-data is nobody's to read: {shown:#}");
+    assert!(!shown.to_string().contains("number 2"), "the API must not show user-data: {shown:#}");
     assert_eq!(node.ask("DELETE", "/lab/vm-0", &[], "").0, 204);
     eventually(PATIENCE, || {
         anyhow::ensure!(node.status().identities == 0);
         Ok(())
     })
-    .expect("it is taken out");
+    .expect("the instance is removed");
 }
 
 #[test]
-fn who_waits_is_answered_when_the_tap_comes_or_told_that_it_has_not() {
+fn a_waiting_call_is_answered_when_the_tap_appears_or_at_its_timeout() {
     if !privileged::or_skip() {
         return;
     }
@@ -171,12 +170,12 @@ fn who_waits_is_answered_when_the_tap_comes_or_told_that_it_has_not() {
         let guest = boot(&node, &identity);
         let (status, instance) = waits.join().expect("an answer");
         assert_eq!((status, &instance["state"]), (200, &json!("served")), "{instance:#}");
-        guest.fetch_own(PATH, REQUEST).expect("its data");
+        guest.fetch_own(PATH, REQUEST).expect("the guest's own data");
     });
 }
 
 #[test]
-fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() {
+fn a_registered_record_shadows_a_file_and_each_replaces_the_other_without_a_gap() {
     if !privileged::or_skip() {
         return;
     }
@@ -186,7 +185,7 @@ fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() 
     file["user_data"] = json!({"text": "file"});
     replace(&identity.path(&node.records()), &file.to_string()).expect("a record file");
     let agent = node.agent(&[]);
-    eventually(PATIENCE, || gets(&guest, "file")).expect("the file's");
+    eventually(PATIENCE, || expect_user_data(&guest, "file")).expect("the data of the file");
     let mut registered = record(&identity, 2);
     registered["user_data"] = json!({"text": "api"});
     let failed = AtomicBool::new(false);
@@ -205,7 +204,7 @@ fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() 
         });
         for _ in 0..3 {
             assert_eq!(node.ask("PUT", "/vm?wait=attached", &[], &registered.to_string()).0, 201);
-            eventually(PATIENCE, || gets(&guest, "api")).expect("what is registered");
+            eventually(PATIENCE, || expect_user_data(&guest, "api")).expect("the registered data");
             let status = node.status();
             let [shadowed] = status.shadowed.as_slice() else { panic!("{status:?}") };
             assert_eq!((shadowed.record.as_str(), shadowed.by.as_str()), ("guest-0.yaml", "api/vm"));
@@ -219,7 +218,7 @@ fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() 
             assert_eq!((count("api", "served"), count("file", "shadowed")), (Some(1.0), Some(1.0)));
             assert_eq!(count("file", "served"), Some(0.0));
             assert_eq!(node.ask("DELETE", "/vm", &[], "").0, 204);
-            eventually(PATIENCE, || gets(&guest, "file")).expect("the file's again");
+            eventually(PATIENCE, || expect_user_data(&guest, "file")).expect("the data of the file again");
         }
         over.store(true, Ordering::Relaxed);
     });
@@ -227,7 +226,7 @@ fn what_is_registered_comes_before_a_file_which_takes_its_place_without_a_gap() 
 }
 
 #[test]
-fn a_vm_that_claims_anothers_mac_and_port_is_refused_and_the_other_served_on() {
+fn a_vm_that_claims_the_mac_and_port_of_another_is_refused() {
     if !privileged::or_skip() {
         return;
     }
@@ -235,7 +234,7 @@ fn a_vm_that_claims_anothers_mac_and_port_is_refused_and_the_other_served_on() {
     let guest = boot(&node, &identity);
     replace(&identity.path(&node.records()), &record(&identity, 1).to_string()).expect("a record file");
     let _agent = node.agent(&[]);
-    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("its data");
+    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("the guest's own data");
     let mut other = record(&Identity::of(1), 1);
     other["network"]["nics"][0]["mac"] = identity.mac.to_string().into();
     other["network"]["nics"][0]["port"] = json!({"ifname": "tap0"});
@@ -245,11 +244,11 @@ fn a_vm_that_claims_anothers_mac_and_port_is_refused_and_the_other_served_on() {
     assert_eq!(node.ask("PUT", "/honest", &[], &other.to_string()).0, 201, "the same MAC on another port");
     let (status, problem) = node.ask("PUT", "/twice", &[], &other.to_string());
     assert_eq!((status, &problem["conflict"]["name"]), (409, &json!("honest")), "{problem:#}");
-    guest.fetch_own(PATH, REQUEST).expect("its data as before");
+    guest.fetch_own(PATH, REQUEST).expect("the guest's own data as before");
 }
 
 #[test]
-fn of_clients_that_change_the_same_version_one_does() {
+fn only_one_of_several_clients_changes_the_same_version() {
     if !privileged::or_skip() {
         return;
     }
@@ -267,21 +266,21 @@ fn of_clients_that_change_the_same_version_one_does() {
 }
 
 #[test]
-fn what_is_registered_outlives_an_agent_that_is_killed() {
+fn registered_instances_outlive_a_killed_agent() {
     if !privileged::or_skip() {
         return;
     }
     let (node, identity) = (Node::new(), Identity::of(0));
-    let agent = node.agent_by("api: {}");
+    let agent = node.agent_with_config("api: {}");
     let guest = boot(&node, &identity);
     let put = |name, n| node.ask("PUT", name, &[], &record(&Identity::of(n), 1).to_string());
     let (_, before) = put("/lab/vm-0", 0);
     put("/vm-1", 1);
     assert_eq!(node.ask("DELETE", "/vm-1", &[], "").0, 204);
-    // At once: an answer means that it is on disk.
+    // The agent is killed at once, because an answer means that the change is on disk.
     agent.kill().expect("killed");
-    let again = node.agent_by("api: {}");
-    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("its data");
+    let again = node.agent_with_config("api: {}");
+    eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST)).expect("the guest's own data");
     let (_, listed) = node.ask("GET", "?source=api", &[], "");
     let [after] = listed["instances"].as_array().expect("a list").as_slice() else { panic!("{listed:#}") };
     assert_eq!((&after["name"], &after["etag"]), (&before["name"], &before["etag"]));
@@ -294,7 +293,7 @@ fn what_is_registered_outlives_an_agent_that_is_killed() {
 }
 
 #[test]
-fn what_is_registered_goes_with_the_ports_to_an_agent_that_takes_over() {
+fn registered_instances_and_ports_move_to_an_agent_that_takes_over() {
     if !privileged::or_skip() {
         return;
     }
@@ -303,19 +302,23 @@ fn what_is_registered_goes_with_the_ports_to_an_agent_that_takes_over() {
     let guest = boot(&node, &identity);
     assert_eq!(node.ask("PUT", "/vm-0?wait=attached", &[], &record(&identity, 1).to_string()).0, 201);
     let second = node.agent(&["--takeover"]);
-    first.ended(Duration::from_secs(60)).expect("it leaves");
-    guest.fetch_own(PATH, REQUEST).expect("its data");
+    first.ended(Duration::from_secs(60)).expect("the first agent ends");
+    guest.fetch_own(PATH, REQUEST).expect("the guest's own data");
     let (status, instance) = node.ask("GET", "/vm-0", &[], "");
     assert_eq!((status, &instance["state"]), (200, &json!("served")), "{instance:#}");
     let mut changed = record(&identity, 2);
     changed["user_data"] = json!({"text": "changed"});
-    assert_eq!(node.ask("PUT", "/vm-0", &[], &changed.to_string()).0, 200, "the new one takes changes");
-    eventually(PATIENCE, || gets(&guest, "changed")).expect("the change");
+    assert_eq!(
+        node.ask("PUT", "/vm-0", &[], &changed.to_string()).0,
+        200,
+        "the second agent must accept changes"
+    );
+    eventually(PATIENCE, || expect_user_data(&guest, "changed")).expect("the change");
     drop(second);
 }
 
 #[test]
-fn the_verbs_say_how_it_went_and_what_to_do() {
+fn the_commands_report_their_outcome_and_a_remedy() {
     if !privileged::or_skip() {
         return;
     }
@@ -326,38 +329,38 @@ fn the_verbs_say_how_it_went_and_what_to_do() {
     let mut record_text = record(&identity, 1);
     record_text["user_data"] = json!({"source": {"file": "user-data"}});
     replace(&file, &record_text.to_string()).expect("a record");
-    let (code, said) = node.verb(&["register", "-f", file_name]);
+    let (code, said) = node.command(&["register", "-f", file_name]);
     assert!(code == 2 && said.contains("xdp-imds serve"), "{code} {said}");
-    let _agent = node.agent_by("api: {instances: 2}");
-    let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "1"]);
+    let _agent = node.agent_with_config("api: {instances: 2}");
+    let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "1"]);
     assert!(code == 3 && said.contains("no such interface"), "{code} {said}");
     let guest = boot(&node, &identity);
-    let (code, said) = node.verb(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
+    let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
     assert!(code == 0 && said.contains("guest-0: up to date, served"), "{code} {said}");
-    gets(&guest, "beside the record").expect("what was in the file");
-    let (code, said) = node.verb(&["register", "-f", file_name, "--new"]);
+    expect_user_data(&guest, "beside the record").expect("the data of the file");
+    let (code, said) = node.command(&["register", "-f", file_name, "--new"]);
     assert!(code == 4 && said.contains("If-None-Match"), "{code} {said}");
-    let (code, said) = node.verb(&["register", "-f", file_name, "--name", "other", "--json"]);
+    let (code, said) = node.command(&["register", "-f", file_name, "--name", "other", "--json"]);
     let problem: Value = serde_json::from_str(&said).expect("JSON");
     assert_eq!((code, &problem["conflict"]["name"]), (4, &json!("guest-0")), "{said}");
-    let (code, said) = node.verb(&["ls"]);
+    let (code, said) = node.command(&["ls"]);
     assert!(code == 0 && said.lines().any(|line| line == "guest-0  api     served  guest-0  tap0"), "{said}");
-    let (code, said) = node.verb(&["get", "guest-0"]);
+    let (code, said) = node.command(&["get", "guest-0"]);
     assert!(code == 0 && said.contains("withheld    user_data"), "{said}");
-    // Another instance fits, a third does not.
+    // The limit admits a second instance but not a third.
     for (n, expected) in [(1, 0), (2, 1)] {
         replace(&file, &record(&Identity::of(n), 1).to_string()).expect("a record");
-        let (code, said) = node.verb(&["register", "-f", file_name]);
+        let (code, said) = node.command(&["register", "-f", file_name]);
         assert!(code == expected && (n == 1 || said.contains("at most 2 instances")), "{code} {said}");
     }
-    assert_eq!(node.verb(&["rm", "guest-0"]).0, 0);
-    let (code, said) = node.verb(&["rm", "guest-0"]);
+    assert_eq!(node.command(&["rm", "guest-0"]).0, 0);
+    let (code, said) = node.command(&["rm", "guest-0"]);
     assert!(code == 4 && said.contains("there is no api/guest-0"), "{code} {said}");
-    assert_eq!(node.verb(&["rm", "guest-0", "--force"]).0, 0);
-    assert_eq!(node.verb(&["get", "guest-0"]).0, 1);
+    assert_eq!(node.command(&["rm", "guest-0", "--force"]).0, 0);
+    assert_eq!(node.command(&["get", "guest-0"]).0, 1);
 }
 
-/// What curl is answered at a control socket, run as a user in a group and in no other.
+/// Runs curl on a control socket as a user whose only group is `gid`; returns the status.
 fn curl(run: &Path, gid: &str, words: &[&str]) -> String {
     let mut command = Command::new("setpriv");
     command.args([
@@ -374,12 +377,12 @@ fn curl(run: &Path, gid: &str, words: &[&str]) -> String {
         "\n%{http_code}",
     ]);
     command.arg("--unix-socket").arg(run.join("control.sock")).args(words);
-    let Output { stdout, .. } = command.output().expect("setpriv and curl are there");
+    let Output { stdout, .. } = command.output().expect("setpriv and curl are installed");
     String::from_utf8_lossy(&stdout).lines().last().unwrap_or_default().to_owned()
 }
 
 #[test]
-fn a_group_that_is_let_in_registers_vms_and_reads_no_secrets() {
+fn a_permitted_group_registers_vms_and_reads_no_secrets() {
     if !privileged::or_skip() {
         return;
     }
@@ -387,7 +390,7 @@ fn a_group_that_is_let_in_registers_vms_and_reads_no_secrets() {
     for path in [node.room.path().to_owned(), node.records()] {
         std::fs::set_permissions(path, Permissions::from_mode(0o755)).expect("a mode");
     }
-    let agent = node.agent_by(&format!("api: {{group: \"{GROUP}\"}}"));
+    let agent = node.agent_with_config(&format!("api: {{group: \"{GROUP}\"}}"));
     let file = node.room.path().join("record");
     let write = |record: &Value| {
         std::fs::write(&file, record.to_string()).expect("written");
@@ -397,24 +400,28 @@ fn a_group_that_is_let_in_registers_vms_and_reads_no_secrets() {
     let url = "http://localhost/v1/instances/vm-0";
     let mut record = record(&identity, 1);
     write(&record);
-    assert_eq!(curl(&node.run(), "65534", &["-T", body, url]), "000", "others are kept out");
+    assert_eq!(curl(&node.run(), "65534", &["-T", body, url]), "000", "other groups must be refused");
     assert_eq!(curl(&node.run(), GROUP, &["-T", body, url]), "201");
     assert_eq!(curl(&node.run(), GROUP, &[url]), "200");
     assert!(agent.comes_to_say("registered by=user 65534, group 60123"), "{}", agent.said());
     let trace = "http://localhost/v1/trace?target=tap0&payload=true";
-    assert_eq!(curl(&node.run(), GROUP, &["-m", "5", trace]), "403", "payloads have tokens in them");
+    assert_eq!(curl(&node.run(), GROUP, &["-m", "5", trace]), "403", "payloads may contain tokens");
     record["sinks"] = json!({"ready": "file:/etc/profile"});
     write(&record);
-    assert_eq!(curl(&node.run(), GROUP, &["-T", body, url]), "403", "the agent writes there");
-    assert_eq!(node.ask("PUT", "/vm-0", &[], &record.to_string()).0, 200, "root may");
+    assert_eq!(
+        curl(&node.run(), GROUP, &["-T", body, url]),
+        "403",
+        "the agent would write to a file of root"
+    );
+    assert_eq!(node.ask("PUT", "/vm-0", &[], &record.to_string()).0, 200, "root may set a sink");
 }
 
 #[test]
-fn more_vms_than_may_wait_at_once_are_registered_all_the_same() {
+fn more_vms_than_may_wait_at_once_are_all_registered() {
     if !privileged::or_skip() {
         return;
     }
-    // Sixteen wait for taps that come all at once, and more than there may be queue up behind them.
+    // Sixteen calls may wait at once; the others queue behind them until all taps appear.
     let node = Node::new();
     let _agent = node.agent(&[]);
     let guests = 20;
@@ -431,7 +438,7 @@ fn more_vms_than_may_wait_at_once_are_registered_all_the_same() {
             .map(|file| {
                 let file = file.to_str().expect("text");
                 let node = &node;
-                scope.spawn(move || node.verb(&["register", "-f", file, "--wait", "--timeout", "30"]))
+                scope.spawn(move || node.command(&["register", "-f", file, "--wait", "--timeout", "30"]))
             })
             .collect();
         std::thread::sleep(Duration::from_secs(1));

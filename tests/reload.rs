@@ -1,5 +1,4 @@
-//! An agent that is stopped gives whole answers first, and one whose configuration changes takes up what it can while it
-//! serves.
+//! An agent completes its answers before it stops, and applies a changed configuration while it serves.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -18,10 +17,10 @@ use support::process;
 use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Octets of an answer that takes a reader a while.
+/// Length of an answer that takes its reader some time, in octets.
 const LONG: usize = 1 << 20;
 
-/// A node, a guest with much to read, and room for a configuration.
+/// A node, a guest with large user-data, and a directory for a configuration.
 struct Node {
     guest: Guest,
     host: Host,
@@ -51,7 +50,7 @@ impl Node {
         replace(&self.room.path().join("agent.yaml"), text).expect("a configuration");
     }
 
-    /// An agent with this configuration; records and ports are in it.
+    /// Starts an agent with the configuration `text`, which names records and ports.
     fn agent(&self, text: &str) -> Agent<'_> {
         self.configure(text);
         let mut words = agent::arguments(&self.room.path().join("records"), &[]);
@@ -62,8 +61,8 @@ impl Node {
             .expect("an agent")
     }
 
-    /// A configuration with records and the guest's port, and `more`.
-    fn usual(&self, records: &str, more: &str) -> String {
+    /// A configuration with `records`, the guest's port and `more`.
+    fn config_text(&self, records: &str, more: &str) -> String {
         let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
         let (ifname, mac) = (port.ifname, self.guest.identity().mac);
         let records = self.room.path().join(records);
@@ -85,74 +84,77 @@ impl Node {
     }
 }
 
-/// All that comes until the service closes.
-fn rest(stream: &mut TcpStream) -> Vec<u8> {
+/// All octets until the service closes.
+fn read_to_end_of(stream: &mut TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).expect("an end without a reset");
     rest
 }
 
 #[test]
-fn a_guest_with_a_question_under_way_gets_a_whole_answer_from_an_agent_that_is_stopped() {
+fn a_stopping_agent_completes_the_answers_to_requests_in_progress() {
     if !privileged::or_skip() {
         return;
     }
     let node = Node::new();
-    let agent = node.agent(&node.usual("records", "drain_seconds: 600"));
+    let agent = node.agent(&node.config_text("records", "drain_seconds: 600"));
     let mut reader = node.connect();
-    reader.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n").expect("said");
+    reader.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
     let mut asking = node.connect();
-    asking.write_all(b"GET /v1/meta-data HTTP/1.1\r\nHo").expect("said");
+    asking.write_all(b"GET /v1/meta-data HTTP/1.1\r\nHo").expect("sent");
     let mut idle = node.connect();
-    idle.write_all(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n").expect("said");
+    idle.write_all(b"GET /v1/nothing HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
     eventually(PATIENCE, || {
         let held = total(&agent.metrics()?, "xdp_imds_stack_connections", None);
         ensure!(held == 3, "{held} connections have begun");
         Ok(())
     })
-    .expect("the agent has heard all three");
-    process::terminate(agent.pid()).expect("asked to stop");
-    assert!(rest(&mut idle).starts_with(b"HTTP/1.1 404"), "and then closed");
-    asking.write_all(b"st: x\r\n\r\n").expect("said");
-    let answer = String::from_utf8(rest(&mut asking)).expect("text").to_ascii_lowercase();
+    .expect("the agent has all three connections");
+    process::terminate(agent.pid()).expect("a signal");
+    assert!(
+        read_to_end_of(&mut idle).starts_with(b"HTTP/1.1 404"),
+        "an idle connection must end after its answer"
+    );
+    asking.write_all(b"st: x\r\n\r\n").expect("sent");
+    let answer = String::from_utf8(read_to_end_of(&mut asking)).expect("text").to_ascii_lowercase();
     assert!(answer.starts_with("http/1.1 200") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
-    let answer = rest(&mut reader);
+    let answer = read_to_end_of(&mut reader);
     assert!(answer.len() > LONG && answer.ends_with(&[b'x'; LONG]), "{} octets", answer.len());
     drop((reader, asking, idle));
-    let (status, said) = agent.ended(PATIENCE).expect("then it ends");
+    let (status, said) = agent.ended(PATIENCE).expect("the agent ends");
     assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");
 }
 
 #[test]
-fn nobody_is_waited_for_longer_than_the_configuration_says_and_a_second_signal_ends_the_wait() {
+fn the_configured_time_or_a_second_signal_ends_draining() {
     if !privileged::or_skip() {
         return;
     }
     let node = Node::new();
     for (seconds, signals) in [(1, 1), (600, 2)] {
-        let agent = node.agent(&node.usual("records", &format!("drain_seconds: {seconds}")));
+        let agent = node.agent(&node.config_text("records", &format!("drain_seconds: {seconds}")));
         let mut stuck = node.connect();
-        stuck.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n").expect("said");
+        stuck.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n").expect("sent");
         assert_eq!(stuck.peek(&mut [0]).expect("the beginning of an answer"), 1);
         for _ in 0..signals {
-            process::terminate(agent.pid()).expect("asked to stop");
+            process::terminate(agent.pid()).expect("a signal");
             std::thread::sleep(Duration::from_millis(500));
         }
-        let (status, said) = agent.ended(PATIENCE).expect("it ends");
+        let (status, said) = agent.ended(PATIENCE).expect("the agent ends");
         assert!(status.success() && said.contains("cut off"), "{seconds}: {status}\n{said}");
     }
-    let agent = node.agent(&node.usual("records", "drain_seconds: 600"));
-    assert!(agent.stop().expect("without guests it ends at once").success());
+    let agent = node.agent(&node.config_text("records", "drain_seconds: 600"));
+    assert!(agent.stop().expect("without connections the agent ends at once").success());
 }
 
 #[test]
-fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
+fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
     if !privileged::or_skip() {
         return;
     }
     let node = Node::new();
     node.write_record(&node.room.path().join("others"), "y");
-    let mut agent = node.agent(&node.usual("records", ""));
+    let mut agent = node.agent(&node.config_text("records", ""));
     assert!(node.user_data().expect("an answer").starts_with('x'));
     let mut lasting = node.connect();
 
@@ -166,12 +168,12 @@ fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
     };
     for (bad, error) in [
         ("colour: red\n".to_owned(), "colour"),
-        (node.usual("nowhere", ""), "nowhere"),
-        (node.usual("others", "drain_seconds: soon"), "drain_seconds"),
+        (node.config_text("nowhere", ""), "nowhere"),
+        (node.config_text("others", "drain_seconds: soon"), "drain_seconds"),
     ] {
         let before = reloads(&agent, "failed");
         node.configure(&bad);
-        agent.reload().expect("asked");
+        agent.reload().expect("a reload");
         let refused = || {
             anyhow::ensure!(reloads(&agent, "failed") == before + 1);
             let said = agent.said();
@@ -183,8 +185,8 @@ fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
         assert!(node.user_data().expect("an answer").starts_with('x'), "{bad}");
     }
 
-    node.configure(&node.usual("others", "workers: 2\nlog: debug"));
-    agent.reload().expect("asked");
+    node.configure(&node.config_text("others", "workers: 2\nlog: debug"));
+    agent.reload().expect("a reload");
     eventually(PATIENCE, || {
         let data = node.user_data()?;
         anyhow::ensure!(data.starts_with('y'));
@@ -193,30 +195,30 @@ fn what_can_change_does_and_a_bad_configuration_changes_nothing() {
     })
     .expect("records of the other directory");
     assert_eq!(reloads(&agent, "done"), 1);
-    lasting.write_all(b"GET /v1/meta-data HTTP/1.0\r\n\r\n").expect("said");
-    assert!(rest(&mut lasting).starts_with(b"HTTP/1.1 200"), "connections outlast a reload");
+    lasting.write_all(b"GET /v1/meta-data HTTP/1.0\r\n\r\n").expect("sent");
+    assert!(read_to_end_of(&mut lasting).starts_with(b"HTTP/1.1 200"), "a connection must outlast a reload");
 
-    node.configure(&node.usual("others", "limits: {frames_per_second: 1, burst: 1}"));
-    agent.reload().expect("asked");
+    node.configure(&node.config_text("others", "limits: {frames_per_second: 1, burst: 1}"));
+    agent.reload().expect("a reload");
     let starved = || {
         let fetched = node.guest.fetch("/v1/meta-data", Duration::from_secs(2));
         anyhow::ensure!(fetched.is_err(), "answered");
         Ok(())
     };
-    eventually(PATIENCE, starved).expect("a frame a second answers nobody");
-    node.configure(&node.usual("others", ""));
-    agent.reload().expect("asked");
-    eventually(PATIENCE, || node.user_data()).expect("and the usual limits everybody");
+    eventually(PATIENCE, starved).expect("one frame per second must not suffice for an answer");
+    node.configure(&node.config_text("others", ""));
+    agent.reload().expect("a reload");
+    eventually(PATIENCE, || node.user_data()).expect("an answer with the default limits");
 
     let none = node.room.path().join("none");
     std::fs::create_dir(&none).expect("a directory");
     node.configure(&format!("records: {}\n", none.display()));
-    agent.reload().expect("asked");
+    agent.reload().expect("a reload");
     let gone = || {
         let metrics = agent.metrics()?;
         let ports = metrics.samples().iter().find(|sample| sample.name == "xdp_imds_ports");
         anyhow::ensure!(ports.is_some_and(|sample| sample.value == 0.0));
         Ok(())
     };
-    eventually(PATIENCE, gone).expect("the port is given up");
+    eventually(PATIENCE, gone).expect("the port is detached");
 }

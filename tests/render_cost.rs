@@ -1,9 +1,11 @@
-//! What a VM costs in memory, and how fast records are rendered:
+//! The memory per VM and the rate at which records are rendered:
 //! `cargo bench -p xdp-imds-tests --bench render_cost`.
 //!
-//! The VMs are [`support::typical`]. What the first VM brings is there once for all; what each further one adds is
-//! its own. Fails above [`MOST_PER_VM`], and where `record_memory` counts less than is allocated. `-- --json` prints a
-//! line of JSON for each line of the table; `-- 64 256` measures these numbers of VMs by size of user-data.
+//! The VMs are [`support::typical`]. The first VM also allocates what all VMs share; each further one adds only its own
+//! memory. The bench fails above [`MOST_PER_VM`], or if `record_memory` counts less than is allocated.
+//!
+//! `-- --json` prints each line of the table as JSON. `-- 64 256` sets the numbers of VMs in the measurements by size
+//! of user-data.
 
 use std::alloc::System;
 use std::process::ExitCode;
@@ -26,24 +28,24 @@ use support::typical;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Octets one VM may cost beyond what it shares with others, all dialects rendered: responses, mailbox, and
-/// its part of the tables that hold them. The record they are rendered from comes on top of it.
+/// Most octets one VM may take for itself with all dialects rendered: responses, mailbox, and its part of the tables
+/// that hold them. Its record is not included.
 const MOST_PER_VM: usize = 32 << 10;
-/// VMs of the table by dialect.
+/// Number of VMs in the measurements by dialect.
 const FEW: u32 = 1_000;
 
-/// VMs by whose user-data memory is measured.
+/// Numbers of VMs in the measurements by size of user-data.
 const BY_USER_DATA: [u32; 2] = [64, 256];
-/// Octets of their user-data.
+/// Sizes of user-data, in octets.
 const USER_DATA: [usize; 4] = [2 << 10, 16 << 10, 64 << 10, 1 << 20];
 
-/// What the VMs have.
+/// The dialects and user-data of the VMs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load<'a> {
     dialects: Option<&'a [Dialect]>,
-    /// Octets of user-data of each VM's own; none: the 300 of the typical one.
+    /// Size of each VM's own user-data in octets; without it, the 300 octets of the typical VM.
     user_data: Option<usize>,
-    /// It is no text.
+    /// True if the user-data is not text.
     binary: bool,
 }
 
@@ -53,7 +55,7 @@ impl Load<'_> {
         let Some(octets) = self.user_data else { return record.to_string() };
         let mut rng = fastrand::Rng::with_seed(number.into());
         let text: Vec<u8> = match self.binary {
-            // As gzip begins.
+            // The magic number of gzip (RFC 1952 §2.3.1).
             true => {
                 [0x1f, 0x8b].into_iter().chain(std::iter::repeat_with(|| rng.u8(..))).take(octets).collect()
             }
@@ -68,7 +70,7 @@ impl Load<'_> {
     }
 }
 
-/// Octets and blocks allocated now.
+/// Allocated octets and blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heap {
     octets: usize,
@@ -94,38 +96,38 @@ impl Heap {
     }
 }
 
-/// What some VMs cost.
+/// The cost of `vms` VMs after the first.
 #[derive(Debug)]
 struct Cost {
     vms: usize,
-    /// Of what the first VM brought.
+    /// Heap of the first VM, which includes everything that VMs share.
     first: Heap,
-    /// Of the further VMs' records.
+    /// Heap of the further VMs' records.
     records: Heap,
-    /// Of everything else of them: responses, mailboxes, and the tables of interner and store.
+    /// Remaining heap of the further VMs: responses, mailboxes, and the tables of interner and store.
     served: Heap,
-    /// What the process grew by, in octets.
+    /// Growth of the process's resident memory, in octets.
     resident: usize,
-    /// Spent on rendering and publishing.
+    /// Time for rendering and publishing.
     rendering: Duration,
     routes: usize,
-    /// What `record_memory` counts for one VM that shares its vendor-data.
+    /// Octets that `record_memory` counts for one VM with shared vendor-data.
     counted: usize,
 }
 
 impl Cost {
-    /// What one more VM costs to serve, in octets.
+    /// Octets one more VM takes without its record.
     fn served_per_vm(&self) -> usize {
         self.served.octets / self.vms
     }
 
-    /// What one more VM costs, in octets.
+    /// Octets one more VM takes with its record.
     fn per_vm(&self) -> usize {
         (self.served.octets + self.records.octets) / self.vms
     }
 }
 
-/// The agent's state as far as it grows with VMs.
+/// The part of the agent's state that grows with the number of VMs.
 struct Node {
     keyring: Arc<Keyring>,
     mailboxes: Mailboxes,
@@ -135,7 +137,7 @@ struct Node {
 }
 
 impl Node {
-    /// Takes a VM in; the heap its record took, and the time its responses did.
+    /// Adds a VM; returns the heap of its record and the time for rendering and publishing its responses.
     fn take(&mut self, number: u32, load: Load<'_>) -> (Heap, Duration) {
         let text = load.record(number);
         let before = Heap::now();
@@ -148,7 +150,7 @@ impl Node {
         let responses = Arc::new(dialect::render(&record, &mut self.interner, vm));
         self.store.publish(number, Arc::clone(&responses)).expect("a slot of the table");
         let spent = start.elapsed();
-        // A body that is sent for the first time begins to count its references.
+        // The first clone of a body allocates its reference count, as sending it would.
         for (_, _, route) in responses.routes() {
             if let Endpoint::Fixed(response) = route.endpoint() {
                 drop(response.body().clone());
@@ -194,7 +196,7 @@ fn measure(vms: u32, load: Load<'_>) -> Cost {
     }
 }
 
-/// Octets of memory the process has.
+/// Resident memory of the process, in octets.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("status of the process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");

@@ -1,5 +1,5 @@
-//! What a record, a guest or the agent keeps secret is in no log, no error and no debug form, and in no file that
-//! others may read.
+//! Secrets of a record, a guest or the agent appear in no log, error or `Debug` output, and in no file that other users
+//! may read.
 
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -32,7 +32,7 @@ use support::privilege::{Jail, NOBODY, User};
 use support::privileged;
 use support::record::{Identity, replace};
 
-/// What every secret of these tests begins with.
+/// The beginning of every secret in these tests.
 const CANARY: &str = "CANARY";
 const PATIENCE: Duration = Duration::from_secs(10);
 const SOURCE: &str = "http://169.254.169.254";
@@ -41,7 +41,7 @@ fn canary(name: &str) -> String {
     format!("{CANARY}-{name}")
 }
 
-/// True when a text shows a canary: as it is, as base64 at any offset, or as a list of octets, in decimal or hex.
+/// True if `text` contains a canary: in plain, in base64 at any offset, or as octets in decimal or hex.
 fn shows(text: &str) -> bool {
     use base64::Engine as _;
     let packed: String = text.chars().filter(|c| !c.is_whitespace()).collect();
@@ -50,7 +50,7 @@ fn shows(text: &str) -> bool {
     let encoded = (0..3).map(|offset| {
         let octets = [&b"   "[..offset], CANARY.as_bytes()].concat();
         let text = base64::engine::general_purpose::STANDARD_NO_PAD.encode(octets);
-        // The first and last characters depend on what stands beside it.
+        // The first and last characters depend on the octets beside the canary.
         text[(offset * 4).div_ceil(3)..text.len() - 1].to_owned()
     });
     let list = listed(CANARY.as_bytes());
@@ -59,7 +59,7 @@ fn shows(text: &str) -> bool {
 }
 
 #[test]
-fn a_canary_is_seen_in_every_form() {
+fn a_canary_is_found_in_every_form() {
     use base64::Engine as _;
     let encode = |text: &str| base64::engine::general_purpose::STANDARD.encode(text);
     for text in [
@@ -75,8 +75,8 @@ fn a_canary_is_seen_in_every_form() {
     assert!(!shows("nothing of the kind"));
 }
 
-/// A record with a canary wherever there is a secret.
-fn secrets(record: &mut Value) {
+/// Puts a canary into every secret member of a record.
+fn put_canaries(record: &mut Value) {
     record["admin"] = json!({ "user": "alice", "password": canary("admin-password") });
     record["user_data"] = json!({ "text": format!("#cloud-config\n# {}\n", canary("user-data")) });
     record["vendor_data"] = json!({ "text": format!("#cloud-config\n# {}\n", canary("vendor-data")) });
@@ -95,11 +95,11 @@ fn secrets(record: &mut Value) {
 
 fn record() -> Value {
     let mut record = serde_json::from_str(&Identity::of(0).record(1)).expect("a record");
-    secrets(&mut record);
+    put_canaries(&mut record);
     record
 }
 
-fn hidden(what: &str, value: &dyn Debug) {
+fn assert_hides(what: &str, value: &dyn Debug) {
     for text in [format!("{value:?}"), format!("{value:#?}")] {
         assert!(!shows(&text), "{what}: {text}");
     }
@@ -113,44 +113,44 @@ const CONNECTION: Connection = Connection {
 const NOW: Now = Now { mono: Duration::ZERO, unix_seconds: 1_700_000_000 };
 
 #[test]
-fn no_debug_form_shows_what_a_record_or_a_guest_keeps_secret() {
+fn no_debug_output_shows_a_secret_of_a_record_or_guest() {
     let (record, _) = Record::parse("vm.json", &record().to_string()).expect("a record");
-    hidden("record", &record);
+    assert_hides("record", &record);
     let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &Outbox::detached()));
     mailbox.post_password(canary("posted").as_bytes()).expect("posted");
     mailbox.set_attribute("guest", "key", canary("attribute").as_bytes()).expect("set");
     mailbox.store_document(Document::Kubeconfig, canary("document").as_bytes()).expect("stored");
     mailbox.note_record("vm", Some(&canary("admin-password")));
-    hidden("mailbox", &mailbox);
+    assert_hides("mailbox", &mailbox);
     let vm = Vm { mailbox, ..Vm::alone(record.vm.uuid.as_str()) };
-    hidden("VM", &vm);
-    hidden("keyring", &vm.keyring);
+    assert_hides("VM", &vm);
+    assert_hides("keyring", &vm.keyring);
     let mut interner = Interner::new();
     let responses = Arc::new(dialect::render(&record, &mut interner, vm));
-    hidden("interner", &interner);
-    hidden("responses", &responses);
+    assert_hides("interner", &interner);
+    assert_hides("responses", &responses);
 
     let store = Arc::new(Store::new(1));
     store.publish(0, Arc::clone(&responses)).expect("a slot");
-    hidden("store", &store);
+    assert_hides("store", &store);
     let target = Target { path: "/latest/user-data", query: "" };
     let value = canary("field");
     let fields = [httparse::Header { name: "X-Token", value: value.as_bytes() }];
     let body = canary("body");
     let request =
         Request { method: Method::Get, target, headers: Headers::new(&fields), body: body.as_bytes() };
-    hidden("request", &request);
-    hidden("answer", &responses.answer(NOW, &CONNECTION, &request, None));
+    assert_hides("request", &request);
+    assert_hides("answer", &responses.answer(NOW, &CONNECTION, &request, None));
 }
 
 #[test]
-fn no_debug_form_of_a_conversation_or_of_settings_shows_what_was_said() {
+fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     let (record, _) = Record::parse("vm.json", &record().to_string()).expect("a record");
     let store = Arc::new(Store::new(1));
     let vm = Vm::alone(record.vm.uuid.as_str());
     store.publish(0, Arc::new(dialect::render(&record, &mut Interner::new(), vm))).expect("a slot");
     let mut serve = Serve::new(store);
-    // Half a head, half a body, an answer in line.
+    // An incomplete head, an incomplete body, and a request with a complete answer.
     let asked = [
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Token: {}", canary("field")),
         format!("POST /v1/phone-home HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{}", canary("body")),
@@ -159,12 +159,12 @@ fn no_debug_form_of_a_conversation_or_of_settings_shows_what_was_said() {
     for octets in asked {
         let mut talk = serve.open(NOW, CONNECTION);
         talk.receive(NOW, octets.as_bytes());
-        hidden(&octets, &talk);
-        hidden(&octets, &talk.next(NOW));
+        assert_hides(&octets, &talk);
+        assert_hides(&octets, &talk.next(NOW));
     }
-    hidden("service", &serve);
-    hidden("step", &Step::SendWithin { bytes: canary("token").into(), hop_limit: 1 });
-    // The number of the key's words, in decimal.
+    assert_hides("service", &serve);
+    assert_hides("step", &Step::SendWithin { bytes: canary("token").into(), hop_limit: 1 });
+    // `Debug` would print the key's two numbers in decimal.
     let key = Key([0x4341_4e41_5259, 4_242_424_242]);
     for text in [
         format!("{:?}", StackConfig { cookie_key: key, ..StackConfig::default() }),
@@ -184,11 +184,11 @@ fn no_debug_form_of_a_conversation_or_of_settings_shows_what_was_said() {
         port: None,
         source_port: 40_000,
     };
-    hidden("question", &question);
+    assert_hides("question", &question);
 }
 
-/// Records with a secret where none belongs, or in a form it must not have, and what is wrong with each.
-fn spoiled() -> Vec<(&'static str, String)> {
+/// Invalid records with a secret at a wrong place or in a wrong form, each with what is wrong.
+fn invalid_records() -> Vec<(&'static str, String)> {
     let with = |change: &dyn Fn(&mut Value)| {
         let mut record = record();
         change(&mut record);
@@ -201,24 +201,24 @@ fn spoiled() -> Vec<(&'static str, String)> {
         ("a password on two lines", with(&|r| r["admin"]["password"] = json!(format!("{}\n2", secret())))),
         ("user-data as text", with(&|r| r["user_data"] = json!(secret()))),
         ("user-data in a list", with(&|r| r["user_data"]["text"] = json!([secret()]))),
-        ("user-data that is no base64", with(&|r| r["user_data"] = json!({ "base64": secret() }))),
-        ("a seed that is no base64", with(&|r| r["random_seed"] = json!({ "base64": secret() }))),
+        ("user-data that is not base64", with(&|r| r["user_data"] = json!({ "base64": secret() }))),
+        ("a seed that is not base64", with(&|r| r["random_seed"] = json!({ "base64": secret() }))),
         ("credentials as text", with(&|r| r["credentials"] = json!(secret()))),
         ("a key as a list", with(&|r| r["credentials"]["iam"]["secret_access_key"] = json!([secret()]))),
         ("a token as text", with(&|r| r["credentials"]["service_account"]["token"] = json!(secret()))),
-        ("metadata that is no text", with(&|r| r["metadata"]["script"] = json!([secret()]))),
+        ("metadata that is not text", with(&|r| r["metadata"]["script"] = json!([secret()]))),
         ("metadata too long", with(&|r| r["metadata"]["script"] = json!(secret().repeat(100)))),
         ("not closed", format!("schema: vmrecord/1\nadmin: {{password: \"{}\n", secret())),
         ("no mapping", format!("schema: vmrecord/1\nuser_data:\n  text: |\n  {}\n", secret())),
-        ("an anchor that is none", format!("schema: vmrecord/1\nadmin: {{password: *{}}}\n", secret())),
+        ("an unknown anchor", format!("schema: vmrecord/1\nadmin: {{password: *{}}}\n", secret())),
         ("a tag", format!("schema: vmrecord/1\nadmin: {{password: !{} x}}\n", secret())),
     ]
 }
 
 #[test]
-fn no_complaint_about_a_record_shows_its_secrets() {
+fn no_error_about_a_record_shows_its_secrets() {
     let room = tempfile::tempdir().expect("a directory");
-    for (what, text) in spoiled() {
+    for (what, text) in invalid_records() {
         let file = room.path().join("vm.yaml");
         fs::write(&file, &text).expect("a record");
         fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("a mode");
@@ -242,7 +242,7 @@ fn no_complaint_about_a_record_shows_its_secrets() {
     }
 }
 
-/// Every file below a directory that anybody but its owner may read, but for the records.
+/// Every file and directory below `directory` that users other than its owner may access.
 fn open_files(directory: &Path) -> Vec<String> {
     let mut open = Vec::new();
     for entry in fs::read_dir(directory).expect("a directory").flatten() {
@@ -258,7 +258,7 @@ fn open_files(directory: &Path) -> Vec<String> {
 }
 
 #[test]
-fn an_agent_that_logs_all_it_can_logs_no_secret_and_keeps_its_files_to_itself() {
+fn an_agent_at_log_level_trace_logs_no_secret_and_keeps_its_files_private() {
     if !privileged::or_skip() {
         return;
     }
@@ -285,9 +285,9 @@ fn an_agent_that_logs_all_it_can_logs_no_secret_and_keeps_its_files_to_itself() 
     for path in ["/latest/user-data", "/v1/user-data", "/latest/meta-data/iam/security-credentials/app"] {
         seen += usize::from(shows(&ask(&["-H", &held, &url(path)]).text()));
     }
-    assert_eq!(seen, 3, "the guest itself is told");
+    assert_eq!(seen, 3, "the guest itself must get its secrets");
     let password = ask(&["-H", "DomU_Request: send_my_password", &url(":8080/")]);
-    assert!(shows(&password.text()), "the guest itself is told");
+    assert!(shows(&password.text()), "the guest itself must get its secrets");
     let forged = format!("X-aws-ec2-metadata-token: {}", canary("forged"));
     ask(&["-H", &forged, &url("/latest/user-data")]);
     ask(&["-H", &format!("Authorization: {}", canary("authorization")), &url("/v1/user-data")]);
@@ -295,15 +295,15 @@ fn an_agent_that_logs_all_it_can_logs_no_secret_and_keeps_its_files_to_itself() 
     ask(&["-d", &form, &url("/v1/phone-home")]);
     let posted = canary("posted");
     ask(&["-d", &posted, &url("/openstack/latest/password")]);
-    for (n, (_, text)) in spoiled().into_iter().enumerate() {
-        replace(&records.path().join(format!("spoiled-{n}.yaml")), &text).expect("a record");
+    for (n, (_, text)) in invalid_records().into_iter().enumerate() {
+        replace(&records.path().join(format!("invalid-{n}.yaml")), &text).expect("a record");
     }
     eventually(PATIENCE, || {
         let refused = agent.said().matches("refused, the last good state stays").count();
-        anyhow::ensure!(refused >= spoiled().len(), "{refused} refused");
+        anyhow::ensure!(refused >= invalid_records().len(), "{refused} refused");
         Ok(())
     })
-    .expect("all are refused");
+    .expect("a refusal of every invalid record");
 
     let said = agent.said();
     assert!(said.contains("TRACE") || said.contains("DEBUG"), "{said}");
@@ -319,7 +319,7 @@ fn an_agent_that_logs_all_it_can_logs_no_secret_and_keeps_its_files_to_itself() 
 }
 
 #[test]
-fn other_processes_of_the_agents_user_do_not_see_into_it() {
+fn other_processes_of_the_agents_user_cannot_read_its_memory() {
     if !privileged::or_skip() {
         return;
     }
@@ -329,9 +329,9 @@ fn other_processes_of_the_agents_user_do_not_see_into_it() {
     chown(records.path(), Some(NOBODY), Some(NOBODY)).expect("an owner");
     let few = ["net_admin", "net_raw", "sys_admin", "ipc_lock"];
     let agent = jail.start(host.ns(), User::Nobody, &few, arguments(records.path(), &[])).expect("an agent");
-    // What cannot be dumped belongs to root in /proc, whoever runs it (proc(5)).
+    // In /proc, the files of a process that cannot be dumped belong to root, whoever runs it (proc(5)).
     for file in ["mem", "environ", "maps", "fd"] {
-        let found = fs::metadata(format!("/proc/{}/{file}", agent.pid())).expect("it is there");
+        let found = fs::metadata(format!("/proc/{}/{file}", agent.pid())).expect("the file exists");
         assert_eq!(found.uid(), 0, "{file}");
     }
 }

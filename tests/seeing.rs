@@ -1,4 +1,4 @@
-//! An agent says how it is: to probes, to scrapers, to people.
+//! An agent reports its state to probes, to scrapers and to operators.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -15,7 +15,7 @@ use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A node, a guest, and its record.
+/// A node, a guest and its record.
 struct Scene {
     guest: Guest,
     host: Host,
@@ -40,35 +40,35 @@ impl Scene {
         PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac)
     }
 
-    /// What `xdp-imds status` says.
-    fn look(&self, words: &[&str]) -> (i32, String) {
-        let Output { status, stdout, stderr } = look(&self.records.path().join("run"), words);
+    /// Runs `xdp-imds status`; returns its exit code and output.
+    fn run_status(&self, words: &[&str]) -> (i32, String) {
+        let Output { status, stdout, stderr } = run_status(&self.records.path().join("run"), words);
         let said = [stdout, stderr].concat();
         (status.code().expect("an exit code"), String::from_utf8(said).expect("text"))
     }
 
     fn status(&self) -> (i32, Status) {
-        let (code, text) = self.look(&["--json"]);
+        let (code, text) = self.run_status(&["--json"]);
         (code, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
     }
 }
 
-fn look(run: &Path, words: &[&str]) -> Output {
+fn run_status(run: &Path, words: &[&str]) -> Output {
     let mut command = Command::new(agent::binary().expect("the agent is built"));
     command.arg("status").args(words).arg("--run").arg(run).output().expect("the verb runs")
 }
 
 #[test]
-fn without_an_agent_the_status_says_so() {
+fn status_reports_that_no_agent_serves() {
     let run = tempfile::tempdir().expect("a directory");
-    let Output { status, stderr, .. } = look(run.path(), &[]);
+    let Output { status, stderr, .. } = run_status(run.path(), &[]);
     let said = String::from_utf8_lossy(&stderr);
     assert_eq!(status.code(), Some(2), "{said}");
     assert!(said.contains("no agent serves with the run directory"), "{said}");
 }
 
 #[test]
-fn a_healthy_agent_tells_of_its_ports_and_guests() {
+fn a_healthy_agent_reports_its_ports_and_guests() {
     if !privileged::or_skip() {
         return;
     }
@@ -80,7 +80,7 @@ fn a_healthy_agent_tells_of_its_ports_and_guests() {
     assert_eq!((status.pid, status.live, status.ready, status.identities), (agent.pid(), true, true, 1));
     assert_eq!(status.ports.counts[&PortState::Attached], 1);
     assert_eq!((status.workers.len(), status.workers[0].device.is_empty()), (1, false));
-    let (code, table) = scene.look(&[]);
+    let (code, table) = scene.run_status(&[]);
     assert!(code == 0 && table.contains("healthy") && table.contains("1 served (file)"), "{table}");
 
     let url = format!("http://{METADATA}/v1/meta-data");
@@ -88,7 +88,7 @@ fn a_healthy_agent_tells_of_its_ports_and_guests() {
     for name in
         [scene.guest.host_tap().name(), &identity.mac.to_string(), &identity.hostname, &identity.instance_id]
     {
-        let (code, text) = scene.look(&[name, "--json"]);
+        let (code, text) = scene.run_status(&[name, "--json"]);
         let guests: Vec<KnownGuest> =
             serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
         assert_eq!((code, guests.len()), (0, 1), "{name}: {text}");
@@ -96,15 +96,15 @@ fn a_healthy_agent_tells_of_its_ports_and_guests() {
         assert_eq!(guests[0].vm.as_ref(), Some(&identity.hostname), "{name}");
         assert!(guests[0].held.is_some() && guests[0].slot.is_some(), "{name}: {text}");
     }
-    let (code, said) = scene.look(&["nobody"]);
+    let (code, said) = scene.run_status(&["nobody"]);
     assert!(code == 1 && said.contains("no guest is known as nobody") && said.contains("refused"), "{said}");
-    agent.stop().expect("a good end");
-    let (code, _) = scene.look(&[]);
+    agent.stop().expect("the agent stops");
+    let (code, _) = scene.run_status(&[]);
     assert_eq!(code, 2, "the agent has ended");
 }
 
 #[test]
-fn what_an_operator_has_to_do_is_told_until_it_is_done() {
+fn a_refused_record_is_reported_until_it_is_corrected() {
     if !privileged::or_skip() {
         return;
     }
@@ -117,26 +117,26 @@ fn what_an_operator_has_to_do_is_told_until_it_is_done() {
         anyhow::ensure!(code == 1, "{code}: {status:?}");
         Ok(status)
     });
-    let degraded = degraded.expect("the refusal shows");
+    let degraded = degraded.expect("the status reports the refusal");
     assert_eq!(degraded.troubles, ["1 records refused"]);
     assert_eq!(degraded.refused[0].record, "guest-0.yaml");
     assert!(degraded.lately.iter().any(|said| said.text.contains("guest-0.yaml")), "{:?}", degraded.lately);
     assert_eq!(
         degraded.instances.iter().map(|instances| instances.count).sum::<u64>(),
         1,
-        "the last good one stays"
+        "the last good record must stay"
     );
     scene.guest.identity().write(scene.records.path(), 2).expect("a good record");
-    let mended = eventually(PATIENCE, || {
+    let healthy = eventually(PATIENCE, || {
         let (code, status) = scene.status();
         anyhow::ensure!(code == 0, "{code}: {status:?}");
         Ok(())
     });
-    mended.expect("nothing is left of it");
+    healthy.expect("the status is healthy again");
 }
 
 #[test]
-fn a_port_that_is_not_there_yet_waits_and_is_no_trouble() {
+fn an_absent_port_is_reported_as_waiting_and_not_as_trouble() {
     if !privileged::or_skip() {
         return;
     }
@@ -150,7 +150,7 @@ fn a_port_that_is_not_there_yet_waits_and_is_no_trouble() {
 }
 
 #[test]
-fn probes_and_metrics_are_on_the_metrics_address_and_the_status_is_not() {
+fn the_metrics_address_serves_probes_and_metrics_but_no_status() {
     if !privileged::or_skip() {
         return;
     }
@@ -162,7 +162,7 @@ fn probes_and_metrics_are_on_the_metrics_address_and_the_status_is_not() {
 }
 
 #[test]
-fn a_worker_that_is_stuck_is_named_and_one_that_goes_on_is_not() {
+fn healthz_names_a_worker_while_it_is_stuck() {
     if !privileged::or_skip() {
         return;
     }
@@ -170,30 +170,34 @@ fn a_worker_that_is_stuck_is_named_and_one_that_goes_on_is_not() {
     let agent = scene.agent();
     assert_eq!(agent.ask("/healthz").expect("an answer"), (200, "ok\n".into()));
     let stopped = Stopped::thread(agent.pid(), "imds-hub-0").expect("a worker to stop");
-    let (begun, mut told) = (Instant::now(), None);
-    while told.is_none() && begun.elapsed() < PATIENCE {
+    let (begun, mut report) = (Instant::now(), None);
+    while report.is_none() && begun.elapsed() < PATIENCE {
         let (status, body) = agent.ask("/healthz").expect("an answer while a worker is stuck");
-        told = (status == 503).then_some(body);
+        report = (status == 503).then_some(body);
         std::thread::sleep(Duration::from_millis(100));
     }
-    let body = told.expect("a worker that stands still is noticed");
+    let body = report.expect("the stuck worker is reported");
     assert!(body.starts_with("worker 0 has been silent for ") && body.lines().count() == 1, "{body}");
-    assert!(begun.elapsed() > Duration::from_secs(3), "noticed after {:?}", begun.elapsed());
+    assert!(begun.elapsed() > Duration::from_secs(3), "reported after {:?}", begun.elapsed());
     assert_eq!(agent.ask("/readyz").expect("an answer").0, 503);
-    assert_eq!(agent.ask("/metrics").expect("an answer").0, 200, "what was published last is still told");
+    assert_eq!(
+        agent.ask("/metrics").expect("an answer").0,
+        200,
+        "the metrics published last must still be served"
+    );
     let (code, status) = scene.status();
     assert!(code == 1 && !status.live, "{status:?}");
     drop(stopped);
-    let heard = eventually(PATIENCE, || {
+    let answered = eventually(PATIENCE, || {
         let (status, body) = agent.ask("/healthz")?;
         anyhow::ensure!(status == 200, "{body}");
         Ok(())
     });
-    heard.expect("the worker goes on");
+    answered.expect("the worker continues");
 }
 
 #[test]
-fn a_process_that_is_stopped_answers_no_probe() {
+fn a_stopped_process_answers_no_probe() {
     if !privileged::or_skip() {
         return;
     }
@@ -205,10 +209,10 @@ fn a_process_that_is_stopped_answers_no_probe() {
     let error = asked.expect_err("a stopped process");
     let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
     assert_eq!(kind, Some(std::io::ErrorKind::WouldBlock), "{error:#}");
-    let heard = eventually(PATIENCE, || {
+    let answered = eventually(PATIENCE, || {
         let (status, body) = agent.ask("/healthz")?;
         anyhow::ensure!(status == 200, "{body}");
         Ok(())
     });
-    heard.expect("it goes on");
+    answered.expect("the process continues");
 }

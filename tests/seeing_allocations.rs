@@ -1,5 +1,5 @@
-//! Seeing costs no memory where guests are served: a probe's look allocates nothing, and a request that is counted and
-//! noted in the audit log no more than one that is not.
+//! Observing the agent allocates no memory: a probe allocates nothing, and a request in the audit log allocates no more
+//! than one that is not in it.
 
 use std::alloc::System;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const GET: &[u8] = b"GET /latest/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n";
 
-/// Allocations of one request over a connection of its own.
+/// The number of allocations for one request over a connection of its own.
 fn request(serve: &mut Serve) -> usize {
     let connection = Connection {
         slot: 0,
@@ -43,7 +43,7 @@ fn request(serve: &mut Serve) -> usize {
 }
 
 #[test]
-fn a_look_allocates_nothing_and_an_answer_that_is_noted_no_more_than_another() {
+fn a_probe_allocates_nothing_and_auditing_a_request_nothing_more() {
     let health = Health::new(vec![(0, Heartbeat::default())]);
     health.set_records_read();
     health.set_ports_settled();
@@ -58,7 +58,7 @@ fn a_look_allocates_nothing_and_an_answer_that_is_noted_no_more_than_another() {
     store.publish(0, Arc::new(responses.build())).expect("a slot of the table");
     let mut plain = Serve::new(Arc::clone(&store));
     let mut audited = Serve::audited(store, Some(Tape::new(16)));
-    // The first renders the date.
+    // The first request also renders the date.
     request(&mut plain);
     let expected = request(&mut plain);
     for _ in 0..100 {

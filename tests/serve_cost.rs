@@ -1,8 +1,8 @@
-//! What a request costs from its octets to the pieces of its answer, without TCP:
+//! The CPU time of a request from its octets to the pieces of its answer, without TCP:
 //! `cargo bench -p xdp-imds-tests --bench serve_cost`.
 //!
-//! Every guest asks what cloud-init asks, all of them in turn, so that each finds its VM's responses out of the
-//! cache, as in a boot storm.
+//! The guests send cloud-init's requests in turn. The responses of a VM have therefore left the CPU's cache before its
+//! next request, as in a boot storm.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use metadata_state::mailboxes::Mailboxes;
 use support::typical;
 use support::wire::at;
 
-/// Requests of one measurement, about.
+/// Approximate number of requests in one measurement.
 const REQUESTS: u32 = 400_000;
 const PATHS: [&str; 4] = [
     "/v1/meta-data",
@@ -29,7 +29,7 @@ const PATHS: [&str; 4] = [
     "/latest/user-data",
 ];
 
-/// Time this thread has spent on a CPU: what else the machine does counts only by its use of the caches.
+/// CPU time of this thread. Other load on the machine affects it only through the caches.
 fn on_cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat of the kernel");
     let first = stat.split(' ').next().and_then(|ns| ns.parse().ok());
@@ -54,7 +54,7 @@ fn store(guests: u32) -> Arc<Store> {
 fn main() {
     for guests in [1, 100, 1_000, 4_000] {
         let mut serve = Serve::new(store(guests));
-        // Goes on from path to path: the guests' token buckets remember.
+        // The time continues from path to path, because the guests' token buckets keep their state.
         let mut now = Duration::ZERO;
         for path in PATHS {
             let get = format!(
@@ -80,7 +80,7 @@ fn main() {
     }
 }
 
-/// One connection with one request; octets of the answer.
+/// Sends one request over its own connection; returns the length of the answer in octets.
 fn ask(serve: &mut Serve, slot: u32, now: metadata_base::time::Now, get: &[u8]) -> usize {
     let connection =
         Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 40_000) };

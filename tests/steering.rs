@@ -1,10 +1,12 @@
-//! Steering: frames for the metadata service reach the hub, answers reach their guest, and everything
-//! else goes on as if nothing were there.
+//! Steering: frames for the metadata service reach the hub, answers reach their guest, and all other traffic is
+//! unaffected.
 //!
-//! The test plays both ends: it owns the guests' tap descriptors, as QEMU would, and the hub tap's.
+//! The tests play both ends: they own the descriptors of the guests' taps, as QEMU would, and of the hub's tap.
 
 #[path = "steering/identity.rs"]
 mod identity;
+#[path = "steering/inherited.rs"]
+mod inherited;
 #[path = "steering/life.rs"]
 mod life;
 #[path = "steering/losses.rs"]
@@ -19,5 +21,7 @@ mod pins;
 mod refusals;
 #[path = "steering/rings.rs"]
 mod rings;
+#[path = "steering/takeover.rs"]
+mod takeover;
 #[path = "steering/watching.rs"]
 mod watching;

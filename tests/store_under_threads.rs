@@ -1,9 +1,8 @@
-//! Whatever the control side does to the table of slots, each reader at each moment finds what a slot holds, whole,
-//! and nobody else's.
+//! While the control side changes the table of slots, each reader finds the complete, current responses of a slot's VM.
 //!
-//! The control side follows a script drawn from a seed; what a slot holds after each step is known beforehand. A
-//! reader notes which steps were done before it looked and which had begun when it had: what it found must be what
-//! the slot held after one of these, and never older than what it found before.
+//! The control side follows a script from a seed, which determines the contents of a slot after each step. A reader
+//! notes the last step done before its read and the last step begun after it. It must find the contents after one of
+//! the steps in this range, and never older contents than it found before.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -21,23 +20,23 @@ const STEPS: usize = 400;
 const READERS: u64 = 3;
 const RECORDS_PER_SLOT: usize = 4;
 
-/// What a slot holds.
+/// The contents of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holds {
     Nothing,
     Expected,
-    /// The record of this number, of this slot's VM.
+    /// The record of this number of the slot's VM.
     Record(usize),
 }
 
-/// Each slot's records, and what each holds after each step of its own.
+/// The records of each slot, and its contents after each of its steps.
 struct Script {
     records: Vec<Vec<Arc<Responses>>>,
     steps: Vec<Vec<Holds>>,
 }
 
-/// Which record and whose responses are, by every document that tells: the same in all of them, or it is a mix.
-fn told(responses: &Responses) -> (u16, usize) {
+/// The guest and the number of the record in all documents of `responses`, which must agree.
+fn guest_and_record(responses: &Responses) -> (u16, usize) {
     let text = |path| {
         let answer = Question::get(path).ask(responses);
         String::from_utf8(answer.body().to_bytes().to_vec()).expect("text")
@@ -52,8 +51,12 @@ fn told(responses: &Responses) -> (u16, usize) {
     let key = text("/latest/meta-data/public-keys/0/openssh-key");
     let guest = number(&user_data, "of guest-");
     let record = number(&user_data, "record ");
-    assert_eq!((number(&meta_data, "guest-"), number(&key, "guest-")), (guest, guest), "a mix of two VMs");
-    assert_eq!(number(&meta_data, "record-"), record, "a mix of two records");
+    assert_eq!(
+        (number(&meta_data, "guest-"), number(&key, "guest-")),
+        (guest, guest),
+        "documents of two VMs"
+    );
+    assert_eq!(number(&meta_data, "record-"), record, "documents of two records");
     (u16::try_from(guest).expect("a guest"), record)
 }
 
@@ -95,13 +98,13 @@ impl Script {
     }
 }
 
-/// What a reader finds in a slot, by the documents themselves.
-fn found(store: &Store, slot: u32) -> Holds {
+/// The contents of a slot according to its documents.
+fn contents(store: &Store, slot: u32) -> Holds {
     match store.get(slot) {
         Entry::Unknown => Holds::Nothing,
         Entry::Expected => Holds::Expected,
         Entry::Ready(responses) => {
-            let (guest, record) = told(&responses);
+            let (guest, record) = guest_and_record(&responses);
             assert_eq!(u32::from(guest), slot, "slot {slot} answers for guest {guest}");
             Holds::Record(record)
         }
@@ -109,7 +112,7 @@ fn found(store: &Store, slot: u32) -> Holds {
 }
 
 #[test]
-fn alone_the_table_is_what_a_plain_list_would_be() {
+fn without_threads_the_table_behaves_like_a_plain_list() {
     let mut random = fastrand::Rng::with_seed(seed::seed());
     let script = Script::draw(&mut random);
     let store = Store::new(SLOTS);
@@ -119,13 +122,13 @@ fn alone_the_table_is_what_a_plain_list_would_be() {
         at[slot as usize] += 1;
         script.apply(&store, slot, at[slot as usize]);
         for slot in 0..SLOTS {
-            assert_eq!(found(&store, slot), script.steps[slot as usize][at[slot as usize]], "slot {slot}");
+            assert_eq!(contents(&store, slot), script.steps[slot as usize][at[slot as usize]], "slot {slot}");
         }
     }
 }
 
 #[test]
-fn readers_find_what_a_slot_holds_at_that_moment_whole_and_of_its_own_vm() {
+fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
     let mut random = fastrand::Rng::with_seed(seed::seed());
     let script = Script::draw(&mut random);
     let store = Store::new(SLOTS);
@@ -139,16 +142,16 @@ fn readers_find_what_a_slot_holds_at_that_moment_whole_and_of_its_own_vm() {
                 let mut random = fastrand::Rng::with_seed(reader);
                 scope.spawn(move || {
                     let mut reads = 0_u64;
-                    // The oldest step that what was found last can be of.
+                    // The first step that matches the last contents found.
                     let mut oldest = [0; SLOTS as usize];
                     while !over.load(Ordering::SeqCst) || reads == 0 {
                         let slot = random.usize(..SLOTS as usize);
                         let from = done[slot].load(Ordering::SeqCst).max(oldest[slot]);
-                        let found = found(store, slot as u32);
+                        let found = contents(store, slot as u32);
                         let until = begun[slot].load(Ordering::SeqCst);
                         let step = (from..=until).find(|step| script.steps[slot][*step] == found);
                         oldest[slot] = step.unwrap_or_else(|| {
-                            panic!("slot {slot} held {found:?}, which is none of its steps {from} to {until}")
+                            panic!("slot {slot} held {found:?}, which matches none of its steps {from} to {until}")
                         });
                         reads += 1;
                     }
@@ -168,7 +171,7 @@ fn readers_find_what_a_slot_holds_at_that_moment_whole_and_of_its_own_vm() {
         }
         over.store(true, Ordering::SeqCst);
         for reader in readers {
-            assert!(reader.join().expect("a reader saw only what was there") > 0);
+            assert!(reader.join().expect("the reader found only valid contents") > 0);
         }
     });
     for (slot, records) in script.records.iter().enumerate() {
@@ -179,7 +182,7 @@ fn readers_find_what_a_slot_holds_at_that_moment_whole_and_of_its_own_vm() {
 }
 
 #[test]
-fn a_slot_is_asked_no_more_than_its_burst_and_its_rate_however_its_records_change() {
+fn changes_of_its_record_do_not_reset_the_request_limit_of_a_slot() {
     const SECONDS: u64 = 20;
     let mut random = fastrand::Rng::with_seed(seed::seed());
     let script = Script::draw(&mut random);
@@ -190,7 +193,7 @@ fn a_slot_is_asked_no_more_than_its_burst_and_its_rate_however_its_records_chang
         while now < Duration::from_secs(SECONDS) {
             now += Duration::from_micros(random.u64(..20_000));
             if random.u8(..4) == 0 {
-                // Whatever is published is no way round the limit; what is withdrawn is another guest's.
+                // Publishing a record must not reset the limit. Withdrawing would, for the slot's next guest.
                 store
                     .publish(0, Arc::clone(&script.records[0][random.usize(..RECORDS_PER_SLOT)]))
                     .expect("0");
@@ -198,6 +201,6 @@ fn a_slot_is_asked_no_more_than_its_burst_and_its_rate_however_its_records_chang
             admitted += u64::from(store.admit(0, limit, now));
         }
         let most = u64::from(limit.burst) + u64::from(limit.per_second) * (SECONDS + 1);
-        assert!(admitted <= most, "{admitted} of {most} at {limit:?}");
+        assert!(admitted <= most, "{admitted} requests admitted at {limit:?}; the most is {most}");
     }
 }

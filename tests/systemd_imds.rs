@@ -1,4 +1,4 @@
-//! systemd's own client of metadata services, unmodified, gets each key it knows of each cloud that is served.
+//! systemd's unmodified metadata client (`systemd-imds`) gets each key it knows from each cloud that the agent serves.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use support::systemd_imds::SystemdImds;
 const PUBLIC_V4: &str = "203.0.113.7";
 const PUBLIC_V6: &str = "2001:db8::7";
 
-/// Clouds of its table that are no dialect of ours.
+/// Clouds in the client's table for which the agent has no dialect.
 const OTHERS: [&str; 1] = ["tencent-cloud"];
 
 fn record(identity: &Identity) -> Value {
@@ -27,12 +27,12 @@ fn record(identity: &Identity) -> Value {
         "address": format!("{PUBLIC_V6}/64"),
         "gateway": "2001:db8::1",
     }));
-    // The client asks for a token where the table names one.
+    // The client requests a token where its table names one.
     record["serve"] = json!({ "imdsv2": "required" });
     record
 }
 
-/// What each key is, by cloud. A key that is not here is not asked for.
+/// The expected value of each key, by cloud. Other keys are not checked.
 fn expected(identity: &Identity) -> BTreeMap<&'static str, Vec<(&'static str, String)>> {
     let short = || identity.hostname.clone();
     let fqdn = || format!("{}.{}", identity.hostname, answers::DOMAIN);
@@ -122,7 +122,7 @@ fn expected(identity: &Identity) -> BTreeMap<&'static str, Vec<(&'static str, St
     ])
 }
 
-/// A guest of this record and its agent, and what the client gets by each key of each cloud of its table.
+/// Boots a guest with `record` and an agent; calls `check` with the client's result for each key of each cloud.
 fn each_key(record: &Value, mut check: impl FnMut(&str, &str, anyhow::Result<Option<Vec<u8>>>)) {
     let Some(client) = SystemdImds::or_skip() else { return };
     let identity = Identity::of(0);
@@ -148,7 +148,7 @@ fn each_key(record: &Value, mut check: impl FnMut(&str, &str, anyhow::Result<Opt
 }
 
 #[test]
-fn systemds_client_gets_each_key_it_knows_of_each_cloud() {
+fn systemds_client_gets_each_key_it_knows_from_each_cloud() {
     let identity = Identity::of(0);
     let expected = expected(&identity);
     let (mut asked, mut wrong) = (BTreeMap::<String, usize>::new(), Vec::new());
@@ -156,7 +156,7 @@ fn systemds_client_gets_each_key_it_knows_of_each_cloud() {
         let text = |octets: Vec<u8>| String::from_utf8_lossy(&octets).into_owned();
         let found = found.map(|found| found.map(text)).map_err(|error| format!("{error:#}"));
         let Some(keys) = expected.get(cloud) else {
-            wrong.push(format!("{cloud} is new in the table, and {key} of it is {found:?}"));
+            wrong.push(format!("{cloud} is new in the table; its {key} is {found:?}"));
             return;
         };
         *asked.entry(cloud.to_owned()).or_default() += 1;
@@ -172,15 +172,15 @@ fn systemds_client_gets_each_key_it_knows_of_each_cloud() {
     }
 }
 
-/// What is not there is a 404, after which the client ends; after a 429 or 503 it would ask again.
+/// A missing key is a 404, after which the client ends. It would repeat the request after a 429 or 503.
 #[test]
-fn systemds_client_finds_that_a_record_has_no_key() {
+fn systemds_client_ends_without_a_key_that_the_record_lacks() {
     let identity = Identity::of(0);
     let mut bare = record(&identity);
     for member in ["ssh_keys", "user_data"] {
         bare.as_object_mut().expect("a mapping").remove(member);
     }
-    // A lease nobody knows.
+    // The address of a DHCP lease is unknown to the agent.
     bare["network"]["nics"][0]["addresses"] = json!([{ "method": "dhcp4" }]);
     let mut wrong = Vec::new();
     each_key(&bare, |cloud, key, found| match (key, found) {

@@ -1,4 +1,4 @@
-//! A node with a VM in each of many namespaces, and agents that serve them one after the other.
+//! A node with one VM in each of many namespaces, and the agents that serve them one after another.
 
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
@@ -19,7 +19,7 @@ pub(crate) const PATH: &str = "/v1/user-data";
 pub(crate) struct Node {
     pub(crate) host: Host,
     pub(crate) guests: Vec<(Identity, Arc<Tap>)>,
-    // Held for as long as their taps are.
+    // The namespaces must live as long as their taps.
     _pods: Vec<Namespace>,
     _records: TempDir,
     _bpffs: Bpffs,
@@ -28,7 +28,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// With so many namespaces, and agents that have these words as well.
+    /// Creates `count` namespaces; `more` are further arguments of every agent.
     pub(crate) fn new(count: u16, more: &[&str]) -> Result<Self> {
         let (host, records, bpffs) = (Host::new()?, tempfile::tempdir()?, Bpffs::mount()?);
         let (mut pods, mut guests, mut ports) = (Vec::new(), Vec::new(), Vec::new());
@@ -51,30 +51,30 @@ impl Node {
         self.agent_with(&[])
     }
 
-    /// An agent with more words on its command line.
+    /// Starts an agent with further arguments.
     pub(crate) fn agent_with(&self, more: &[&str]) -> Result<Agent<'_>> {
         let words = self.words.iter().cloned().chain(more.iter().map(Into::into)).collect();
         Agent::start_binary(&self.binary, self.host.ns(), words)
     }
 
-    /// Every guest asks for its user-data; what each took, the longest last.
+    /// Lets every guest request its user-data; returns the time each took, sorted ascending.
     pub(crate) fn all_ask(&self, patience: Duration) -> Result<Vec<Duration>> {
-        all_answered(storm(self.guests.clone(), &[PATH], patience))
+        times_of(storm(self.guests.clone(), &[PATH], patience))
     }
 
-    /// As [`all_ask`](Self::all_ask), on another connection whenever one has brought no answer for so long.
+    /// Like [`all_ask`](Self::all_ask), but each guest opens a new connection when one has no answer within `attempt`.
     pub(crate) fn all_ask_again(&self, patience: Duration, attempt: Duration) -> Result<Vec<Duration>> {
-        all_answered(impatient_storm(self.guests.clone(), &[PATH], patience, attempt))
+        times_of(impatient_storm(self.guests.clone(), &[PATH], patience, attempt))
     }
 }
 
-fn all_answered(outcomes: Vec<Outcome>) -> Result<Vec<Duration>> {
+fn times_of(outcomes: Vec<Outcome>) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for Outcome { identity, answers, took: guest } in outcomes {
         let answers = answers.with_context(|| identity.hostname.clone())?;
         anyhow::ensure!(
             answers[0].body == identity.user_data.as_bytes(),
-            "{} got another's",
+            "{} got another guest's user-data",
             identity.hostname
         );
         took.push(guest);

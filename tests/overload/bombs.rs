@@ -1,4 +1,4 @@
-//! Requests that are too long, too many, or two things at once.
+//! Requests that are too long, too many or ambiguous.
 
 use std::time::{Duration, Instant};
 
@@ -25,16 +25,16 @@ use crate::RECOVERY;
 use crate::SERVICE;
 use crate::withstand;
 
-/// For a bomb to be poured out, and its answer to come: on a busy machine, all take their turns.
+/// Longest time to send an oversized request and receive its answer on a busy machine.
 const MOST: Duration = Duration::from_secs(60);
-/// What the service has taken in beyond a limit before its refusal is heard: one window.
+/// Octets the service may accept beyond a limit before its refusal arrives: one window.
 const WINDOW: usize = 3_072;
 /// Connections of one port.
 const PER_PORT: usize = 128;
-/// A bomb of the larger kind.
+/// Octets of a large request.
 const LARGE: usize = 2 << 20;
 
-/// The answers on a connection: each status, until one is not whole.
+/// The status of each answer on a connection, up to the first incomplete one.
 fn statuses(mut received: &[u8]) -> Vec<u16> {
     let mut found = Vec::new();
     while let Ok((status, rest)) = answer(received) {
@@ -53,9 +53,10 @@ fn statuses(mut received: &[u8]) -> Vec<u16> {
     found
 }
 
-/// Pours `octets` of a request over one connection: it is answered with `status` alone, and closed, before more
-/// than `limit` octets were taken.
-fn refused(
+/// Sends `octets` of a request over one connection.
+///
+/// The service must answer with `status` alone and close before it has accepted more than `limit` octets.
+fn expect_refusal(
     station: &mut Station,
     status: u16,
     limit: usize,
@@ -65,15 +66,15 @@ fn refused(
     let mut mob = Mob::open(station, SERVICE, 1)?;
     let taken = mob.pour(octets, MOST, make)? as usize;
     let over = mob.until(MOST, |talks| talks.iter().all(|talk| talk.ended || talk.reset))?;
-    ensure!(over, "the connection goes on");
+    ensure!(over, "the connection does not end");
     let talk = &mob.talks[0];
     ensure!(statuses(&talk.received) == [status], "answered {:?}", statuses(&talk.received));
-    ensure!(taken <= limit + WINDOW, "{taken} octets were taken, of {limit} allowed");
+    ensure!(taken <= limit + WINDOW, "{taken} octets were accepted; the limit is {limit}");
     mob.leave()
 }
 
-/// One short request, answered with these statuses and nothing else.
-fn asked(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
+/// Sends one short request; its answers must have exactly these statuses.
+fn expect_answers(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let said = talk.say(octets);
     station.until(&mut talk, &said, |talk| talk.ended)?;
@@ -83,52 +84,58 @@ fn asked(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
     Ok(())
 }
 
-/// A beginning, and then the same over and over.
+/// The octets of `start`, followed by `over` without end.
 fn endless<'a>(start: &'a [u8], over: &'a [u8]) -> impl Fn(usize) -> u8 + 'a {
     move |at| start.get(at).copied().unwrap_or_else(|| over[(at - start.len()) % over.len()])
 }
 
 fn header(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    refused(station, 431, FIELDS_MAX + 64, LARGE, endless(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"x"))
+    expect_refusal(station, 431, FIELDS_MAX + 64, LARGE, endless(b"GET / HTTP/1.1\r\nHost: x\r\nA: ", b"x"))
 }
 
 fn fields(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    refused(station, 431, FIELDS_MAX + 64, 10_000 * 6, endless(b"GET / HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n"))
+    expect_refusal(
+        station,
+        431,
+        FIELDS_MAX + 64,
+        10_000 * 6,
+        endless(b"GET / HTTP/1.1\r\nHost: x\r\n", b"A: b\r\n"),
+    )
 }
 
 fn target(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    refused(station, 414, TARGET_MAX + 64, LARGE, endless(b"GET /", b"a/"))
+    expect_refusal(station, 414, TARGET_MAX + 64, LARGE, endless(b"GET /", b"a/"))
 }
 
 fn method(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    refused(station, 400, 64, LARGE, endless(b"", b"A"))
+    expect_refusal(station, 400, 64, LARGE, endless(b"", b"A"))
 }
 
 fn chunks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     let chunk = [&b"400\r\n"[..], &[b'x'; 0x400], b"\r\n"].concat();
-    refused(station, 413, head.len() + BODY_MAX * 2, LARGE, endless(head, &chunk))
+    expect_refusal(station, 413, head.len() + BODY_MAX * 2, LARGE, endless(head, &chunk))
 }
 
 fn chunks_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
-    refused(station, 413, head.len() + BODY_MAX * 6, LARGE, endless(head, b"1\r\nx\r\n"))
+    expect_refusal(station, 413, head.len() + BODY_MAX * 6, LARGE, endless(head, b"1\r\nx\r\n"))
 }
 
 fn extensions(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;";
-    refused(station, 400, head.len() + 4_096, LARGE, endless(head, b"a=b;"))
+    expect_refusal(station, 400, head.len() + 4_096, LARGE, endless(head, b"a=b;"))
 }
 
 fn lengths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for length in ["65537", "2147483648", "18446744073709551616", "99999999999999999999999999999999"] {
         let request = format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n");
-        asked(station, request.as_bytes(), &[413])?;
+        expect_answers(station, request.as_bytes(), &[413])?;
     }
     Ok(())
 }
 
-/// What follows a request with two framings is not taken for another one.
+/// The octets after a request with two framings must not count as another request.
 fn smuggling(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let hidden = "GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
     let framings = [
@@ -168,10 +175,10 @@ fn control_characters(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nA: b\rB: c\r\n\r\n",
         b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\0: c\r\n\r\n",
     ];
-    lines.iter().try_for_each(|line| asked(station, line, &[400]))
+    lines.iter().try_for_each(|line| expect_answers(station, line, &[400]))
 }
 
-/// Line ends in an escape stay where they are: no answer has a field a guest made.
+/// Percent-encoded line ends in a path must not add a header field to the answer.
 fn encoded_line_ends(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let path = "/v1/%0d%0aSet-Cookie:%20a=b%0d%0a%0d%0a<html>";
@@ -207,10 +214,10 @@ fn deep_paths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Ten thousand requests in one go: answered in order, none beyond what a VM may ask for.
+/// Pipelines ten thousand requests; the answers must be in order and stay within the VM's request limit.
 fn pipelining(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const REQUESTS: usize = 10_000;
-    // What a record allows a VM by default.
+    // The default request limit of a record.
     const BURST: usize = 400;
     const PER_SECOND: f64 = 100.0;
     let requests = [
@@ -229,30 +236,38 @@ fn pipelining(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     ensure!(in_order, "answers are out of order: {found:?}");
     let took = start.elapsed();
     let most = BURST + (PER_SECOND * took.as_secs_f64()).ceil() as usize;
-    ensure!(found.len() <= most, "{} answers in {took:.1?}, {most} at most", found.len());
+    ensure!(found.len() <= most, "{} answers in {took:.1?}; the limit is {most}", found.len());
     mob.leave()
 }
 
-/// The largest bodies there may be on all connections there may be: as many are taken in at a time as one guest may
-/// have kept, and the others are asked to come again. How many are taken in all depends on how their segments fall, and
-/// a guest that gets too little time to send a body in is told so (408); one without a definite answer there is not.
+/// Sends a body of the largest size on every connection a port may have.
+///
+/// The service buffers as many octets as one VM may use and answers the other requests with 503. How many bodies it
+/// accepts in all depends on the order of their segments. A body that takes too long gets 408. Each gets an answer.
 fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head =
         format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {BODY_MAX}\r\n\r\n");
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
     mob.pour(head.len() + BODY_MAX, Duration::from_secs(60), endless(head.as_bytes(), b"x"))?;
     let over = mob.until(MOST, |talks| talks.iter().all(|talk| talk.ended || talk.reset))?;
-    ensure!(over, "some bodies are not answered");
+    ensure!(over, "some bodies have no answer");
     let held_most = BUFFERED_PER_VM + PER_PORT * WINDOW;
-    ensure!(mob.most_held <= held_most, "{} octets are held at once, {held_most} allowed", mob.most_held);
+    ensure!(
+        mob.most_held <= held_most,
+        "{} octets are buffered at once; the limit is {held_most}",
+        mob.most_held
+    );
     let found: Vec<_> = mob.talks.iter().map(|talk| statuses(&talk.received)).collect();
     let count = |status| found.iter().filter(|found| **found == [status]).count();
-    let (taken, put_off, late) = (count(405), count(503), count(408));
+    let (accepted, deferred, late) = (count(405), count(503), count(408));
     let others: Vec<_> =
         mob.talks.iter().zip(&found).filter(|(_, it)| !matches!(it[..], [405 | 408 | 503])).collect();
-    ensure!(others.is_empty(), "{taken} taken, {put_off} put off, {late} late, others: {others:?}");
-    eprintln!("{taken} taken, {put_off} put off, {late} late; {} octets held at once", mob.most_held);
-    ensure!(taken > 0 && put_off > 0, "{taken} taken, {put_off} put off, {late} late");
+    ensure!(others.is_empty(), "{accepted} accepted, {deferred} deferred, {late} late, others: {others:?}");
+    eprintln!(
+        "{accepted} accepted, {deferred} deferred, {late} late; {} octets buffered at once",
+        mob.most_held
+    );
+    ensure!(accepted > 0 && deferred > 0, "{accepted} accepted, {deferred} deferred, {late} late");
     mob.leave()
 }
 
@@ -264,7 +279,7 @@ fn attribute(method: &str, path: &str, body: usize) -> Vec<u8> {
     [head.into_bytes(), vec![b'x'; body]].concat()
 }
 
-/// The status a request gets on a connection of its own.
+/// The status of a request on a connection of its own.
 fn status_of(station: &mut Station, request: &[u8]) -> Result<u16> {
     let mut mob = Mob::open(station, SERVICE, 1)?;
     mob.pour(request.len(), MOST, |at| request[at])?;
@@ -275,40 +290,40 @@ fn status_of(station: &mut Station, request: &[u8]) -> Result<u16> {
     Ok(found[0])
 }
 
-/// How many of so many attributes of this size are kept; the others are refused.
-fn kept(station: &mut Station, name: &str, keys: usize, octets: usize) -> Result<usize> {
-    let mut kept = 0;
+/// Writes `keys` attributes of `octets` each; returns how many the service stores. It must refuse the others.
+fn count_stored(station: &mut Station, name: &str, keys: usize, octets: usize) -> Result<usize> {
+    let mut stored = 0;
     for key in 0..keys {
         let status = status_of(station, &attribute("PUT", &format!("flood/{name}-{key}"), octets))?;
         ensure!(status < 500, "{name} {key} is answered {status}");
-        kept += usize::from(status < 300);
+        stored += usize::from(status < 300);
     }
-    Ok(kept)
+    Ok(stored)
 }
 
-/// What a guest may leave with the service is bounded in number, in size, and in all.
+/// Guest attributes are limited in number, in size and in total.
 fn mailboxes(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let few = ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS;
-    let large = kept(station, "large", 2 * few, ATTRIBUTE_OCTETS)?;
-    // Names count as well.
-    ensure!((few - 1..=few).contains(&large), "{large} large attributes were kept");
-    let small = kept(station, "small", 2 * ATTRIBUTES_PER_VM, 1)?;
+    let large = count_stored(station, "large", 2 * few, ATTRIBUTE_OCTETS)?;
+    // Names count towards the total.
+    ensure!((few - 1..=few).contains(&large), "{large} large attributes were stored");
+    let small = count_stored(station, "small", 2 * ATTRIBUTES_PER_VM, 1)?;
     ensure!(
         large + small == ATTRIBUTES_PER_VM,
-        "{small} small attributes were kept beside {large} large ones"
+        "{small} small attributes were stored beside {large} large ones"
     );
     let status = status_of(station, &attribute("PUT", "flood/large-0", ATTRIBUTE_OCTETS + 1))?;
     ensure!((400..500).contains(&status), "an attribute too large is answered {status}");
     Ok(())
 }
 
-/// Requests that wait for a change: a few are kept, and the oldest gives way.
+/// Only a few requests may wait for a change; each further one ends the oldest.
 fn waits(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let request = b"GET /computeMetadata/v1/instance/hostname?wait_for_change=true HTTP/1.1\r\nHost: x\r\n\
                     Metadata-Flavor: Google\r\nConnection: close\r\n\r\n";
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
-    // As every guest does, it repeats what nobody acknowledged: what exceeds the port's limit is dropped, and there is
-    // no room for the last ones while resets that were dropped so leave connections to their time-out.
+    // The guest retransmits unacknowledged segments, because frames beyond the port's limit are dropped. Where a reset
+    // is dropped, its connection remains until its timeout, and the last requests have no room until then.
     mob.pour(request.len(), RECOVERY, |at| request[at])?;
     let ended = |talks: &[Talk]| talks.iter().filter(|talk| talk.ended).count();
     mob.until(MOST, |talks| ended(talks) >= PER_PORT - WAITS_PER_VM)?;
@@ -316,13 +331,13 @@ fn waits(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let ended = ended(&mob.talks);
     ensure!(
         ended == PER_PORT - WAITS_PER_VM,
-        "{ended} of {PER_PORT} waits have ended; {WAITS_PER_VM} may go on"
+        "{ended} of {PER_PORT} waits have ended; {WAITS_PER_VM} may continue"
     );
     mob.leave()
 }
 
 #[test]
-fn requests_that_are_bombs_cost_nobody_else() {
+fn oversized_and_ambiguous_requests_cost_only_their_sender() {
     let attack = |name, run| Attack { name, run, leaves: false };
     withstand(
         "bombs",
@@ -335,12 +350,12 @@ fn requests_that_are_bombs_cost_nobody_else() {
             attack("endless chunks", chunks),
             attack("endless chunks of one octet", chunks_of_one_octet),
             attack("an endless chunk extension", extensions),
-            attack("a body as long as one cannot count", lengths),
+            attack("a content length beyond all limits", lengths),
             attack("smuggling", smuggling),
             attack("control characters", control_characters),
             attack("encoded line ends", encoded_line_ends),
             attack("deep paths", deep_paths),
-            attack("10,000 requests in one go", pipelining),
+            attack("10,000 pipelined requests", pipelining),
             attack("the largest body on every connection", bodies),
             attack("a flood of guest attributes", mailboxes),
             attack("a flood of waits for a change", waits),
@@ -349,7 +364,7 @@ fn requests_that_are_bombs_cost_nobody_else() {
 }
 
 #[test]
-fn requests_held_for_a_record_that_never_comes_cost_nobody_else() {
+fn requests_held_for_a_missing_record_cost_only_their_sender() {
     if !privileged::or_skip() {
         return;
     }
@@ -358,15 +373,17 @@ fn requests_held_for_a_record_that_never_comes_cost_nobody_else() {
     std::fs::remove_file(identity.path(scene.records())).expect("no record for the attacker");
     let mut arena = Arena::open(&scene, "").expect("an arena");
     let ((), answered) = arena.meanwhile(held).expect("others are served");
-    assert!(answered.iter().all(|count| *count > 5), "{answered:?} requests of others meanwhile");
-    identity.write(scene.records(), 1).expect("the record comes after all");
+    assert!(answered.iter().all(|count| *count > 5), "{answered:?} requests of other guests meanwhile");
+    identity.write(scene.records(), 1).expect("a record for the attacker");
     let attacker = &mut arena.attacker;
-    eventually(MOST, || serves(&identity, attacker, PATHS[0])).expect("its own record");
+    eventually(MOST, || serves(&identity, attacker, PATHS[0])).expect("the attacker gets its own record");
     books::balance(&arena.agent, 0).expect("every frame is accounted for");
 }
 
-/// Twice as many requests as there may be connections: those that are held get 503 in the end. The others are held in
-/// turn when places become free, and on a slow machine some of them get theirs before the last of the first.
+/// Sends twice as many requests as a port may have connections; every held request must get 503 at its timeout.
+///
+/// The other requests are held once connections end. On a slow machine some of them get 503 before the last of the
+/// first ones.
 fn held(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 2 * PER_PORT)?;
     for talk in &mut mob.talks {

@@ -1,4 +1,4 @@
-//! Connections: too many, too slow, too silent, or of no sense at all.
+//! Connections that are too many, too slow, silent or invalid.
 
 use std::time::{Duration, Instant};
 
@@ -17,22 +17,22 @@ use crate::withstand;
 
 /// Connections one port may have (`StackConfig::connections_per_port`).
 const PER_PORT: usize = 128;
-/// What a guest hoards.
+/// Connections that a guest tries to hoard.
 const HOARD: usize = 300;
-/// Shortest full segment a guest is sent, whatever it announces (RFC 9293 §3.7.1).
+/// Smallest full segment the service sends, whatever MSS a guest announces (RFC 9293 §3.7.1).
 const SAFE_SEGMENT: usize = 536;
-/// Octets a closed window may be asked about with in [`CLOSED`]: one each 200 ms, the shortest timeout, and as many
-/// again for a machine that is late.
+/// Most window probes within [`CLOSED`], of one octet each: one per 200 ms, the shortest timeout, doubled for a slow
+/// machine.
 const PROBES: usize = 40;
-/// How long windows are kept closed.
+/// How long a window stays closed.
 const CLOSED: Duration = Duration::from_secs(4);
-/// For the service to lose patience: it waits 10 s for a request's head.
+/// Longest time until the service times out; it waits 10 s for a request's head.
 const HEAD_PATIENCE: Duration = Duration::from_secs(40);
-/// For a port's bucket to fill again, which holds a fifth of a second's frames.
+/// Time in which a port's token bucket fills; it holds the frames of 200 ms.
 const REFILL: Duration = Duration::from_millis(250);
-/// For a worker to have counted what it was sent.
+/// Longest time until a worker has counted all frames.
 const COUNTED: Duration = Duration::from_secs(10);
-/// What the attacker's record has as user-data.
+/// Length of the attacker's user-data, in octets.
 pub(crate) const USER_DATA: usize = 60_000;
 const LARGE: &str = "/v1/user-data";
 
@@ -40,7 +40,7 @@ fn gauge(agent: &Agent<'_>, name: &str) -> Result<u64> {
     Ok(total(&agent.metrics()?, &format!("xdp_imds_stack_{name}"), None))
 }
 
-/// Connections begin with their first octet; beyond the port's share they do not begin.
+/// A connection takes room from its first octet; connections beyond the port's limit are refused.
 fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let refused = gauge(agent, "refused_port_connections_total")?;
     let mut mob = Mob::open(station, SERVICE, HOARD)?;
@@ -59,7 +59,7 @@ fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// Every connection ends with 408 by the same time, however its head comes in.
+/// Sends a head on every connection, one octet per `each`; all must end with 408 within [`HEAD_PATIENCE`].
 fn timed_out(mob: &mut Mob<'_>, each: Duration, octets: &[u8]) -> Result<()> {
     let start = Instant::now();
     let mut said = 0;
@@ -80,7 +80,7 @@ fn timed_out(mob: &mut Mob<'_>, each: Duration, octets: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn silent_halfway(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+fn incomplete_heads(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
     timed_out(&mut mob, Duration::ZERO, b"GE")?;
     mob.leave()
@@ -92,7 +92,7 @@ fn slow_writers(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// Connections that ask for much; returns them once their request is acknowledged.
+/// Opens connections and requests a large answer on each.
 fn asking<'s>(station: &'s mut Station, count: usize, change: impl Fn(&mut Talk)) -> Result<Mob<'s>> {
     let mut mob = Mob::open_with(station, SERVICE, count, change)?;
     for talk in &mut mob.talks {
@@ -102,7 +102,7 @@ fn asking<'s>(station: &'s mut Station, count: usize, change: impl Fn(&mut Talk)
     Ok(mob)
 }
 
-/// A window that never opens is asked about an octet at a time.
+/// A window that stays closed receives only probes of one octet.
 fn closed_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = asking(station, PER_PORT, |talk| talk.window = 0)?;
     mob.until(CLOSED, |_| false)?;
@@ -113,7 +113,7 @@ fn closed_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// A window that closes after the first segments holds back the rest.
+/// A window that closes after the first segments receives nothing more but probes.
 fn closing_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const FIRST: u16 = 3_000;
     let mut mob = asking(station, PER_PORT, |talk| talk.window = FIRST)?;
@@ -141,7 +141,7 @@ fn windows_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// Whoever announces tiny segments is sent ones of the size every host must take.
+/// A guest that announces a tiny MSS receives segments of the size that every host must accept.
 fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for mss in [0, 1, 48, 64] {
         let mut talk = station.talk(SERVICE);
@@ -155,20 +155,20 @@ fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         let (status, body) = answer(&talk.received)?;
         ensure!((status, body.len()) == (200, USER_DATA), "mss {mss}: {status}, {} octets", body.len());
         let segments = (station.heard.0 - heard) as usize;
-        // Twice for what was sent again on a busy machine.
+        // Doubled for retransmissions on a busy machine.
         let most = 2 * (talk.received.len() / SAFE_SEGMENT + 8);
         ensure!(segments <= most, "mss {mss}: {segments} segments for {} octets", talk.received.len());
     }
     Ok(())
 }
 
-/// Gives a connection up once the port's bucket holds something again.
+/// Resets a connection once the port's token bucket admits the reset.
 fn hang_up(station: &Station, talk: &Talk) -> Result<()> {
     std::thread::sleep(REFILL);
     station.say(&talk.reset())
 }
 
-/// The same acknowledgement over and over: what is sent again for it stays below what is said.
+/// Repeated acknowledgements must not cause more octets of retransmissions than they contain.
 fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const TIMES: usize = 2_000;
     let mut talk = station.open(SERVICE)?;
@@ -185,8 +185,8 @@ fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     hang_up(station, &talk)
 }
 
-/// Acknowledgements of what was never sent, behind and ahead, and of half of what was.
-fn silly_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+/// Sends acknowledgements of octets before and after the service's window.
+fn invalid_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let said = talk.say(&get(LARGE));
     station.until(&mut talk, &said, |talk| talk.received.len() > 1_000)?;
@@ -197,11 +197,11 @@ fn silly_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         station.hear()?;
     }
     let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
-    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of silly acknowledgements");
+    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of invalid acknowledgements");
     hang_up(station, &talk)
 }
 
-/// Resets and SYNs that miss the next number leave a connection as it is (RFC 5961).
+/// Resets and SYNs with a wrong sequence number do not change a connection (RFC 5961 §3 and §4).
 fn near_misses(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let begun = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n");
@@ -220,16 +220,16 @@ fn near_misses(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     station.say(&talk.finish())
 }
 
-/// Handshakes after which nothing is said are not remembered, however many.
-fn nothing_said(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
+/// Handshakes without data take no room, however many.
+fn bare_handshakes(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let refused = gauge(agent, "refused_port_connections_total")?;
     let mob = Mob::open(station, SERVICE, 500)?;
     let refused = gauge(agent, "refused_port_connections_total")? - refused;
-    ensure!(refused == 0, "{refused} connections were refused for want of room, which none took");
+    ensure!(refused == 0, "{refused} connections were refused although none takes room");
     mob.leave()
 }
 
-/// Handshakes that end at once are closed by both sides.
+/// The service closes connections that the guest closes right after the handshake.
 fn closed_at_once(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for _ in 0..4 {
         let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
@@ -240,12 +240,12 @@ fn closed_at_once(station: &mut Station, _: &Agent<'_>) -> Result<()> {
             talk.seq = talk.seq.wrapping_add(1);
         }
         let ended = mob.until(Duration::from_secs(5), |talks| talks.iter().all(|talk| talk.ended))?;
-        ensure!(ended, "the service does not close what its guest has closed");
+        ensure!(ended, "the service does not close a connection that its guest has closed");
     }
     Ok(())
 }
 
-/// Payload that never starts at the beginning.
+/// Payload after a missing first octet is dropped.
 fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let early = gauge(agent, "dropped_early_total")?;
     let mut mob = Mob::open(station, SERVICE, 500)?;
@@ -255,7 +255,7 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     }
     eventually(COUNTED, || {
         let early = gauge(agent, "dropped_early_total")? - early;
-        ensure!(early >= 500, "{early} segments were early");
+        ensure!(early >= 500, "{early} segments were dropped as early");
         Ok(())
     })?;
     mob.listen(Duration::from_millis(500), true)?;
@@ -263,8 +263,8 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// What is sent again with other words counts as it was said first.
-fn words_changed(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+/// A retransmission with other octets does not replace the octets received first.
+fn changed_retransmissions(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let first = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\nA: ");
     station.until(&mut talk, &first, |talk| talk.in_flight() == 0)?;
@@ -278,7 +278,7 @@ fn words_changed(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     station.say(&talk.finish())
 }
 
-/// One four-tuple, begun and reset over and over.
+/// Opens and resets connections of one four-tuple again and again.
 fn one_port_again_and_again(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let template = station.talk(SERVICE);
     for _ in 0..300 {
@@ -296,7 +296,7 @@ fn attacks() -> Vec<Attack> {
     let attack = |name, run| Attack { name, run, leaves: false };
     vec![
         attack("hoarding", hoarding),
-        attack("nothing said", nothing_said),
+        attack("handshakes without data", bare_handshakes),
         attack("closed at once", closed_at_once),
         attack("the first octet missing", first_octet_missing),
         attack("tiny segments", tiny_segments),
@@ -304,24 +304,24 @@ fn attacks() -> Vec<Attack> {
         attack("closed windows", closed_windows),
         attack("closing windows", closing_windows),
         attack("repeated acknowledgements", repeated_acks),
-        attack("silly acknowledgements", silly_acks),
-        attack("resets and syns that nearly hit", near_misses),
-        attack("words changed when sent again", words_changed),
+        attack("invalid acknowledgements", invalid_acks),
+        attack("resets and syns with wrong sequence numbers", near_misses),
+        attack("retransmissions with other octets", changed_retransmissions),
         attack("one port again and again", one_port_again_and_again),
     ]
 }
 
 #[test]
-fn connections_without_sense_cost_nobody_else() {
+fn invalid_connections_cost_only_their_sender() {
     withstand("connections", "", &attacks());
 }
 
 #[test]
-fn guests_too_slow_to_ask_are_told_so_and_cost_nobody_else() {
+fn slow_requests_get_408_and_cost_only_their_sender() {
     let attack = |name, run| Attack { name, run, leaves: false };
     withstand(
         "slow",
         "",
-        &[attack("silent halfway", silent_halfway), attack("an octet a second", slow_writers)],
+        &[attack("an incomplete head", incomplete_heads), attack("an octet a second", slow_writers)],
     );
 }

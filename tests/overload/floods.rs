@@ -1,4 +1,4 @@
-//! Frames as fast as they can be written.
+//! Floods of frames, sent as fast as the tap accepts them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,14 +16,14 @@ use crate::Attack;
 use crate::SERVICE;
 use crate::withstand;
 
-/// Frames of one flood: several buckets full.
+/// Frames of one flood, which fill a token bucket several times.
 const FRAMES: usize = 20_000;
-/// Frames of garbage, which is mostly for nobody.
+/// Garbled frames of one flood; most of them have no valid destination.
 const GARBAGE: usize = 100_000;
-/// Frames sent before the guest looks at what came.
+/// Number of frames after which the guest reads the answers.
 const BURST: usize = 64;
 
-/// Sends frames and hears what comes; never more octets than were sent.
+/// Sends `count` frames and receives the answers, which must not have more octets than the frames.
 fn flood(station: &mut Station, count: usize, make: impl Fn(&Station, usize) -> Vec<u8>) -> Result<()> {
     let (sent, heard) = (station.sent.get().1, station.heard.1);
     for number in 0..count {
@@ -34,11 +34,11 @@ fn flood(station: &mut Station, count: usize, make: impl Fn(&Station, usize) -> 
     }
     station.hear()?;
     let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
-    ensure!(heard <= sent, "{heard} octets came for {sent}");
+    ensure!(heard <= sent, "{heard} octets answer {sent}");
     Ok(())
 }
 
-/// Any segment to the service, from any address and port.
+/// A segment to the service from a random address and port.
 fn any(v6: bool, control: TcpControl) -> Segment {
     let (from, to): (IpAddr, IpAddr) = if v6 {
         (Ipv6Addr::from_bits(fastrand::u128(..) >> 16 | 0xfe80 << 112).into(), METADATA_LINK_LOCAL.into())
@@ -59,7 +59,7 @@ fn opening(v6: bool) -> Segment {
     Segment { ack: None, mss: Some(1400), ..any(v6, TcpControl::Syn) }
 }
 
-/// A frame for the service with up to so many octets changed, lost or added.
+/// A frame for the service with random octets changed, removed or appended.
 fn garbled(station: &Station) -> Vec<u8> {
     let whole = match fastrand::u8(..4) {
         0 => frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, fastrand::u8(..))),
@@ -109,7 +109,7 @@ fn acks_v6(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     flood(station, FRAMES, |station, _| station.frame(&any(true, TcpControl::None)))
 }
 
-fn payload_of_nobody(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+fn unknown_payload(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     flood(station, FRAMES, |station, _| station.frame(&any(false, TcpControl::None).with(&[b'x'; 1_400])))
 }
 
@@ -136,7 +136,7 @@ fn pings(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     })
 }
 
-fn strangers(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+fn unknown_macs(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     flood(station, FRAMES, |station, _| {
         let [a, b, c, d] = fastrand::u32(..).to_be_bytes();
         with(station.frame(&opening(false)), ethernet::SOURCE, &[0x52, 0x54, a, b, c, d])
@@ -150,10 +150,10 @@ fn garbage(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 fn noise(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     flood(station, FRAMES, |_, _| {
         let length = fastrand::usize(14..1_514);
-        // Unicast, so that no neighbour is made to listen.
+        // The destination is unicast, so that no other guest receives the frame.
         let mut frame: Vec<u8> = std::iter::repeat_with(|| fastrand::u8(..)).take(length).collect();
         frame[0] &= 0xfe;
-        // A VLAN's tag that is cut off ends in the kernel, before a classifier sees it.
+        // The kernel drops a frame with a truncated VLAN tag before a classifier sees it.
         if matches!(frame[12..14], [0x81, 0] | [0x88, 0xa8]) {
             frame[13] ^= 1;
         }
@@ -171,22 +171,22 @@ fn attacks() -> Vec<Attack> {
         attack("a storm of fins", fins),
         attack("a storm of acknowledgements", acks),
         attack("a storm of acknowledgements by ipv6", acks_v6),
-        attack("payload on connections nobody has", payload_of_nobody),
+        attack("payload on unknown connections", unknown_payload),
         attack("an arp flood", arps),
         attack("a flood of solicitations", solicitations),
         attack("a ping flood", pings),
-        attack("a flood from any mac", strangers),
+        attack("a flood from any mac", unknown_macs),
         Attack { leaves: true, ..attack("garbled frames", garbage) },
         Attack { leaves: true, ..attack("noise", noise) },
     ]
 }
 
 #[test]
-fn floods_starve_nobody_but_their_sender_by_xdp() {
+fn floods_starve_only_their_sender_with_xdp() {
     withstand("floods, xdp", "steer: xdp\n", &attacks());
 }
 
 #[test]
-fn floods_starve_nobody_but_their_sender_by_tcx() {
+fn floods_starve_only_their_sender_with_tcx() {
     withstand("floods, tcx", "steer: tcx\n", &attacks());
 }

@@ -1,12 +1,14 @@
-//! Taps and NICs of a pod are told as they come, change and go.
+//! The agent reports taps and NICs of a pod when they appear, change and vanish.
 
-use crate::node::{MAC, Node, allowed, follow, next, once, primary, quiet, run, taps, uid};
+use crate::node::{
+    MAC, Node, allowed, expect_no_event, follow, next_event, pod_where, primary, run, taps, uid,
+};
 use metadata_common::mac::Mac;
 use metadata_feed::pods::{Pod, PodEvent, TapKind, names_of};
 use support::pod::{Binding, How, PodNetwork};
 use support::tap::Shape;
 
-/// A device that has the guest's address, by the pod NIC's name.
+/// True if the device `name` of the pod has the guest's MAC.
 fn has_nic(pod: &Pod, name: &str) -> bool {
     pod.nics.iter().any(|nic| nic.name == name && nic.mac == MAC)
 }
@@ -25,11 +27,11 @@ fn both_bindings_show_one_tap_and_the_guests_mac() {
         let _launcher = node.launch(network.ns(), &uid, How::default());
         run(async {
             let (_pods, mut events) = follow(node.places(), &uid);
-            let PodEvent::Found(pod) = next(&mut events).await else { panic!("not found") };
+            let PodEvent::Found(pod) = next_event(&mut events).await else { panic!("not found") };
             let found: Vec<_> =
                 pod.taps.iter().map(|tap| (tap.ifname.as_str(), tap.kind, tap.queues)).collect();
             assert_eq!(found, [("tap0", TapKind::Tap, 1)], "{binding:?}");
-            assert_ne!(pod.taps[0].mac, Mac::default(), "the kernel gives it one");
+            assert_ne!(pod.taps[0].mac, Mac::default(), "the kernel assigns a MAC");
             assert!(has_nic(&pod, "eth0"), "{binding:?}: {:?}", pod.nics);
             let bridge = pod.nics.iter().find(|nic| nic.name == "k6t-eth0").expect("a bridge");
             assert_eq!(bridge.kind, "bridge");
@@ -40,7 +42,7 @@ fn both_bindings_show_one_tap_and_the_guests_mac() {
 }
 
 #[test]
-fn a_tap_that_comes_late_is_told_and_so_is_a_secondary_network_and_what_is_unplugged() {
+fn later_and_secondary_taps_and_their_removal_are_reported() {
     if !allowed() {
         return;
     }
@@ -50,28 +52,28 @@ fn a_tap_that_comes_late_is_told_and_so_is_a_secondary_network_and_what_is_unplu
     let blue = names_of("blue", Some(1)).remove(0);
     run(async {
         let (_pods, mut events) = follow(node.places(), &uid);
-        let PodEvent::Found(pod) = next(&mut events).await else { panic!("not found") };
+        let PodEvent::Found(pod) = next_event(&mut events).await else { panic!("not found") };
         assert_eq!((taps(&pod), pod.nics.len()), (vec![], 0));
 
         network.add_nic(&primary(), MAC).expect("a NIC");
         let _tap = network.bind(&primary(), Binding::Masquerade, Shape::virtio()).expect("a tap");
-        once(&mut events, |pod| taps(pod) == ["tap0"]).await;
+        pod_where(&mut events, |pod| taps(pod) == ["tap0"]).await;
 
         network.add_nic(&blue, MAC).expect("a second NIC");
         let tap = network.bind(&blue, Binding::Bridge, Shape::virtio()).expect("a second tap");
-        let pod = once(&mut events, |pod| pod.taps.len() == 2).await;
+        let pod = pod_where(&mut events, |pod| pod.taps.len() == 2).await;
         assert_eq!(taps(&pod), ["tap0", "tap16477688c0e"]);
         assert!(has_nic(&pod, "pod16477688c0e"), "{:?}", pod.nics);
 
         network.ns().ip("link del tap16477688c0e").expect("unplugged");
         drop(tap);
-        once(&mut events, |pod| taps(pod) == ["tap0"]).await;
-        quiet(&mut events).await;
+        pod_where(&mut events, |pod| taps(pod) == ["tap0"]).await;
+        expect_no_event(&mut events).await;
     });
 }
 
 #[test]
-fn a_macvtap_is_no_tap_of_the_kind_that_can_be_a_port() {
+fn a_macvtap_is_reported_as_such_and_not_as_a_tap() {
     if !allowed() {
         return;
     }
@@ -86,14 +88,14 @@ fn a_macvtap_is_no_tap_of_the_kind_that_can_be_a_port() {
     let _launcher = node.launch(network.ns(), &uid, How::default());
     run(async {
         let (_pods, mut events) = follow(node.places(), &uid);
-        let PodEvent::Found(pod) = next(&mut events).await else { panic!("not found") };
+        let PodEvent::Found(pod) = next_event(&mut events).await else { panic!("not found") };
         let kinds: Vec<_> = pod.taps.iter().map(|tap| (tap.ifname.as_str(), tap.kind)).collect();
         assert_eq!(kinds, [("tap0", TapKind::Macvtap)]);
     });
 }
 
 #[test]
-fn queues_that_a_guest_opens_later_are_told() {
+fn queues_that_a_guest_opens_or_closes_later_are_reported() {
     if !allowed() {
         return;
     }
@@ -106,10 +108,10 @@ fn queues_that_a_guest_opens_later_are_told() {
     run(async {
         let (_pods, mut events) = follow(node.places(), &uid);
         let queues = |pod: &Pod| pod.taps.first().map(|tap| tap.queues);
-        once(&mut events, |pod| queues(pod) == Some(2)).await;
+        pod_where(&mut events, |pod| queues(pod) == Some(2)).await;
         let more = [0, 1].map(|_| tap.another_queue(network.ns()).expect("another queue"));
-        once(&mut events, |pod| queues(pod) == Some(4)).await;
+        pod_where(&mut events, |pod| queues(pod) == Some(4)).await;
         drop(more);
-        once(&mut events, |pod| queues(pod) == Some(2)).await;
+        pod_where(&mut events, |pod| queues(pod) == Some(2)).await;
     });
 }

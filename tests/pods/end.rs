@@ -1,6 +1,6 @@
-//! When a launcher ends its pod is gone, and its network namespace with it: nothing of the agent's keeps it.
+//! When a launcher ends, its pod's network namespace vanishes: the agent does not keep it alive.
 
-use crate::node::{MAC, Node, PATIENCE, allowed, follow, next, once, primary, run, uid};
+use crate::node::{MAC, Node, PATIENCE, allowed, follow, next_event, pod_where, primary, run, uid};
 use metadata_base::port::PortName;
 use metadata_feed::pods::PodEvent;
 use metadata_links::processes::forget as forget_process;
@@ -20,17 +20,17 @@ use support::tap::Shape;
 const REQUEST: Duration = Duration::from_secs(2);
 const PATH: &str = "/v1/user-data";
 
-/// The other end of a pod's NIC goes with the pod's namespace.
-fn goes(node: &Namespace, outer: &str) {
+/// Waits until the outer end of a pod's NIC vanishes, which happens when the pod's namespace does.
+fn expect_vanished(node: &Namespace, outer: &str) {
     eventually(PATIENCE, || {
-        anyhow::ensure!(!is_there(node, outer), "something keeps the pod's namespace");
+        anyhow::ensure!(!is_there(node, outer), "the pod's namespace still exists");
         Ok(())
     })
-    .expect("the namespace goes");
+    .expect("the namespace vanishes");
 }
 
 #[test]
-fn a_launcher_that_ends_is_told_and_its_namespace_goes_though_its_tap_is_steered() {
+fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering() {
     if !allowed() {
         return;
     }
@@ -43,33 +43,33 @@ fn a_launcher_that_ends_is_told_and_its_namespace_goes_though_its_tap_is_steered
     let launcher = node.launch(network.ns(), &uid, How::default());
     run(async {
         let (_pods, mut events) = follow(node.places(), &uid);
-        let pod = once(&mut events, |pod| !pod.taps.is_empty()).await;
+        let pod = pod_where(&mut events, |pod| !pod.taps.is_empty()).await;
         let port = PortName { ifname: "tap0".into(), netns: Some(pod.netns.clone()) };
         steering.attach(&port).expect("attached");
         steering.bind(&port, MAC, 0).expect("bound");
 
-        // From here on the launcher alone keeps the namespace, as QEMU's descriptor would the tap.
+        // From here on only the launcher keeps the namespace alive, as QEMU's descriptor would keep the tap.
         network.leave_to_its_processes().expect("removed");
         drop(tap);
-        assert!(is_there(&node.ns, &outer), "the launcher keeps its namespace");
-        launcher.end().expect("it ends");
+        assert!(is_there(&node.ns, &outer), "the launcher must keep its namespace alive");
+        launcher.end().expect("the launcher ends");
         loop {
-            match next(&mut events).await {
+            match next_event(&mut events).await {
                 PodEvent::Gone => break,
                 PodEvent::Taps(pod) => assert!(pod.taps.is_empty(), "{pod:?}"),
                 other => panic!("{other:?}"),
             }
         }
-        goes(&node.ns, &outer);
-        // Steering has not been told, and holds nothing.
-        assert_eq!(steering.find(&port).expect("a look"), Found::Nothing);
-        steering.detach(&port).expect("given up");
+        expect_vanished(&node.ns, &outer);
+        // Steering was not notified and keeps nothing alive.
+        assert_eq!(steering.find(&port).expect("a look-up"), Found::Nothing);
+        steering.detach(&port).expect("detached");
         forget_process(&pod.netns);
     });
 }
 
 #[test]
-fn a_pod_that_is_forgotten_or_followed_by_nobody_keeps_its_namespace_no_longer() {
+fn a_pod_that_is_no_longer_followed_does_not_keep_its_namespace() {
     if !allowed() {
         return;
     }
@@ -80,7 +80,7 @@ fn a_pod_that_is_forgotten_or_followed_by_nobody_keeps_its_namespace_no_longer()
         let launcher = node.launch(network.ns(), &uid, How::default());
         run(async {
             let (mut pods, mut events) = follow(node.places(), &uid);
-            assert!(matches!(next(&mut events).await, PodEvent::Found(_)));
+            assert!(matches!(next_event(&mut events).await, PodEvent::Found(_)));
             network.leave_to_its_processes().expect("removed");
             if drop_all {
                 drop(pods);
@@ -88,14 +88,14 @@ fn a_pod_that_is_forgotten_or_followed_by_nobody_keeps_its_namespace_no_longer()
                 pods.forget(&uid);
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
-            launcher.end().expect("it ends");
-            goes(&node.ns, &outer);
+            launcher.end().expect("the launcher ends");
+            expect_vanished(&node.ns, &outer);
         });
     }
 }
 
 #[test]
-fn an_agent_that_serves_a_pod_by_its_launcher_lets_its_namespace_go_when_that_ends() {
+fn an_agent_that_serves_a_pod_releases_its_namespace_when_the_launcher_ends() {
     if !allowed() {
         return;
     }
@@ -117,13 +117,13 @@ fn an_agent_that_serves_a_pod_by_its_launcher_lets_its_namespace_go_when_that_en
     let agent = Agent::start_binary(&binary, &node.ns, words).expect("an agent");
     eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST).map(drop))
         .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
-    assert_eq!(bpffs.port_links().len(), 1, "the program on its tap is pinned");
+    assert_eq!(bpffs.port_links().len(), 1, "the program on the tap must be pinned");
 
     network.leave_to_its_processes().expect("removed");
-    // With the launcher goes what it runs: the guest, and the tap it held.
-    launcher.end().expect("it ends");
+    // The launcher's guest and the tap that the guest held end with it.
+    launcher.end().expect("the launcher ends");
     drop((guest, tap));
-    goes(&node.ns, &outer);
+    expect_vanished(&node.ns, &outer);
     eventually(PATIENCE, || {
         anyhow::ensure!(bpffs.port_links().is_empty(), "{:?}", bpffs.port_links());
         Ok(())

@@ -1,6 +1,8 @@
-//! All of it behind the agent's fence, with the capabilities a DaemonSet grants and none besides.
+//! Following pods inside the agent's sandbox, with only the capabilities that the DaemonSet grants.
 
-use crate::node::{MAC, MOMENT, Node, PATIENCE, allowed, next, none, once, primary, run, uid};
+use crate::node::{
+    MAC, MOMENT, Node, PATIENCE, allowed, next_event, no_volumes, pod_where, primary, run, uid,
+};
 use metadata_datapath::sandbox::{Mode, Stage};
 use metadata_feed::pods::{Places, PodEvent, PodUid, Pods, VolumeError};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
@@ -12,7 +14,7 @@ use support::privilege::QEMU;
 use support::tap::Shape;
 use tokio::time::timeout;
 
-/// What the DaemonSet grants.
+/// The capabilities that the DaemonSet grants.
 const GRANTED: CapabilitySet = CapabilitySet::BPF
     .union(CapabilitySet::NET_ADMIN)
     .union(CapabilitySet::NET_RAW)
@@ -21,8 +23,8 @@ const GRANTED: CapabilitySet = CapabilitySet::BPF
     .union(CapabilitySet::DAC_READ_SEARCH)
     .union(CapabilitySet::IPC_LOCK);
 
-/// Runs on a thread with these capabilities, behind the fence of an agent that serves.
-fn fenced<T: Send>(capabilities: CapabilitySet, work: impl AsyncFnOnce() -> T + Send) -> T {
+/// Runs `work` on a thread with `capabilities`, inside the sandbox of a serving agent.
+fn sandboxed<T: Send>(capabilities: CapabilitySet, work: impl AsyncFnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let inside = || {
             let sets = CapabilitySets {
@@ -32,7 +34,7 @@ fn fenced<T: Send>(capabilities: CapabilitySet, work: impl AsyncFnOnce() -> T + 
             };
             set_capabilities(None, sets).expect("fewer capabilities");
             for stage in [Stage::Start, Stage::Serve] {
-                Mode::On.enter(stage).expect("a fence");
+                Mode::On.enter(stage).expect("a sandbox");
             }
             run(work())
         };
@@ -40,7 +42,7 @@ fn fenced<T: Send>(capabilities: CapabilitySet, work: impl AsyncFnOnce() -> T + 
     })
 }
 
-/// A token as kubelet writes it for a pod that runs as another user.
+/// Writes a token as kubelet does for a pod that runs as another user.
 fn write_token(kubelet: &Kubelet, uid: &PodUid, token: &str) {
     kubelet
         .write(uid.as_str(), Plugin::Projected, "imds-token", &[("token", token.as_bytes())])
@@ -52,7 +54,7 @@ fn write_token(kubelet: &Kubelet, uid: &PodUid, token: &str) {
 }
 
 #[test]
-fn a_pod_is_found_followed_and_read_with_what_a_daemonset_grants() {
+fn the_daemonsets_capabilities_suffice_to_find_follow_and_read_a_pod() {
     if !allowed() {
         return;
     }
@@ -61,35 +63,35 @@ fn a_pod_is_found_followed_and_read_with_what_a_daemonset_grants() {
     network.add_nic(&primary(), MAC).expect("a NIC");
     let launcher = node.launch(network.ns(), &uid, How::default());
     write_token(&node.kubelet, &uid, "first");
-    // What the node and the pod do meanwhile is done from outside the fence.
+    // The main thread carries out the actions of the node and the pod outside the sandbox.
     let (ask, asked) = std::sync::mpsc::channel::<&str>();
     let (done, is_done) = std::sync::mpsc::channel();
     let places = node.places();
     std::thread::scope(|scope| {
         let uid = &uid;
         scope.spawn(move || {
-            fenced(GRANTED, async move || {
+            sandboxed(GRANTED, async move || {
                 let (mut pods, mut events) = Pods::start(places).expect("an inotify");
                 pods.watch(uid, ["imds-token".to_owned()].into()).expect("room for it");
                 let token = |pods: &Pods| {
                     let files = pods.read(uid, "imds-token").expect("readable").expect("there");
                     String::from_utf8_lossy(&files["token"]).into_owned()
                 };
-                let mut first = [next(&mut events).await, next(&mut events).await];
+                let mut first = [next_event(&mut events).await, next_event(&mut events).await];
                 first.sort_by_key(|event| matches!(event, PodEvent::Files { .. }));
                 assert!(matches!(first, [PodEvent::Found(_), PodEvent::Files { .. }]), "{first:?}");
                 assert_eq!(token(&pods), "first");
                 let outside = |what| {
-                    ask.send(what).expect("somebody listens");
+                    ask.send(what).expect("the main thread listens");
                     is_done.recv().expect("done")
                 };
                 outside("tap");
-                once(&mut events, |pod| pod.taps.len() == 1).await;
+                pod_where(&mut events, |pod| pod.taps.len() == 1).await;
                 outside("token");
-                assert_eq!(next(&mut events).await, PodEvent::Files { volume: "imds-token".into() });
+                assert_eq!(next_event(&mut events).await, PodEvent::Files { volume: "imds-token".into() });
                 assert_eq!(token(&pods), "second");
                 outside("end");
-                assert_eq!(next(&mut events).await, PodEvent::Gone);
+                assert_eq!(next_event(&mut events).await, PodEvent::Gone);
             });
         });
         let (mut launcher, mut taps) = (Some(launcher), Vec::new());
@@ -101,13 +103,13 @@ fn a_pod_is_found_followed_and_read_with_what_a_daemonset_grants() {
                 "token" => write_token(&node.kubelet, uid, "second"),
                 _ => launcher.take().map(Launcher::end).expect("once").expect("it ends"),
             }
-            done.send(()).expect("somebody waits");
+            done.send(()).expect("the sandboxed thread waits");
         }
     });
 }
 
 #[test]
-fn a_launchers_socket_is_of_use_only_with_one_capability_more() {
+fn a_launchers_socket_needs_cap_dac_override() {
     if !allowed() {
         return;
     }
@@ -117,25 +119,27 @@ fn a_launchers_socket_is_of_use_only_with_one_capability_more() {
     let by_socket = Places { cgroups: "/nonexistent".into(), ..node.places() };
     let found_within = |patience, capabilities| {
         let places = by_socket.clone();
-        fenced(capabilities, async || {
+        sandboxed(capabilities, async || {
             let (mut pods, mut events) = Pods::start(places).expect("an inotify");
-            pods.watch(&uid, none()).expect("room for it");
-            timeout(patience, next(&mut events)).await.is_ok_and(|event| matches!(event, PodEvent::Found(_)))
+            pods.watch(&uid, no_volumes()).expect("room for it");
+            timeout(patience, next_event(&mut events))
+                .await
+                .is_ok_and(|event| matches!(event, PodEvent::Found(_)))
         })
     };
-    assert!(!found_within(2 * MOMENT, GRANTED), "the socket is another user's");
+    assert!(!found_within(2 * MOMENT, GRANTED), "the socket belongs to another user");
     assert!(found_within(PATIENCE, GRANTED | CapabilitySet::DAC_OVERRIDE));
 }
 
 #[test]
-fn a_token_of_another_user_is_read_only_with_the_capability_for_it() {
+fn reading_another_users_token_needs_cap_dac_read_search() {
     if !allowed() {
         return;
     }
     let (node, uid) = (Node::new(), uid());
     write_token(&node.kubelet, &uid, "first");
     let read = |capabilities| {
-        fenced(capabilities, async || {
+        sandboxed(capabilities, async || {
             let (pods, _events) = Pods::start(node.places()).expect("an inotify");
             pods.read(&uid, "imds-token").map(|files| files.is_some())
         })
@@ -146,7 +150,7 @@ fn a_token_of_another_user_is_read_only_with_the_capability_for_it() {
 }
 
 #[test]
-fn a_volume_whose_link_points_out_is_refused() {
+fn a_volume_with_a_link_to_the_outside_is_refused() {
     if !allowed() {
         return;
     }
@@ -156,7 +160,7 @@ fn a_volume_whose_link_points_out_is_refused() {
     let outside = tempfile::tempdir().expect("a directory");
     fs::write(outside.path().join("token"), "the node's").expect("written");
     let read = || {
-        fenced(GRANTED, async || {
+        sandboxed(GRANTED, async || {
             let (pods, _events) = Pods::start(node.places()).expect("an inotify");
             pods.read(&uid, "imds-token")
         })

@@ -1,4 +1,4 @@
-//! A node with pods on it, and what is told of them.
+//! A node with pods, and the events about them.
 
 use metadata_common::mac::Mac;
 use metadata_feed::pods::{NicNames, Places, Pod, PodEvent, PodUid, Pods, names_of};
@@ -13,25 +13,25 @@ use support::privileged;
 use tokio::sync::mpsc::Receiver;
 use tokio::time::timeout;
 
-/// For what must come.
+/// Longest wait for something that must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// For what must not come: a pod is looked for every 50 ms.
+/// Wait after which something counts as not happening. The agent searches for a pod every 50 ms.
 pub(crate) const MOMENT: Duration = Duration::from_millis(500);
-/// The pod NIC's, which with either binding is the guest's.
+/// The MAC of the pod's NIC, which is the guest's with either binding.
 pub(crate) const MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x0a]);
 
 pub(crate) type Events = Receiver<(PodUid, PodEvent)>;
 
-/// Numbers of processes are the whole machine's: who wants a certain one is alone meanwhile.
+/// Lets a test that needs a certain process number run alone, because these numbers are shared by the whole machine.
 static TURNS: RwLock<()> = RwLock::new(());
 
-#[expect(dead_code, reason = "held, not looked at")]
+#[expect(dead_code, reason = "held, not read")]
 enum Turn {
     Among(RwLockReadGuard<'static, ()>),
     Alone(RwLockWriteGuard<'static, ()>),
 }
 
-/// Where pods are, and what the node has of them.
+/// The namespace of a node, and its files and control groups of pods.
 pub(crate) struct Node {
     _turn: Turn,
     pub(crate) ns: Namespace,
@@ -44,7 +44,7 @@ impl Node {
         Self::at(Turn::Among(TURNS.read().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// While no other test of this program starts a process.
+    /// Like [`new`](Self::new), but no other test of this program starts a process meanwhile.
     pub(crate) fn alone() -> Self {
         Self::at(Turn::Alone(TURNS.write().unwrap_or_else(PoisonError::into_inner)))
     }
@@ -71,7 +71,7 @@ impl Node {
     }
 }
 
-/// True when the calling test may go on.
+/// True when the calling test may run.
 #[track_caller]
 pub(crate) fn allowed() -> bool {
     privileged::or_skip() && privileged::or_skip_for(Cgroups::missing().as_deref())
@@ -85,7 +85,7 @@ pub(crate) fn primary() -> NicNames {
     names_of("default", None).remove(0)
 }
 
-pub(crate) fn none() -> BTreeSet<String> {
+pub(crate) fn no_volumes() -> BTreeSet<String> {
     BTreeSet::new()
 }
 
@@ -96,37 +96,37 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
 
 pub(crate) fn follow(places: Places, uid: &PodUid) -> (Pods, Events) {
     let (mut pods, events) = Pods::start(places).expect("an inotify");
-    pods.watch(uid, none()).expect("room for it");
+    pods.watch(uid, no_volumes()).expect("room for it");
     (pods, events)
 }
 
-/// What is told next of a pod that is there.
-pub(crate) async fn next(events: &mut Events) -> PodEvent {
+/// The next event of a pod, except that its launcher is absent.
+pub(crate) async fn next_event(events: &mut Events) -> PodEvent {
     loop {
         match timeout(PATIENCE, events.recv()).await {
             Ok(Some((_, PodEvent::Absent))) => {}
             Ok(Some((_, event))) => return event,
-            other => panic!("nothing is told: {other:?}"),
+            other => panic!("no event: {other:?}"),
         }
     }
 }
 
-/// The pod as it is told once it is so.
-pub(crate) async fn once(events: &mut Events, so: impl Fn(&Pod) -> bool) -> Pod {
+/// Waits for an event with a pod for which `holds` is true.
+pub(crate) async fn pod_where(events: &mut Events, holds: impl Fn(&Pod) -> bool) -> Pod {
     let mut last = None;
     loop {
         match timeout(PATIENCE, events.recv()).await {
-            Ok(Some((_, PodEvent::Found(pod) | PodEvent::Taps(pod)))) if so(&pod) => return pod,
+            Ok(Some((_, PodEvent::Found(pod) | PodEvent::Taps(pod)))) if holds(&pod) => return pod,
             Ok(Some((_, event))) => last = Some(event),
             other => panic!("{other:?}; last {last:?}"),
         }
     }
 }
 
-/// Nothing is told for a while, but that a launcher is not there.
-pub(crate) async fn quiet(events: &mut Events) {
-    while let Ok(told) = timeout(MOMENT, events.recv()).await {
-        assert!(matches!(told, Some((_, PodEvent::Absent))), "{told:?}");
+/// Asserts that for [`MOMENT`] no event arrives, except that the launcher is absent.
+pub(crate) async fn expect_no_event(events: &mut Events) {
+    while let Ok(event) = timeout(MOMENT, events.recv()).await {
+        assert!(matches!(event, Some((_, PodEvent::Absent))), "{event:?}");
     }
 }
 

@@ -1,21 +1,21 @@
-//! Clients that read whole trees by their listings.
+//! A client that reads a whole tree by its listings.
 
 use metadata_content::http::{Response, Status};
 use metadata_content::store::Host;
 use proptest::prelude::*;
 use support::question::{Insider, quoted};
 
-/// Deeper than any tree.
+/// More levels than any tree has.
 const DEEPEST: usize = 12;
 
-/// How a tree lists what is in a directory.
+/// The format of a tree's listings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listing {
-    /// Names joined by newlines; `0=name` is a key below `0`.
+    /// EC2's format: names joined by newlines; `0=name` is a key below `0`.
     Ec2,
-    /// A line for each name.
+    /// GCE's format: one line per name, each ending in a newline.
     Google,
-    /// Names joined by newlines.
+    /// Names joined by newlines, without a newline at the end.
     Plain,
 }
 
@@ -23,20 +23,20 @@ pub(crate) enum Listing {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tree {
     pub(crate) host: Host,
-    /// Where it begins, with a slash at its end.
+    /// Path of the root, with a slash at its end.
     pub(crate) root: &'static str,
-    /// What every question needs.
+    /// Query that every request needs.
     pub(crate) query: &'static str,
     pub(crate) listing: Listing,
-    /// Names with a slash that are lists of values all the same.
+    /// Names that end in a slash although they are lists of values.
     pub(crate) lists: &'static [&'static str],
 }
 
-/// A leaf: its name, where it is and what it says.
+/// A leaf: its name, its path and its answer.
 pub(crate) type Leaf = (String, String, Response);
 
 impl Tree {
-    /// Reads every name listed from the root on; each must be there.
+    /// Reads every listed name, starting at the root; each must exist.
     pub(crate) fn crawl(&self, insider: &Insider<'_>) -> Result<Vec<Leaf>, TestCaseError> {
         let mut leaves = Vec::new();
         self.directory(insider, self.root, 0, &mut leaves)?;
@@ -73,7 +73,7 @@ impl Tree {
             };
             let place = format!("{path}{below}");
             let leaf = insider.get(self.host, &format!("{place}{}", self.query));
-            // Whose token has expired is told to ask again.
+            // The answer for an expired token asks the client to try again.
             let again = place.contains("/service-accounts/") && leaf.status() == Status(503);
             prop_assert!(leaf.status() == Status(200) || again, "{} is {:?}", place, leaf.status());
             leaves.push((name, place, leaf));
@@ -96,7 +96,7 @@ impl Tree {
         }
         let names: Vec<String> = text.split('\n').map(str::to_owned).collect();
         for (n, name) in names.iter().enumerate() {
-            // Clients strip what is around a name; of a key they ask for its number only.
+            // Clients strip white space around a name, and request a key by its number only.
             let key = self.listing == Listing::Ec2 && name.contains('=');
             prop_assert!(
                 !name.is_empty() && (key || name.trim() == name),

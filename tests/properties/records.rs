@@ -1,4 +1,4 @@
-//! Random records: more or less of everything a record may hold, often odd and always good.
+//! Random valid records with any subset of the members and with unusual values.
 
 use std::collections::BTreeMap;
 
@@ -11,17 +11,17 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use serde_json::{Map, Value, json};
 
-/// A record, and what was put into it.
+/// A record and the data in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Given {
     pub(crate) value: Value,
     pub(crate) record: Record,
-    /// The octets of user-data.
+    /// User-data in octets, before any encoding.
     pub(crate) user_data: Option<Vec<u8>>,
     pub(crate) vendor_data: Option<Vec<u8>>,
 }
 
-/// One line with anything in it that a line may hold.
+/// One line with any characters that a line may hold.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![3 => "[a-z][a-z0-9-]{0,12}", 1 => "[^\\p{Cc}]{1,20}"]
 }
@@ -30,7 +30,7 @@ fn label() -> impl Strategy<Value = String> {
     "[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?"
 }
 
-/// Octets as users have them: text, text that looks like base64, gzip, and any at all.
+/// Octets of user-data: text, text that looks like base64, gzip, and random octets.
 fn octets() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         Just(Vec::new()),
@@ -39,12 +39,12 @@ fn octets() -> impl Strategy<Value = Vec<u8>> {
         select(vec!["test", "abcd", "dGVzdA==", "{\"a\":1}", "\0", "a\0b"]).prop_map(|text| text.into()),
         vec(any::<u8>(), 0..700),
         vec(any::<u8>(), 0..60).prop_map(|tail| [&[0x1f, 0x8b, 8, 0], &tail[..]].concat()),
-        // Longer than what documents hold in line.
+        // This is longer than the data that documents hold in line.
         vec(any::<char>(), 600..900).prop_map(|chars| chars.into_iter().collect::<String>().into_bytes()),
     ]
 }
 
-/// As text where it may be, or in base64.
+/// Data as text if it is UTF-8 and `as_text` is set, otherwise in base64.
 fn payload(octets: &[u8], as_text: bool) -> Value {
     match std::str::from_utf8(octets) {
         Ok(text) if as_text => json!({ "text": text }),
@@ -81,15 +81,18 @@ fn keys() -> impl Strategy<Value = Vec<Value>> {
     let name = prop_oneof![3 => "[a-z]{1,8}", 1 => "[^\\p{Cc}=]{1,12}"];
     let key = prop_oneof![3 => "ssh-ed25519 AAAA[A-Za-z0-9+/]{20} [a-z@.]{1,9}", 1 => "[^\\p{Cc}]{1,30}"];
     let key = (name, key, option::of(line()));
-    vec(key.prop_map(|(name, key, user)| some(json!({ "name": name, "key": key, "user": user }))), 0..4)
+    vec(
+        key.prop_map(|(name, key, user)| without_nulls(json!({ "name": name, "key": key, "user": user }))),
+        0..4,
+    )
 }
 
-/// A mapping without the members that are not there.
-fn some(value: Value) -> Value {
+/// Removes all members that are null.
+fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(members) => {
             let kept = members.into_iter().filter(|(_, value)| !value.is_null());
-            kept.map(|(name, value)| (name, some(value))).collect::<Map<_, _>>().into()
+            kept.map(|(name, value)| (name, without_nulls(value))).collect::<Map<_, _>>().into()
         }
         other => other,
     }
@@ -107,7 +110,7 @@ fn address() -> impl Strategy<Value = Value> {
     let v4s = (v4(), 0..=32_u8, option::of(v4()), option::of(v4()));
     let v6s = (v6(), 0..=128_u8, option::of(v6()), option::of(v6()));
     let entry = |method: &str, address: Option<String>, gateway: Option<String>, public: Option<String>| {
-        some(json!({ "method": method, "address": address, "gateway": gateway, "public": public }))
+        without_nulls(json!({ "method": method, "address": address, "gateway": gateway, "public": public }))
     };
     prop_oneof![
         (select(vec!["static", "dhcp4"]), v4s).prop_map(
@@ -139,10 +142,10 @@ fn route() -> impl Strategy<Value = Value> {
             metric
         )),
     ]
-    .prop_map(|(to, via, metric)| some(json!({ "to": to, "via": via, "metric": metric })))
+    .prop_map(|(to, via, metric)| without_nulls(json!({ "to": to, "via": via, "metric": metric })))
 }
 
-/// What is said of one NIC beside what it is.
+/// The optional members of a NIC.
 fn nic() -> impl Strategy<Value = Value> {
     (
         option::of("[a-z]{1,4}"),
@@ -153,14 +156,14 @@ fn nic() -> impl Strategy<Value = Value> {
         vec(route(), 0..2),
     )
         .prop_map(|(name, mtu, network_id, role, addresses, routes)| {
-            some(json!({
+            without_nulls(json!({
                 "name": name, "mtu": mtu, "network_id": network_id, "role": role, "addresses": addresses,
                 "routes": routes,
             }))
         })
 }
 
-/// Physical NICs, perhaps a bond of the first two, perhaps a VLAN on the first.
+/// Physical NICs, with an optional bond of the first two and an optional VLAN on the first.
 fn nics() -> impl Strategy<Value = Vec<Value>> {
     let odd_id = prop_oneof![4 => Just(""), 1 => Just(":._-")];
     let mode = select(vec!["balance-rr", "active-backup", "802.3ad", "balance-alb"]);
@@ -169,7 +172,7 @@ fn nics() -> impl Strategy<Value = Vec<Value>> {
         |(mut nics, odd, vlan, (upper, bond))| {
             for (n, nic) in nics.iter_mut().enumerate() {
                 nic["id"] = json!(format!("n{n}{odd}"));
-                // Two NICs may not have one name.
+                // The names of NICs must be unique.
                 if let Some(name) = nic["name"].as_str().map(str::to_owned) {
                     nic["name"] = json!(format!("{name}{n}"));
                 }
@@ -185,7 +188,7 @@ fn nics() -> impl Strategy<Value = Vec<Value>> {
                 let mut upper = upper;
                 upper["id"] = json!("together");
                 upper["name"] = json!("bond0");
-                upper["bond"] = some(json!({
+                upper["bond"] = without_nulls(json!({
                     "links": [first["id"], second["id"]], "mode": mode, "miimon": miimon, "lacp_rate": rate,
                 }));
                 nics.push(upper);
@@ -215,14 +218,14 @@ fn network() -> impl Strategy<Value = Value> {
         network["dns"] = json!(dns);
         network["search"] = json!(search);
         network["nics"] = json!(nics);
-        some(network)
+        without_nulls(network)
     })
 }
 
 fn disks() -> impl Strategy<Value = Vec<Value>> {
     let disk = (line(), line(), line(), option::of(line()), vec(line(), 0..2));
     let disk = disk.prop_map(|(kind, bus, address, serial, tags)| {
-        some(json!({ "type": kind, "bus": bus, "address": address, "serial": serial, "tags": tags }))
+        without_nulls(json!({ "type": kind, "bus": bus, "address": address, "serial": serial, "tags": tags }))
     });
     vec(disk, 0..3)
 }
@@ -232,7 +235,7 @@ fn files() -> impl Strategy<Value = Vec<Value>> {
     vec(file.prop_map(|(path, octets)| json!({ "path": path, "base64": STANDARD.encode(octets) })), 0..3)
 }
 
-/// A moment after or before the questions are asked.
+/// A time after or before the time of the requests.
 fn moment() -> impl Strategy<Value = &'static str> {
     select(vec!["2030-01-01T00:00:00Z", "2020-01-01T00:00:00+02:00"])
 }
@@ -257,7 +260,7 @@ fn credentials() -> impl Strategy<Value = Value> {
         let maas = maas.map(|(consumer, key, secret)| {
             json!({ "consumer_key": consumer, "token_key": key, "token_secret": secret })
         });
-        some(json!({ "iam": iam, "service_account": account, "maas": maas }))
+        without_nulls(json!({ "iam": iam, "service_account": account, "maas": maas }))
     })
 }
 
@@ -279,7 +282,7 @@ fn serving() -> impl Strategy<Value = Value> {
         })
 }
 
-/// Who and where a VM is, in odd words.
+/// Identity and placement of a VM, with unusual values.
 fn identity() -> impl Strategy<Value = Value> {
     let vm = (any::<u128>(), line(), option::of(line()), option::of(line()), option::of("i-[0-9a-f]{8,17}"));
     let number = (option::of(1..1_u64 << 53), any::<u64>(), "[0-9]{12}", line());
@@ -314,7 +317,7 @@ fn identity() -> impl Strategy<Value = Value> {
     )
 }
 
-/// A record with only what it must have.
+/// A record with only the required members.
 pub(crate) fn bare() -> impl Strategy<Value = Record> {
     identity().prop_map(|mut record| {
         let members = record.as_object_mut().expect("a record is a mapping");
@@ -325,7 +328,7 @@ pub(crate) fn bare() -> impl Strategy<Value = Record> {
     })
 }
 
-/// Any record, every dialect served.
+/// Any record that serves every dialect.
 pub(crate) fn any_record() -> impl Strategy<Value = Given> {
     let data = (option::of(octets()), option::of(octets()), option::of(octets()), any::<bool>());
     let admin = option::of((option::of(line()), option::of("[!-~]{6,20}")));
@@ -361,9 +364,9 @@ pub(crate) fn any_record() -> impl Strategy<Value = Given> {
     )
 }
 
-/// Reads a record; members that are null count as not there.
+/// Parses a record without its null members.
 pub(crate) fn parse(record: Value) -> Record {
-    let text = some(record).to_string();
+    let text = without_nulls(record).to_string();
     match Record::parse("random.json", &text) {
         Ok((record, _)) => record,
         Err(error) => panic!("{error} in {text}"),

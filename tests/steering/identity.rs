@@ -1,6 +1,6 @@
-//! Who is asking is decided by port and MAC, whatever namespace the port is in.
+//! Port and MAC identify a guest, in whichever namespace the port is.
 
-use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, gets, gets_nothing, port};
+use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, port, receives, receives_nothing};
 use metadata_common::verdict::Verdict;
 use support::netns::Namespace;
 use support::privileged;
@@ -16,15 +16,15 @@ fn a_bound_guest_reaches_the_hub_and_its_answer_reaches_it() {
     node.steering.bind(&name, ALICE, 3).expect("bound");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SteerArp, 1);
-    // No AF_XDP socket yet: the frame came as far as the inner end of the hub's veth.
+    // There is no AF_XDP socket yet: the frame reached only the inner end of the hub's veth.
     node.expect_count(Verdict::SocketDropAbsent, 1);
     node.answer(3);
-    assert!(gets(&tap, ALICE), "the answer, addressed to the guest's own MAC");
+    assert!(receives(&tap, ALICE), "the answer is addressed to the guest's own MAC");
     node.expect_count(Verdict::HubDelivered, 1);
 }
 
 #[test]
-fn a_registered_socket_is_given_what_arrives() {
+fn a_frame_for_a_registered_socket_counts_as_delivered() {
     if !privileged::or_skip() {
         return;
     }
@@ -32,7 +32,7 @@ fn a_registered_socket_is_given_what_arrives() {
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 0).expect("bound");
-    // Bound to no queue, it receives nothing, but it is a live entry of the map.
+    // The socket is bound to no queue and receives nothing, but it is a live entry of the map.
     let socket = node.ns.run_in(|| {
         use rustix::net::{AddressFamily, SocketType, socket};
         socket(AddressFamily::XDP, SocketType::RAW, None).expect("an AF_XDP socket")
@@ -57,11 +57,11 @@ fn a_port_in_another_namespace_is_served_like_a_local_one() {
     ask(&tap, ALICE);
     node.expect_count(Verdict::SocketDropAbsent, 1);
     node.answer(0);
-    assert!(gets(&tap, ALICE));
+    assert!(receives(&tap, ALICE));
 }
 
 #[test]
-fn one_interface_index_in_two_namespaces_is_two_ports() {
+fn ports_of_equal_index_in_two_namespaces_are_distinct() {
     if !privileged::or_skip() {
         return;
     }
@@ -76,7 +76,7 @@ fn one_interface_index_in_two_namespaces_is_two_ports() {
     }
     node.steering.bind(first_name, ALICE, 1).expect("bound");
 
-    // The same MAC on the same index, one namespace further, is nobody.
+    // The same MAC on the same index in the other namespace is unknown.
     ask(second, ALICE);
     node.expect_count(Verdict::DropUnknownMac, 1);
     ask(first, ALICE);
@@ -85,8 +85,8 @@ fn one_interface_index_in_two_namespaces_is_two_ports() {
     node.steering.bind(second_name, ALICE, 2).expect("bound");
     for (slot, hit, missed) in [(1, first, second), (2, second, first)] {
         node.answer(slot);
-        assert!(gets(hit, ALICE), "slot {slot}");
-        assert!(gets_nothing(missed, ALICE), "slot {slot} went to the other guest");
+        assert!(receives(hit, ALICE), "slot {slot}");
+        assert!(receives_nothing(missed, ALICE), "slot {slot} went to the other guest");
     }
 }
 
@@ -109,7 +109,7 @@ fn an_unregistered_mac_is_dropped_on_every_port() {
 }
 
 #[test]
-fn a_slot_given_to_another_guest_leaves_nothing_with_the_first() {
+fn a_slot_bound_to_another_guest_no_longer_serves_the_first() {
     if !privileged::or_skip() {
         return;
     }
@@ -120,18 +120,18 @@ fn a_slot_given_to_another_guest_leaves_nothing_with_the_first() {
         node.steering.attach(name).expect("attached");
     }
     node.steering.bind(&alices_name, ALICE, 7).expect("bound");
-    node.steering.bind(&bobs_name, BOB, 7).expect("bound anew");
+    node.steering.bind(&bobs_name, BOB, 7).expect("bound again");
     ask(&alices, ALICE);
     node.expect_count(Verdict::DropUnknownMac, 1);
     ask(&bobs, BOB);
     node.expect_count(Verdict::SteerArp, 1);
     node.answer(7);
-    assert!(gets(&bobs, BOB));
-    assert!(gets_nothing(&alices, ALICE));
+    assert!(receives(&bobs, BOB));
+    assert!(receives_nothing(&alices, ALICE));
 }
 
 #[test]
-fn a_guest_given_another_slot_leaves_the_first_free() {
+fn a_guest_bound_to_another_slot_frees_its_first_slot() {
     if !privileged::or_skip() {
         return;
     }
@@ -139,15 +139,15 @@ fn a_guest_given_another_slot_leaves_the_first_free() {
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 1).expect("bound");
-    node.steering.bind(&name, ALICE, 2).expect("bound anew");
+    node.steering.bind(&name, ALICE, 2).expect("bound again");
     node.answer(1);
     node.expect_count(Verdict::HubDropNoGuest, 1);
     node.answer(2);
-    assert!(gets(&tap, ALICE));
+    assert!(receives(&tap, ALICE));
 }
 
 #[test]
-fn an_unbound_slot_neither_asks_nor_gets_answers() {
+fn frames_from_and_answers_to_an_unbound_slot_are_dropped() {
     if !privileged::or_skip() {
         return;
     }
@@ -161,7 +161,7 @@ fn an_unbound_slot_neither_asks_nor_gets_answers() {
     node.expect_count(Verdict::DropUnknownMac, 1);
     node.answer(0);
     node.expect_count(Verdict::HubDropNoGuest, 1);
-    assert!(gets_nothing(&tap, ALICE));
+    assert!(receives_nothing(&tap, ALICE));
 }
 
 #[test]
@@ -179,16 +179,22 @@ fn ordinary_frames_pass_between_ports() {
     }
     let [(from, _), (to, _)] = &ports;
     ask_for(from, ALICE, [10, 0, 2, 2]);
-    assert!(gets(to, metadata_common::mac::Mac::BROADCAST), "an ordinary broadcast crosses the bridge");
+    assert!(
+        receives(to, metadata_common::mac::Mac::BROADCAST),
+        "an ordinary broadcast must cross the bridge"
+    );
     node.expect_count(Verdict::PassArp, 1);
 
     ask_for(from, ALICE, SERVED);
     node.expect_count(Verdict::SteerArp, 1);
-    assert!(gets_nothing(to, metadata_common::mac::Mac::BROADCAST), "a question to the service does not");
+    assert!(
+        receives_nothing(to, metadata_common::mac::Mac::BROADCAST),
+        "a request for the service does not cross it"
+    );
 }
 
 #[test]
-fn namespaces_are_told_apart_and_leave_their_numbers_to_the_next() {
+fn namespaces_are_distinguished_and_their_numbers_are_reused() {
     if !privileged::or_skip() {
         return;
     }
@@ -207,7 +213,7 @@ fn namespaces_are_told_apart_and_leave_their_numbers_to_the_next() {
         ask(&first, ALICE);
         node.expect_count(Verdict::SteerArp, turn);
         node.answer(1);
-        assert!(gets(&first, ALICE) && gets_nothing(&second, ALICE));
+        assert!(receives(&first, ALICE) && receives_nothing(&second, ALICE));
         for name in [&first_name, &second_name] {
             node.steering.detach(name).expect("detached");
         }

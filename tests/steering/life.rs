@@ -1,6 +1,8 @@
-//! Ports come and go while steering runs, and steering itself comes and goes without a trace.
+//! Steering handles ports that appear and disappear, and leaves nothing behind when it stops.
 
-use crate::node::{ALICE, BOB, Node, ask, config, delete, gets, gets_nothing, port, start_in, within};
+use crate::node::{
+    ALICE, BOB, Node, ask, config, delete, port, receives, receives_nothing, start_in, within,
+};
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
@@ -32,7 +34,7 @@ fn starting_and_stopping_leaves_no_device() {
 }
 
 #[test]
-fn the_hubs_devices_go_even_if_the_tap_is_still_held() {
+fn stopping_removes_the_hubs_devices_while_its_tap_is_open() {
     if !privileged::or_skip() {
         return;
     }
@@ -45,7 +47,7 @@ fn the_hubs_devices_go_even_if_the_tap_is_still_held() {
 }
 
 #[test]
-fn the_host_says_nothing_on_the_hubs_devices() {
+fn the_host_sends_no_frame_of_its_own_on_the_hubs_devices() {
     if !privileged::or_skip() {
         return;
     }
@@ -56,7 +58,7 @@ fn the_host_says_nothing_on_the_hubs_devices() {
     for line in links.lines().filter(|line| line.contains("imds")) {
         assert!(line.contains("NOARP") && !line.contains("MULTICAST") && line.contains("mtu 3400"), "{line}");
     }
-    // Whatever the host had sent would have met the `socket` program.
+    // The `socket` program would have counted any frame of the host.
     std::thread::sleep(Duration::from_millis(200));
     node.expect_count(Verdict::SocketDropAbsent, 0);
 }
@@ -68,7 +70,7 @@ fn no_file_system_is_mounted_for_the_maps() {
     }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
-    // The pod's own name is a mount too; it is there before the port is attached.
+    // The name of the pod's namespace is a mount too; it exists before the port is attached.
     let bpffs = || {
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").expect("the list of mounts");
         mounts.lines().filter(|line| line.contains(" - bpf ")).count()
@@ -80,7 +82,7 @@ fn no_file_system_is_mounted_for_the_maps() {
 }
 
 #[test]
-fn a_detached_port_is_as_it_was_and_can_be_attached_again() {
+fn a_detached_port_is_restored_and_can_be_attached_again() {
     if !privileged::or_skip() {
         return;
     }
@@ -95,19 +97,22 @@ fn a_detached_port_is_as_it_was_and_can_be_attached_again() {
         node.steering.detach(&name).expect("detached");
         node.steering.detach(&name).expect("detached twice is no error");
         assert_eq!(node.steering.ports().count(), 0);
-        // Another test's child may hold a copy of the link just closed, until it runs its program.
+        // A child of another test may hold a copy of the closed link until it calls `execve`.
         let has_gone = || !node.ns.ip("link show tap0").expect("the tap").contains("xdp");
-        assert!(within(Duration::from_secs(5), || has_gone().then_some(())).is_some(), "the program stays");
+        assert!(
+            within(Duration::from_secs(5), || has_gone().then_some(())).is_some(),
+            "the program is still attached"
+        );
         ask(&tap, ALICE);
         node.answer(0);
         node.expect_count(Verdict::HubDropNoGuest, round);
-        assert!(gets_nothing(&tap, ALICE));
+        assert!(receives_nothing(&tap, ALICE));
     }
     node.expect_count(Verdict::SteerArp, 3);
 }
 
 #[test]
-fn a_tap_deleted_underneath_detaches_quietly_and_returns() {
+fn a_deleted_tap_detaches_without_error_and_can_be_created_again() {
     if !privileged::or_skip() {
         return;
     }
@@ -122,17 +127,17 @@ fn a_tap_deleted_underneath_detaches_quietly_and_returns() {
         node.steering.detach(&name).expect("detached quietly");
 
         let (tap, name) = port(&ns, "tap0", &node.ns);
-        node.steering.attach(&name).expect("attached anew");
-        node.steering.bind(&name, BOB, 0).expect("bound anew");
+        node.steering.attach(&name).expect("attached again");
+        node.steering.bind(&name, BOB, 0).expect("bound again");
         node.answer(0);
-        assert!(gets(&tap, BOB));
+        assert!(receives(&tap, BOB));
         node.steering.detach(&name).expect("detached");
         delete(tap, &ns);
     }
 }
 
 #[test]
-fn a_tap_made_anew_unnoticed_is_attached_with_nothing_bound() {
+fn a_recreated_tap_is_attached_with_no_identity_bound() {
     if !privileged::or_skip() {
         return;
     }
@@ -144,10 +149,10 @@ fn a_tap_made_anew_unnoticed_is_attached_with_nothing_bound() {
     let (tap, _) = port(&node.ns, "tap0", &node.ns);
     let error = node.steering.bind(&name, ALICE, 1).expect_err("the port is another device now");
     assert!(matches!(error, SteerError::PortGone { .. }), "{error}");
-    node.steering.attach(&name).expect("attached anew");
+    node.steering.attach(&name).expect("attached again");
     ask(&tap, ALICE);
     node.expect_count(Verdict::DropUnknownMac, 1);
-    node.steering.bind(&name, ALICE, 0).expect("bound anew");
+    node.steering.bind(&name, ALICE, 0).expect("bound again");
     ask(&tap, ALICE);
     node.expect_count(Verdict::SteerArp, 1);
 }
@@ -170,7 +175,7 @@ fn a_renamed_tap_is_attached_under_its_new_name() {
 }
 
 #[test]
-fn a_port_whose_namespace_got_another_name_is_attached_under_that() {
+fn a_port_of_a_renamed_namespace_is_attached_under_the_new_name() {
     if !privileged::or_skip() {
         return;
     }
@@ -178,7 +183,7 @@ fn a_port_whose_namespace_got_another_name_is_attached_under_that() {
     let pod = Namespace::new("pod").expect("a namespace");
     let (tap, first) = port(&pod, "tap0", &node.ns);
     node.steering.attach(&first).expect("attached");
-    // A process of the pod names its namespace; when the process is replaced, so is the name.
+    // A process of the pod names its namespace; another process gives it another name.
     let mut process = pod.spawn(Command::new("sleep").arg("30")).expect("a process inside");
     let second =
         PortName { netns: Some(format!("/proc/{}/ns/net", process.id())), ifname: first.ifname.clone() };
@@ -196,7 +201,7 @@ fn a_port_whose_namespace_got_another_name_is_attached_under_that() {
 }
 
 #[test]
-fn a_device_of_the_same_index_in_another_namespace_is_another_device() {
+fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
     if !privileged::or_skip() {
         return;
     }
@@ -213,7 +218,7 @@ fn a_device_of_the_same_index_in_another_namespace_is_another_device() {
     node.steering.attach(&name).expect("attached");
     assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Attached);
     let index = exists(&name).expect("a look-up");
-    std::fs::remove_file(&path).expect("the name goes");
+    std::fs::remove_file(&path).expect("the name is removed");
     std::os::unix::fs::symlink(second, &path).expect("the name means another namespace");
     assert_eq!(exists(&name).expect("a look-up"), index, "both taps have one index");
     assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Other);
@@ -226,7 +231,7 @@ fn an_attached_port_does_not_keep_its_namespace_alive() {
     }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
-    // A veth's end dies with its namespace, and takes the other end with it: that tells from outside.
+    // When a namespace ends, the veth in it and that veth's peer vanish, which shows outside.
     node.ns.ip(&format!("link add probe type veth peer name far netns {}", pod.name())).expect("a probe");
     let (tap, name) = port(&pod, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
@@ -239,13 +244,13 @@ fn an_attached_port_does_not_keep_its_namespace_alive() {
     node.steering.detach(&name).expect("detached quietly");
 }
 
-/// Set in the process that is killed: the namespace to start in.
+/// Environment variable of the process to be killed: the namespace to start in.
 const VICTIM: &str = "XDP_IMDS_TEST_STEERING_VICTIM";
 
 #[test]
-fn a_killed_agent_leaves_guests_in_peace_and_the_next_one_takes_over() {
+fn a_killed_agent_frees_its_guests_and_the_next_agent_starts() {
     if let Ok(name) = std::env::var(VICTIM) {
-        be_killed(&Namespace::open(&name).expect("the namespace"));
+        steer_until_killed(&Namespace::open(&name).expect("the namespace"));
     }
     if !privileged::or_skip() {
         return;
@@ -267,7 +272,7 @@ fn a_killed_agent_leaves_guests_in_peace_and_the_next_one_takes_over() {
     let stdout = BufReader::new(victim.stdout.take().expect("stdout is piped"));
     let ready = stdout.lines().map_while(Result::ok).any(|line| line.ends_with("ready"));
     ask(&from, ALICE);
-    let steered = gets_nothing(&to, Mac::BROADCAST);
+    let steered = receives_nothing(&to, Mac::BROADCAST);
     victim.kill().expect("killed");
     victim.wait().expect("reaped");
     assert!(ready && steered, "ready: {ready}, steered: {steered}");
@@ -277,21 +282,21 @@ fn a_killed_agent_leaves_guests_in_peace_and_the_next_one_takes_over() {
     });
     assert!(detached.is_some(), "the program is still on the tap");
     ask(&from, ALICE);
-    assert!(gets(&to, Mac::BROADCAST), "what the guest sends goes its ordinary way again");
+    assert!(receives(&to, Mac::BROADCAST), "the guest's frames must cross the bridge again");
 
-    let left = links(&ns);
-    assert!(left.contains("imds-out"), "the test needs something left behind: {left}");
-    let mut steering = start_in(&ns, &config()).expect("the next agent starts over what was left");
+    let remaining = links(&ns);
+    assert!(remaining.contains("imds-out"), "the test needs remaining devices: {remaining}");
+    let mut steering = start_in(&ns, &config()).expect("the next agent starts in spite of remaining devices");
     steering.attach(&name).expect("attached");
 }
 
-/// Steers until killed, or until the test that waits for it is gone.
-fn be_killed(ns: &Namespace) -> ! {
+/// Steers until killed, or until the test that waits for it has ended.
+fn steer_until_killed(ns: &Namespace) -> ! {
     let mut steering = start_in(ns, &config()).expect("steering starts");
     let name = PortName::local("tap0");
     steering.attach(&name).expect("attached");
     println!("ready");
     std::thread::sleep(Duration::from_secs(30));
     std::io::stdin().read_to_end(&mut Vec::new()).expect("stdin ends");
-    panic!("nobody killed this process");
+    panic!("this process was not killed");
 }

@@ -1,6 +1,6 @@
-//! Frames that a device has no room for, or does not take: each is counted, and the device is named.
+//! Steering counts each frame that a device refuses or has no room for, by device.
 
-use super::node::{ALICE, BOB, Node, ask, config, gets, port, within};
+use super::node::{ALICE, BOB, Node, ask, config, port, receives, within};
 use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
@@ -13,16 +13,16 @@ use support::privileged;
 use support::tap::{Tap, set_gro};
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Frames the ring of a tap holds in these tests.
+/// Length of a tap's ring, in frames.
 const RING: u64 = 8;
-/// Limits of a port that may send what it likes.
+/// Limits that admit every frame.
 const UNLIMITED: Limits =
     Limits { frames_per_second: 0, burst: 0, connections_per_second: 0, connection_burst: 0 };
 
-/// A port whose guest does not read, with a ring of [`RING`] frames that is empty.
-fn short(node: &mut Node) -> Tap {
-    // Nothing of the kernel's own is to be in the ring.
-    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+/// Attaches a tap with an empty ring of [`RING`] frames, which its guest does not read.
+fn port_with_short_ring(node: &mut Node) -> Tap {
+    // The kernel must put no frame of its own into the ring.
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.ns.ip(&format!("link set tap0 txqueuelen {RING}")).expect("a short ring");
     node.steering.attach(&name).expect("attached");
@@ -32,12 +32,12 @@ fn short(node: &mut Node) -> Tap {
 }
 
 #[test]
-fn an_answer_that_a_taps_ring_refuses_is_counted() {
+fn an_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Node::start();
-    let _tap = short(&mut node);
+    let _tap = port_with_short_ring(&mut node);
     for _ in 0..20 {
         node.answer(3);
     }
@@ -47,26 +47,27 @@ fn an_answer_that_a_taps_ring_refuses_is_counted() {
 }
 
 #[test]
-fn what_the_kernel_answers_into_a_full_ring_is_counted() {
+fn a_kernel_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Node::start_with(&SteerConfig { answers: ANSWER_LINK, ..config() });
-    let tap = short(&mut node);
+    let tap = port_with_short_ring(&mut node);
     for _ in 0..20 {
         ask(&tap, ALICE);
     }
     node.expect_count(Verdict::AnswerArp, 20);
     node.steering.look_at_devices();
     assert_eq!(node.steering.losses().ports, 20 - RING);
-    // The count stays when the port goes.
+    // The count remains when the port is detached.
     node.steering.detach(&PortName::local("tap0")).expect("detached");
     node.steering.look_at_devices();
     assert_eq!(node.steering.losses().ports, 20 - RING);
 }
 
-/// Has as many taps flood a hub as there are `senders`, while it is read as a worker reads it; frames sent, those
-/// that came to a socket, and those the veth counts as lost.
+/// Floods a hub from `senders` taps while a thread reads its sockets as a worker does.
+///
+/// Returns the numbers of frames sent, delivered to a socket, and counted as lost by the veth.
 fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     let mut node = Node::start_with(&SteerConfig { limits: UNLIMITED, queues, ..config() });
     let taps: Vec<Tap> = (0..senders)
@@ -107,7 +108,7 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     });
     let sent = sent.load(Ordering::Relaxed);
     let mut seen = (0, 0);
-    // Frames may be under way still.
+    // Some frames may still be in transit.
     let _ = within(PATIENCE, || {
         node.steering.look_at_devices();
         let delivered = node.steering.counters().expect("counters").get(Verdict::SocketDelivered);
@@ -123,7 +124,7 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
 }
 
 #[test]
-fn a_storm_of_many_senders_loses_nothing_in_front_of_the_sockets() {
+fn a_storm_of_many_senders_loses_no_frame_before_the_sockets() {
     if !privileged::or_skip() {
         return;
     }
@@ -138,18 +139,18 @@ fn frames_that_a_full_veth_refuses_are_counted() {
         return;
     }
     let (sent, delivered, lost) = flood(1, 8, 100_000);
-    // CPUs that count at once may miss a few.
+    // CPUs that count at the same time may lose a few counts.
     assert!(lost <= sent - delivered, "{lost} of {}", sent - delivered);
     assert!(10 * lost >= 8 * (sent - delivered), "{lost} of {}", sent - delivered);
 }
 
-/// A veth from this namespace to one of its own; its port is attached, and somebody bound on it.
+/// A veth from the agent's namespace or `pod` to a new namespace, attached as a port with Alice bound as slot 3.
 fn veth(node: &mut Node, pod: Option<&Namespace>) -> (Namespace, PortName) {
     let guest = Namespace::new("guest").expect("a namespace");
     let here = pod.unwrap_or(&node.ns);
     here.ip(&format!("link add veth0 type veth peer name eth0 netns {}", guest.name())).expect("a veth");
     here.ip("link set veth0 up").expect("up");
-    guest.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("no IPv6 of its own");
+    guest.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("IPv6 is off");
     guest.ip("link set eth0 up").expect("up");
     let name = PortName { ifname: "veth0".into(), netns: pod.map(|pod| pod.name().to_owned()) };
     node.steering.attach(&name).expect("attached");
@@ -163,7 +164,7 @@ fn changes(steering: &mut Steering) -> Vec<PortName> {
 }
 
 #[test]
-fn a_veth_of_another_namespace_is_reached_while_it_takes_redirected_frames() {
+fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     if !privileged::or_skip() {
         return;
     }
@@ -173,15 +174,15 @@ fn a_veth_of_another_namespace_is_reached_while_it_takes_redirected_frames() {
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
     node.steering.look_at_devices();
-    assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "what cannot be redirected is counted");
+    assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "a frame that cannot be redirected is counted");
     for (word, way) in [("on", Way::Redirect), ("off", Way::None), ("on", Way::Redirect)] {
-        set_gro(&guest, "eth0", word == "on").expect("GRO is the guest's to turn");
+        set_gro(&guest, "eth0", word == "on").expect("the guest may switch GRO");
         assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{word}");
         assert_eq!(node.steering.way_to(&name), way, "{word}");
     }
 }
 
-/// Frames that have come in by the guest's end of a veth.
+/// The number of frames received on the guest's end of a veth.
 fn arrived(guest: &Namespace) -> u64 {
     let read = || std::fs::read_to_string("/proc/thread-self/net/dev").expect("counters");
     let all = guest.run_in(read);
@@ -195,12 +196,12 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
         return;
     }
     let mut node = Node::start();
-    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (guest, name) = veth(&mut node, None);
     let ways = [(None, Way::Classifier), (Some(true), Way::Redirect), (Some(false), Way::Classifier)];
     for (frames, (gro, way)) in (1..).zip(ways) {
         if let Some(on) = gro {
-            set_gro(&guest, "eth0", on).expect("GRO is the guest's to turn");
+            set_gro(&guest, "eth0", on).expect("the guest may switch GRO");
             assert_eq!(changes(&mut node.steering), std::slice::from_ref(&name), "{gro:?}");
         }
         assert_eq!(node.steering.way_to(&name), way, "{gro:?}");
@@ -212,36 +213,38 @@ fn a_veth_of_the_agents_namespace_is_reached_with_and_without_gro() {
 }
 
 #[test]
-fn a_slot_that_leaves_a_bare_veth_for_a_tap_gets_its_answers_there() {
+fn a_slot_moved_from_a_bare_veth_to_a_tap_gets_its_answers_there() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Node::start();
-    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (guest, _) = veth(&mut node, None);
     let (tap, name) = port(&node.ns, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, BOB, 3).expect("bound in place of the other");
     node.answer(3);
-    assert!(gets(&tap, BOB));
+    assert!(receives(&tap, BOB));
     assert_eq!(arrived(&guest), 0);
 }
 
 #[test]
-fn a_device_that_has_the_number_of_a_bare_veth_that_went_gets_nothing() {
+fn a_new_device_with_the_index_of_a_deleted_veth_gets_no_answer() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Node::start();
-    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("no IPv6 of its own");
+    node.ns.sysctl("ipv6/conf/default/disable_ipv6", "1").expect("IPv6 is off");
     let (_guest, name) = veth(&mut node, None);
     let ifindex = node.steering.ports().find(|(port, _)| **port == name).expect("attached").1;
-    node.ns.ip("link del veth0").expect("the veth goes");
+    node.ns.ip("link del veth0").expect("the veth is deleted");
     let next = Namespace::new("next").expect("a namespace");
     let peer = format!("peer name eth0 netns {}", next.name());
-    node.ns.ip(&format!("link add veth1 index {ifindex} type veth {peer}")).expect("another of its number");
+    node.ns
+        .ip(&format!("link add veth1 index {ifindex} type veth {peer}"))
+        .expect("another veth of this index");
     node.ns.ip("link set veth1 up").expect("up");
-    next.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("no IPv6 of its own");
+    next.sysctl("ipv6/conf/eth0/disable_ipv6", "1").expect("IPv6 is off");
     next.ip("link set eth0 up").expect("up");
     node.answer(3);
     node.expect_count(Verdict::HubDropNoDevice, 1);

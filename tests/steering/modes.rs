@@ -1,7 +1,7 @@
-//! XDP and the classifier decide alike, and a port goes from one to the other without losing a frame.
+//! XDP and the classifier reach the same verdicts, and a port switches between them without losing a frame.
 
 use crate::node::{
-    ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
+    ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
@@ -17,8 +17,8 @@ use support::privileged;
 use support::tap::{Shape, Tap, VNET_HDR_LEN};
 
 const MODES: [Mode; 2] = [Mode::Xdp, Mode::Tcx];
-/// Programs, and whether the port is in another namespace than the agent.
-const PLACES: [(Mode, bool); 4] =
+/// Modes, each with whether the port is in another namespace than the agent.
+const MODES_AND_PODS: [(Mode, bool); 4] =
     [(Mode::Xdp, false), (Mode::Tcx, false), (Mode::Xdp, true), (Mode::Tcx, true)];
 const UNLIMITED: Limits =
     Limits { frames_per_second: 0, burst: 1, connections_per_second: 0, connection_burst: 1 };
@@ -27,7 +27,7 @@ fn by(mode: Mode) -> SteerConfig {
     SteerConfig { mode, ..config() }
 }
 
-/// Two bridged taps, the first one a port on which ALICE may speak as slot 0.
+/// Two bridged taps. The first is an attached port with Alice bound as slot 0.
 fn bridged(config: &SteerConfig) -> (Node, Tap, Tap, PortName) {
     let mut node = Node::start_with(config);
     let (alices, name) = port(&node.ns, "tap0", &node.ns);
@@ -43,11 +43,11 @@ fn bridged(config: &SteerConfig) -> (Node, Tap, Tap, PortName) {
 }
 
 #[test]
-fn every_named_frame_meets_the_same_verdict_by_xdp_and_by_tcx() {
+fn every_frame_of_the_table_gets_the_same_verdict_from_xdp_and_tcx() {
     if !privileged::or_skip() {
         return;
     }
-    for (mode, in_a_pod) in PLACES {
+    for (mode, in_a_pod) in MODES_AND_PODS {
         let config = SteerConfig {
             served: vec![SERVED_V4.into(), SERVED_V6.into()],
             arp_only: vec![NEXT_HOP],
@@ -59,35 +59,35 @@ fn every_named_frame_meets_the_same_verdict_by_xdp_and_by_tcx() {
         let (tap, name) = port(if in_a_pod { &pod } else { &node.ns }, "tap0", &node.ns);
         node.steering.attach(&name).expect("attached");
         node.steering.bind(&name, GUEST, 0).expect("bound");
-        let mut met = 0;
+        let mut judged = 0;
         for case in frames::cases() {
             let before = node.steering.counters().expect("counters");
-            assert!(tap.send(0, &case.frame).expect("the tap takes a frame"), "{}", case.name);
+            assert!(tap.send(0, &case.frame).expect("the tap accepts a frame"), "{}", case.name);
             let after = node.steering.counters().expect("counters");
             let moved: Vec<Verdict> = after
                 .iter()
-                .filter(|(verdict, frames)| before.get(*verdict) != *frames && !is_sockets(*verdict))
+                .filter(|(verdict, frames)| before.get(*verdict) != *frames && !counts_delivery(*verdict))
                 .map(|(verdict, _)| verdict)
                 .collect();
-            // The network stack drops a frame that ends within a tag before a classifier sees it, and classifiers do
-            // not count ordinary frames.
+            // The network stack drops a frame that ends within a VLAN tag before a classifier sees it, and a
+            // classifier does not count ordinary frames.
             let uncounted = matches!(case.verdict, Verdict::PassTruncated | Verdict::PassIpv4);
             if moved.is_empty() && mode == Mode::Tcx && uncounted {
                 continue;
             }
             assert_eq!(moved, [case.verdict], "{mode:?}, {in_a_pod}: {}", case.name);
-            met += 1;
+            judged += 1;
         }
-        assert!(met > 30, "{mode:?}: only {met} frames were judged");
+        assert!(judged > 30, "{mode:?}: only {judged} frames were judged");
     }
 }
 
-fn is_sockets(verdict: Verdict) -> bool {
+fn counts_delivery(verdict: Verdict) -> bool {
     matches!(verdict, Verdict::SocketDropAbsent | Verdict::SocketDelivered | Verdict::RingDelivered)
 }
 
 #[test]
-fn only_the_ports_own_mac_is_heard_and_only_its_guest_answered_by_either_program() {
+fn both_programs_steer_only_the_bound_mac_and_answer_only_its_port() {
     if !privileged::or_skip() {
         return;
     }
@@ -105,23 +105,23 @@ fn only_the_ports_own_mac_is_heard_and_only_its_guest_answered_by_either_program
         node.expect_count(Verdict::SteerArp, 1);
         node.expect_count(Verdict::SocketDropAbsent, 1);
         node.answer(0);
-        assert!(gets(&alices, ALICE), "{mode:?}");
-        assert!(gets_nothing(&bobs, Mac::BROADCAST), "{mode:?}: a question left the tap");
+        assert!(receives(&alices, ALICE), "{mode:?}");
+        assert!(receives_nothing(&bobs, Mac::BROADCAST), "{mode:?}: a request for the service left the tap");
 
         node.steering.unbind(0).expect("unbound");
         ask(&alices, ALICE);
         node.expect_count(Verdict::DropUnknownMac, 3);
         ask_for(&alices, ALICE, [10, 0, 2, 2]);
-        assert!(gets(&bobs, Mac::BROADCAST), "{mode:?}: ordinary traffic passes");
+        assert!(receives(&bobs, Mac::BROADCAST), "{mode:?}: ordinary traffic must pass");
 
         node.steering.detach(&name).expect("detached");
         ask_for(&alices, ALICE, SERVED);
-        assert!(gets(&bobs, Mac::BROADCAST), "{mode:?}: a port given up is as it was");
+        assert!(receives(&bobs, Mac::BROADCAST), "{mode:?}: a detached port must pass all frames");
     }
 }
 
 #[test]
-fn each_port_is_held_to_its_limit_by_the_classifier_too() {
+fn the_classifier_enforces_the_limit_of_each_port() {
     if !privileged::or_skip() {
         return;
     }
@@ -129,11 +129,11 @@ fn each_port_is_held_to_its_limit_by_the_classifier_too() {
     let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(Mode::Tcx) });
     (0..100).for_each(|_| ask(&alices, ALICE));
     let refused = node.steering.counters().expect("counters").get(Verdict::DropOverLimit);
-    assert!((2..=92).contains(&refused), "{refused} frames of 100 refused, 8 allowed at once");
+    assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
 }
 
-/// A TCP segment for the service behind a virtio header with these fields, `len` octets long.
-fn large(len: usize, kind: u8, header: u16, segment: u16) -> Vec<u8> {
+/// A TCP segment of `len` octets for the service, after a virtio header with the other arguments as fields.
+fn tcp_segment(len: usize, kind: u8, header: u16, segment: u16) -> Vec<u8> {
     let mut syn = frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, 80));
     syn[6..12].copy_from_slice(&ALICE.0);
     syn.resize(len, 0);
@@ -149,22 +149,22 @@ fn large(len: usize, kind: u8, header: u16, segment: u16) -> Vec<u8> {
 }
 
 #[test]
-fn what_a_guest_sends_in_pieces_or_to_be_cut_is_steered_or_dropped_but_never_let_through() {
+fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
     if !privileged::or_skip() {
         return;
     }
     const TCP: u8 = 1;
     let most = MAX_STEERED as usize;
-    // How long, of what kind, how much in the first piece, octets of a segment; what the classifier says, and
-    // how many frames reach the hub.
+    // Each case: a frame (its length, GSO type, header length and segment size), the classifier's verdict, and the
+    // number of frames that reach the hub.
     let cases = [
-        ("whole", large(1_514, 0, 0, 0), Verdict::SteerIpv4Tcp, 1),
-        ("two segments", large(2_000, TCP, 54, 1_448), Verdict::SteerIpv4Tcp, 2),
-        ("the longest", large(most, 0, 0, 0), Verdict::SteerIpv4Tcp, 1),
-        ("one octet too long", large(most + 1, 0, 0, 0), Verdict::DropOversize, 0),
-        ("only its MACs in the first piece", large(9_000, 0, 14, 0), Verdict::DropOversize, 0),
-        ("60 KB of segments", large(60_000, TCP, 54, 1_448), Verdict::DropOversize, 0),
-        ("thousands of segments", large(3_000, TCP, 54, 1), Verdict::DropOversize, 0),
+        ("whole", tcp_segment(1_514, 0, 0, 0), Verdict::SteerIpv4Tcp, 1),
+        ("two segments", tcp_segment(2_000, TCP, 54, 1_448), Verdict::SteerIpv4Tcp, 2),
+        ("the longest", tcp_segment(most, 0, 0, 0), Verdict::SteerIpv4Tcp, 1),
+        ("one octet too long", tcp_segment(most + 1, 0, 0, 0), Verdict::DropOversize, 0),
+        ("only its MACs in the first piece", tcp_segment(9_000, 0, 14, 0), Verdict::DropOversize, 0),
+        ("60 KB of segments", tcp_segment(60_000, TCP, 54, 1_448), Verdict::DropOversize, 0),
+        ("thousands of segments", tcp_segment(3_000, TCP, 54, 1), Verdict::DropOversize, 0),
     ];
     for (name, frame, verdict, reach) in cases {
         let mut node = Node::start_with(&by(Mode::Tcx));
@@ -182,16 +182,16 @@ fn what_a_guest_sends_in_pieces_or_to_be_cut_is_steered_or_dropped_but_never_let
         assert!(tap.send(0, &frame).unwrap_or_else(|error| panic!("{name}: {error}")), "{name}");
         node.expect_count(verdict, 1);
         node.expect_count(Verdict::SocketDropAbsent, reach);
-        assert!(gets_nothing(&far, frames::GATEWAY), "{name}: it left the tap");
+        assert!(receives_nothing(&far, frames::GATEWAY), "{name}: the frame left the tap");
         let passed = node.steering.counters().expect("counters");
-        // The host's own chatter on its devices does not come in by this tap.
+        // The host's own frames do not arrive from this tap.
         let passed: u64 = passed.iter().filter(|(v, _)| v.fate() == Fate::Pass).map(|(_, n)| n).sum();
         assert_eq!(passed, 0, "{name}");
     }
 }
 
 #[test]
-fn switching_under_load_loses_no_frame_and_lets_none_through() {
+fn switching_under_load_loses_no_frame_and_leaks_none() {
     if !privileged::or_skip() {
         return;
     }
@@ -212,26 +212,26 @@ fn switching_under_load_loses_no_frame_and_lets_none_through() {
         });
         let switched = (0..SWITCHES).all(|n| {
             let to = if n % 2 == 0 { By::Tcx } else { By::Xdp };
-            // Another test's child may hold a copy of the link just closed, until it runs its program.
+            // A child of another test may hold a copy of the closed link until it calls `execve`.
             within(Duration::from_secs(5), || node.steering.switch(&name, to).ok()).is_some()
         });
         stop.store(true, Ordering::Relaxed);
         leaked = guest.join().expect("the guest does not panic");
-        assert!(switched, "a switch was refused for five seconds");
+        assert!(switched, "a switch failed for five seconds");
     });
     let sent = sent.into_inner();
     let all = within(Duration::from_secs(5), || {
         leaked |= drain(&other, &arrived);
         (arrived.load(Ordering::Relaxed) >= sent).then_some(())
     });
-    assert!(sent > SWITCHES, "only {sent} rounds in {SWITCHES} switches: nothing is shown");
+    assert!(sent > SWITCHES, "only {sent} rounds in {SWITCHES} switches: too few");
     assert!(all.is_some(), "{} of {sent} ordinary frames arrived", arrived.load(Ordering::Relaxed));
-    assert!(!leaked, "a question to the service reached a neighbour");
+    assert!(!leaked, "a request for the service reached a neighbour");
     node.expect_count(Verdict::SteerArp, sent);
     node.expect_count(Verdict::SocketDropAbsent, sent);
 }
 
-/// Counts ordinary questions that arrived; true if one for the service is among them.
+/// Counts the ordinary requests that arrived; true if a request for the service is among them.
 fn drain(tap: &Tap, arrived: &AtomicU64) -> bool {
     let mut buffer = [0; 2_048];
     let mut leaked = false;
@@ -262,14 +262,14 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
     };
     assert_eq!(look(Duration::ZERO), Some(By::Xdp));
     (0..100).for_each(|_| ask(&alices, ALICE));
-    assert_eq!(look(second), Some(By::Xdp), "it has just asked");
+    assert_eq!(look(second), Some(By::Xdp), "it has just sent requests");
     assert_eq!(look(QUIET), Some(By::Xdp));
     assert_eq!(look(QUIET + second), Some(By::Tcx));
     ask(&alices, ALICE);
-    assert_eq!(look(QUIET * 3), Some(By::Tcx), "one question is no boot");
-    // Another test's child may hold a copy of the link just closed, until it runs its program.
+    assert_eq!(look(QUIET * 3), Some(By::Tcx), "one request is not a boot");
+    // A child of another test may hold a copy of the closed link until it calls `execve`.
     let has_gone = || !node.ns.ip("link show tap0").expect("the tap").contains("xdp");
-    assert!(within(Duration::from_secs(5), || has_gone().then_some(())).is_some(), "XDP stays");
+    assert!(within(Duration::from_secs(5), || has_gone().then_some(())).is_some(), "XDP is still attached");
     (0..100).for_each(|_| ask(&alices, ALICE));
     assert_eq!(look(QUIET * 3 + second), Some(By::Xdp));
     assert_eq!(look(QUIET * 4 + second), Some(By::Tcx));
@@ -278,7 +278,7 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
 }
 
 #[test]
-fn ports_are_looked_at_and_switched_a_few_at_a_time_until_all_are() {
+fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
     if !privileged::or_skip() {
         return;
     }
@@ -303,7 +303,7 @@ fn ports_are_looked_at_and_switched_a_few_at_a_time_until_all_are() {
 }
 
 #[test]
-fn a_port_of_another_agents_classifier_is_refused_by_name() {
+fn a_port_with_another_agents_classifier_is_refused_by_name() {
     if !privileged::or_skip() {
         return;
     }
@@ -311,7 +311,7 @@ fn a_port_of_another_agents_classifier_is_refused_by_name() {
     for mode in [Mode::Xdp, Mode::Tcx, Mode::Auto] {
         let other = SteerConfig { hub: "other".into(), ..by(mode) };
         let mut other = start_in(&node.ns, &other).expect("another hub name is free");
-        let error = other.attach(&name).expect_err("the tap is another agent's");
+        let error = other.attach(&name).expect_err("the tap belongs to another agent");
         assert!(matches!(error, SteerError::Occupied { .. }), "{error}");
         assert!(error.to_string().contains("port_tcx"), "{error}");
     }

@@ -1,6 +1,7 @@
-//! A node with steering on it, and what its guests send and get.
+//! A node that runs steering, and the frames its guests send and receive.
 
 use metadata_base::port::PortName;
+use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
@@ -8,16 +9,19 @@ use metadata_steer::{Limits, Mode, SteerConfig, SteerError, Steering};
 use std::fs::File;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
+use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::tap::{Shape, Tap};
 
 pub(crate) const ALICE: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xa1]);
 pub(crate) const BOB: Mac = Mac([0x52, 0x54, 0, 0, 0, 0xb0]);
 pub(crate) const SERVED: [u8; 4] = [169, 254, 169, 254];
+/// An address the service does not serve.
+pub(crate) const ELSEWHERE: [u8; 4] = [10, 0, 2, 99];
 
-/// For what must come: generous, since it is waited out only in failure.
+/// Longest wait for something that must happen; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// For what must not come.
+/// Wait after which something counts as not happening.
 const MOMENT: Duration = Duration::from_millis(50);
 
 pub(crate) fn config() -> SteerConfig {
@@ -31,9 +35,9 @@ pub(crate) fn config() -> SteerConfig {
     }
 }
 
-/// A namespace in which the agent would run, and steering there.
+/// The agent's namespace, with steering running in it.
 pub(crate) struct Node {
-    // Dropped before the namespace it is in.
+    // Must be dropped before its namespace.
     pub(crate) steering: Steering,
     hub_tap: File,
     pub(crate) ns: Namespace,
@@ -51,13 +55,13 @@ impl Node {
         Self { steering, hub_tap, ns }
     }
 
-    /// Writes an answer for a slot to the hub tap.
+    /// Writes an answer for `slot` to the hub's tap.
     pub(crate) fn answer(&mut self, slot: u32) {
         let answer = frame(stamp(slot), Mac::SERVICE, SERVED);
-        self.hub_tap.write_all(&answer).expect("the hub tap takes a frame");
+        self.hub_tap.write_all(&answer).expect("the hub's tap accepts a frame");
     }
 
-    /// Waits until a verdict has been met this many times, and no more.
+    /// Waits until `verdict` has been counted `frames` times; panics if the count is exceeded or not reached.
     pub(crate) fn expect_count(&self, verdict: Verdict, frames: u64) {
         let mut seen = 0;
         let reached = within(PATIENCE, || {
@@ -74,7 +78,7 @@ pub(crate) fn start_in(ns: &Namespace, config: &SteerConfig) -> Result<Steering,
     ns.run_in(|| Steering::start(config))
 }
 
-/// A tap in a namespace, up, with the port name by which the agent of `node` reaches it.
+/// Creates a tap in `ns` and sets it up; also returns the port name by which the agent in `node` reaches it.
 pub(crate) fn port(ns: &Namespace, ifname: &str, node: &Namespace) -> (Tap, PortName) {
     let tap = Tap::create(ns, ifname, Shape::default()).expect("a tap");
     ns.ip(&format!("link set {ifname} up")).expect("the tap goes up");
@@ -84,22 +88,22 @@ pub(crate) fn port(ns: &Namespace, ifname: &str, node: &Namespace) -> (Tap, Port
 
 /// Deletes a tap, as a hypervisor does when its guest ends.
 ///
-/// Closing alone is not enough: a process another test is starting may hold a copy for a moment.
+/// Closing the descriptor is not enough: a process that another test is starting may hold a copy for a moment.
 pub(crate) fn delete(tap: Tap, ns: &Namespace) {
-    ns.ip(&format!("link del {}", tap.name())).expect("the tap goes");
+    ns.ip(&format!("link del {}", tap.name())).expect("the tap is deleted");
 }
 
-/// Sends what a guest sends before anything else: ARP (RFC 826) for the metadata address.
+/// Sends an ARP request (RFC 826) for the metadata address, which is the first frame of a guest.
 pub(crate) fn ask(tap: &Tap, mac: Mac) {
     ask_for(tap, mac, SERVED);
 }
 
-/// Sends ARP for any address.
+/// Sends an ARP request for `address`.
 pub(crate) fn ask_for(tap: &Tap, mac: Mac, address: [u8; 4]) {
-    assert!(tap.send(0, &frame(Mac::BROADCAST, mac, address)).expect("the tap takes a frame"));
+    assert!(tap.send(0, &frame(Mac::BROADCAST, mac, address)).expect("the tap accepts a frame"));
 }
 
-/// An ARP request, which does as an answer too: steering looks at addresses only.
+/// An ARP request. It also serves as an answer, because steering reads only the addresses.
 fn frame(destination: Mac, source: Mac, target: [u8; 4]) -> Vec<u8> {
     let mut frame = Vec::with_capacity(42);
     frame.extend(destination.0);
@@ -113,13 +117,13 @@ fn frame(destination: Mac, source: Mac, target: [u8; 4]) -> Vec<u8> {
     frame
 }
 
-/// True when a frame to `mac` arrives; what else the host sends to its taps is not looked at.
-pub(crate) fn gets(tap: &Tap, mac: Mac) -> bool {
+/// True when a frame to `mac` arrives; other frames that the host sends to its taps are ignored.
+pub(crate) fn receives(tap: &Tap, mac: Mac) -> bool {
     within(PATIENCE, || received(tap, mac)).is_some()
 }
 
-/// True when no frame to `mac` arrives for a while.
-pub(crate) fn gets_nothing(tap: &Tap, mac: Mac) -> bool {
+/// True when no frame to `mac` arrives within [`MOMENT`].
+pub(crate) fn receives_nothing(tap: &Tap, mac: Mac) -> bool {
     within(MOMENT, || received(tap, mac)).is_none()
 }
 
@@ -144,4 +148,82 @@ pub(crate) fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>)
         }
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+pub(crate) fn pinned(bpffs: &Bpffs) -> SteerConfig {
+    SteerConfig { pins: Some(bpffs.pins()), key: Key([4, 2]), ..config() }
+}
+
+/// A node with two taps on a bridge. A broadcast from the first tap arrives at the second unless steering stops it.
+pub(crate) struct Bridged {
+    pub(crate) steering: Option<Steering>,
+    pub(crate) from: Tap,
+    pub(crate) to: Tap,
+    pub(crate) name: PortName,
+    pub(crate) ns: Namespace,
+    pub(crate) bpffs: Bpffs,
+}
+
+impl Bridged {
+    /// Starts an agent that has the first tap attached, with Alice bound on it as slot 7.
+    pub(crate) fn start_with(change: impl FnOnce(&mut SteerConfig)) -> Self {
+        let bpffs = Bpffs::mount().expect("a bpffs");
+        let ns = Namespace::new("steer").expect("a namespace");
+        let (from, name) = port(&ns, "tap0", &ns);
+        let (to, _) = port(&ns, "tap1", &ns);
+        ns.ip_batch(
+            "link add br0 type bridge\nlink set br0 up\nlink set tap0 master br0\nlink set tap1 master br0\n",
+        )
+        .expect("a bridge");
+        let mut config = pinned(&bpffs);
+        change(&mut config);
+        let mut steering = start_in(&ns, &config).expect("steering starts");
+        ns.run_in(|| {
+            steering.attach(&name).expect("attached");
+            steering.bind(&name, ALICE, 7).expect("bound");
+        });
+        Self { steering: Some(steering), from, to, name, ns, bpffs }
+    }
+
+    pub(crate) fn start() -> Self {
+        Self::start_with(|_| {})
+    }
+
+    pub(crate) fn end(&mut self) {
+        drop(self.steering.take());
+    }
+
+    pub(crate) fn restart(&mut self) -> &mut Steering {
+        let next = start_in(&self.ns, &pinned(&self.bpffs)).expect("the next agent starts");
+        self.steering.insert(next)
+    }
+
+    /// Asserts that no frame for a metadata address leaves the port, whoever sends it, and that other frames do.
+    pub(crate) fn assert_closed(&self) {
+        for mac in [ALICE, BOB] {
+            ask(&self.from, mac);
+            assert!(
+                receives_nothing(&self.to, Mac::BROADCAST),
+                "a request of {mac} for the service left the port"
+            );
+            ask_for(&self.from, mac, ELSEWHERE);
+            assert!(
+                receives(&self.to, Mac::BROADCAST),
+                "an ordinary request of {mac} did not leave the port"
+            );
+        }
+    }
+
+    /// True once frames for a metadata address leave the port; the kernel detaches a program with some delay.
+    pub(crate) fn is_open(&self) -> bool {
+        let passed = || {
+            ask(&self.from, ALICE);
+            (!receives_nothing(&self.to, Mac::BROADCAST)).then_some(())
+        };
+        within(Duration::from_secs(5), passed).is_some()
+    }
+}
+
+pub(crate) fn steered(steering: &Steering) -> u64 {
+    steering.counters().expect("counters").get(Verdict::SteerArp)
 }

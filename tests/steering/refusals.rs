@@ -1,4 +1,4 @@
-//! What cannot be done is refused with a reason, and leaves everything as it was.
+//! An impossible operation is refused with a reason and changes nothing.
 
 use crate::node::{ALICE, BOB, Node, ask, config, port, start_in};
 use metadata_base::port::PortName;
@@ -11,7 +11,7 @@ use support::netns::Namespace;
 use support::privileged;
 
 #[test]
-fn a_second_agent_with_one_hub_name_is_refused_and_the_first_goes_on() {
+fn a_second_agent_of_the_same_hub_name_is_refused_and_the_first_continues() {
     if !privileged::or_skip() {
         return;
     }
@@ -44,11 +44,11 @@ fn a_port_of_another_agent_is_refused_by_name() {
     ask(&tap, ALICE);
     node.expect_count(Verdict::SteerArp, 1);
     node.steering.detach(&name).expect("detached");
-    other.attach(&name).expect("now it is free");
+    other.attach(&name).expect("attached once it is free");
 }
 
 #[test]
-fn a_foreign_device_under_a_hub_name_is_left_alone() {
+fn a_foreign_device_with_a_hubs_name_is_not_touched() {
     if !privileged::or_skip() {
         return;
     }
@@ -63,7 +63,7 @@ fn a_foreign_device_under_a_hub_name_is_left_alone() {
 }
 
 #[test]
-fn one_namespace_named_two_ways_is_one() {
+fn attaching_a_port_under_a_second_name_of_its_namespace_is_refused() {
     if !privileged::or_skip() {
         return;
     }
@@ -78,7 +78,7 @@ fn one_namespace_named_two_ways_is_one() {
 }
 
 #[test]
-fn a_guest_that_cannot_be_is_refused() {
+fn an_impossible_binding_is_refused() {
     if !privileged::or_skip() {
         return;
     }
@@ -91,11 +91,11 @@ fn a_guest_that_cannot_be_is_refused() {
     assert!(matches!(error, SteerError::GroupMac { .. }), "{error}");
     let error = node.steering.bind(&name, ALICE, MAX_SLOTS).expect_err("beyond the tables");
     assert!(matches!(error, SteerError::Slot { slot: MAX_SLOTS }), "{error}");
-    node.steering.bind(&name, ALICE, MAX_SLOTS - 1).expect("the last slot is one");
+    node.steering.bind(&name, ALICE, MAX_SLOTS - 1).expect("the last slot is valid");
 }
 
 #[test]
-fn a_port_that_is_not_there_is_refused() {
+fn a_port_that_does_not_exist_is_refused() {
     if !privileged::or_skip() {
         return;
     }
@@ -109,7 +109,7 @@ fn a_port_that_is_not_there_is_refused() {
 }
 
 #[test]
-fn each_port_is_held_to_its_limit() {
+fn each_port_has_its_own_limit() {
     if !privileged::or_skip() {
         return;
     }
@@ -124,25 +124,25 @@ fn each_port_is_held_to_its_limit() {
     let [(alices, _), (bobs, _)] = &ports;
     (0..100).for_each(|_| ask(alices, ALICE));
     let flooded = steering.counters().expect("counters");
-    // The second a new frame takes to accrue may pass on a busy machine, 90 of them do not.
+    // One second, which admits one more frame, may pass on a busy machine; 90 seconds do not.
     let refused = flooded.get(Verdict::DropOverLimit);
-    assert!((2..=92).contains(&refused), "{refused} frames of 100 refused, 8 allowed at once");
+    assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
     ask(bobs, BOB);
     let after = steering.counters().expect("counters");
     assert_eq!(
         after.get(Verdict::SteerArp),
         flooded.get(Verdict::SteerArp) + 1,
-        "the neighbour is not held up"
+        "the neighbour is not limited"
     );
 }
 
 #[test]
-fn a_device_whose_driver_refuses_is_steered_generically() {
+fn a_device_without_native_xdp_is_steered_by_generic_xdp() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Node::start();
-    // A veth runs XDP natively with small MTUs only. The tap plays a guest behind its other end.
+    // A veth supports native XDP only with a small MTU. The tap plays a guest behind the veth's peer.
     let (tap, _) = port(&node.ns, "tap0", &node.ns);
     node.ns
         .ip_batch(

@@ -1,7 +1,7 @@
-//! Quiet guests in other namespaces than the agent's: off XDP, and by a ring to the worker.
+//! Quiet guests in other namespaces than the agent's: XDP is detached, and their frames reach the worker by a ring.
 
 use crate::node::{
-    ALICE, BOB, Node, SERVED, ask, ask_for, config, gets, gets_nothing, port, start_in, within,
+    ALICE, BOB, Node, SERVED, ask, ask_for, config, port, receives, receives_nothing, start_in, within,
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
@@ -17,10 +17,10 @@ use support::netns::Namespace;
 use support::privileged;
 use support::tap::{Shape, Tap};
 
-/// For what must come: generous, since it is waited out only in failure.
+/// Longest wait for something that must happen; only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A pod with a bridge and two taps, the first one a port on which ALICE may speak as slot 0.
+/// A pod with two bridged taps. The first is an attached port with Alice bound as slot 0.
 struct Pod {
     alices: Tap,
     other: Tap,
@@ -46,13 +46,13 @@ impl Pod {
         self.ns.ip("link show tap0").expect("the tap").contains("xdp")
     }
 
-    /// Waits until XDP is off: another test's child may hold a copy of the link just closed, until it runs its program.
+    /// Waits until XDP is detached: a child of another test may hold a copy of the closed link until it calls `execve`.
     fn is_off_xdp(&self) -> bool {
         within(PATIENCE, || (!self.has_xdp()).then_some(())).is_some()
     }
 }
 
-/// All frames a ring holds.
+/// Takes all frames out of a ring.
 fn frames_in(ring: &mut Ring) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     ring.receive(usize::MAX, |frame| frames.push(frame.to_vec()));
@@ -68,7 +68,7 @@ fn steered_by(mode: Mode, limits: Limits) -> SteerConfig {
 }
 
 #[test]
-fn a_quiet_guest_in_a_pod_is_off_xdp_and_back_on_it_when_it_speaks() {
+fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() {
     if !privileged::or_skip() {
         return;
     }
@@ -83,19 +83,19 @@ fn a_quiet_guest_in_a_pod_is_off_xdp_and_back_on_it_when_it_speaks() {
     assert_eq!(look(&mut node, Duration::ZERO), Some(By::Xdp));
     assert!(pod.has_xdp());
     assert_eq!(look(&mut node, QUIET), Some(By::Tcx));
-    assert!(pod.is_off_xdp(), "XDP stays");
+    assert!(pod.is_off_xdp(), "XDP is still attached");
 
     ask(&pod.alices, ALICE);
     node.expect_count(Verdict::RingDelivered, 1);
     let [frame] = &frames_in(&mut ring)[..] else { panic!("one frame") };
-    assert_eq!(frame.len(), 42, "whole and no longer");
-    assert_eq!(frame[6..12], stamp(0).0, "its sender is who the kernel says");
+    assert_eq!(frame.len(), 42, "the frame must have its original length");
+    assert_eq!(frame[6..12], stamp(0).0, "the source must be the stamp");
     node.answer(0);
-    assert!(gets(&pod.alices, ALICE), "the answer goes by the hub");
-    assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a question left the tap");
+    assert!(receives(&pod.alices, ALICE), "the answer must arrive through the hub");
+    assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
-    assert!(gets(&pod.other, Mac::BROADCAST), "ordinary traffic passes");
-    assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one question is no boot");
+    assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
+    assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one request is not a boot");
 
     (0..100).for_each(|_| ask(&pod.alices, ALICE));
     assert_eq!(look(&mut node, QUIET * 2 + second), Some(By::Xdp));
@@ -103,16 +103,16 @@ fn a_quiet_guest_in_a_pod_is_off_xdp_and_back_on_it_when_it_speaks() {
     ask(&pod.alices, ALICE);
     node.expect_count(Verdict::SocketDropAbsent, 1);
     node.expect_count(Verdict::RingDelivered, 101);
-    assert_eq!(look(&mut node, QUIET * 3 + second), Some(By::Tcx), "and quiet again");
+    assert_eq!(look(&mut node, QUIET * 3 + second), Some(By::Tcx), "the guest is quiet again");
 }
 
 #[test]
-fn only_the_ports_own_mac_is_heard_in_a_pod_and_nobody_once_it_is_unbound() {
+fn only_the_bound_mac_of_a_port_in_a_pod_is_steered() {
     if !privileged::or_skip() {
         return;
     }
     let mut node = Node::start_with(&steered_by(Mode::Tcx, Limits::default()));
-    // One index in two namespaces: who asks is told apart by the namespace.
+    // Both taps have the same index: only their namespaces distinguish the guests.
     let (alice, bob) = (Pod::new(&mut node.steering, &node.ns), Pod::new(&mut node.steering, &node.ns));
     node.steering.bind(&bob.name, BOB, 1).expect("bound");
     node.steering.unbind(0).expect("unbound");
@@ -128,7 +128,7 @@ fn only_the_ports_own_mac_is_heard_in_a_pod_and_nobody_once_it_is_unbound() {
     let senders: Vec<_> = frames_in(&mut ring).iter().map(|frame| frame[6..12].to_vec()).collect();
     assert_eq!(senders, [stamp(0).0, stamp(1).0]);
     for pod in [&alice, &bob] {
-        assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a question left the tap");
+        assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     }
     node.steering.unbind(0).expect("unbound");
     ask(&alice.alices, ALICE);
@@ -136,8 +136,8 @@ fn only_the_ports_own_mac_is_heard_in_a_pod_and_nobody_once_it_is_unbound() {
     assert!(frames_in(&mut ring).is_empty());
 }
 
-/// TCP for the service, `len` octets long.
-fn long(len: usize) -> Vec<u8> {
+/// A TCP frame of `len` octets for the service.
+fn frame_of(len: usize) -> Vec<u8> {
     let mut frame = frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, 80));
     frame[6..12].copy_from_slice(&ALICE.0);
     frame.resize(len, 0xa5);
@@ -147,7 +147,7 @@ fn long(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn frames_of_every_length_arrive_whole_or_are_dropped_and_counted() {
+fn frames_of_every_length_arrive_whole_or_are_counted_as_dropped() {
     if !privileged::or_skip() {
         return;
     }
@@ -165,8 +165,8 @@ fn frames_of_every_length_arrive_whole_or_are_dropped_and_counted() {
     let lengths =
         [60, 74, 1_514, 2_000, most, most + 1, 9_000].into_iter().chain(edges.filter(|at| *at <= most));
     for length in lengths {
-        let frame = long(length);
-        assert!(tap.send(0, &frame).expect("the tap takes a frame"), "{length}");
+        let frame = frame_of(length);
+        assert!(tap.send(0, &frame).expect("the tap accepts a frame"), "{length}");
         let mut stamped = frame;
         stamped[6..12].copy_from_slice(&stamp(0).0);
         let expected: &[Vec<u8>] = if length <= most { &[stamped] } else { &[] };
@@ -176,7 +176,7 @@ fn frames_of_every_length_arrive_whole_or_are_dropped_and_counted() {
 }
 
 #[test]
-fn a_full_ring_drops_and_counts_and_half_of_it_is_kept_for_guests_that_ask_little() {
+fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
     if !privileged::or_skip() {
         return;
     }
@@ -186,30 +186,30 @@ fn a_full_ring_drops_and_counts_and_half_of_it_is_kept_for_guests_that_ask_littl
     node.steering.bind(&greedy.name, ALICE, 0).expect("bound");
     node.steering.bind(&modest.name, BOB, 1).expect("bound");
     let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
-    // The kernel puts eight octets before each record.
+    // The kernel adds a header of eight octets to each record.
     let records = u64::from(RING_BYTES) / (RING_RECORDS[0] as u64 + 8);
     (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
     let (taken, dropped) = (count(&node, Verdict::RingDelivered), count(&node, Verdict::RingDropFull));
-    assert_eq!(taken + dropped, records * 2, "each is one or the other");
-    assert!(taken <= records / 2 + RING_FRESH + 1, "{taken} of {records} places are one guest's");
+    assert_eq!(taken + dropped, records * 2, "each frame is delivered or dropped");
+    assert!(taken <= records / 2 + RING_FRESH + 1, "one guest occupies {taken} of {records} records");
     ask(&modest.alices, BOB);
     node.expect_count(Verdict::RingDelivered, taken + 1);
     assert_eq!(frames_in(&mut ring).len() as u64, taken + 1);
 
     ask(&greedy.alices, ALICE);
     node.expect_count(Verdict::RingDelivered, taken + 2);
-    // Without limits nobody knows who asks much: then the whole ring is anybody's.
+    // Without limits nothing shows which guest sends much, so one guest may fill the whole ring.
     let unlimited = Limits { frames_per_second: 0, connections_per_second: 0, ..Limits::default() };
     node.steering.set_limits(unlimited).expect("set");
     (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
     let all = frames_in(&mut ring).len() as u64;
-    assert!((records - 1..=records + 1).contains(&all), "{all} of {records} places");
+    assert!((records - 1..=records + 1).contains(&all), "{all} of {records} records");
     ask(&greedy.alices, ALICE);
-    assert_eq!(frames_in(&mut ring).len(), 1, "a ring that was full takes frames again");
+    assert_eq!(frames_in(&mut ring).len(), 1, "an emptied ring must accept frames again");
 }
 
 #[test]
-fn ports_in_a_pod_go_from_agent_to_agent_by_either_program() {
+fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
     if !privileged::or_skip() {
         return;
     }
@@ -222,22 +222,22 @@ fn ports_in_a_pod_go_from_agent_to_agent_by_either_program() {
     first.follow_guests(start);
     first.follow_guests(start + QUIET);
     assert_eq!(first.steered_by(&pod.name), Some(By::Tcx));
-    assert!(pod.is_off_xdp(), "XDP stays");
+    assert!(pod.is_off_xdp(), "XDP is still attached");
     ask(&pod.alices, ALICE);
     assert_eq!(first.counters().expect("counters").get(Verdict::RingDelivered), 1);
     drop(first);
 
-    // Nobody is there: the port stays closed, and what is not for the service passes.
+    // No agent runs: the port stays closed, and ordinary frames pass.
     ask(&pod.alices, ALICE);
-    assert!(gets_nothing(&pod.other, Mac::BROADCAST), "a question left the tap");
+    assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
-    assert!(gets(&pod.other, Mac::BROADCAST), "ordinary traffic passes");
+    assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
 
     let mut steering = start_in(&ns, &config).expect("steering starts");
     let mut ring = steering.take_ring(0).expect("this kernel has rings");
-    assert!(frames_in(&mut ring).is_empty(), "it is this agent's own");
+    assert!(frames_in(&mut ring).is_empty(), "the ring is new with each agent");
     ask(&pod.alices, ALICE);
-    assert_eq!(frames_in(&mut ring).len(), 1, "before the port is named");
+    assert_eq!(frames_in(&mut ring).len(), 1, "a frame is steered before the port is attached");
     steering.attach(&pod.name).expect("attached");
     assert_eq!(steering.steered_by(&pod.name), Some(By::Tcx));
     steering.bind(&pod.name, ALICE, 0).expect("bound");

@@ -1,4 +1,4 @@
-//! What happens in the kernel is told of: devices that come and go, and what the programs log.
+//! Reports from the kernel: devices that appear and disappear, and the log lines of the programs.
 
 use crate::node::{ALICE, Node, ask, port};
 use metadata_base::port::PortName;
@@ -15,9 +15,9 @@ use support::tap::{Shape, Tap};
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
-/// For what must come.
+/// Longest wait for something that must happen.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// For what must not come.
+/// Wait after which something counts as not happening.
 const MOMENT: Duration = Duration::from_millis(100);
 
 fn runtime() -> Runtime {
@@ -25,24 +25,24 @@ fn runtime() -> Runtime {
 }
 
 async fn quiet(watch: &mut LinkWatch) {
-    // Devices settle (carrier, queueing) for a moment after they come.
+    // A new device keeps changing for a moment (carrier, queueing).
     while timeout(MOMENT, watch.changed()).await.is_ok() {}
 }
 
-/// All that a watch tells of until nothing happens any more.
+/// Collects the devices that a watch reports until no change follows for [`MOMENT`].
 async fn devices(watch: &mut LinkWatch) -> Vec<Device> {
     let mut all = Vec::new();
-    while let Ok(told) = timeout(MOMENT, watch.changed()).await {
-        match told.expect("a watch that goes on") {
+    while let Ok(changed) = timeout(MOMENT, watch.changed()).await {
+        match changed.expect("the watch does not end") {
             Changed::Devices(devices) => all.extend(devices),
-            Changed::Unknown => panic!("too much at once"),
+            Changed::Unknown => panic!("the watch lost changes"),
         }
     }
     all
 }
 
 #[test]
-fn a_device_that_comes_or_goes_is_told_of() {
+fn a_created_changed_or_deleted_device_is_reported() {
     if !privileged::or_skip() {
         return;
     }
@@ -51,15 +51,15 @@ fn a_device_that_comes_or_goes_is_told_of() {
         let mut watch = LinkWatch::open(Some(ns.name())).expect("a watch");
         for change in ["link add tap0 type bridge", "link set tap0 up", "link del tap0"] {
             ns.ip(change).expect("a change");
-            let told = timeout(PATIENCE, watch.changed()).await;
-            assert!(matches!(told, Ok(Ok(_))), "{change}: {told:?}");
+            let changed = timeout(PATIENCE, watch.changed()).await;
+            assert!(matches!(changed, Ok(Ok(_))), "{change}: {changed:?}");
             quiet(&mut watch).await;
         }
     });
 }
 
 #[test]
-fn a_tap_made_again_with_the_same_name_and_index_is_another() {
+fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
     const IFINDEX: u32 = 4_711;
     if !privileged::or_skip() {
         return;
@@ -70,30 +70,30 @@ fn a_tap_made_again_with_the_same_name_and_index_is_another() {
     let mut taps = vec![make()];
     node.steering.attach(&name).expect("attached");
     for closed in [false, true] {
-        // What its bridge tells of a device that leaves it is no end of the device.
-        let told = runtime().block_on(async {
+        // A bridge reports a device that leaves it as removed, but the device still exists.
+        let (bridged, recreated) = runtime().block_on(async {
             let mut watch = LinkWatch::open(Some(node.ns.name())).expect("a watch");
             node.ns.ip_batch("link add br0 type bridge\nlink set tap0 master br0\n").expect("a bridge");
             node.ns.ip_batch("link set tap0 nomaster\nlink del br0\n").expect("no bridge");
             let bridged = devices(&mut watch).await;
-            node.ns.ip("link del tap0").expect("the tap goes");
+            node.ns.ip("link del tap0").expect("the tap is deleted");
             taps.push(make());
             (bridged, devices(&mut watch).await)
         });
-        told.0.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look"), Found::Attached);
-        told.1.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look"), Found::Other);
+        bridged.iter().for_each(|device| node.steering.lost(device));
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), Found::Attached);
+        recreated.iter().for_each(|device| node.steering.lost(device));
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), Found::Other);
         let attached = if closed { node.steering.attach_closed(&name) } else { node.steering.attach(&name) };
         attached.expect("the new one is attached");
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look"), Found::Attached);
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), Found::Attached);
         let shown = node.ns.ip("link show tap0").expect("the tap");
         assert!(shown.contains("xdp"), "{shown}");
     }
 }
 
 #[test]
-fn another_namespaces_devices_are_not_told_of() {
+fn devices_of_another_namespace_are_not_reported() {
     if !privileged::or_skip() {
         return;
     }
@@ -107,14 +107,14 @@ fn another_namespaces_devices_are_not_told_of() {
 }
 
 #[test]
-fn a_storm_of_changes_is_told_of_and_survived() {
+fn the_watch_reports_changes_during_and_after_a_storm_of_changes() {
     if !privileged::or_skip() {
         return;
     }
     let ns = Namespace::new("watch").expect("a namespace");
-    // Only changes of a device that is up are told of.
+    // The kernel reports changes only of devices that are up.
     ns.ip_batch("link add br0 type bridge\nlink set br0 up\n").expect("a device");
-    // Far more than the socket holds and than is read at once.
+    // This is far more than the socket holds and than one read takes.
     let storm: String = (0..2_000).map(|n| format!("link set br0 alias a{n}\n")).collect();
     runtime().block_on(async {
         let mut watch = LinkWatch::open(Some(ns.name())).expect("a watch");
@@ -122,12 +122,12 @@ fn a_storm_of_changes_is_told_of_and_survived() {
         assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(_))));
         quiet(&mut watch).await;
         ns.ip("link add tap0 type bridge").expect("a change");
-        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(_))), "deaf after the storm");
+        assert!(matches!(timeout(PATIENCE, watch.changed()).await, Ok(Ok(_))), "no report after the storm");
     });
 }
 
 #[test]
-fn a_port_exists_where_its_device_is_and_nowhere_else() {
+fn a_port_exists_only_in_the_namespace_of_its_device() {
     if !privileged::or_skip() {
         return;
     }
@@ -144,7 +144,7 @@ fn a_port_exists_where_its_device_is_and_nowhere_else() {
     assert_eq!(exists(&local).expect("a look-up"), None, "the test's own namespace has no such device");
 }
 
-/// Collects what would be printed.
+/// Collects the lines of a subscriber.
 #[derive(Clone, Default)]
 struct Printed(Arc<Mutex<Vec<u8>>>);
 
@@ -159,7 +159,7 @@ impl io::Write for Printed {
 }
 
 #[test]
-fn what_the_kernel_side_logs_becomes_a_tracing_event() {
+fn a_log_line_of_the_kernel_programs_becomes_a_tracing_event() {
     if !privileged::or_skip() {
         return;
     }
@@ -169,7 +169,7 @@ fn what_the_kernel_side_logs_becomes_a_tracing_event() {
     let printed = Printed::default();
     let writer = printed.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    // For this thread alone, which is also the one the runtime runs its tasks on.
+    // This sets the subscriber for this thread only, on which the runtime also runs its tasks.
     let _guard = tracing::subscriber::set_default(subscriber);
     let found = runtime().block_on(async {
         node.steering.forward_logs();
@@ -185,6 +185,6 @@ fn what_the_kernel_side_logs_becomes_a_tracing_event() {
         };
         timeout(PATIENCE, found).await
     });
-    let text = found.expect("the line of a guest nobody registered");
+    let text = found.expect("the line about an unregistered guest");
     assert!(text.contains("WARN") && text.contains("52:54:00:00:00:a1"), "{text}");
 }

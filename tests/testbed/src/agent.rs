@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Longest the agent may take from its start to its `serving` line.
-pub const START_PATIENCE: Duration = Duration::from_secs(20);
+pub const START_PATIENCE: Duration = Duration::from_secs(60);
 /// Longest the agent may take to stop after SIGTERM.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
 /// Time for a line to arrive from the agent's standard error.
