@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 /// The modules of a room, and for each the modules it imports with one path that does so.
-pub type Graph = BTreeMap<String, BTreeMap<String, String>>;
+pub(crate) type Graph = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Reads the modules below `room`, a directory below `src`.
-pub fn graph(src: &Path, room: &Path) -> Graph {
+pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     let base: Vec<String> = parts(room.strip_prefix(src).expect("a room below src"));
     let mut files = Vec::new();
     collect(room, &mut files);
@@ -18,7 +18,9 @@ pub fn graph(src: &Path, room: &Path) -> Graph {
         files.iter().map(|file| (module(src, file), Source::read(file))).collect();
     let only_tests: Vec<Vec<String>> = sources
         .iter()
-        .flat_map(|(at, source)| source.tests.iter().map(|name| [&at[..], &[name.clone()]].concat()))
+        .flat_map(|(at, source)| {
+            source.tests.iter().map(|name| [&at[..], std::slice::from_ref(name)].concat())
+        })
         .collect();
     let is_test = |at: &Vec<String>| only_tests.iter().any(|test| at.starts_with(test));
     let inside = |path: &[String]| path.strip_prefix(&base[..]).map(<[String]>::to_vec);
@@ -49,13 +51,13 @@ pub fn graph(src: &Path, room: &Path) -> Graph {
 }
 
 /// A shortest circle of imports, as the paths that tie it; none in a good room.
-pub fn circle(graph: &Graph) -> Option<Vec<String>> {
+pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {
         let mut ways = vec![(start, Vec::new())];
         let mut seen = BTreeSet::new();
         while let Some((at, way)) = (!ways.is_empty()).then(|| ways.remove(0)) {
             for (next, used) in graph.get(at).into_iter().flatten() {
-                let way = [&way[..], &[used.clone()]].concat();
+                let way = [&way[..], std::slice::from_ref(used)].concat();
                 if next == start {
                     return Some(way);
                 }
@@ -70,7 +72,7 @@ pub fn circle(graph: &Graph) -> Option<Vec<String>> {
 }
 
 /// The directories of modules below a directory, itself included.
-pub fn rooms(directory: &Path) -> Vec<PathBuf> {
+pub(crate) fn rooms(directory: &Path) -> Vec<PathBuf> {
     let below = std::fs::read_dir(directory).expect("a directory of modules");
     let below = below.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_dir());
     let below = below.flat_map(|path| rooms(&path));
