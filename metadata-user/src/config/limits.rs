@@ -1,4 +1,4 @@
-//! The limits that the types of the fields cannot express.
+//! Validation of limits that the types of the fields cannot express.
 
 use std::net::IpAddr;
 
@@ -13,10 +13,10 @@ use metadata_steer::HUB_PREFIX_MAX;
 use super::{Config, ConfigError};
 
 impl Config {
-    /// Checks what no type can.
+    /// Validates ranges and combinations of values.
     ///
     /// # Errors
-    /// A value is out of its range; the error names the field.
+    /// A value is out of range. The error names the first such field.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let value =
             |field, expected: String, found: String| Err(ConfigError::Value { field, expected, found });
@@ -75,13 +75,21 @@ impl Config {
         let mut seen: Vec<IpAddr> = Vec::new();
         for (field, list) in [("addresses", &self.addresses), ("arp_only", &next_hops)] {
             for address in list {
-                // Guests use these among themselves: to take them would cut them off.
+                // Guests send broadcast and multicast frames to each other, so the agent must not take these frames.
                 let group = matches!(address, IpAddr::V4(v4) if v4.is_broadcast()) || address.is_multicast();
                 if group || address.is_unspecified() || address.is_loopback() {
-                    return value(field, "addresses of one station", address.to_string());
+                    return value(
+                        field,
+                        "unicast addresses, neither unspecified nor loopback",
+                        address.to_string(),
+                    );
                 }
                 if seen.contains(address) {
-                    return value(field, "each address once, served or next hop", format!("{address} twice"));
+                    return value(
+                        field,
+                        "each address at most once in both lists",
+                        format!("{address} twice"),
+                    );
                 }
                 seen.push(*address);
             }
@@ -89,7 +97,7 @@ impl Config {
         for family in [IpAddr::is_ipv4, IpAddr::is_ipv6] {
             let count = seen.iter().filter(|address| family(address)).count();
             if count > maps::MAX_SERVED as usize {
-                let expected = format!("at most {} of a family, next hops included", maps::MAX_SERVED);
+                let expected = format!("at most {} per address family, next hops included", maps::MAX_SERVED);
                 return value("addresses", &expected, count.to_string());
             }
         }

@@ -1,13 +1,13 @@
 //! The configuration file and its defaults.
 //!
-//! Everything has a default; a file names only what differs. Command line options win over the file.
+//! Every field has a default, so a file states only what differs. Command line options override the file.
 //!
 //! ```yaml
 //! records: /etc/xdp-imds/records.d
 //! ports:
 //! - {ifname: vnet0, mac: "52:54:00:12:34:56"}
 //! - {ifname: tap0, netns: /proc/4242/ns/net}
-//! addresses: [169.254.169.254, "fd00:ec2::254"]   # these, and none of the others served by default
+//! addresses: [169.254.169.254, "fd00:ec2::254"]   # replaces the default list
 //! limits: {frames_per_second: 10000, burst: 2048, connections_per_second: 200, connection_burst: 512}
 //! metadata: {keys: 16, chars: 256}
 //! api: {group: vmm}
@@ -38,86 +38,90 @@ pub use port::PortSpec;
 pub use read::{ConfigError, workers};
 pub use sections::{ApiConfig, MetadataLimits, Sandbox};
 
-/// Where state is kept unless the configuration says otherwise.
+/// Default of `state`.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
 
-/// Where links and maps are pinned unless the configuration says otherwise: below the bpffs that systemd mounts.
+/// Default of `pins`: a directory on the bpffs that systemd mounts.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
 
-/// What the agent runs with.
+/// The configuration of the agent.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Directory of VM records, one file each. Default: none; must come from here or the command line, unless there is
-    /// `api`.
+    /// Directory of VM records, one file per VM. Default: none. A directory is required here or on the command line,
+    /// unless `api` or `kubevirt` is present.
     pub records: Option<PathBuf>,
-    /// Registration of VMs at the control socket, which is there in any case. Named here, though it be empty (`{}`), it
-    /// does without a directory of records.
+    /// Registration of VMs at the control socket, which is always open. If this section is present, even empty
+    /// (`{}`), the agent starts without a directory of records.
     pub api: Option<ApiConfig>,
-    /// Ports to own besides those that records name.
+    /// Ports that the agent serves in addition to those that records name.
     pub ports: Vec<PortSpec>,
-    /// Metadata addresses served on every port, at most [`metadata_common::maps::MAX_SERVED`] of a family. Default:
-    /// [`addresses::ALL`], each with what asks there. A list here replaces the default, so that an address
-    /// left out stays whoever's it is: frames for it pass untouched, which the kernel decides.
+    /// Metadata addresses served on every port, at most [`metadata_common::maps::MAX_SERVED`] per address family.
+    /// Default: [`addresses::ALL`]. A list here replaces the default. Frames to an address that is not in the list
+    /// pass unchanged.
     pub addresses: Vec<IpAddr>,
-    /// IPv4 addresses for which ARP is answered while IP sent to them passes: next hops that guests are told
-    /// to reach a served address by. They count with `addresses`. Default (`None`):
-    /// [`addresses::SCALEWAY_NEXT_HOP`] where [`addresses::SCALEWAY`] is served, else none.
+    /// Next hops through which guests route to a served address. The agent answers ARP for these IPv4 addresses and
+    /// lets IP packets to them pass. They count towards the limit of `addresses`. Default (`None`):
+    /// [`addresses::SCALEWAY_NEXT_HOP`] if [`addresses::SCALEWAY`] is served, otherwise none.
     pub arp_only: Option<Vec<Ipv4Addr>>,
-    /// What one port may send towards the service; enforced in the kernel.
+    /// How much one port may send to the metadata service. The kernel enforces the limits.
     pub limits: Limits,
-    /// Memory that all records may take, rendered, in octets or as text (`"512MiB"`), at least
-    /// [`room::LEAST_OCTETS`]. Records beyond are refused. Default (`None`): what [`room::within`] leaves of the control
-    /// group's memory limit, as it is when the configuration is read; [`room::DEFAULT_OCTETS`] without one.
+    /// Memory limit for all rendered records, in octets or as text (`"512MiB"`), at least [`room::LEAST_OCTETS`].
+    /// Records beyond the limit are refused. Default (`None`): what remains of the control group's memory limit for
+    /// records ([`room::within`]) when the configuration is read, or [`room::DEFAULT_OCTETS`] without such a limit.
     #[serde(deserialize_with = "read::octets_field")]
     pub record_memory: Option<usize>,
-    /// How much a record's custom `metadata` may hold; records with more are refused.
+    /// Limits of a record's custom `metadata`. Records that exceed them are refused.
     pub metadata: MetadataLimits,
-    /// By which program ports are steered; `auto` by default, which `cargo xtask traffic` shows to cost guests
-    /// least.
+    /// The program that steers the ports. Default: `auto`, which costs guests least (measured by
+    /// `cargo xtask traffic`).
     pub steer: Mode,
-    /// Which taps without a record are closed, so that nothing for a metadata address leaves them: `all`, in the agent's
-    /// namespace and those it serves ports in, or `none` (default). Not for an agent that shares its namespace with
-    /// another: it would close the other's taps.
+    /// Which taps without a record are closed. A closed tap forwards no frame to a metadata address. `all` closes taps
+    /// in the agent's namespace and in those with served ports; `none` is the default. Do not use `all` if two agents
+    /// share a namespace: each would close the other's taps.
     pub guard: Guarded,
-    /// Prefix of the hub's device names, 1 to 11 octets; two agents in one namespace need two.
+    /// Prefix of the hub's device names, 1 to 11 octets. Agents in the same namespace need different prefixes.
     pub hub: String,
-    /// Where to serve Prometheus metrics; `None` (default) serves none.
+    /// Address and port that serve Prometheus metrics; `None` (default) serves none.
     pub metrics: Option<SocketAddr>,
-    /// Where requests are written down; nowhere by default.
+    /// The audit log of requests; off by default.
     pub audit: AuditConfig,
-    /// Directory of what outlives the agent: token keys, and what guests wrote. Made with mode 0700.
-    /// `null` keeps nothing: tokens end with the agent, and one-shot passwords are given out again.
+    /// Directory for token keys and data written by guests, which survive a restart. Created with mode 0700. With
+    /// `null` nothing survives: tokens become invalid when the agent ends, and one-shot passwords are served again.
     pub state: Option<PathBuf>,
-    /// Directory on a bpffs below which links and maps are pinned, so that ports stay closed and guests keep their slots
-    /// while no agent runs. `null` pins nothing: when the agent ends, taps are as if there never was one. Two
-    /// agents on a node need two.
+    /// Directory on a bpffs where links and maps are pinned. While no agent runs, pins keep ports closed and preserve
+    /// the guests' slots. `null` pins nothing: all programs leave the taps when the agent ends. Agents on the same node
+    /// need different directories.
     pub pins: Option<PathBuf>,
-    /// Directory of sockets by which the running agent is reached. Made with mode 0700. Two agents on a node need two.
+    /// Directory for the sockets of the running agent. Created with mode 0700. Agents on the same node need different
+    /// directories.
     pub run: PathBuf,
-    /// How long an agent that is stopped serves what is going on, in seconds; 0 cuts all off at once. A second signal
-    /// ends the wait.
+    /// How long open requests may take after the agent receives a stop signal, in seconds; 0 closes all connections at
+    /// once. A second signal ends the wait.
     pub drain_seconds: u32,
-    /// What to log, as `--log`, which wins; `None` is `info`.
+    /// The log filter, in the form of `--log`, which overrides it. Default (`None`): `info`.
     pub log: Option<String>,
-    /// File with the token key of several nodes, made by `xdp-imds token-key` and looked after by others, so that tokens hold
-    /// after a migration. Default: none; without it, or until it is there, the key in `state` counts.
+    /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
+    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. Without the file, or until
+    /// it exists, the agent uses the key in `state`.
     pub token_key: Option<PathBuf>,
-    /// Age at which the token key is replaced, in days; tokens of the last one stay good until they expire.
+    /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
+    /// expire.
     pub rotate_token_key_days: u32,
-    /// How long a worker with nothing to do keeps polling before it sleeps, in microseconds. The kernel wakes it
-    /// as fast as anybody, so this pays only for guests that ask again within that time, and costs them its CPU.
+    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time and shortens answers only
+    /// for guests that send the next request within this time.
     pub spin_us: u32,
-    /// Let the kernel answer what needs no memory on ports that are taps, so that user space sees little more
-    /// than requests. `false` steers everything, which a capture on the hub then shows.
+    /// Whether the kernel answers frames that need no state, on ports that are taps; user space then receives little
+    /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
     pub answer_in_kernel: bool,
-    /// Threads that answer, 1 to [`metadata_steer::HUBS_OF_A_SIDE`], each with a hub of its own, among which the guests are spread.
+    /// Number of threads that answer guests, 1 to [`metadata_steer::HUBS_OF_A_SIDE`]. Each has its own hub and
+    /// serves a part of the guests.
     #[serde(deserialize_with = "read::workers_field")]
     pub workers: u32,
-    /// How VMs of KubeVirt are found and served; `None` (default) looks for none.
+    /// How the agent finds and serves KubeVirt's VMs; `None` (default) turns this off.
     #[cfg(feature = "kubevirt")]
     pub kubevirt: Option<kubevirt::Options>,
-    /// Whether the agent gives up system calls and capabilities that serving does not need; `on` by default.
+    /// Whether the agent drops system calls and capabilities that serving does not need; `on` by default.
     pub sandbox: Sandbox,
 }
 
@@ -155,7 +159,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// True when something in it can tell of VMs.
+    /// Returns true if at least one feed or the API can provide records.
     #[must_use]
     pub fn has_records(&self) -> bool {
         #[cfg(feature = "kubevirt")]
@@ -165,7 +169,7 @@ impl Config {
         self.records.is_some() || self.api.is_some()
     }
 
-    /// True where ports in other namespaces are to come: with KubeVirt each VM brings one.
+    /// Returns true if ports in other namespaces are expected. Each VM of KubeVirt has its own namespace.
     #[must_use]
     pub fn expects_namespaces(&self) -> bool {
         #[cfg(feature = "kubevirt")]
@@ -174,26 +178,26 @@ impl Config {
         false
     }
 
-    /// `api`, or its defaults.
+    /// Returns `api`, or its defaults if the section is absent.
     #[must_use]
     pub fn api(&self) -> ApiConfig {
         self.api.clone().unwrap_or_default()
     }
 
-    /// Octets of memory for all records: `record_memory`, or what the control group leaves.
+    /// Returns the memory limit for all records, in octets: `record_memory` or its default.
     #[must_use]
     pub fn record_octets(&self) -> usize {
         self.record_memory.unwrap_or_else(|| room::within(room::cgroup::memory_limit(), self.workers))
     }
 
-    /// What a record may hold.
+    /// Returns the limits of one record, with those of `metadata`.
     #[must_use]
     pub fn record_limits(&self) -> record::Limits {
         let MetadataLimits { keys, chars } = self.metadata;
         record::Limits { metadata_keys: keys, metadata_chars: chars, ..record::Limits::DEFAULT }
     }
 
-    /// The next hops for which ARP is answered: those configured, or what `addresses` calls for.
+    /// Returns the next hops for which ARP is answered: those of `arp_only`, or the default for `addresses`.
     #[must_use]
     pub fn next_hops(&self) -> Vec<Ipv4Addr> {
         match &self.arp_only {

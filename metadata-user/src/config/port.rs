@@ -1,4 +1,4 @@
-//! A port as the file and the command line write it.
+//! Ports, in the forms of the file and of the command line.
 
 use std::str::FromStr;
 
@@ -6,19 +6,19 @@ use metadata_base::port::{MAX_IFNAME, PortName, is_ifname};
 use metadata_common::mac::Mac;
 use serde::Deserialize;
 
-/// A port to own, and the MAC that may speak on it when no record names the port.
+/// A port to serve, and the MAC address of its guest if no record names the port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// The port.
+    /// The interface and its namespace.
     pub name: PortName,
-    /// The guest's MAC. Without it, identities come from records that name the port.
+    /// The guest's MAC address. Without it, only records that name the port define its identities.
     pub mac: Option<Mac>,
 }
 
 impl FromStr for PortSpec {
     type Err = String;
 
-    /// Reads `IFNAME[@NETNS][=MAC]`, the form of the command line.
+    /// Parses `IFNAME[@NETNS][=MAC]`, the form of the command line.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (port, mac) = match text.split_once('=') {
             Some((port, mac)) => (port, Some(mac.parse::<Mac>().map_err(|e| e.to_string())?)),
@@ -41,7 +41,9 @@ impl PortSpec {
             return Err("expected a namespace after `@`: a name under /run/netns or an absolute path".into());
         }
         if let Some(mac) = mac.filter(|mac| mac.is_group()) {
-            return Err(format!("{mac} is a group address; a guest's own MAC has an even first octet"));
+            return Err(format!(
+                "expected a MAC address with an even first octet, found the group address {mac}"
+            ));
         }
         Ok(Self { name: PortName { ifname, netns }, mac })
     }
@@ -67,7 +69,7 @@ mod tests {
     use super::{PortName, PortSpec};
 
     #[test]
-    fn a_port_is_named_by_interface_namespace_and_mac() {
+    fn a_port_option_has_an_interface_and_optionally_a_namespace_and_mac() {
         let cases = [
             ("tap0", None, None),
             ("tap0=52:54:00:12:34:56", None, Some("52:54:00:12:34:56")),
@@ -86,7 +88,7 @@ mod tests {
         for text in
             ["", "=52:54:00:12:34:56", "tap0=", "tap0@", "a/b", "tap0=ff:ff:ff:ff:ff:ff", "sixteen-letters-"]
         {
-            assert!(text.parse::<PortSpec>().is_err(), "{text} was taken");
+            assert!(text.parse::<PortSpec>().is_err(), "{text} was accepted");
         }
     }
 }

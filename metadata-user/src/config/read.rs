@@ -1,4 +1,4 @@
-//! Reading the configuration file, and the values whose written form needs code.
+//! Reading the file, and parsing values that have more than one written form.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use metadata_steer::HUBS_OF_A_SIDE;
 
 use super::Config;
 
-/// What is wrong with a configuration.
+/// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
@@ -16,34 +16,35 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The file is not what it should be; the text names file, line and field.
+    /// The file is malformed or has an invalid value. The error text names the file and the field, and the line if it
+    /// is known.
     #[error("{}: {reason}", path.display())]
     Parse {
         /// The file.
         path: PathBuf,
-        /// Field, line and reason.
+        /// The field, its line if known, and the reason.
         reason: String,
     },
-    /// A value out of its range.
+    /// A value is out of range.
     #[error("{field}: expected {expected}, found {found}")]
     Value {
-        /// The field.
+        /// The field, such as `limits.burst`.
         field: &'static str,
-        /// What it must be.
+        /// The range of valid values.
         expected: String,
-        /// What it is.
+        /// The configured value.
         found: String,
     },
 }
 
 impl Config {
-    /// Reads a file and checks its values.
+    /// Reads a file and validates its values.
     ///
     /// # Errors
-    /// The file cannot be read, has an unknown field, or a value is out of range.
+    /// The file cannot be read or parsed, has an unknown field, or has a value out of range.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
@@ -55,7 +56,7 @@ impl Config {
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        // An empty document is null to YAML, and "all defaults" to a person.
+        // YAML reads an empty document as null, but users expect it to mean "all defaults".
         if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return Ok(Self::default());
         }
@@ -64,16 +65,16 @@ impl Config {
     }
 }
 
-/// Reads `workers`, a number from 1 to [`HUBS_OF_A_SIDE`].
+/// Parses `workers`, a number from 1 to [`HUBS_OF_A_SIDE`].
 ///
 /// # Errors
-/// When it is anything else.
+/// The text is not a number in this range.
 pub fn workers(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| (1..=HUBS_OF_A_SIDE).contains(number));
     number.ok_or_else(|| format!("expected a number of workers from 1 to {HUBS_OF_A_SIDE}, found `{text}`"))
 }
 
-/// Octets, as a number or with a unit: `KiB`, `MiB` or `GiB`.
+/// Parses octets: a number, optionally with the unit `KiB`, `MiB` or `GiB`.
 fn octets(text: &str) -> Result<usize, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let shift = match text[digits..].trim_start() {

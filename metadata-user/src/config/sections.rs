@@ -1,4 +1,4 @@
-//! The sections of the file that belong to the agent itself; other crates own the types of the other sections.
+//! The sections whose types belong to this crate. The crates that use the other sections define their types.
 
 use serde::Deserialize;
 
@@ -6,15 +6,15 @@ use metadata_content::record;
 use metadata_datapath::sandbox;
 use metadata_feed::registry::MAX_RECORDS;
 
-/// What becomes of system calls and capabilities that serving does not need.
+/// How the kernel treats system calls and capabilities that serving does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Sandbox {
-    /// They fail.
+    /// The system calls fail, and the agent has dropped the capabilities.
     On,
-    /// They succeed, and the kernel logs each one (audit type 1326), which shows what a filter lacks.
+    /// System calls and capabilities stay available. The kernel logs each call that `on` refuses (audit type 1326).
     Log,
-    /// There is no filter, and the agent keeps its capabilities.
+    /// No filter is installed, and the agent keeps its capabilities.
     Off,
 }
 
@@ -28,13 +28,14 @@ impl From<Sandbox> for sandbox::Mode {
     }
 }
 
-/// `metadata`: the policy for custom keys.
+/// `metadata`: limits of custom keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetadataLimits {
-    /// Keys of one VM, 16 by default, at most [`record::Limits::METADATA_KEYS_MOST`].
+    /// Maximum number of keys of one VM: 16 by default, at most [`record::Limits::METADATA_KEYS_MOST`].
     pub keys: usize,
-    /// Characters of one key or value, 256 by default, at most [`record::Limits::METADATA_CHARS_MOST`].
+    /// Maximum length of one key or value, in characters: 256 by default, at most
+    /// [`record::Limits::METADATA_CHARS_MOST`].
     pub chars: usize,
 }
 
@@ -49,10 +50,11 @@ impl Default for MetadataLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiConfig {
-    /// A group of `/etc/group`, or its number, that may use the control socket: the run directory is then its, with mode
-    /// 2750. Default: none; the agent's user and root alone. Members decide what guests are told.
+    /// A group, by its name in `/etc/group` or its number, that may use the control socket. The run directory then
+    /// belongs to this group and has mode 2750. Members control the metadata of all guests. Default: none; only the
+    /// agent's user and root have access.
     pub group: Option<String>,
-    /// Most VMs that are registered, [`MAX_RECORDS`] by default and at most.
+    /// Maximum number of registered VMs: [`MAX_RECORDS`] by default, which is also the largest value.
     pub instances: usize,
 }
 

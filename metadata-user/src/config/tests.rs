@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 #[test]
-fn words_of_the_configuration_name_modes_of_the_sandbox() {
+fn each_sandbox_value_selects_its_mode_and_others_are_refused() {
     use metadata_datapath::sandbox::Mode;
     for (text, mode) in [("on", Mode::On), ("log", Mode::Log), ("off", Mode::Off)] {
         let config: Config = serde_yaml::from_str(&format!("sandbox: {text}")).expect(text);
@@ -22,7 +22,7 @@ fn an_empty_file_means_all_defaults() {
 }
 
 #[test]
-fn workers_are_as_many_as_there_may_be_hubs() {
+fn workers_range_from_one_to_the_maximum_number_of_hubs() {
     let cases = [("1", Some(1)), ("32", Some(32)), ("0", None), ("33", None), ("-1", None), ("many", None)];
     for (text, expected) in cases {
         assert_eq!(workers(text).ok(), expected, "{text}");
@@ -32,7 +32,7 @@ fn workers_are_as_many_as_there_may_be_hubs() {
 }
 
 #[test]
-fn record_memory_is_octets_with_or_without_a_unit() {
+fn record_memory_accepts_octets_with_or_without_a_unit() {
     for (text, octets) in [
         ("536870912", Some(Some(512 << 20))),
         ("512MiB", Some(Some(512 << 20))),
@@ -50,7 +50,7 @@ fn record_memory_is_octets_with_or_without_a_unit() {
 }
 
 #[test]
-fn pins_can_be_turned_off_in_the_file() {
+fn null_turns_pins_off() {
     let cases = [
         ("hub: x\n", Some(DEFAULT_PINS)),
         ("pins: null\n", None),
@@ -63,7 +63,7 @@ fn pins_can_be_turned_off_in_the_file() {
 }
 
 #[test]
-fn a_file_names_only_what_differs() {
+fn fields_that_a_file_omits_have_their_defaults() {
     let config =
         Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
     assert_eq!(config.limits, Limits { burst: 7, ..Limits::default() });
@@ -71,7 +71,7 @@ fn a_file_names_only_what_differs() {
 }
 
 #[test]
-fn addresses_in_the_file_replace_the_default_and_bring_their_next_hop() {
+fn addresses_in_the_file_replace_the_default_and_set_the_next_hop() {
     let cases: [(&str, usize, &[Ipv4Addr]); 4] = [
         ("hub: x\n", 9, &[addresses::SCALEWAY_NEXT_HOP]),
         ("addresses: [169.254.169.254, 'fd00:ec2::254']\n", 2, &[]),
@@ -86,7 +86,7 @@ fn addresses_in_the_file_replace_the_default_and_bring_their_next_hop() {
 }
 
 #[test]
-fn the_policy_for_custom_keys_is_the_records_limit() {
+fn metadata_limits_become_limits_of_a_record() {
     for (text, keys, chars) in [("hub: x\n", 16, 256), ("metadata: {keys: 64}\n", 64, 256)] {
         let config = Config::parse(text).expect(text);
         config.validate().expect(text);
@@ -96,7 +96,7 @@ fn the_policy_for_custom_keys_is_the_records_limit() {
 }
 
 #[test]
-fn refusals_name_field_and_line() {
+fn parse_errors_name_the_field_and_the_line() {
     let cases = [
         ("hub: x\nlimit: {}\n", "line 2", "limit"),
         ("hub: x\nsteer: tc\n", "line 2", "steer"),
@@ -111,7 +111,7 @@ fn refusals_name_field_and_line() {
 }
 
 #[test]
-fn values_out_of_range_are_refused() {
+fn values_out_of_range_are_refused_by_field() {
     type Spoil = fn(&mut Config);
     let cases: [(&str, Spoil); 16] = [
         ("record_memory", |c| c.record_memory = Some(1 << 20)),
