@@ -12,16 +12,16 @@ use crate::node::{LEAVES_WITHIN, PATIENCE, Place, one_guest};
 use crate::talk::{Client, says_close};
 
 #[test]
-fn connections_that_last_end_where_they_began_and_what_was_said_on_them_holds() {
+fn long_connections_finish_at_their_agent_and_their_writes_survive() {
     if !privileged::or_skip() {
         return;
     }
     for place in [Place::Home, Place::pod()] {
-        connections_that_last_end_where_they_began(&place);
+        long_connections_finish(&place);
     }
 }
 
-fn connections_that_last_end_where_they_began(place: &Place) {
+fn long_connections_finish(place: &Place) {
     const LONG: usize = 1 << 20;
     let (node, guest) = one_guest(|record| {
         record["user_data"] = json!({"text": "x".repeat(LONG)});
@@ -84,7 +84,7 @@ fn connections_that_last_end_where_they_began(place: &Place) {
 }
 
 #[test]
-fn a_port_is_let_go_of_while_the_agent_before_still_serves_its_last_guests() {
+fn a_port_is_released_while_the_previous_agent_drains() {
     if !privileged::or_skip() {
         return;
     }

@@ -24,7 +24,7 @@ fn crowd_size() -> u16 {
 }
 
 #[test]
-fn a_crowd_of_guests_is_taken_over_twice_without_a_failure_or_a_reset() {
+fn two_takeovers_cause_no_failure_or_reset_in_a_crowd_of_guests() {
     if !privileged::or_skip() {
         return;
     }
@@ -34,7 +34,7 @@ fn a_crowd_of_guests_is_taken_over_twice_without_a_failure_or_a_reset() {
 }
 
 #[test]
-fn a_crowd_in_a_pod_steered_by_classifiers_is_taken_over_without_a_failure_or_a_reset() {
+fn two_takeovers_of_a_pod_with_classifiers_cause_no_failure_or_reset() {
     if !privileged::or_skip() {
         return;
     }
@@ -106,7 +106,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn a_pod_takes_over_from_another_which_is_alive_until_it_is_told_to_end() {
+fn a_pod_that_was_taken_over_from_lives_until_sigterm() {
     if !privileged::or_skip() {
         return;
     }
@@ -151,7 +151,7 @@ fn a_pod_takes_over_from_another_which_is_alive_until_it_is_told_to_end() {
 }
 
 #[test]
-fn guests_other_traffic_goes_on_through_a_takeover_without_a_loss() {
+fn a_takeover_loses_none_of_a_guests_other_traffic() {
     const PINGS: u32 = 1_000;
     if !privileged::or_skip() {
         return;

@@ -10,7 +10,7 @@ use crate::node::{LEAVES_WITHIN, PATIENCE, one_guest};
 use crate::talk::{Client, says_close};
 
 #[test]
-fn an_agent_whose_successor_dies_before_the_promise_goes_on_as_before() {
+fn an_agent_keeps_serving_if_its_successor_dies_before_the_promise() {
     if !privileged::or_skip() {
         return;
     }
@@ -37,7 +37,7 @@ fn an_agent_whose_successor_dies_before_the_promise_goes_on_as_before() {
 }
 
 #[test]
-fn when_the_successor_dies_after_the_promise_ports_stay_closed_and_the_next_start_goes_on() {
+fn a_successor_dead_after_the_promise_leaves_ports_closed_until_the_next_start() {
     if !privileged::or_skip() {
         return;
     }
@@ -57,7 +57,7 @@ fn when_the_successor_dies_after_the_promise_ports_stay_closed_and_the_next_star
 }
 
 #[test]
-fn an_agent_that_dies_while_it_serves_its_last_guests_takes_nobody_else_with_it() {
+fn an_agent_that_dies_while_draining_harms_no_other_guest() {
     if !privileged::or_skip() {
         return;
     }
@@ -83,7 +83,7 @@ fn an_agent_that_dies_while_it_serves_its_last_guests_takes_nobody_else_with_it(
 }
 
 #[test]
-fn a_newer_protocol_and_a_second_takeover_are_refused_with_what_to_do() {
+fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
     if !privileged::or_skip() {
         return;
     }
@@ -104,7 +104,7 @@ fn a_newer_protocol_and_a_second_takeover_are_refused_with_what_to_do() {
 }
 
 #[test]
-fn without_an_agent_that_runs_a_takeover_is_a_start() {
+fn a_takeover_without_a_running_agent_is_a_plain_start() {
     if !privileged::or_skip() {
         return;
     }

@@ -18,7 +18,7 @@ use crate::node::{
 };
 
 #[test]
-fn while_an_agent_leaves_only_the_connections_it_claimed_go_to_its_hub() {
+fn a_departing_agents_hub_gets_only_the_connections_it_claimed() {
     const GONE: u32 = 9;
     if !privileged::or_skip() {
         return;
@@ -63,7 +63,7 @@ fn while_an_agent_leaves_only_the_connections_it_claimed_go_to_its_hub() {
 }
 
 #[test]
-fn what_the_kernel_answers_it_answers_while_an_agent_leaves() {
+fn the_kernel_keeps_answering_while_an_agent_departs() {
     if !privileged::or_skip() {
         return;
     }
@@ -82,7 +82,7 @@ fn what_the_kernel_answers_it_answers_while_an_agent_leaves() {
 }
 
 #[test]
-fn without_a_hub_our_frames_are_dropped_and_others_pass() {
+fn metadata_frames_are_dropped_without_a_hub_and_others_pass() {
     if !privileged::or_skip() {
         return;
     }

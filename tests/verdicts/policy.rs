@@ -85,7 +85,7 @@ fn assert_totals<N: Copy + Into<u32>>(
 }
 
 #[test]
-fn of_all_ethertypes_only_ours_are_looked_into() {
+fn only_ip_arp_and_tagged_ethertypes_are_parsed() {
     if !privileged::or_skip() {
         return;
     }
@@ -103,7 +103,7 @@ fn of_all_ethertypes_only_ours_are_looked_into() {
 }
 
 #[test]
-fn all_tcp_ports_of_a_served_address_are_ours() {
+fn all_tcp_ports_of_a_served_address_are_steered() {
     if !privileged::or_skip() {
         return;
     }
@@ -112,7 +112,7 @@ fn all_tcp_ports_of_a_served_address_are_ours() {
 }
 
 #[test]
-fn of_all_ipv4_protocols_tcp_and_icmp_are_served() {
+fn tcp_and_icmp_are_the_only_ipv4_protocols_served() {
     if !privileged::or_skip() {
         return;
     }
@@ -127,7 +127,7 @@ fn of_all_ipv4_protocols_tcp_and_icmp_are_served() {
 }
 
 #[test]
-fn of_all_ipv6_next_headers_tcp_and_icmpv6_are_served() {
+fn tcp_and_icmpv6_are_the_only_ipv6_next_headers_served() {
     if !privileged::or_skip() {
         return;
     }
@@ -146,7 +146,7 @@ fn of_all_ipv6_next_headers_tcp_and_icmpv6_are_served() {
 }
 
 #[test]
-fn headers_are_where_the_frames_of_this_test_put_them() {
+fn the_frames_of_these_tests_are_valid_ip_packets() {
     let frame = frames::known_good();
     let ip = &frame[ethernet::HEADER..];
     assert_eq!(ip[ipv4::DESTINATION..ipv4::HEADER], SERVED_V4.octets());

@@ -15,7 +15,7 @@ use crate::node::{
 };
 
 #[test]
-fn only_the_port_and_its_mac_say_who_is_asking() {
+fn port_and_mac_together_identify_a_guest() {
     if !privileged::or_skip() {
         return;
     }
@@ -52,7 +52,7 @@ fn only_the_port_and_its_mac_say_who_is_asking() {
 }
 
 #[test]
-fn a_flood_of_strangers_is_counted_in_full_and_logged_in_brief() {
+fn a_flood_from_unknown_macs_is_counted_in_full_and_logged_sparsely() {
     const STRANGERS: u64 = 10_000;
     // One line for each power of two up to 10,000, on each CPU the test was moved to.
     const LINES_PER_CPU: usize = 14;
@@ -75,7 +75,7 @@ fn a_flood_of_strangers_is_counted_in_full_and_logged_in_brief() {
 }
 
 #[test]
-fn a_port_over_its_limit_is_held_while_its_other_traffic_passes() {
+fn a_port_over_its_frame_limit_is_throttled_while_other_traffic_passes() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     if !privileged::or_skip() {
         return;
@@ -98,7 +98,7 @@ fn a_port_over_its_limit_is_held_while_its_other_traffic_passes() {
 }
 
 #[test]
-fn a_port_over_its_limit_of_connections_keeps_those_it_has() {
+fn a_port_over_its_connection_limit_keeps_its_open_connections() {
     const HOUR_NS: u64 = 3_600_000_000_000;
     if !privileged::or_skip() {
         return;
@@ -125,7 +125,7 @@ fn a_port_over_its_limit_of_connections_keeps_those_it_has() {
 }
 
 #[test]
-fn of_a_closed_port_nothing_is_served_and_everything_else_passes() {
+fn a_closed_port_serves_nothing_and_passes_all_other_traffic() {
     if !privileged::or_skip() {
         return;
     }

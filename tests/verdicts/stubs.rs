@@ -12,7 +12,7 @@ use support::prog_test::{
 use crate::node::{NETNS, PORT, UNLIMITED, node_with_guest, serving, with_guest};
 
 #[test]
-fn behind_a_stub_frames_of_its_namespace_meet_the_same_end() {
+fn programs_behind_a_stub_give_the_same_verdicts_in_their_namespace() {
     if !privileged::or_skip() {
         return;
     }
@@ -46,7 +46,7 @@ fn behind_a_stub_frames_of_its_namespace_meet_the_same_end() {
 }
 
 #[test]
-fn behind_a_stub_another_namespaces_guest_is_unknown() {
+fn a_guest_of_another_namespace_is_unknown_behind_a_stub() {
     if !privileged::or_skip() {
         return;
     }
@@ -64,7 +64,7 @@ fn behind_a_stub_another_namespaces_guest_is_unknown() {
 }
 
 #[test]
-fn a_stub_with_nothing_behind_it_lets_frames_pass_as_they_are() {
+fn a_stub_with_nothing_behind_it_passes_frames_unchanged() {
     if !privileged::or_skip() {
         return;
     }
