@@ -1,4 +1,5 @@
-//! One agent takes the ports of another over under load, and no guest notices; whichever dies, guests are served.
+//! An agent takes over the ports of another agent under load, and no guest notices. Guests are served whichever of
+//! the two dies.
 
 #[path = "takeover/connections.rs"]
 mod connections;

@@ -1,4 +1,4 @@
-//! The programs in the kernel give every frame the verdict the policy promises, and count it.
+//! The eBPF programs give every frame the verdict that the policy defines, and count it.
 
 #[path = "verdicts/hub.rs"]
 mod hub;

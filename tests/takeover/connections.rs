@@ -50,7 +50,7 @@ fn long_connections_finish(place: &Place) {
     parked.say(&format!(
         "GET /computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600 HTTP/1.1\r\nHost: x\r\n{google}\r\n"
     ));
-    // A write that is under way when the agent is taken over.
+    // This write is in progress during the takeover.
     let mut writing = Client::connect(&guest);
     writing
         .say(&format!("PUT {attribute}/during HTTP/1.1\r\nHost: x\r\n{google}Content-Length: 4\r\n\r\nha"));
@@ -61,25 +61,25 @@ fn long_connections_finish(place: &Place) {
     assert_eq!(
         (status, says_close(&head), &body[..]),
         (200, true, &b"red"[..]),
-        "answered with what there is"
+        "answered with the current value"
     );
     assert!(kept.ends(), "an idle connection is closed, not reset");
     assert_eq!(
         get(&mut Client::connect(&guest), "before").2,
         b"1",
-        "written at the first, read at the second"
+        "written through the first agent, read through the second"
     );
     writing.say("lf");
     let (status, head, _) = writing.answer();
     assert_eq!((status, says_close(&head)), (200, true));
-    assert_eq!(get(&mut Client::connect(&guest), "during").2, b"half", "written over the takeover");
+    assert_eq!(get(&mut Client::connect(&guest), "during").2, b"half", "written during the takeover");
     let token = format!("X-aws-ec2-metadata-token: {}\r\n", String::from_utf8(token).expect("text"));
     assert_eq!(Client::connect(&guest).ask("GET /latest/meta-data/hostname", &token).0, 200);
     let (status, head, body) = slow.answer();
-    assert_eq!((status, says_close(&head), body.len()), (200, false, LONG), "asked for before");
+    assert_eq!((status, says_close(&head), body.len()), (200, false, LONG), "requested before the takeover");
     assert!(slow.ends());
     drop((parked, writing, slow, kept));
-    let (status, said) = first.ended(LEAVES_WITHIN).expect("the agent before leaves");
+    let (status, said) = first.ended(LEAVES_WITHIN).expect("the previous agent exits");
     assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");
 }
 
@@ -106,6 +106,6 @@ fn a_port_is_released_while_the_previous_agent_drains() {
         anyhow::ensure!(!shown.contains("xdp"), "{shown}");
         Ok(())
     })
-    .expect("its program is off the tap");
-    assert!(!first.said().contains("leaving"), "the agent before had gone:\n{}", first.said());
+    .expect("its program is detached from the tap");
+    assert!(!first.said().contains("leaving"), "the previous agent has exited:\n{}", first.said());
 }

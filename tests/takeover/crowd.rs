@@ -14,10 +14,10 @@ use support::tap_client::{Tally, crowd};
 
 use crate::node::{LEAVES_WITHIN, Node, PATIENCE, Place, one_guest};
 
-/// A guest's pause from one round to the next: below what a VM may ask.
+/// A guest's pause between two rounds. It keeps the guest below the request limit of a VM.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Guests of the crowd; `XDP_IMDS_TAKEOVER_GUESTS` says otherwise.
+/// Number of guests in the crowd; `XDP_IMDS_TAKEOVER_GUESTS` overrides it.
 fn crowd_size() -> u16 {
     let set = std::env::var("XDP_IMDS_TAKEOVER_GUESTS").ok().and_then(|text| text.parse().ok());
     set.unwrap_or(64)
@@ -58,13 +58,13 @@ fn crowd_is_taken_over(workers: &str, place: &Place) {
     let tallies: Vec<Tally> = std::thread::scope(|scope| {
         let crowd =
             scope.spawn(|| crowd(guests.iter().cloned().zip(taps).collect(), &PATHS, PAUSE, &stop, PATIENCE));
-        // So that it ends also when something here fails.
+        // Ends the crowd even if an assertion fails.
         let _stop = Stop(&stop);
         std::thread::sleep(Duration::from_secs(1));
         for side in [1, 0] {
             let next = place.agent(&node, &guests, &["--workers", workers, "--takeover"]);
             let (status, said) =
-                std::mem::replace(&mut running, next).ended(LEAVES_WITHIN).expect("the agent before leaves");
+                std::mem::replace(&mut running, next).ended(LEAVES_WITHIN).expect("the previous agent exits");
             assert!(status.success(), "{status}\n{said}");
             assert!(!said.contains("cut off"), "{said}");
             let cleared = || {
@@ -72,7 +72,7 @@ fn crowd_is_taken_over(workers: &str, place: &Place) {
                 anyhow::ensure!(now.values().all(|[.., drain]| *drain == 0) && node.claims() == 0);
                 Ok(now)
             };
-            let now = eventually(PATIENCE, cleared).expect("no trace of the agent before");
+            let now = eventually(PATIENCE, cleared).expect("no trace of the previous agent");
             assert!(now.values().all(|[_, hub, _]| hub / 32 == side), "hubs of side {side}: {now:?}");
             let slots = |all: &BTreeMap<[u8; 16], [u32; 3]>| {
                 all.iter().map(|(key, [slot, ..])| (*key, *slot)).collect::<Vec<_>>()
@@ -89,14 +89,14 @@ fn crowd_is_taken_over(workers: &str, place: &Place) {
     let [resets, resent] = [|tally: &Tally| tally.resets, |tally: &Tally| tally.resent]
         .map(|count| tallies.iter().map(count).sum::<usize>());
     println!("{workers} workers: {rounds} rounds, {resets} resets, {resent} segments sent again");
-    assert!(rounds >= 2 * guests.len(), "{rounds} rounds: too few to say anything");
+    assert!(rounds >= 2 * guests.len(), "{rounds} rounds: too few for a result");
     assert_eq!(resets, 0);
     // These guests send again after 10 ms at the least, which a busy machine takes now and then: one segment for each guest
     // and takeover is no storm.
     assert!(resent <= 2 * guests.len(), "{resent} segments sent again");
 }
 
-/// Stops a crowd, whatever else happens.
+/// Stops a crowd when it is dropped.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -135,7 +135,7 @@ fn a_pod_that_was_taken_over_from_lives_until_sigterm() {
         assert_eq!((status, body.trim()), (200, "another agent serves the ports of this one"));
         assert_eq!(first.ask("/readyz").expect("an answer").0, 503);
         assert_eq!(second.ask("/readyz").expect("an answer").0, 200);
-        let status = first.stop().expect("it ends when told");
+        let status = first.stop().expect("it ends on SIGTERM");
         assert!(status.success(), "{status}");
         assert_eq!(second.ask("/readyz").expect("an answer").0, 200);
         std::thread::sleep(Duration::from_millis(500));
@@ -162,7 +162,7 @@ fn a_takeover_loses_none_of_a_guests_other_traffic() {
     std::thread::scope(|scope| {
         let pings = scope.spawn(|| guest.ping(support::host::ADDRESS, PINGS));
         let _second = node.agent(&guests, &["--takeover"]);
-        assert!(first.ended(LEAVES_WITHIN).expect("it leaves").0.success());
+        assert!(first.ended(LEAVES_WITHIN).expect("it exits").0.success());
         assert_eq!(pings.join().expect("pings").expect("an end"), PINGS);
     });
 }

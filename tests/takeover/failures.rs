@@ -23,17 +23,17 @@ fn an_agent_keeps_serving_if_its_successor_dies_before_the_promise() {
         taker.go(phase);
         drop(taker);
         std::thread::sleep(Duration::from_millis(500));
-        eventually(PATIENCE, || agent.metrics().map(drop)).expect("metrics are given again");
+        eventually(PATIENCE, || agent.metrics().map(drop)).expect("metrics are available again");
         kept.say("t: x\r\n\r\n");
         let (status, head, _) = kept.answer();
         assert_eq!((status, says_close(&head)), (200, false), "{phase}");
-        assert_eq!(kept.ask("GET /v1/meta-data", "").0, 200, "{phase}: the connection is as good as new");
+        assert_eq!(kept.ask("GET /v1/meta-data", "").0, 200, "{phase}: the connection still works");
         assert_eq!(node.claims(), 0, "{phase}");
     }
     assert!(node.identities().values().all(|[_, hub, drain]| (*hub, *drain) == (0, 0)));
-    // And is ready for the next who asks.
+    // The agent accepts the next takeover.
     let _next = node.agent(&[guest.identity().clone()], &["--takeover"]);
-    assert!(agent.ended(LEAVES_WITHIN).expect("it leaves").0.success());
+    assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_successor_dead_after_the_promise_leaves_ports_closed_until_the_next_start()
     let mut taker = node.taker();
     taker.go("take");
     drop(taker);
-    assert!(agent.ended(LEAVES_WITHIN).expect("it leaves").0.success());
+    assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
     assert_eq!(node.bpffs.port_links().len(), 1, "its port is closed");
     assert!(guest.fetch("/v1/meta-data", Duration::from_secs(2)).is_err(), "nobody answers");
     let _next = node.agent(&guests, &["--takeover"]);
@@ -71,14 +71,14 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
     slow.say("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
     std::thread::sleep(Duration::from_millis(500));
     let second = node.agent(&guests, &["--takeover"]);
-    first.kill().expect("it serves the slow one still");
-    let fetched = guest.fetch("/v1/meta-data", PATIENCE).expect("the other serves");
+    first.kill().expect("it still serves the slow guest");
+    let fetched = guest.fetch("/v1/meta-data", PATIENCE).expect("the second agent serves");
     assert_eq!(fetched.status, 200);
     let cleared = || {
         anyhow::ensure!(node.identities().values().all(|[.., drain]| *drain == 0) && node.claims() == 0);
         Ok(())
     };
-    eventually(PATIENCE, cleared).expect("no trace of the dead one");
+    eventually(PATIENCE, cleared).expect("no trace of the dead agent");
     assert!(second.comes_to_say("ended before its guests were served"), "{}", second.said());
 }
 

@@ -17,12 +17,12 @@ use support::record::{Identity, replace};
 
 use crate::talk::Taker;
 
-/// Far more than anything here takes: reached only when something is wrong.
+/// Limit for each wait. Only a failure reaches it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest an agent that was taken over from may stay: 30 s for its guests, and some.
+/// Longest time until the previous agent exits: 30 s for its guests, and a margin.
 pub(crate) const LEAVES_WITHIN: Duration = Duration::from_secs(40);
 
-/// A node with pins, and the records of its guests.
+/// A node with pinned maps, and the records of its guests.
 pub(crate) struct Node {
     pub(crate) records: tempfile::TempDir,
     pub(crate) bpffs: Bpffs,
@@ -47,7 +47,7 @@ impl Node {
         self.agent_in(self.host.ns(), guests.iter().map(port).collect(), more)
     }
 
-    /// An agent in a namespace of its own, as in a pod: the taps are in another.
+    /// Starts an agent in its own namespace, as in a pod. The taps are in another namespace.
     pub(crate) fn pod<'a>(&self, ns: &'a Namespace, guests: &[Identity], more: &[&str]) -> Agent<'a> {
         let port =
             |guest: &Identity| PortArgument::new(Host::tap_name(guest), guest.mac).within(self.host.ns());
@@ -65,7 +65,7 @@ impl Node {
         Agent::start_binary(&agent::binary().expect("the agent is built"), ns, words).expect("an agent")
     }
 
-    /// Each identity of the kernel's table, by its key: slot, hub, draining hub.
+    /// Slot, hub and draining hub of each identity in the kernel's table, by key.
     pub(crate) fn identities(&self) -> BTreeMap<[u8; 16], [u32; 3]> {
         let map = MapData::from_pin(self.bpffs.pins().join("v1/maps/IDENTITIES")).expect("a pinned map");
         let map: HashMap<_, [u8; 16], [u32; 4]> =
@@ -95,7 +95,7 @@ impl Node {
 pub(crate) enum Place {
     /// In the agents' namespace.
     Home,
-    /// In another than the agents', which steer by classifiers: no redirect of theirs leads out of there.
+    /// In another namespace. The agents steer with classifiers, because XDP cannot redirect out of that namespace.
     Pod(Namespace),
 }
 
@@ -112,7 +112,7 @@ impl Place {
     }
 }
 
-/// A guest that speaks TCP by its kernel, its record, and its node.
+/// A node with one guest and its record. The guest uses the TCP of its kernel.
 pub(crate) fn one_guest(change: impl FnOnce(&mut Value)) -> (Node, Guest) {
     let node = Node::new();
     let guest = Guest::boot(&node.host, &Spec::of(&Identity::of(0))).expect("a guest");

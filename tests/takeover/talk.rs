@@ -9,12 +9,12 @@ use support::guest::{Guest, METADATA};
 
 use crate::node::PATIENCE;
 
-/// An agent that takes over, made of its words.
+/// A successor that sends protocol messages one by one.
 pub(crate) struct Taker(pub(crate) BufReader<UnixStream>);
 
 impl Taker {
     pub(crate) fn say(&mut self, word: &Value) {
-        writeln!(self.0.get_mut(), "{word}").expect("said");
+        writeln!(self.0.get_mut(), "{word}").expect("sent");
     }
 
     pub(crate) fn hear(&mut self) -> Value {
@@ -23,7 +23,7 @@ impl Taker {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
     }
 
-    /// Says what comes before `until`, with its answers.
+    /// Sends the messages of a takeover up to and including `until`, and asserts each answer.
     pub(crate) fn go(&mut self, until: &str) {
         let hello = json!({"say": "hello", "oldest": 1, "newest": 1});
         for (word, answer) in
@@ -35,7 +35,7 @@ impl Taker {
                 return;
             }
         }
-        panic!("no such word: {until}");
+        panic!("unknown message: {until}");
     }
 }
 
@@ -52,7 +52,7 @@ impl Client {
     }
 
     pub(crate) fn say(&mut self, text: &str) {
-        self.0.write_all(text.as_bytes()).expect("said");
+        self.0.write_all(text.as_bytes()).expect("sent");
     }
 
     pub(crate) fn ask(&mut self, line: &str, fields: &str) -> (u16, String, Vec<u8>) {
@@ -77,7 +77,7 @@ impl Client {
         (status, head, body)
     }
 
-    /// True when the service closes without a reset.
+    /// Whether the service closes without a reset.
     pub(crate) fn ends(&mut self) -> bool {
         matches!(self.0.read(&mut [0; 1]), Ok(0))
     }

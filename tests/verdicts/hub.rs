@@ -31,7 +31,7 @@ fn a_departing_agents_hub_gets_only_the_connections_it_claimed() {
         drain::flow(&v4(0)[..], Verdict::SteerIpv4Tcp, IDENTITY.slot, &KEY),
         drain::flow(&v6(0)[..], Verdict::SteerIpv6Tcp, IDENTITY.slot, &KEY),
     ];
-    // The hub that has no device tells by its verdict that it was chosen.
+    // Hub `GONE` has no device, so the verdict `DropNoHub` shows that it was chosen.
     let table = [
         ("claimed, IPv4", v4(tcp::ACK), true, Verdict::SteerIpv4Tcp),
         ("claimed, IPv4, a reset", v4(tcp::RST), true, Verdict::SteerIpv4Tcp),
@@ -111,13 +111,13 @@ fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
         programs.place_guest(7, GUEST_AT).expect("a guest with a device");
         programs.place_guest_device(7).expect("its device");
         programs.place_guest(8, GUEST_AT).expect("a guest without");
-        programs.place_guest(9, Guest { live: 0, ..GUEST_AT }).expect("a guest that has left");
+        programs.place_guest(9, Guest { live: 0, ..GUEST_AT }).expect("a departed guest");
         programs.place_guest_device(9).expect("its device");
         let drop = |verdict| (XDP_DROP, None, verdict);
         let table = [
             ("a guest with a device", stamp(7), (XDP_REDIRECT, Some(GUEST), Verdict::HubDelivered)),
             ("a guest without a device", stamp(8), (XDP_DROP, Some(GUEST), Verdict::HubDropNoDevice)),
-            ("a guest that has left", stamp(9), drop(Verdict::HubDropNoGuest)),
+            ("a departed guest", stamp(9), drop(Verdict::HubDropNoGuest)),
             ("a slot never used", stamp(0), drop(Verdict::HubDropNoGuest)),
             ("a slot out of range", stamp(u32::MAX), drop(Verdict::HubDropNoGuest)),
             ("a plain MAC", GUEST, drop(Verdict::HubDropUnstamped)),
@@ -148,7 +148,7 @@ fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
             programs.place_guest_device(slot).expect("its device");
         }
         programs.place_guest(10, GUEST_AT).expect("a guest whose device was deleted");
-        programs.place_guest(8, Guest { live: 0, ..GUEST_AT }).expect("a guest that has left");
+        programs.place_guest(8, Guest { live: 0, ..GUEST_AT }).expect("a departed guest");
         for (slot, ifindex) in [(7, LOOPBACK), (6, LOOPBACK + 1), (8, LOOPBACK), (10, LOOPBACK)] {
             programs.place_bare_device(slot, ifindex).expect("a device");
         }
@@ -160,10 +160,10 @@ fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
         let handed = ((TC_ACT_REDIRECT, true), delivered);
         let table = [
             ("bare", stamp(7), ((XDP_PASS, false), None), handed),
-            ("another device by now", stamp(6), ((XDP_REDIRECT, true), delivered), handed),
+            ("another device now", stamp(6), ((XDP_REDIRECT, true), delivered), handed),
             ("not bare", stamp(5), ((XDP_REDIRECT, true), delivered), (shot, no_device)),
             ("its device was deleted", stamp(10), ((XDP_DROP, true), no_device), handed),
-            ("a guest that has left", stamp(8), (dropped, gone), (shot, gone)),
+            ("a departed guest", stamp(8), (dropped, gone), (shot, gone)),
             ("a slot never used", stamp(0), (dropped, gone), (shot, gone)),
             ("a slot out of range", stamp(u32::MAX), (dropped, gone), (shot, gone)),
             ("a plain MAC", GUEST, (dropped, unstamped), (shot, unstamped)),

@@ -18,7 +18,7 @@ pub(crate) const PORT: PortKey = PortKey { netns: NETNS, ifindex: LOOPBACK };
 pub(crate) const IDENTITY: Identity = Identity { slot: 0x0102, hub: 1, drain: 0, reserved: 0 };
 pub(crate) const UNLIMITED: Port = Port::with_limit(0, 0);
 
-/// A node with one hub that serves both addresses, answers ARP for the next hop, and knows no port yet.
+/// A node with one hub. It serves both addresses, answers ARP for the next hop, and has no port yet.
 pub(crate) fn node() -> Programs {
     serving(Programs::load(NETNS).expect("the object loads"))
 }
@@ -31,7 +31,7 @@ pub(crate) fn serving(mut programs: Programs) -> Programs {
     programs
 }
 
-/// The same, with one guest on the port test runs come in by.
+/// Like [`node`], with one guest on the loopback, the port through which test runs arrive.
 pub(crate) fn node_with_guest() -> Programs {
     with_guest(node())
 }
@@ -42,15 +42,15 @@ pub(crate) fn with_guest(mut programs: Programs) -> Programs {
     programs
 }
 
-/// The programs that decide about what a guest sends.
+/// The programs that give verdicts on the frames of guests: one by XDP, one as a classifier.
 pub(crate) const BOTH_WAYS: [&str; 2] = [program::PORT, program::PORT_TCX];
 
-/// What must become of a frame under `port`: its action and octets follow from its verdict.
+/// The outcome of a frame under `port`: the verdict decides the action and the octets.
 pub(crate) fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
     outcome_by(program::PORT, frame, verdict)
 }
 
-/// The same under `port` or `port_tcx`.
+/// Like [`outcome`], under `port` or `port_tcx`.
 pub(crate) fn outcome_by(by: &str, frame: &[u8], verdict: Verdict) -> Outcome {
     let mut frame = frame.to_vec();
     let (pass, drop, redirect) = match by {

@@ -43,7 +43,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_frames() {
         for _ in 0..ROUNDS {
             let case = &cases[random.usize(..cases.len())];
             let mut frame = case.frame.clone();
-            // The addresses of the frame stay: who sent it is another test's subject.
+            // The MAC addresses stay: `ports` tests how senders are identified.
             for _ in 0..random.usize(1..4) {
                 let at = random.usize(ethernet::TYPE..frame.len());
                 frame[at] = random.u8(..);
@@ -59,7 +59,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_frames() {
     });
 }
 
-/// Runs a frame for each number, and asserts the totals by verdict; a known-good frame now and then.
+/// Runs one frame for each number and asserts the totals by verdict. A known-good frame runs at intervals.
 fn assert_totals<N: Copy + Into<u32>>(
     numbers: impl Iterator<Item = N>,
     frame_of: impl Fn(N) -> Vec<u8>,
@@ -89,8 +89,8 @@ fn only_ip_arp_and_tagged_ethertypes_are_parsed() {
     if !privileged::or_skip() {
         return;
     }
-    // A SYN for us, announced as everything: as ARP and IPv6 it makes no sense, as a tag it announces its own length
-    // as the type behind it, and behind a length it does not begin as LLC with SNAP does.
+    // A SYN to the service under every EtherType. It is malformed as ARP and as IPv6. Behind a VLAN tag, its first
+    // octets are read as another EtherType. Behind a length, it does not begin with LLC and SNAP.
     let totals = [
         (Verdict::SteerIpv4Tcp, 1),
         (Verdict::PassArpFormat, 1),

@@ -26,7 +26,7 @@ fn port_and_mac_together_identify_a_guest() {
         for key in elsewhere {
             programs.own(key, UNLIMITED).expect("another port is registered");
             programs.register(key, GUEST, IDENTITY).expect("the same MAC is registered there");
-            assert_verdict(&mut programs, "on a port that is not ours", &syn, Verdict::PassForeignPort);
+            assert_verdict(&mut programs, "on an unregistered port", &syn, Verdict::PassForeignPort);
         }
         programs.own(PORT, UNLIMITED).expect("the port is registered");
         assert_verdict(&mut programs, "a MAC of another port", &syn, Verdict::DropUnknownMac);
@@ -45,7 +45,7 @@ fn port_and_mac_together_identify_a_guest() {
             assert_verdict(&mut programs, name, &frame, Verdict::DropUnknownMac);
             assert_known_good(&mut programs);
         }
-        programs.register(PORT, Mac::BROADCAST, IDENTITY).expect("a mistake is made");
+        programs.register(PORT, Mac::BROADCAST, IDENTITY).expect("a wrong entry is written");
         let frame = frames::with(syn, ethernet::SOURCE, &Mac::BROADCAST.0);
         assert_verdict(&mut programs, "a registered group", &frame, Verdict::DropUnknownMac);
     });
@@ -54,7 +54,7 @@ fn port_and_mac_together_identify_a_guest() {
 #[test]
 fn a_flood_from_unknown_macs_is_counted_in_full_and_logged_sparsely() {
     const STRANGERS: u64 = 10_000;
-    // One line for each power of two up to 10,000, on each CPU the test was moved to.
+    // One line for each power of two up to 10,000, on each CPU that the test ran on.
     const LINES_PER_CPU: usize = 14;
     if !privileged::or_skip() {
         return;
@@ -117,8 +117,8 @@ fn a_port_over_its_connection_limit_keeps_its_open_connections() {
                 assert_verdict_by(by, &mut programs, "a third within the hour", &syn, refused);
             }
             for flags in [tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST] {
-                assert_verdict_by(by, &mut programs, "what goes on", &v4(flags), Verdict::SteerIpv4Tcp);
-                assert_verdict_by(by, &mut programs, "what goes on", &v6(flags), Verdict::SteerIpv6Tcp);
+                assert_verdict_by(by, &mut programs, "an open connection", &v4(flags), Verdict::SteerIpv4Tcp);
+                assert_verdict_by(by, &mut programs, "an open connection", &v6(flags), Verdict::SteerIpv6Tcp);
             }
         }
     });

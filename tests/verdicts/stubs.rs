@@ -34,7 +34,7 @@ fn programs_behind_a_stub_give_the_same_verdicts_in_their_namespace() {
                     }
                     let mut expected = direct.run(port, frame).expect("a run");
                     if expected.action == TC_ACT_REDIRECT {
-                        // No redirect leads out of the namespace, so the frame goes by the ring and ends there.
+                        // A redirect cannot leave the namespace, so the frame goes to the ring buffer and is dropped.
                         expected.action = TC_ACT_SHOT;
                         expected.counted.push((Verdict::RingDelivered, 1));
                     }
