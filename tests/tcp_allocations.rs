@@ -20,7 +20,7 @@ impl Transmit for Nowhere {
 }
 
 #[test]
-fn frames_that_begin_and_ask_nothing_allocate_nothing() {
+fn frames_that_start_no_connection_or_request_allocate_nothing() {
     const GET: &[u8] = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut raw = Raw::new(stack(StackConfig::default()).0);
     let next = raw.connect(1);

@@ -116,7 +116,7 @@ fn every_answer_arrives_whole_whatever_the_link_does() {
 }
 
 #[test]
-fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
+fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
     const MEBIBYTE: usize = 1 << 20;
     let far = Faults { delay: Duration::from_millis(10), ..Faults::NONE };
     // The time a round trip of 20 ms allows: a window each, or slow start from ten segments.
@@ -149,7 +149,7 @@ fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
 
 /// Losses must not be taken for a narrow link: three times as many segments would be three times as many to lose.
 #[test]
-fn a_fifth_of_all_frames_lost_costs_half_of_all_guests_no_more_than_seconds() {
+fn losing_a_fifth_of_all_frames_costs_the_median_guest_only_seconds() {
     const LINKS: u64 = 200;
     let faults = Faults { loss: 20, ..Faults::NONE };
     let mut seconds: Vec<f64> = (0..LINKS)
@@ -173,7 +173,7 @@ fn clean_world() -> World<metadata_serve::Serve<support::pattern::Pattern>> {
 }
 
 #[test]
-fn requests_sent_ahead_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     let mut world = clean_world();
     let mut ask = String::new();
     for n in [1, 3000, 0, 20_000, 5] {
@@ -187,7 +187,7 @@ fn requests_sent_ahead_are_answered_in_order() {
 }
 
 #[test]
-fn a_flood_of_requests_sent_ahead_is_answered_to_the_last_without_growing() {
+fn a_flood_of_pipelined_requests_is_answered_in_full() {
     let mut world = clean_world();
     let ask = "GET /bytes/100 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2000);
     let talk = world.client.begin(40_000, ask.as_bytes());
@@ -270,7 +270,7 @@ fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usiz
 }
 
 #[test]
-fn what_a_link_is_too_narrow_for_is_found_out_once_and_not_by_each_connection() {
+fn a_narrow_link_is_detected_once_and_not_by_each_connection() {
     const NARROW: Faults = Faults { longest: 1_464, ..Faults::NONE };
     const WHOLE: usize = 1_514;
     const SAFE: usize = 14 + 20 + 20 + 536;
@@ -294,7 +294,7 @@ fn what_a_link_is_too_narrow_for_is_found_out_once_and_not_by_each_connection() 
 }
 
 #[test]
-fn a_guest_that_was_away_is_not_taken_for_one_behind_a_narrow_link() {
+fn a_paused_guest_is_not_mistaken_for_one_behind_a_narrow_link() {
     let (stack, _) = stack(StackConfig::default());
     let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 1);
     fetch(&mut world, 40_000, BODY);
@@ -310,7 +310,7 @@ fn a_guest_that_was_away_is_not_taken_for_one_behind_a_narrow_link() {
 }
 
 #[test]
-fn segments_fit_the_mtu_of_the_guests_device_also_when_it_changes() {
+fn segments_fit_the_mtu_of_the_guests_device_even_after_it_changes() {
     const HEADERS: usize = 14 + 20 + 20;
     let mtus = Mtus::new(8);
     let (stack, _) = stack(StackConfig { mtus: mtus.clone(), ..StackConfig::default() });

@@ -81,7 +81,7 @@ fn compare(script: &Script, kernel: impl Fn(Board) -> Kernel) -> Result<[u64; 3]
 }
 
 #[test]
-fn a_guest_hears_the_same_with_the_kernels_answers_and_without() {
+fn a_guest_receives_the_same_with_and_without_the_kernels_answers() {
     let taken = Cell::new([0; 3]);
     let outcome = runner().run(&any_script(), |script| {
         let more = compare(&script, |board| Kernel::new(board, KEY))?;
@@ -97,7 +97,7 @@ fn a_guest_hears_the_same_with_the_kernels_answers_and_without() {
 }
 
 #[test]
-fn a_kernel_that_does_not_ask_what_is_held_is_found_out() {
+fn the_comparison_detects_a_kernel_that_ignores_held_connections() {
     let outcome = runner().run(&any_script(), |script| {
         let careless = |board| {
             let mut kernel = Kernel::new(board, KEY);

@@ -55,7 +55,7 @@ fn segment(rng: &mut Rng, port: u16, (ours, theirs): (u32, u32)) -> Segment {
 }
 
 #[test]
-fn hostile_segments_never_harm_the_stack_and_everything_comes_back() {
+fn hostile_segments_never_harm_the_stack_and_all_resources_are_released() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(seed);
         let config = StackConfig {
@@ -203,7 +203,7 @@ fn answers(octets: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
 }
 
 #[test]
-fn an_exchange_does_not_depend_on_how_its_octets_are_cut() {
+fn an_exchange_does_not_depend_on_how_its_octets_are_segmented() {
     for seed in 0..600 {
         let mut rng = Rng::new(seed);
         let octets = dialogue(&mut rng);

@@ -71,7 +71,7 @@ fn shape(replies: &[Reply]) -> Vec<(usize, u8)> {
 }
 
 #[test]
-fn an_answer_that_may_not_travel_does_not_and_the_next_one_does() {
+fn a_token_has_hop_limit_1_and_the_next_answer_the_usual_one() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let answer = guest.order("near 300\n");
@@ -85,7 +85,7 @@ fn an_answer_that_may_not_travel_does_not_and_the_next_one_does() {
 }
 
 #[test]
-fn an_acknowledgement_without_an_answer_travels() {
+fn an_acknowledgement_without_an_answer_has_the_usual_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         // Half an order: acknowledged, not yet answered.
@@ -99,7 +99,7 @@ fn an_acknowledgement_without_an_answer_travels() {
 }
 
 #[test]
-fn a_token_sent_again_is_as_near_as_the_first_time() {
+fn a_retransmitted_token_keeps_its_low_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let first = guest.order("near 300\n");
@@ -112,7 +112,7 @@ fn a_token_sent_again_is_as_near_as_the_first_time() {
 }
 
 #[test]
-fn a_fin_after_a_token_travels_when_it_goes_alone() {
+fn a_fin_sent_alone_after_a_token_has_the_usual_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let answer = guest.order("near 300\n");
@@ -125,7 +125,7 @@ fn a_fin_after_a_token_travels_when_it_goes_alone() {
 }
 
 #[test]
-fn a_segment_with_octets_of_both_kinds_stays_near() {
+fn a_segment_with_any_octet_of_a_token_has_the_low_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let most = if family.0.is_ipv4() { 1460 } else { 1440 };
@@ -136,7 +136,7 @@ fn a_segment_with_octets_of_both_kinds_stays_near() {
 }
 
 #[test]
-fn a_boundary_between_segments_is_met_to_the_octet() {
+fn the_hop_limit_changes_exactly_at_the_boundary_between_segments() {
     for family in families() {
         let most = if family.0.is_ipv4() { 1460 } else { 1440 };
         let mut guest = Guest::connect(family);
@@ -149,7 +149,7 @@ fn a_boundary_between_segments_is_met_to_the_octet() {
 }
 
 #[test]
-fn pieces_beyond_the_limit_wait_until_the_guest_has_read() {
+fn pieces_beyond_the_limit_wait_until_the_guest_has_read_others() {
     const ORDERS: usize = PIECES_PER_CONNECTION / 2 + 10;
     let mut guest = Guest::connect(families()[0]);
     let replies = guest.order(&"near 10\nfar 10\n".repeat(ORDERS));
@@ -195,7 +195,7 @@ fn is_tcp(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn whatever_the_link_does_every_segment_has_the_limit_its_octets_ask_for() {
+fn every_segment_has_the_hop_limit_of_its_octets_over_any_link() {
     const SEEDS: u64 = 20;
     const ORDERS: [(&str, u32); 7] = [
         ("far", 4000),

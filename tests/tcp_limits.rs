@@ -41,7 +41,7 @@ fn a_port_at_its_connection_limit_drops_first_segments_until_one_ends() {
 }
 
 #[test]
-fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
+fn a_full_connection_table_refuses_all_ports_until_a_connection_ends() {
     let mut raw = raw(StackConfig { connections: 3, ..StackConfig::default() });
     for port in 1..=3 {
         raw.open(port);
@@ -96,7 +96,7 @@ fn idle_connections_of_others_never_lock_a_newcomer_out() {
 }
 
 #[test]
-fn the_idle_connection_that_goes_is_the_longest_idle_of_the_slot_that_has_most() {
+fn the_evicted_connection_is_the_longest_idle_of_the_largest_slot() {
     let mut raw = raw(StackConfig { connections: 9, ..StackConfig::default() });
     let mut ends = Vec::new();
     for (slot, port) in [(1, 1), (2, 11), (3, 21), (2, 12), (1, 2), (2, 13), (1, 3), (2, 14), (3, 22)] {
@@ -116,11 +116,11 @@ fn the_idle_connection_that_goes_is_the_longest_idle_of_the_slot_that_has_most()
     }
 }
 
-/// What others hold in [`whatever_others_hold_every_slot_gets_its_share`].
+/// What others hold in [`every_slot_gets_its_share_no_matter_what_others_hold`].
 const HOLDINGS: [&[u8]; 4] = [b"far 10\n", b"f", b"far 9000\n", b"park 60\n"];
 
 #[test]
-fn whatever_others_hold_every_slot_gets_its_share() {
+fn every_slot_gets_its_share_no_matter_what_others_hold() {
     const SLOTS: u32 = 16;
     const SHARE: usize = 4;
     let connections = SLOTS as usize * SHARE;
@@ -148,13 +148,13 @@ fn whatever_others_hold_every_slot_gets_its_share() {
 }
 
 #[test]
-fn by_default_every_slot_has_its_share() {
+fn the_default_limits_give_every_slot_its_share() {
     let StackConfig { connections, share, slots, ports, .. } = StackConfig::default();
     assert!(share >= 1 && connections >= share * slots as usize && ports >= slots as usize);
 }
 
 #[test]
-fn a_request_that_waits_makes_room_last_and_for_a_slot_below_its_share_alone() {
+fn waiting_requests_are_displaced_last_and_only_by_a_slot_below_its_share() {
     let (stack, _) = toy::stack(StackConfig { connections: 20, share: 3, ..StackConfig::default() });
     let mut raw = Raw::new(stack);
     for port in 1..=20 {
@@ -193,7 +193,7 @@ fn a_slot_at_its_own_limit_gives_up_its_longest_idle_connection() {
 }
 
 #[test]
-fn ports_whose_connections_are_idle_make_room_for_another_port() {
+fn a_port_with_only_idle_connections_is_evicted_for_another() {
     let mut raw = raw(StackConfig { ports: 2, ..StackConfig::default() });
     for slot in [1, 2] {
         raw.slot = slot;
@@ -209,7 +209,7 @@ fn ports_whose_connections_are_idle_make_room_for_another_port() {
 }
 
 #[test]
-fn time_waits_that_are_over_make_room_though_a_connection_stays() {
+fn expired_time_waits_are_freed_while_a_connection_remains() {
     let mut raw = raw(StackConfig::default());
     raw.open(1000);
     for port in 1..=5 {
@@ -223,7 +223,7 @@ fn time_waits_that_are_over_make_room_though_a_connection_stays() {
 }
 
 #[test]
-fn a_flood_of_handshakes_holds_nothing_and_leaves_others_served() {
+fn a_flood_of_handshakes_holds_no_state_and_others_are_served() {
     let mut raw = raw(StackConfig { connections: 1, ..StackConfig::default() });
     for port in 1..=10_000 {
         assert_eq!(raw.send(&Segment::syn(port, u32::from(port)))[0].flags, SYN_ACK);
@@ -235,7 +235,7 @@ fn a_flood_of_handshakes_holds_nothing_and_leaves_others_served() {
 }
 
 #[test]
-fn ports_at_their_limit_make_room_by_the_longest_idle_or_refuse() {
+fn a_full_port_table_evicts_the_longest_idle_port_or_refuses() {
     let mut raw = raw(StackConfig { ports: 2, ..StackConfig::default() });
     for slot in [1, 2] {
         raw.slot = slot;
@@ -261,7 +261,7 @@ fn ports_at_their_limit_make_room_by_the_longest_idle_or_refuse() {
 }
 
 #[test]
-fn an_idle_port_is_freed_and_asks_for_no_time() {
+fn an_idle_port_is_freed_and_leaves_no_timer() {
     let mut raw = raw(StackConfig::default());
     raw.open(1);
     raw.send(&Segment::ack(1, 1002, 0).control(Rst));
@@ -291,7 +291,7 @@ fn time_waits_are_bounded_and_the_oldest_is_forgotten() {
 }
 
 #[test]
-fn time_waits_of_all_ports_are_bounded_and_connections_go_on_without() {
+fn time_waits_of_all_ports_are_bounded_and_connections_still_work() {
     const PORTS: u32 = (TIME_WAITS / TIME_WAITS_PER_PORT) as u32 + 2;
     let mut raw = raw(StackConfig::default());
     for slot in 0..PORTS {
@@ -310,7 +310,7 @@ fn time_waits_of_all_ports_are_bounded_and_connections_go_on_without() {
 }
 
 #[test]
-fn a_guest_that_reads_nothing_is_not_answered_far_ahead() {
+fn answers_are_not_produced_far_ahead_of_a_guest_that_reads_nothing() {
     let (stack, board) = toy::stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let next = raw.connect(1);
@@ -333,7 +333,7 @@ fn a_slot_beyond_the_table_is_dropped_and_counted() {
 }
 
 #[test]
-fn forgetting_a_slot_is_silent_and_returns_everything() {
+fn forgetting_a_slot_sends_nothing_and_frees_everything() {
     let mut raw = raw(StackConfig::default());
     raw.open(1);
     raw.open(2);
@@ -357,7 +357,7 @@ fn arp(operation: u8, sender: [u8; 4], target: [u8; 4], to: Mac) -> Vec<u8> {
 }
 
 #[test]
-fn arp_is_answered_for_served_addresses_whoever_asks() {
+fn arp_for_served_addresses_is_answered_to_any_sender() {
     let service = [169, 254, 169, 254];
     for (sender, to) in [
         ([169, 254, 10, 1], Mac::BROADCAST),
@@ -382,7 +382,7 @@ fn arp_is_answered_for_served_addresses_whoever_asks() {
 }
 
 #[test]
-fn of_a_next_hop_only_arp_is_answered() {
+fn a_next_hop_is_answered_for_arp_only() {
     let next_hop = [62, 210, 0, 1];
     let mut raw = raw(StackConfig { arp_only: vec![next_hop.into()], ..StackConfig::default() });
     let answers = raw.frame(&arp(1, [10, 0, 2, 15], next_hop, Mac::BROADCAST));
@@ -452,7 +452,7 @@ fn echo(data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
+fn echo_requests_up_to_the_mtu_are_answered() {
     let mut raw = raw(StackConfig::default());
     assert_eq!(raw.frame(&echo(b"hello"))[0][34], 0, "an echo reply");
     assert_eq!(raw.frame(&echo(&[0; 1472])).len(), 1);
@@ -495,7 +495,7 @@ impl Answers for Faulty {
 }
 
 #[test]
-fn a_fault_costs_one_slot_its_connections_and_nobody_else_anything() {
+fn a_fault_closes_the_connections_of_its_slot_only() {
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty)));
     let mut raw = Raw::new(stack);
     let faulty = raw.slot;

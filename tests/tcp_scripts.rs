@@ -127,7 +127,7 @@ fn play(scripts: &[(&'static str, &str)]) {
 }
 
 #[test]
-fn established_takes_what_is_next_and_says_what_is_missing() {
+fn established_accepts_the_next_octets_and_acknowledges_up_to_a_gap() {
     play(&[
         ("the end of the handshake", "> . 1 1\n = 0"),
         ("a request", "> P. 1 1 \"far 300\"\n < . 1 9 300\n > . 9 301\n = 1\n + 5000"),
@@ -153,7 +153,7 @@ fn established_takes_what_is_next_and_says_what_is_missing() {
 }
 
 #[test]
-fn resets_and_syns_are_believed_as_far_as_they_prove_to_be_the_guests() {
+fn resets_and_syns_are_accepted_only_with_matching_numbers() {
     play(&[
         ("a reset with the next number", "> P. 1 1 (5)\n < . 1 6 0\n > R 6 0\n = 0"),
         ("a reset in the window", "> P. 1 1 (5)\n < . 1 6 0\n > R 7 0\n < . 1 6 0\n = 1"),
@@ -201,7 +201,7 @@ fn a_service_that_closes_first_goes_through_fin_wait_and_time_wait() {
 }
 
 #[test]
-fn what_is_not_acknowledged_is_sent_again_later_and_later() {
+fn unacknowledged_segments_are_retransmitted_with_backoff() {
     play(&[
         (
             "one segment",
@@ -222,7 +222,7 @@ fn what_is_not_acknowledged_is_sent_again_later_and_later() {
 }
 
 #[test]
-fn three_duplicates_bring_a_lost_segment_back_at_once() {
+fn three_duplicate_acknowledgements_retransmit_a_segment_at_once() {
     let lost = "> P. 1 1 \"far 7300\"\n < . 1 10 1460\n < . 1461 10 1460\n < . 2921 10 1460
         < . 4381 10 1460\n < . 5841 10 1460\n > . 10 1461\n > . 10 1461\n > . 10 1461\n > . 10 1461
         < . 1461 10 1460\n";
@@ -238,7 +238,7 @@ fn three_duplicates_bring_a_lost_segment_back_at_once() {
 }
 
 #[test]
-fn ten_segments_go_at_first_and_two_for_each_acknowledged() {
+fn slow_start_sends_ten_segments_and_two_for_each_acknowledged() {
     let ten: String = (0..10).map(|n| format!("< . {} 11 1460\n", 1 + n * 1460)).collect();
     play(&[(
         "slow start",
@@ -250,7 +250,7 @@ fn ten_segments_go_at_first_and_two_for_each_acknowledged() {
 }
 
 #[test]
-fn small_and_closed_windows_are_respected_and_asked_about() {
+fn small_windows_are_respected_and_closed_ones_probed() {
     play(&[
         (
             "closed",

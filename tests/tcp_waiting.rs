@@ -67,7 +67,7 @@ fn a_parked_exchange_outlives_every_timeout_and_answers_at_its_deadline() {
 }
 
 #[test]
-fn while_parked_a_slot_asks_for_hardly_any_time_before_the_deadline() {
+fn a_slot_with_only_parked_exchanges_rarely_wakes_before_the_deadline() {
     let (mut raw, _board) = raw();
     park(&mut raw, 1);
     let (mut sent, mut times) = (support::wire::Sent::default(), 0);
@@ -82,7 +82,7 @@ fn while_parked_a_slot_asks_for_hardly_any_time_before_the_deadline() {
 }
 
 #[test]
-fn waking_a_slot_gives_all_its_waiting_connections_a_turn_and_others_none() {
+fn waking_a_slot_runs_all_its_waiting_connections_and_no_others() {
     let (mut raw, board) = raw();
     let slots: [Slot; 2] = [7, 8];
     for slot in slots {
@@ -100,7 +100,7 @@ fn waking_a_slot_gives_all_its_waiting_connections_a_turn_and_others_none() {
 }
 
 #[test]
-fn waking_in_vain_leaves_the_deadline_where_it_was() {
+fn waking_without_a_change_keeps_the_deadline() {
     let (mut raw, _board) = raw();
     park(&mut raw, 1);
     for _ in 0..10 {
@@ -112,7 +112,7 @@ fn waking_in_vain_leaves_the_deadline_where_it_was() {
 }
 
 #[test]
-fn waking_a_slot_without_anything_that_waits_does_nothing() {
+fn waking_a_slot_without_waiting_connections_does_nothing() {
     let (mut raw, _board) = raw();
     for slot in [7, 1_000_000, Slot::MAX] {
         raw.slot = slot;
@@ -127,7 +127,7 @@ fn waking_a_slot_without_anything_that_waits_does_nothing() {
 }
 
 #[test]
-fn what_one_connection_changes_the_others_of_its_slot_hear_at_once() {
+fn a_change_by_one_connection_reaches_the_others_of_its_slot_at_once() {
     let (mut raw, _board) = raw();
     raw.slot = 8;
     park(&mut raw, 1);
@@ -142,7 +142,7 @@ fn what_one_connection_changes_the_others_of_its_slot_hear_at_once() {
 }
 
 #[test]
-fn a_change_made_while_being_woken_is_heard_by_those_woken_before() {
+fn a_change_made_during_a_wake_reaches_connections_woken_earlier() {
     let (mut raw, board) = raw();
     // Turns go from the youngest connection to the oldest: the oldest one's change is heard in a second round.
     order(&mut raw, 1, "storm\n");
@@ -156,7 +156,7 @@ fn a_change_made_while_being_woken_is_heard_by_those_woken_before() {
 }
 
 #[test]
-fn exchanges_that_stir_one_another_without_end_are_slowed_down_and_no_change_is_missed() {
+fn exchanges_that_wake_each_other_endlessly_are_slowed_down_without_loss() {
     const STORMS: u64 = 10;
     const ROUNDS: u64 = 2;
     let (mut raw, board) = raw();
@@ -179,7 +179,7 @@ fn exchanges_that_stir_one_another_without_end_are_slowed_down_and_no_change_is_
 }
 
 #[test]
-fn a_guest_that_resets_while_parked_frees_everything_at_once() {
+fn a_reset_while_parked_frees_everything_at_once() {
     let (mut raw, board) = raw();
     let (seq, _) = park(&mut raw, 1);
     park(&mut raw, 2);
@@ -189,7 +189,7 @@ fn a_guest_that_resets_while_parked_frees_everything_at_once() {
 }
 
 #[test]
-fn a_guest_that_closes_while_parked_is_told_to_its_exchange_at_once() {
+fn a_parked_exchange_is_notified_at_once_when_its_guest_closes() {
     let (mut raw, board) = raw();
     let (seq, next) = park(&mut raw, 1);
     let replies = raw.send(&Segment::ack(1, seq, next).control(Fin));
@@ -199,7 +199,7 @@ fn a_guest_that_closes_while_parked_is_told_to_its_exchange_at_once() {
 }
 
 #[test]
-fn a_slot_that_is_forgotten_takes_its_parked_exchanges_along() {
+fn forgetting_a_slot_drops_its_parked_exchanges() {
     let (mut raw, board) = raw();
     park(&mut raw, 1);
     park(&mut raw, 2);
@@ -233,7 +233,7 @@ impl FrameSource for Datagrams {
 }
 
 #[test]
-fn a_worker_asleep_over_a_parked_exchange_answers_when_it_is_told_to_wake() {
+fn a_sleeping_worker_answers_a_parked_exchange_when_woken() {
     const SLOT: Slot = 7;
     let (source, guest) = UnixDatagram::pair().expect("a pair");
     let (tap, wire) = UnixDatagram::pair().expect("a pair");
