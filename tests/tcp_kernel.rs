@@ -1,4 +1,4 @@
-//! A kernel that hears acknowledgements in the stack's place saves it work and never misleads it.
+//! The kernel program answers and records acknowledgements in the stack's place, and never misleads the stack.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn stack(config: StackConfig, places: usize) -> (Stack<Serve<Pattern>, Board>, K
     (Stack::with_ledger(config, service, board.clone()), kernel, board)
 }
 
-/// A guest made of segments, and a kernel between it and the stack.
+/// A guest that sends single segments, and the kernel program between it and the stack.
 struct Guest {
     raw: Raw<Serve<Pattern>, Board>,
     kernel: Kernel,
@@ -41,32 +41,32 @@ impl Guest {
         Self { raw: Raw::new(stack), kernel, board }
     }
 
-    /// Sends a request; returns our next number and the one that acknowledges the whole answer.
+    /// Sends a request. Returns the guest's next sequence number and the one that acknowledges the whole answer.
     fn ask(&mut self, port: u16, request: &[u8]) -> (u32, u32) {
         let next = self.raw.connect(port);
         let replies = self.raw.send(&Segment::ack(port, 1001, next).with(request));
         (1001 + request.len() as u32, end(&replies))
     }
 
-    /// Sends a segment to the kernel; returns what it answers, or `None` if it leaves the segment to the stack.
+    /// Sends a segment to the kernel. Returns its answers, or `None` if it passes the segment to the stack.
     fn try_kernel(&mut self, segment: &Segment) -> Option<Vec<Reply>> {
         let mut sent = Sent::default();
         let taken = self.kernel.takes(self.raw.slot, &segment.frame(self.raw.slot), &mut sent);
         taken.then(|| sent.0.iter().map(|frame| Reply::read(frame)).collect())
     }
 
-    /// Sends a segment that the kernel must take; returns what it answers.
+    /// Sends a segment that the kernel must take. Returns its answers.
     fn send_to_kernel(&mut self, segment: &Segment) -> Vec<Reply> {
         let answered = self.try_kernel(segment);
         answered.unwrap_or_else(|| panic!("{segment:?} is not for the kernel: {:?}", self.board.entries()))
     }
 
-    /// Sends a segment to whoever takes it; returns what comes back.
+    /// Sends a segment to the kernel, and to the stack if the kernel passes it. Returns the answers.
     fn send(&mut self, segment: &Segment) -> Vec<Reply> {
         self.try_kernel(segment).unwrap_or_else(|| self.raw.send(segment))
     }
 
-    /// Shakes hands from `port` with this ISN and sends a request; returns what comes back.
+    /// Opens a connection from `port` with this initial sequence number and sends a request. Returns the answers.
     fn reopen(&mut self, port: u16, isn: u32, request: &[u8]) -> Vec<Reply> {
         let opened = self.send(&Segment::syn(port, isn));
         assert_eq!((opened.len(), opened[0].flags, opened[0].ack), (1, SYN_ACK, isn + 1), "{opened:?}");
@@ -77,7 +77,7 @@ impl Guest {
     }
 }
 
-/// The number after the last of these segments.
+/// The sequence number after the last of these segments.
 fn end(replies: &[Reply]) -> u32 {
     let last = replies.last().expect("an answer");
     last.seq.wrapping_add(last.payload.len() as u32 + u32::from(last.flags.2))
@@ -96,7 +96,7 @@ fn an_answer_acknowledged_in_the_kernel_is_not_retransmitted() {
     guest.send_to_kernel(&Segment::ack(1, seq, next));
     assert!(guest.raw.wait(Duration::from_secs(70)).is_empty(), "the second answer is posted like the first");
     let idle = guest.raw.wait(Duration::from_secs(6));
-    assert_eq!(idle[0].flags, FIN_ACK, "and the idle time runs on");
+    assert_eq!(idle[0].flags, FIN_ACK, "the idle timer keeps running");
 }
 
 #[test]
@@ -123,10 +123,10 @@ fn the_stack_sends_nothing_for_a_connection_that_ended_in_the_kernel() {
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);
     let bye = guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!((bye[0].flags, bye[0].seq, bye[0].ack), (ACK, next, seq + 1));
-    assert_eq!(guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin)), bye, "a FIN sent again");
+    assert_eq!(guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin)), bye, "a repeated FIN");
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
-    assert_eq!(guest.board.entries(), [], "it is withdrawn");
+    assert_eq!(guest.board.entries(), [], "the entry is withdrawn");
     let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next, seq + 1), "then the stack answers");
 }
@@ -152,12 +152,12 @@ fn a_lost_fin_of_the_kernel_is_retransmitted_by_kernel_and_stack() {
     assert_eq!(guest.send(&fin), lost, "while the connection is posted");
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
-    assert_eq!(guest.send(&fin), lost, "once the stack remembers that it is over");
-    let heard = guest.raw.send(&Segment::ack(1, seq, next + 1).control(Fin));
+    assert_eq!(guest.send(&fin), lost, "after the stack has closed the connection");
+    let answer = guest.raw.send(&Segment::ack(1, seq, next + 1).control(Fin));
     assert_eq!(
-        (heard[0].flags, heard[0].seq),
+        (answer[0].flags, answer[0].seq),
         (ACK, next + 1),
-        "a guest that has our FIN is only acknowledged"
+        "a guest that has the service's FIN is only acknowledged"
     );
 }
 
@@ -171,7 +171,7 @@ fn a_late_segment_does_not_prevent_the_retransmission_of_a_lost_fin() {
     let lost = guest.send_to_kernel(&fin);
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!(guest.raw.stack.time_waits(), 1);
-    assert_eq!(guest.send(&second), lost, "our FIN again, and no bare acknowledgement of the guest's");
+    assert_eq!(guest.send(&second), lost, "the service's FIN is repeated, not only the guest's acknowledged");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn immediately_reused_sequence_numbers_start_a_new_connection() {
         let seq = 1_001 + GET_AND_CLOSE.len() as u32;
         let bye = guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
         assert_eq!((bye.len(), bye[0].flags, bye[0].ack), (1, ACK, seq + 1), "{bye:?}");
-        // The stack has heard the end of some of them, and of others not yet.
+        // The stack has read the end of only some of them.
         guest.raw.wait(Duration::from_millis(if accepted == 1 { 300 } else { 0 }));
     }
 }
@@ -197,14 +197,14 @@ fn a_repeated_first_segment_of_a_closed_connection_is_ignored() {
     let seq = 1_001 + GET_AND_CLOSE.len() as u32;
     guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
     guest.raw.wait(Duration::from_millis(300));
-    assert_eq!(guest.send(&first), [], "a guest that begins anew would take it for an answer");
+    assert_eq!(guest.send(&first), [], "a guest that starts a new connection would take it for an answer");
     assert_eq!(guest.raw.stack.stats().accepted, 1);
 }
 
 #[test]
 fn a_rebooted_guest_that_reuses_port_and_number_is_always_served() {
     const LONG: &[u8] = b"GET /bytes/200000 HTTP/1.1\r\nHost: a\r\n\r\n";
-    // In the middle of an answer, after one that it has acknowledged, and after one that it has not.
+    // The guest reboots during an answer, after an acknowledged answer, and after an unacknowledged one.
     for (request, acknowledges) in [(LONG, false), (GET, true), (GET, false)] {
         for places in [PLACES, 1] {
             let mut guest = Guest::with_places(StackConfig::default(), places);
@@ -230,7 +230,7 @@ fn a_late_syn_does_not_disturb_its_live_connection() {
     let (seq, next) = (1_001 + GET.len() as u32, end(&guest.send(&first)));
     let answer = guest.send(&Segment::syn(1, 1_000));
     assert_eq!((answer[0].flags, answer[0].ack), (SYN_ACK, 1_001));
-    // What a guest in the middle of a connection answers (RFC 5961 §4), and its first segment, late as well.
+    // A guest with an open connection answers this way (RFC 5961 §4). Its first segment is late too.
     guest.send(&Segment::ack(1, seq, next));
     guest.send(&first);
     assert_eq!(guest.raw.stack.stats().superseded, 0);
@@ -240,7 +240,7 @@ fn a_late_syn_does_not_disturb_its_live_connection() {
 
 #[test]
 fn an_end_that_the_table_lost_is_learnt_from_the_guests_next_segment() {
-    // The guest has sent its last acknowledgement already, or sends it when its answer comes again.
+    // The guest has already sent its last acknowledgement, or sends it after the retransmission.
     for is_told_again in [false, true] {
         let mut guest = Guest::new(StackConfig::default());
         let (seq, next) = guest.ask(1, GET);
@@ -260,18 +260,22 @@ fn an_end_that_the_table_lost_is_learnt_from_the_guests_next_segment() {
 
 #[test]
 fn an_end_is_read_before_another_connection_overwrites_its_entry() {
-    // With our answer heard or not: nothing is sent again where it is.
-    for is_heard in [false, true] {
+    // An acknowledged answer is not retransmitted.
+    for is_acknowledged in [false, true] {
         let mut guest = Guest::with_places(StackConfig::default(), 1);
         let (seq, next) = guest.ask(1, GET);
-        if is_heard {
+        if is_acknowledged {
             guest.send_to_kernel(&Segment::ack(1, seq, next));
             assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
         }
         guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
         guest.ask(2, GET);
         let stats = guest.raw.stack.stats();
-        assert_eq!((stats.connections, guest.raw.stack.time_waits()), (1, 1), "heard: {is_heard}");
+        assert_eq!(
+            (stats.connections, guest.raw.stack.time_waits()),
+            (1, 1),
+            "acknowledged: {is_acknowledged}"
+        );
     }
 }
 
@@ -282,7 +286,7 @@ fn after_its_fin_is_acknowledged_the_stack_waits_for_the_guests() {
     guest.send_to_kernel(&Segment::ack(1, seq, next));
     assert!(guest.raw.wait(Duration::from_secs(20)).is_empty());
     guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
-    assert!(guest.raw.wait(Duration::from_secs(20)).is_empty(), "no reset: the kernel has heard the end");
+    assert!(guest.raw.wait(Duration::from_secs(20)).is_empty(), "no reset: the kernel has received the end");
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.stats().stalled), (0, 0));
 }
 
@@ -292,7 +296,7 @@ fn a_connection_that_the_guest_closes_first_can_end_in_the_kernel() {
     let (seq, next) = guest.ask(1, GET);
     let bye = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!(bye[0].flags, FIN_ACK);
-    assert!(guest.board.entries().iter().all(|entry| entry.finished == 0), "its FIN has come");
+    assert!(guest.board.entries().iter().all(|entry| entry.finished == 0), "its FIN has arrived");
     guest.send_to_kernel(&Segment::ack(1, seq + 1, end(&bye)));
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!(guest.raw.stack.stats().connections, 0);

@@ -1,4 +1,4 @@
-//! Every limit is reached, counted, and recovered from.
+//! Each test reaches a limit, checks its counter, and checks that the stack recovers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn a_port_at_its_connection_limit_drops_first_segments_until_one_ends() {
     assert!(raw.send(&first).is_empty());
     assert_eq!((raw.stack.stats().refused_port_connections, raw.stack.stats().connections), (1, 128));
     raw.send(&Segment::ack(5, 1002, 0).control(Rst));
-    assert_eq!(raw.send(&first)[0].ack, 1002, "sent again, it is taken");
+    assert_eq!(raw.send(&first)[0].ack, 1002, "the retransmission is accepted");
     raw.slot += 1;
     raw.open(1);
 }
@@ -58,7 +58,7 @@ fn a_full_connection_table_refuses_all_ports_until_a_connection_ends() {
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
-/// Opens a connection that is idle after its first answer; returns the service's next sequence number.
+/// Opens a connection and leaves it idle after its first answer. Returns the service's next sequence number.
 fn idle<S: Service>(raw: &mut Raw<S>, port: u16, said: &[u8]) -> u32 {
     let next = raw.connect(port);
     let replies = raw.send(&Segment::ack(port, 1001, next).with(said));
@@ -69,7 +69,7 @@ fn idle<S: Service>(raw: &mut Raw<S>, port: u16, said: &[u8]) -> u32 {
     end
 }
 
-/// Ports of this slot whose connections were reset.
+/// The guest's ports of all connections that were reset.
 fn resets(replies: &[Reply]) -> Vec<u16> {
     replies.iter().filter(|reply| reply.flags.3).map(|reply| reply.ports.1).collect()
 }
@@ -103,7 +103,7 @@ fn the_evicted_connection_is_the_longest_idle_of_the_largest_slot() {
         raw.slot = slot;
         ends.push(idle(&mut raw, port, GET));
     }
-    // The first of slot 2 asks again, so the second is idle longer; three are left that are.
+    // The first connection of slot 2 sends another request, so its second one is now idle for longest.
     raw.slot = 2;
     let said = 1001 + GET.len() as u32;
     let replies = raw.send(&Segment::ack(11, said, ends[1]).with(GET));
@@ -116,7 +116,7 @@ fn the_evicted_connection_is_the_longest_idle_of_the_largest_slot() {
     }
 }
 
-/// What others hold in [`every_slot_gets_its_share_no_matter_what_others_hold`].
+/// Orders on other slots' connections in [`every_slot_gets_its_share_no_matter_what_others_hold`].
 const HOLDINGS: [&[u8]; 4] = [b"far 10\n", b"f", b"far 9000\n", b"park 60\n"];
 
 #[test]
@@ -127,7 +127,7 @@ fn every_slot_gets_its_share_no_matter_what_others_hold() {
     for kind in 0..=HOLDINGS.len() {
         let config = StackConfig { connections, share: SHARE, slots: SLOTS, ..StackConfig::default() };
         let mut raw = Raw::new(toy::stack(config).0);
-        // All but the last slot fill the table, some with more than others.
+        // All slots except the last fill the table unevenly.
         for n in 0..connections as u32 {
             raw.slot = if n < 20 { 0 } else { n % (SLOTS - 1) };
             let said = HOLDINGS[if kind < HOLDINGS.len() { kind } else { n as usize % HOLDINGS.len() }];
@@ -143,7 +143,7 @@ fn every_slot_gets_its_share_no_matter_what_others_hold() {
         }
         assert_eq!(raw.stack.look(raw.slot).connections, SHARE as u64, "holdings {kind}");
         let least = (0..SLOTS).map(|slot| raw.stack.look(slot).connections).min();
-        assert!(least >= Some(2), "nobody is left without: {least:?}");
+        assert!(least >= Some(2), "every slot keeps connections: {least:?}");
     }
 }
 
@@ -186,10 +186,10 @@ fn a_slot_at_its_own_limit_gives_up_its_longest_idle_connection() {
         assert_eq!(resets(&raw.send(&Segment::ack(100 + gone, 1001, next).with(b"\n"))), [gone]);
     }
     let next = raw.connect(200);
-    assert!(raw.send(&Segment::ack(200, 1001, next).with(b"\n")).is_empty(), "four are half said");
+    assert!(raw.send(&Segment::ack(200, 1001, next).with(b"\n")).is_empty(), "four requests are incomplete");
     let stats = raw.stack.stats();
     assert_eq!((stats.connections_evicted, stats.refused_port_connections), (4, 1));
-    assert_eq!(raw.stack.look(other).connections, 1, "another's is left alone");
+    assert_eq!(raw.stack.look(other).connections, 1, "the connection of another slot is untouched");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn a_full_port_table_evicts_the_longest_idle_port_or_refuses() {
     assert_eq!((stats.ports_evicted, stats.ports), (1, 2));
     raw.slot = 1;
     raw.open(1);
-    assert_eq!(raw.stack.stats().ports_evicted, 1, "slot 2 was silent longest and made room");
+    assert_eq!(raw.stack.stats().ports_evicted, 1, "slot 2 was idle for longest and was evicted");
 }
 
 #[test]
@@ -316,7 +316,7 @@ fn answers_are_not_produced_far_ahead_of_a_guest_that_reads_nothing() {
     let next = raw.connect(1);
     let orders = b"far 10000\nfar 10000\nwrite 5\n";
     let mut replies = raw.send(&Segment::ack(1, 1001, next).with(orders));
-    assert_eq!(board.read(raw.slot), 0, "20,000 octets are enough to be getting on with");
+    assert_eq!(board.read(raw.slot), 0, "the service pauses after 20,000 unread octets");
     let end = |replies: &[Reply]| replies.last().map(|r| r.seq.wrapping_add(r.payload.len() as u32));
     while let Some(ack) = end(&replies) {
         replies = raw.send(&Segment::ack(1, 1001 + orders.len() as u32, ack));
@@ -376,7 +376,7 @@ fn arp_for_served_addresses_is_answered_to_any_sender() {
         expected.extend(service);
         expected.extend([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
         expected.extend(sender);
-        assert_eq!(answers, [expected], "asked by {sender:?}");
+        assert_eq!(answers, [expected], "request from {sender:?}");
         assert_eq!((raw.stack.stats().arp_answered, raw.stack.stats().ports), (1, 0));
     }
 }
@@ -424,7 +424,7 @@ fn neighbour_solicitations_are_answered_with_hop_limit_255() {
         assert_eq!((answer[54], answer[58]), (136, if source.is_unspecified() { 0x20 } else { 0x60 }));
         assert_eq!(&answer[78..86], [&[2, 1][..], &Mac::SERVICE.0].concat());
         frame[60] ^= 1;
-        assert!(raw.frame(&frame).is_empty(), "a solicitation with a wrong bit");
+        assert!(raw.frame(&frame).is_empty(), "a corrupted solicitation");
         frame[60] ^= 1;
         frame[21] = 254;
         assert!(raw.frame(&frame).is_empty(), "a solicitation that crossed a router");
@@ -484,12 +484,12 @@ fn echo_requests_with_a_wrong_bit_are_dropped_and_counted() {
     }
 }
 
-/// Panics when asked for `/fault`, as a fault of ours might.
+/// A service that panics on `/fault`.
 struct Faulty;
 
 impl Answers for Faulty {
     fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> Answer {
-        assert_ne!(request.target.path, "/fault", "the fault this test wants");
+        assert_ne!(request.target.path, "/fault", "the intended fault");
         Answer::Known(Response::new(Status(200), None, &[], "fine").into())
     }
 }

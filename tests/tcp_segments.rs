@@ -1,4 +1,4 @@
-//! Segment by segment: what the stack answers to what no well-behaved client would send.
+//! The stack's answers to single segments, including ones that no well-behaved client sends.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
 use support::{checksum, frames};
 
-/// A refusal, as [`Reply::flags`] has it.
+/// The [`Reply::flags`] of a refusal.
 const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -27,7 +27,7 @@ fn raw() -> Raw<Serve<Pattern>> {
     Raw::new(stack)
 }
 
-/// Every connection and port returns once nothing comes any more.
+/// Asserts that the stack frees every connection and port after the guest stops sending.
 fn settles(mut raw: Raw<Serve<Pattern>>) {
     raw.wait(Duration::from_secs(600));
     let stats = raw.stack.stats();
@@ -125,7 +125,7 @@ fn a_segment_with_a_wrong_bit_or_no_checksum_is_dropped_and_counted() {
         let mut raw = raw();
         let whole = request(family, &mut raw);
         let syn = raw.stack.stats().sent;
-        // Neither the ports, of which 0 is malformed, nor the length of the header.
+        // The ports stay, because port 0 is malformed, and so does the header length.
         let places = (tcp + 4..whole.len()).filter(|at| *at != tcp + 12);
         let mut wrong: Vec<Vec<u8>> =
             places.map(|at| frames::with(whole.clone(), at, &[whole[at] ^ 0x10])).collect();
@@ -191,7 +191,7 @@ fn a_handshake_holds_no_state_and_its_answer_is_not_retransmitted() {
     assert_eq!((stats.handshakes, stats.accepted, stats.connections, stats.ports), (2, 0, 0, 0));
     assert!(raw.wait(Duration::from_secs(20)).is_empty());
     let replies = raw.send(&Segment::ack(40_001, 1001, next).with(GET));
-    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "however late the request comes");
+    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "even a late request is answered");
     settles(raw);
 }
 
@@ -203,8 +203,8 @@ fn a_repeated_syn_gets_the_same_answer_until_there_is_a_connection() {
     let replies = raw.send(&Segment::ack(40_000, 1001, first[0].seq.wrapping_add(1)).with(GET));
     assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
     let over = raw.send(&Segment::syn(40_000, 1000));
-    assert_eq!(over, raw.send(&Segment::syn(40_000, 1000)), "over a connection");
-    assert_ne!(over[0].seq, first[0].seq, "so that a new connection is told from this one");
+    assert_eq!(over, raw.send(&Segment::syn(40_000, 1000)), "on an open connection");
+    assert_ne!(over[0].seq, first[0].seq, "a new connection needs another sequence number");
     assert_eq!(over, [Reply { seq: over[0].seq, ..first[0].clone() }]);
     assert_eq!(raw.stack.stats().accepted, 1);
 }
@@ -226,23 +226,23 @@ fn the_third_segment_of_a_forgotten_connection_is_reset() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET));
-    let heard =
+    let acknowledged =
         replies.last().map(|last| last.seq.wrapping_add(last.payload.len() as u32)).expect("an answer");
     raw.stack.forget(raw.slot);
-    let again = Segment::ack(40_000, 1001 + GET.len() as u32, heard).with(GET);
+    let again = Segment::ack(40_000, 1001 + GET.len() as u32, acknowledged).with(GET);
     for _ in 0..2 {
         assert!(raw.send(&again).is_empty());
         raw.wait(Duration::from_millis(200));
     }
     let replies = raw.send(&again);
-    assert_eq!((replies.len(), replies[0].flags.3, replies[0].seq), (1, true, heard), "{replies:?}");
+    assert_eq!((replies.len(), replies[0].flags.3, replies[0].seq), (1, true, acknowledged), "{replies:?}");
     let stats = raw.stack.stats();
     assert_eq!((stats.dropped_early, stats.forgotten, stats.unmatched), (2, 1, 1));
 }
 
 #[test]
 fn a_connection_that_may_still_exist_is_not_reset() {
-    // Other numbers, long ago, and an agent that another's guests are handed to.
+    // Other sequence numbers, old segments, and an agent that took over another agent's guests.
     let cases =
         [("ever new octets", 1, Duration::from_millis(200)), ("hours apart", 0, Duration::from_secs(61))];
     for (name, step, pause) in cases {
@@ -258,7 +258,7 @@ fn a_connection_that_may_still_exist_is_not_reset() {
     raw.stack.spare_unknown(true);
     let next = raw.connect(40_000);
     for _ in 0..10 {
-        assert!(raw.send(&Segment::ack(40_000, 5000, next).with(b"x")).is_empty(), "handed over");
+        assert!(raw.send(&Segment::ack(40_000, 5000, next).with(b"x")).is_empty(), "after a takeover");
     }
 }
 
@@ -282,7 +282,7 @@ fn a_connection_without_a_request_is_closed_after_a_while() {
     settles(raw);
 }
 
-/// Talks until the service has closed first and both sides are done; returns our next number.
+/// Runs a connection that the service closes first. Returns the guest's next sequence and acknowledgement numbers.
 fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
@@ -314,7 +314,7 @@ fn a_syn_for_a_four_tuple_in_time_wait_starts_a_new_connection() {
 
 #[test]
 fn a_client_with_one_source_port_is_answered_each_time_at_once() {
-    // As Scaleway's: port 1 for every fetch, both families, and the service closes first.
+    // Scaleway's client uses port 1 for every fetch over both families, and the service closes first.
     let pairs: [(IpAddr, IpAddr); 2] = [
         (addresses::SCALEWAY.into(), [10, 0, 2, 15].into()),
         (addresses::SCALEWAY_V6.into(), "fd00:42::10".parse().expect("an address")),
@@ -324,7 +324,7 @@ fn a_client_with_one_source_port_is_answered_each_time_at_once() {
         let mut raw = Raw::new(stack);
         let from = |segment| Segment { source: (guest, 1), destination: (service, 80), ..segment };
         for fetch in 0..4_u32 {
-            // The first initial number is also used last, as by a client that starts over.
+            // The last initial sequence number repeats the first one, as after a restart of the client.
             let initial = 1000 + fetch % 3 * 64_000;
             let opened = raw.send(&from(Segment::syn(1, initial)));
             assert_eq!((opened[0].flags, opened[0].ack), (SYN_ACK, initial + 1), "{service}, fetch {fetch}");
@@ -373,7 +373,7 @@ fn time_wait_answers_a_repeated_fin_and_ignores_resets() {
     assert!(raw.send(&Segment::ack(1, seq, ack)).is_empty());
     assert_eq!(raw.stack.time_waits(), 1);
     raw.wait(Duration::from_secs(11));
-    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x")).is_empty(), "forgotten after its time");
+    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x")).is_empty(), "TIME-WAIT has expired");
     assert_eq!((raw.stack.time_waits(), raw.stack.stats().dropped_early), (0, 1));
     settles(raw);
 }
