@@ -1,4 +1,4 @@
-//! What a frame costs in allocations: none but what a connection and an answer are made of.
+//! Frames allocate nothing, except when they start a connection or a request.
 
 use std::alloc::System;
 
@@ -12,7 +12,7 @@ use support::wire::at;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Nothing is sent anywhere.
+/// Discards all frames.
 struct Nowhere;
 
 impl Transmit for Nowhere {
@@ -20,7 +20,7 @@ impl Transmit for Nowhere {
 }
 
 #[test]
-fn frames_that_begin_and_ask_nothing_allocate_nothing() {
+fn frames_that_start_no_connection_or_request_allocate_nothing() {
     const GET: &[u8] = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut raw = Raw::new(stack(StackConfig::default()).0);
     let next = raw.connect(1);
@@ -36,11 +36,11 @@ fn frames_that_begin_and_ask_nothing_allocate_nothing() {
         ("the end of a handshake", Segment::ack(1, 1001, next)),
         ("a segment of no connection", Segment::ack(3, 5, 5).with(b"x")),
         ("an acknowledgement of part of an answer", Segment::ack(1, seq, end - 5)),
-        ("one that comes again", Segment::ack(1, seq, end - 5)),
-        ("one that makes no sense", Segment::ack(1, seq, end + 5)),
-        ("a request that comes again", Segment::ack(1, 1001, next).with(GET)),
+        ("a repeated acknowledgement", Segment::ack(1, seq, end - 5)),
+        ("an acknowledgement of octets that were not sent", Segment::ack(1, seq, end + 5)),
+        ("a repeated request", Segment::ack(1, 1001, next).with(GET)),
         ("a segment after a gap", Segment::ack(1, seq + 10, end).with(b"x")),
-        ("an acknowledgement of all of it", Segment::ack(1, seq, end)),
+        ("an acknowledgement of the whole answer", Segment::ack(1, seq, end)),
         ("a stray reset", Segment::ack(1, seq + 1, end).control(Rst)),
         ("a FIN", Segment::ack(1, seq, end).control(Fin)),
     ];

@@ -1,6 +1,6 @@
-//! Over a bad link every answer still arrives whole.
+//! Every answer arrives whole over a bad link.
 //!
-//! A smoltcp client and the stack under test, a link with seeded faults between them, virtual time.
+//! A smoltcp client talks to the stack under test over a link with seeded faults, in virtual time.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use support::pattern::{octets, responses, stack};
 use support::wire::{Faults, World};
 
 const BODY: usize = 64 * 1024;
-/// With a fifth of all frames lost each way, retransmissions back off up to a minute now and then.
+/// If a fifth of all frames is lost in each direction, retransmissions occasionally back off up to a minute.
 const LOSSY_LIMIT: Duration = Duration::from_secs(600);
 const CLEAN_LIMIT: Duration = Duration::from_secs(5);
-/// Our own FIN and the port's idle time are over by then.
+/// The stack's retransmissions of its FIN and the idle time of the port end within this time.
 const SETTLED: Duration = Duration::from_secs(600);
 
 struct Case {
@@ -116,10 +116,10 @@ fn every_answer_arrives_whole_whatever_the_link_does() {
 }
 
 #[test]
-fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
+fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
     const MEBIBYTE: usize = 1 << 20;
     let far = Faults { delay: Duration::from_millis(10), ..Faults::NONE };
-    // The time a round trip of 20 ms allows: a window each, or slow start from ten segments.
+    // The time follows from the round trip of 20 ms: one window per round trip, or slow start from ten segments.
     let cases = [
         ("scaled window", 1 << 20, far, 1, 1),
         ("64 KiB", 65_535, far, 1, 2),
@@ -147,9 +147,9 @@ fn a_mebibyte_arrives_whole_through_windows_of_any_size_and_in_time() {
     }
 }
 
-/// Losses must not be taken for a narrow link: three times as many segments would be three times as many to lose.
+/// The stack must not mistake losses for a narrow link: three times as many segments are three times as many losses.
 #[test]
-fn a_fifth_of_all_frames_lost_costs_half_of_all_guests_no_more_than_seconds() {
+fn losing_a_fifth_of_all_frames_costs_the_median_guest_only_seconds() {
     const LINKS: u64 = 200;
     let faults = Faults { loss: 20, ..Faults::NONE };
     let mut seconds: Vec<f64> = (0..LINKS)
@@ -173,7 +173,7 @@ fn clean_world() -> World<metadata_serve::Serve<support::pattern::Pattern>> {
 }
 
 #[test]
-fn requests_sent_ahead_are_answered_in_order() {
+fn pipelined_requests_are_answered_in_order() {
     let mut world = clean_world();
     let mut ask = String::new();
     for n in [1, 3000, 0, 20_000, 5] {
@@ -187,7 +187,7 @@ fn requests_sent_ahead_are_answered_in_order() {
 }
 
 #[test]
-fn a_flood_of_requests_sent_ahead_is_answered_to_the_last_without_growing() {
+fn a_flood_of_pipelined_requests_is_answered_in_full() {
     let mut world = clean_world();
     let ask = "GET /bytes/100 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(2000);
     let talk = world.client.begin(40_000, ask.as_bytes());
@@ -253,7 +253,7 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
     assert_eq!(world.stack.stats().connections, 0);
 }
 
-/// Octets of the longest frame sent so far, and how long it took until the answer was whole.
+/// Fetches an answer. Returns the octets of the longest frame sent so far and the time until the answer was whole.
 fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usize) -> (usize, Duration) {
     world.sent = Some(Vec::new());
     let start = world.now().mono;
@@ -270,7 +270,7 @@ fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usiz
 }
 
 #[test]
-fn what_a_link_is_too_narrow_for_is_found_out_once_and_not_by_each_connection() {
+fn a_narrow_link_is_detected_once_and_not_by_each_connection() {
     const NARROW: Faults = Faults { longest: 1_464, ..Faults::NONE };
     const WHOLE: usize = 1_514;
     const SAFE: usize = 14 + 20 + 20 + 536;
@@ -283,25 +283,25 @@ fn what_a_link_is_too_narrow_for_is_found_out_once_and_not_by_each_connection() 
         let (longest, took) = fetch(&mut world, port, BODY);
         assert_eq!(longest, SAFE, "port {port}");
         assert!(took < first / 4, "port {port}: {took:?} after {first:?}");
-        // Longer than a port without connections is kept otherwise.
+        // This is longer than a port without connections is usually kept.
         world.wait(Duration::from_secs(40));
     }
     world.wait(NARROW_FOR);
-    assert_eq!(world.stack.stats().ports, 0, "what was learnt goes with its time");
-    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "and is found out anew");
+    assert_eq!(world.stack.stats().ports, 0, "the path MTU expires");
+    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "and is detected again");
     world.stack.forget(3);
-    assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "so it is for whoever has the slot next");
+    assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "the next guest of the slot starts without it");
 }
 
 #[test]
-fn a_guest_that_was_away_is_not_taken_for_one_behind_a_narrow_link() {
+fn a_paused_guest_is_not_mistaken_for_one_behind_a_narrow_link() {
     let (stack, _) = stack(StackConfig::default());
     let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 1);
     fetch(&mut world, 40_000, BODY);
     let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let talk = world.client.begin(40_001, request.as_bytes());
     world.run(CLEAN_LIMIT, |world| !world.client.talks[talk].received.is_empty());
-    // What is sent meanwhile waits for the guest, as in the ring of its tap.
+    // Frames sent in this time wait for the guest, as in the ring of its tap.
     world.hold_down(Duration::from_secs(10));
     assert!(world.run(LOSSY_LIMIT, |world| world.client.talks[talk].ended));
     world.client.close(talk);
@@ -310,7 +310,7 @@ fn a_guest_that_was_away_is_not_taken_for_one_behind_a_narrow_link() {
 }
 
 #[test]
-fn segments_fit_the_mtu_of_the_guests_device_also_when_it_changes() {
+fn segments_fit_the_mtu_of_the_guests_device_even_after_it_changes() {
     const HEADERS: usize = 14 + 20 + 20;
     let mtus = Mtus::new(8);
     let (stack, _) = stack(StackConfig { mtus: mtus.clone(), ..StackConfig::default() });

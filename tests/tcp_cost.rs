@@ -1,8 +1,8 @@
-//! What a received frame costs in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost`.
+//! CPU time per received frame in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost`.
 //!
-//! All guests do the same thing at the same time, so that each finds its connection out of the cache, as
-//! in a boot storm: SYN, ACK, GET answered with 300 octets, FIN, ACK. Nothing is sent anywhere. Guests complete their
-//! checksums, or leave them to the device, by turns: the median and the spread of both.
+//! All guests perform each step at the same time: SYN, ACK, GET with an answer of 300 octets, FIN, ACK. The
+//! connections are therefore not in the cache, as in a boot storm. Replies are discarded. The output has median and range
+//! for guests that complete their checksums and for guests that leave them to the device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const GET: &[u8] =
 /// Where a frame's TCP header starts: behind 14 octets of Ethernet and 20 of IPv4.
 const TCP: usize = 34;
 
-/// Keeps where the service stands: the number after its last segment.
+/// Records the service's next sequence number.
 #[derive(Default)]
 struct Tally {
     next: u32,
@@ -38,27 +38,27 @@ impl Transmit for Tally {
     }
 }
 
-/// Time this thread has spent on a CPU: what else the machine does counts only by its use of the caches.
+/// CPU time of this thread. Other work on the machine affects it only through the caches.
 fn on_cpu() -> Duration {
     let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat of the kernel");
     let first = stat.split(' ').next().and_then(|ns| ns.parse().ok());
     Duration::from_nanos(first.expect("nanoseconds on the CPU"))
 }
 
-/// Measurements of each kind, of which the middle one counts.
+/// Number of measurements of each kind; the result is their median.
 const REPEATS: usize = 5;
 
-/// What a guest does about the checksums of its segments.
+/// How a guest fills the checksums of its segments.
 #[derive(Clone, Copy, Debug)]
 enum Sums {
     Complete,
     Partial,
 }
 
-/// A frame whose port and acknowledgement number change, with its checksum.
+/// A frame with variable port, acknowledgement number and checksum.
 struct Frame {
     octets: Vec<u8>,
-    /// The sum of all that does not change, and what stands in a partial checksum.
+    /// The sum of the constant octets, and the value of a partial checksum.
     rest: u32,
     partial: [u8; 2],
 }
@@ -114,7 +114,7 @@ fn main() {
     }
 }
 
-/// Nanoseconds each segment takes, and a request in all.
+/// Nanoseconds per segment of each kind, and per request.
 fn measure(guests: u32, sums: Sums) -> [f64; 6] {
     let store = Arc::new(Store::new(guests));
     for slot in 0..guests {
@@ -155,7 +155,11 @@ fn measure(guests: u32, sums: Sums) -> [f64; 6] {
     let requests = f64::from(rounds) * f64::from(guests);
     let [syn, ack, get, fin, last] = spent.map(|spent| spent.as_nanos() as f64 / requests);
     let stats = stack.stats();
-    assert_eq!((stats.accepted as f64, stats.connections), (requests, 0), "every connection served and over");
-    assert_eq!(stats.dropped_checksum, 0, "every checksum holds");
+    assert_eq!(
+        (stats.accepted as f64, stats.connections),
+        (requests, 0),
+        "every connection is served and closed"
+    );
+    assert_eq!(stats.dropped_checksum, 0, "every checksum is correct");
     [syn, ack, get, fin, last, syn + ack + get + fin + last]
 }

@@ -1,9 +1,9 @@
-//! A guest hears the same from the kernel's answers and the stack together as from the stack alone.
+//! A guest receives the same answers from the kernel and the stack together as from the stack alone.
 //!
-//! One script of connections, from one guest, over a link that loses, doubles and reorders, is carried out twice: with
-//! the code that answers in the kernel before the stack, and without it. Places in the table they share collide, ports and
-//! initial sequence numbers are used again, and some numbers are chosen so that an acknowledgement in the middle of an
-//! answer looks like the end of a handshake. `PROPTEST_CASES` says how many scripts.
+//! Each script of connections from one guest runs twice over a link that loses, duplicates and reorders frames: with
+//! and without the code that answers in the kernel. Entries of the shared table collide. Ports and
+//! initial sequence numbers are reused. Some numbers are chosen so that an acknowledgement in the middle of an
+//! answer looks like the end of a handshake. `PROPTEST_CASES` sets the number of scripts.
 
 #[path = "tcp_differential/guest.rs"]
 mod guest;
@@ -24,7 +24,7 @@ use guest::{How, Outcome};
 use run::{Outcomes, World};
 use script::{End, KEY, Script, any_script};
 
-/// Scripts, when `PROPTEST_CASES` does not say.
+/// Number of scripts if `PROPTEST_CASES` is not set.
 const CASES: u32 = 2_000;
 
 fn runner() -> TestRunner {
@@ -32,7 +32,7 @@ fn runner() -> TestRunner {
     TestRunner::new(ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() })
 }
 
-/// What a connection must have come to, whoever answers.
+/// Asserts that each connection ended as its plan requires, with all its answers.
 fn assert_whole(script: &Script, outcomes: &Outcomes) -> Result<(), TestCaseError> {
     for (plans, outcomes) in script.lanes.iter().zip(outcomes) {
         prop_assert_eq!(plans.len(), outcomes.len(), "connections begun");
@@ -53,7 +53,7 @@ fn assert_whole(script: &Script, outcomes: &Outcomes) -> Result<(), TestCaseErro
     Ok(())
 }
 
-/// What every connection has brought, but for the time it was answered at.
+/// Status and body of all answers, without their dates.
 fn bodies(outcomes: &Outcomes) -> Vec<(u16, Vec<u8>)> {
     let received = outcomes.iter().flatten().flatten().map(|outcome| &outcome.received);
     received
@@ -66,7 +66,7 @@ fn fail(reason: String) -> TestCaseError {
     TestCaseError::fail(reason)
 }
 
-/// Carries a script out both ways.
+/// Runs a script with and without the kernel. Returns how many SYNs, acknowledgements and FINs the kernel took.
 fn compare(script: &Script, kernel: impl Fn(Board) -> Kernel) -> Result<[u64; 3], TestCaseError> {
     let (alone, left) = World::new(script, NoLedger, None).run();
     assert_whole(script, &alone).map_err(|error| fail(format!("the stack alone: {error}")))?;
@@ -75,13 +75,13 @@ fn compare(script: &Script, kernel: impl Fn(Board) -> Kernel) -> Result<[u64; 3]
     let mut world = World::new(script, board.clone(), Some(kernel(board.clone())));
     let (both, left) = world.run();
     assert_whole(script, &both).map_err(|error| fail(format!("with the kernel: {error}")))?;
-    prop_assert!(bodies(&alone) == bodies(&both), "the guest hears something else with the kernel");
+    prop_assert!(bodies(&alone) == bodies(&both), "the guest receives something else with the kernel");
     prop_assert_eq!((left, board.held(), board.entries().len()), (0, 0, 0), "connections are kept");
     Ok(world.kernel.map(|kernel| kernel.taken).unwrap_or_default())
 }
 
 #[test]
-fn a_guest_hears_the_same_with_the_kernels_answers_and_without() {
+fn a_guest_receives_the_same_with_and_without_the_kernels_answers() {
     let taken = Cell::new([0; 3]);
     let outcome = runner().run(&any_script(), |script| {
         let more = compare(&script, |board| Kernel::new(board, KEY))?;
@@ -97,7 +97,7 @@ fn a_guest_hears_the_same_with_the_kernels_answers_and_without() {
 }
 
 #[test]
-fn a_kernel_that_does_not_ask_what_is_held_is_found_out() {
+fn the_comparison_detects_a_kernel_that_ignores_held_connections() {
     let outcome = runner().run(&any_script(), |script| {
         let careless = |board| {
             let mut kernel = Kernel::new(board, KEY);

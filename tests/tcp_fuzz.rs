@@ -1,4 +1,4 @@
-//! Whatever arrives, the stack stands, and everything lent out comes back.
+//! No input harms the stack, and it releases all resources afterwards.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use support::wire::{Rng, Sent, at};
 const SEEDS: u64 = 40;
 const FRAMES: usize = 3000;
 
-/// No limit is ever passed, and no fault of ours met: one is contained, and would go unnoticed.
+/// Asserts that no limit is exceeded and no fault occurred. The stack contains faults, so nothing else would show one.
 fn holds(stats: &StackStats, config: &StackConfig) {
     assert!(stats.connections <= config.connections as u64, "{stats:?}");
     assert!(stats.ports <= config.ports as u64, "{stats:?}");
     assert_eq!(stats.faults, 0, "{stats:?}");
 }
 
-/// A segment near a live connection: numbers a little off, flags at random.
+/// A segment with random flags and numbers close to those of a live connection.
 fn segment(rng: &mut Rng, port: u16, (ours, theirs): (u32, u32)) -> Segment {
     let near = |rng: &mut Rng, base: u32| match rng.below(8) {
         0 => rng.draw() as u32,
@@ -55,7 +55,7 @@ fn segment(rng: &mut Rng, port: u16, (ours, theirs): (u32, u32)) -> Segment {
 }
 
 #[test]
-fn hostile_segments_never_harm_the_stack_and_everything_comes_back() {
+fn hostile_segments_never_harm_the_stack_and_all_resources_are_released() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(seed);
         let config = StackConfig {
@@ -66,7 +66,7 @@ fn hostile_segments_never_harm_the_stack_and_everything_comes_back() {
             ..StackConfig::default()
         };
         let mut raw = Raw::new(stack(config.clone()).0);
-        // Where each four-tuple stands: our next number and theirs.
+        // The next sequence numbers of each four-tuple: the guest's and the service's.
         let mut stand = HashMap::new();
         for _ in 0..FRAMES {
             raw.slot = rng.below(5) as u32;
@@ -113,7 +113,7 @@ fn mutated_and_random_frames_never_harm_the_stack() {
             }
             for _ in 0..rng.below(6) {
                 if !frame.is_empty() {
-                    // Mostly in the headers, where it matters.
+                    // Most mutations hit the headers.
                     let at = rng.below(frame.len().min(74) as u64) as usize;
                     frame[at] = rng.draw() as u8;
                 }
@@ -134,7 +134,7 @@ fn mutated_and_random_frames_never_harm_the_stack() {
     }
 }
 
-/// Makes checksums right again, so that mutations get past them.
+/// Corrects the checksums, so that the stack does not drop mutated frames for them.
 fn repair(frame: &mut [u8]) {
     if frame.len() >= 34 && frame[12..14] == [8, 0] {
         let header = (usize::from(frame[14] & 0xf) * 4).clamp(20, frame.len() - 14);
@@ -148,7 +148,7 @@ fn repair(frame: &mut [u8]) {
     checksum::complete(frame);
 }
 
-/// Pieces requests are made of, well-formed or not.
+/// Parts of requests, well-formed or not.
 const PIECES: &[&str] = &[
     "GET / HTTP/1.1\r\n\r\n",
     "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -181,7 +181,7 @@ fn dialogue(rng: &mut Rng) -> Vec<u8> {
     octets
 }
 
-/// What a connection answers to `octets` cut as `cut` says, until it waits for more.
+/// All answers of a connection to `octets`, sent in segments of the sizes that `cut` returns.
 fn answers(octets: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
     let mut raw = Raw::new(stack(StackConfig::default()).0);
     let theirs = raw.connect(1);
@@ -203,7 +203,7 @@ fn answers(octets: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
 }
 
 #[test]
-fn an_exchange_does_not_depend_on_how_its_octets_are_cut() {
+fn an_exchange_does_not_depend_on_how_its_octets_are_segmented() {
     for seed in 0..600 {
         let mut rng = Rng::new(seed);
         let octets = dialogue(&mut rng);

@@ -1,4 +1,5 @@
-//! What carries a token dies at the first router; all else, handshake and acknowledgements too, gets through.
+//! Segments with a token have hop limit 1, so that no router forwards them. All other segments, including handshakes and
+//! acknowledgements, have the usual hop limit.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -18,18 +19,18 @@ fn config() -> StackConfig {
     StackConfig { served, ..StackConfig::default() }
 }
 
-/// Both families: where the service is, and where the guest is.
+/// Addresses of the service and the guest, for both IP families.
 fn families() -> [(IpAddr, IpAddr); 2] {
     let v4 = (IpAddr::from(SERVICE), IpAddr::from(support::client::CLIENT));
     [v4, (addresses::METADATA_LINK_LOCAL.into(), CLIENT_V6.into())]
 }
 
-/// One guest whose segments all go between two addresses.
+/// A guest with one connection.
 struct Guest {
     raw: Raw<Toy>,
     service: IpAddr,
     own: IpAddr,
-    /// The next numbers: ours and the service's.
+    /// The next sequence numbers: the guest's and the service's.
     seq: u32,
     next: u32,
 }
@@ -50,7 +51,7 @@ impl Guest {
         self.raw.send(&Segment { source, destination, ..segment })
     }
 
-    /// Gives orders; returns what comes at once, which is not acknowledged.
+    /// Sends orders to the toy service. Returns its immediate replies, without acknowledging them.
     fn order(&mut self, orders: &str) -> Vec<Reply> {
         let replies = self.send(Segment::ack(40_000, self.seq, self.next).with(orders.as_bytes()));
         self.seq += orders.len() as u32;
@@ -71,7 +72,7 @@ fn shape(replies: &[Reply]) -> Vec<(usize, u8)> {
 }
 
 #[test]
-fn an_answer_that_may_not_travel_does_not_and_the_next_one_does() {
+fn a_token_has_hop_limit_1_and_the_next_answer_the_usual_one() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let answer = guest.order("near 300\n");
@@ -85,21 +86,21 @@ fn an_answer_that_may_not_travel_does_not_and_the_next_one_does() {
 }
 
 #[test]
-fn an_acknowledgement_without_an_answer_travels() {
+fn an_acknowledgement_without_an_answer_has_the_usual_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
-        // Half an order: acknowledged, not yet answered.
+        // Half an order is acknowledged and not yet answered.
         let acknowledged = guest.order("near 3");
         assert_eq!(shape(&acknowledged), [(0, USUAL)], "{family:?}");
         assert_eq!(shape(&guest.order("00\n")), [(300, NEAR)], "{family:?}");
-        // Outside the window: answered with an ACK that repeats where we stand.
+        // A segment outside the window is answered with a repeated ACK.
         let stray = guest.send(Segment::ack(40_000, 1, guest.next).with(b"x"));
         assert_eq!(shape(&stray), [(0, USUAL)], "{family:?}");
     }
 }
 
 #[test]
-fn a_token_sent_again_is_as_near_as_the_first_time() {
+fn a_retransmitted_token_keeps_its_low_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let first = guest.order("near 300\n");
@@ -112,7 +113,7 @@ fn a_token_sent_again_is_as_near_as_the_first_time() {
 }
 
 #[test]
-fn a_fin_after_a_token_travels_when_it_goes_alone() {
+fn a_fin_sent_alone_after_a_token_has_the_usual_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let answer = guest.order("near 300\n");
@@ -125,7 +126,7 @@ fn a_fin_after_a_token_travels_when_it_goes_alone() {
 }
 
 #[test]
-fn a_segment_with_octets_of_both_kinds_stays_near() {
+fn a_segment_with_any_octet_of_a_token_has_the_low_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let most = if family.0.is_ipv4() { 1460 } else { 1440 };
@@ -136,7 +137,7 @@ fn a_segment_with_octets_of_both_kinds_stays_near() {
 }
 
 #[test]
-fn a_boundary_between_segments_is_met_to_the_octet() {
+fn the_hop_limit_changes_exactly_at_the_boundary_between_segments() {
     for family in families() {
         let most = if family.0.is_ipv4() { 1460 } else { 1440 };
         let mut guest = Guest::connect(family);
@@ -149,7 +150,7 @@ fn a_boundary_between_segments_is_met_to_the_octet() {
 }
 
 #[test]
-fn pieces_beyond_the_limit_wait_until_the_guest_has_read() {
+fn pieces_beyond_the_limit_wait_until_the_guest_has_read_others() {
     const ORDERS: usize = PIECES_PER_CONNECTION / 2 + 10;
     let mut guest = Guest::connect(families()[0]);
     let replies = guest.order(&"near 10\nfar 10\n".repeat(ORDERS));
@@ -160,15 +161,15 @@ fn pieces_beyond_the_limit_wait_until_the_guest_has_read() {
     assert!(replies.iter().chain(&rest).all(|reply| reply.ttl == NEAR), "each segment has some of both");
 }
 
-/// Asserts of every segment sent that its hop limit is what its octets ask for; returns how many carried octets
-/// of `near` for the first time, and how many again. Offsets count from the start of the stream.
+/// Asserts that every segment has the hop limit of its octets. Returns how many segments carried octets of `near` for
+/// the first time, and how many repeated them. Offsets count from the start of the stream.
 fn assert_limits(frames: &[Vec<u8>], near: &[Range<u32>], context: &str) -> (usize, usize) {
     let replies = frames.iter().filter(|frame| is_tcp(frame)).map(|frame| Reply::read(frame));
     let (mut first, mut end) = (None, 0);
     let (mut sent, mut again) = (0, 0);
     for reply in replies {
         if reply.flags == SYN_ACK {
-            // A SYN that comes late, over the connection, gets another number.
+            // The answer to a late SYN has another sequence number.
             first = first.or(Some(reply.seq.wrapping_add(1)));
         }
         let start = reply.seq.wrapping_sub(first.unwrap_or(reply.seq));
@@ -195,7 +196,7 @@ fn is_tcp(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn whatever_the_link_does_every_segment_has_the_limit_its_octets_ask_for() {
+fn every_segment_has_the_hop_limit_of_its_octets_over_any_link() {
     const SEEDS: u64 = 20;
     const ORDERS: [(&str, u32); 7] = [
         ("far", 4000),
@@ -225,7 +226,7 @@ fn whatever_the_link_does_every_segment_has_the_limit_its_octets_ask_for() {
             world.sent = Some(Vec::new());
             let talk = world.client.begin_to((service, 80), 40_000, orders.as_bytes());
             let whole = |world: &mut World<Toy>| world.client.talks[talk].received.len() == end as usize;
-            assert!(world.run(Duration::from_secs(600), whole), "{context}: not all has come");
+            assert!(world.run(Duration::from_secs(600), whole), "{context}: the answer is incomplete");
             let (sent, again) = assert_limits(&world.sent.unwrap_or_default(), &near, &context);
             assert!(sent >= near.len() - 1, "{context}: {sent} segments; two stretches are neighbours");
             repeated += again;

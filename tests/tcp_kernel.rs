@@ -1,4 +1,4 @@
-//! A kernel that hears acknowledgements in the stack's place saves it work and never misleads it.
+//! The kernel program answers and records acknowledgements in the stack's place, and never misleads the stack.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ fn stack(config: StackConfig, places: usize) -> (Stack<Serve<Pattern>, Board>, K
     (Stack::with_ledger(config, service, board.clone()), kernel, board)
 }
 
-/// A guest made of segments, and a kernel between it and the stack.
+/// A guest that sends single segments, and the kernel program between it and the stack.
 struct Guest {
     raw: Raw<Serve<Pattern>, Board>,
     kernel: Kernel,
@@ -41,32 +41,32 @@ impl Guest {
         Self { raw: Raw::new(stack), kernel, board }
     }
 
-    /// Sends a request; returns our next number and the one that acknowledges the whole answer.
+    /// Sends a request. Returns the guest's next sequence number and the one that acknowledges the whole answer.
     fn ask(&mut self, port: u16, request: &[u8]) -> (u32, u32) {
         let next = self.raw.connect(port);
         let replies = self.raw.send(&Segment::ack(port, 1001, next).with(request));
         (1001 + request.len() as u32, end(&replies))
     }
 
-    /// Sends a segment to the kernel; returns what it answers, or `None` if it leaves the segment to the stack.
+    /// Sends a segment to the kernel. Returns its answers, or `None` if it passes the segment to the stack.
     fn try_kernel(&mut self, segment: &Segment) -> Option<Vec<Reply>> {
         let mut sent = Sent::default();
         let taken = self.kernel.takes(self.raw.slot, &segment.frame(self.raw.slot), &mut sent);
         taken.then(|| sent.0.iter().map(|frame| Reply::read(frame)).collect())
     }
 
-    /// Sends a segment that the kernel must take; returns what it answers.
-    fn tell_kernel(&mut self, segment: &Segment) -> Vec<Reply> {
+    /// Sends a segment that the kernel must take. Returns its answers.
+    fn send_to_kernel(&mut self, segment: &Segment) -> Vec<Reply> {
         let answered = self.try_kernel(segment);
         answered.unwrap_or_else(|| panic!("{segment:?} is not for the kernel: {:?}", self.board.entries()))
     }
 
-    /// Sends a segment to whoever takes it; returns what comes back.
+    /// Sends a segment to the kernel, and to the stack if the kernel passes it. Returns the answers.
     fn send(&mut self, segment: &Segment) -> Vec<Reply> {
         self.try_kernel(segment).unwrap_or_else(|| self.raw.send(segment))
     }
 
-    /// Shakes hands from `port` with this ISN and sends a request; returns what comes back.
+    /// Opens a connection from `port` with this initial sequence number and sends a request. Returns the answers.
     fn reopen(&mut self, port: u16, isn: u32, request: &[u8]) -> Vec<Reply> {
         let opened = self.send(&Segment::syn(port, isn));
         assert_eq!((opened.len(), opened[0].flags, opened[0].ack), (1, SYN_ACK, isn + 1), "{opened:?}");
@@ -77,30 +77,30 @@ impl Guest {
     }
 }
 
-/// The number after the last of these segments.
+/// The sequence number after the last of these segments.
 fn end(replies: &[Reply]) -> u32 {
     let last = replies.last().expect("an answer");
     last.seq.wrapping_add(last.payload.len() as u32 + u32::from(last.flags.2))
 }
 
 #[test]
-fn what_the_kernel_has_heard_is_not_sent_again() {
+fn an_answer_acknowledged_in_the_kernel_is_not_retransmitted() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET);
-    assert!(guest.tell_kernel(&Segment::ack(1, seq, next)).is_empty());
+    assert!(guest.send_to_kernel(&Segment::ack(1, seq, next)).is_empty());
     assert!(guest.raw.wait(Duration::from_secs(70)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.stats().stalled), (1, 0));
     let again = guest.raw.send(&Segment::ack(1, seq, next).with(GET));
     assert!(again.iter().any(|reply| reply.payload.starts_with(b"HTTP/1.1 200 OK")), "{again:?}");
     let (seq, next) = (seq + GET.len() as u32, end(&again));
-    guest.tell_kernel(&Segment::ack(1, seq, next));
+    guest.send_to_kernel(&Segment::ack(1, seq, next));
     assert!(guest.raw.wait(Duration::from_secs(70)).is_empty(), "the second answer is posted like the first");
     let idle = guest.raw.wait(Duration::from_secs(6));
-    assert_eq!(idle[0].flags, FIN_ACK, "and the idle time runs on");
+    assert_eq!(idle[0].flags, FIN_ACK, "the idle timer keeps running");
 }
 
 #[test]
-fn what_it_has_not_heard_is_sent_again_whatever_the_table_says() {
+fn an_unacknowledged_answer_is_retransmitted_even_if_the_table_is_wrong() {
     type Spoil = fn(&mut AllSent);
     let spoils: [(&str, Spoil); 4] = [
         ("nothing", |_| {}),
@@ -118,64 +118,64 @@ fn what_it_has_not_heard_is_sent_again_whatever_the_table_says() {
 }
 
 #[test]
-fn a_connection_the_kernel_has_seen_the_end_of_is_over_without_a_word() {
+fn the_stack_sends_nothing_for_a_connection_that_ended_in_the_kernel() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);
-    let bye = guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    let bye = guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!((bye[0].flags, bye[0].seq, bye[0].ack), (ACK, next, seq + 1));
-    assert_eq!(guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin)), bye, "a FIN sent again");
+    assert_eq!(guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin)), bye, "a repeated FIN");
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
-    assert_eq!(guest.board.entries(), [], "it is withdrawn");
+    assert_eq!(guest.board.entries(), [], "the entry is withdrawn");
     let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next, seq + 1), "then the stack answers");
 }
 
 #[test]
-fn a_connection_that_waits_for_its_guest_ends_with_it() {
+fn an_idle_connection_ends_in_the_kernel_with_the_fin_of_its_guest() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET);
-    let bye = guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    let bye = guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!((bye[0].flags, bye[0].seq, bye[0].ack), (FIN_ACK, next, seq + 1));
-    assert!(guest.tell_kernel(&Segment::ack(1, seq + 1, next + 1)).is_empty());
+    assert!(guest.send_to_kernel(&Segment::ack(1, seq + 1, next + 1)).is_empty());
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
 }
 
 #[test]
-fn a_fin_that_the_kernel_sent_and_the_tap_lost_is_sent_again_whoever_is_asked() {
+fn a_lost_fin_of_the_kernel_is_retransmitted_by_kernel_and_stack() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET);
     let fin = Segment::ack(1, seq, next).control(Fin);
-    let lost = guest.tell_kernel(&fin);
+    let lost = guest.send_to_kernel(&fin);
     assert_eq!((lost[0].flags, lost[0].seq, lost[0].ack), (FIN_ACK, next, seq + 1));
     assert_eq!(guest.send(&fin), lost, "while the connection is posted");
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
-    assert_eq!(guest.send(&fin), lost, "once the stack remembers that it is over");
-    let heard = guest.raw.send(&Segment::ack(1, seq, next + 1).control(Fin));
+    assert_eq!(guest.send(&fin), lost, "after the stack has closed the connection");
+    let answer = guest.raw.send(&Segment::ack(1, seq, next + 1).control(Fin));
     assert_eq!(
-        (heard[0].flags, heard[0].seq),
+        (answer[0].flags, answer[0].seq),
         (ACK, next + 1),
-        "a guest that has our FIN is only acknowledged"
+        "a guest that has the service's FIN is only acknowledged"
     );
 }
 
 #[test]
-fn a_segment_that_comes_late_never_hides_a_fin_that_the_tap_lost() {
+fn a_late_segment_does_not_prevent_the_retransmission_of_a_lost_fin() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET);
     let second = Segment::ack(1, seq, next).with(GET);
     let replies = guest.send(&second);
     let fin = Segment::ack(1, seq + GET.len() as u32, end(&replies)).control(Fin);
-    let lost = guest.tell_kernel(&fin);
+    let lost = guest.send_to_kernel(&fin);
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!(guest.raw.stack.time_waits(), 1);
-    assert_eq!(guest.send(&second), lost, "our FIN again, and no bare acknowledgement of the guest's");
+    assert_eq!(guest.send(&second), lost, "the service's FIN is repeated, not only the guest's acknowledged");
 }
 
 #[test]
-fn numbers_used_again_at_once_are_a_new_connection_whoever_answers_the_syn() {
+fn immediately_reused_sequence_numbers_start_a_new_connection() {
     let mut guest = Guest::new(StackConfig::default());
     for accepted in 1..=3 {
         let replies = guest.reopen(1, 1_000, GET_AND_CLOSE);
@@ -183,28 +183,28 @@ fn numbers_used_again_at_once_are_a_new_connection_whoever_answers_the_syn() {
         let seq = 1_001 + GET_AND_CLOSE.len() as u32;
         let bye = guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
         assert_eq!((bye.len(), bye[0].flags, bye[0].ack), (1, ACK, seq + 1), "{bye:?}");
-        // The stack has heard the end of some of them, and of others not yet.
+        // The stack has read the end of only some of them.
         guest.raw.wait(Duration::from_millis(if accepted == 1 { 300 } else { 0 }));
     }
 }
 
 #[test]
-fn a_first_segment_that_comes_again_after_its_connection_is_over_is_an_echo() {
+fn a_repeated_first_segment_of_a_closed_connection_is_ignored() {
     let mut guest = Guest::new(StackConfig::default());
-    let next = guest.tell_kernel(&Segment::syn(1, 1_000))[0].seq.wrapping_add(1);
+    let next = guest.send_to_kernel(&Segment::syn(1, 1_000))[0].seq.wrapping_add(1);
     let first = Segment::ack(1, 1_001, next).with(GET_AND_CLOSE);
     let replies = guest.send(&first);
     let seq = 1_001 + GET_AND_CLOSE.len() as u32;
     guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
     guest.raw.wait(Duration::from_millis(300));
-    assert_eq!(guest.send(&first), [], "a guest that begins anew would take it for an answer");
+    assert_eq!(guest.send(&first), [], "a guest that starts a new connection would take it for an answer");
     assert_eq!(guest.raw.stack.stats().accepted, 1);
 }
 
 #[test]
-fn a_reset_guest_with_the_same_port_and_number_is_served_anew_at_any_moment() {
+fn a_rebooted_guest_that_reuses_port_and_number_is_always_served() {
     const LONG: &[u8] = b"GET /bytes/200000 HTTP/1.1\r\nHost: a\r\n\r\n";
-    // In the middle of an answer, after one that it has acknowledged, and after one that it has not.
+    // The guest reboots during an answer, after an acknowledged answer, and after an unacknowledged one.
     for (request, acknowledges) in [(LONG, false), (GET, true), (GET, false)] {
         for places in [PLACES, 1] {
             let mut guest = Guest::with_places(StackConfig::default(), places);
@@ -224,13 +224,13 @@ fn a_reset_guest_with_the_same_port_and_number_is_served_anew_at_any_moment() {
 }
 
 #[test]
-fn a_late_syn_of_a_live_connection_does_it_no_harm() {
+fn a_late_syn_does_not_disturb_its_live_connection() {
     let mut guest = Guest::new(StackConfig::default());
     let first = Segment::ack(1, 1_001, guest.raw.connect(1)).with(GET);
     let (seq, next) = (1_001 + GET.len() as u32, end(&guest.send(&first)));
     let answer = guest.send(&Segment::syn(1, 1_000));
     assert_eq!((answer[0].flags, answer[0].ack), (SYN_ACK, 1_001));
-    // What a guest in the middle of a connection answers (RFC 5961 §4), and its first segment, late as well.
+    // A guest with an open connection answers this way (RFC 5961 §4). Its first segment is late too.
     guest.send(&Segment::ack(1, seq, next));
     guest.send(&first);
     assert_eq!(guest.raw.stack.stats().superseded, 0);
@@ -239,12 +239,12 @@ fn a_late_syn_of_a_live_connection_does_it_no_harm() {
 }
 
 #[test]
-fn an_end_whose_note_was_lost_to_another_connection_is_told_by_the_guest() {
-    // The guest has sent its last acknowledgement already, or sends it when its answer comes again.
+fn an_end_that_the_table_lost_is_learnt_from_the_guests_next_segment() {
+    // The guest has already sent its last acknowledgement, or sends it after the retransmission.
     for is_told_again in [false, true] {
         let mut guest = Guest::new(StackConfig::default());
         let (seq, next) = guest.ask(1, GET);
-        let bye = guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+        let bye = guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
         assert_eq!(bye[0].flags, FIN_ACK);
         guest.board.spoil(|entry| entry.flow ^= 1);
         if is_told_again {
@@ -259,47 +259,51 @@ fn an_end_whose_note_was_lost_to_another_connection_is_told_by_the_guest() {
 }
 
 #[test]
-fn an_end_is_heard_before_another_connection_takes_its_place() {
-    // With our answer heard or not: nothing is sent again where it is.
-    for is_heard in [false, true] {
+fn an_end_is_read_before_another_connection_overwrites_its_entry() {
+    // An acknowledged answer is not retransmitted.
+    for is_acknowledged in [false, true] {
         let mut guest = Guest::with_places(StackConfig::default(), 1);
         let (seq, next) = guest.ask(1, GET);
-        if is_heard {
-            guest.tell_kernel(&Segment::ack(1, seq, next));
+        if is_acknowledged {
+            guest.send_to_kernel(&Segment::ack(1, seq, next));
             assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
         }
-        guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+        guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
         guest.ask(2, GET);
         let stats = guest.raw.stack.stats();
-        assert_eq!((stats.connections, guest.raw.stack.time_waits()), (1, 1), "heard: {is_heard}");
+        assert_eq!(
+            (stats.connections, guest.raw.stack.time_waits()),
+            (1, 1),
+            "acknowledged: {is_acknowledged}"
+        );
     }
 }
 
 #[test]
-fn an_acknowledged_fin_is_waited_on_for_the_guests_own() {
+fn after_its_fin_is_acknowledged_the_stack_waits_for_the_guests() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);
-    guest.tell_kernel(&Segment::ack(1, seq, next));
+    guest.send_to_kernel(&Segment::ack(1, seq, next));
     assert!(guest.raw.wait(Duration::from_secs(20)).is_empty());
-    guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
-    assert!(guest.raw.wait(Duration::from_secs(20)).is_empty(), "no reset: the kernel has heard the end");
+    guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
+    assert!(guest.raw.wait(Duration::from_secs(20)).is_empty(), "no reset: the kernel has received the end");
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.stats().stalled), (0, 0));
 }
 
 #[test]
-fn a_guest_that_closes_first_may_end_in_the_kernel_too() {
+fn a_connection_that_the_guest_closes_first_can_end_in_the_kernel() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET);
     let bye = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
     assert_eq!(bye[0].flags, FIN_ACK);
-    assert!(guest.board.entries().iter().all(|entry| entry.finished == 0), "its FIN has come");
-    guest.tell_kernel(&Segment::ack(1, seq + 1, end(&bye)));
+    assert!(guest.board.entries().iter().all(|entry| entry.finished == 0), "its FIN has arrived");
+    guest.send_to_kernel(&Segment::ack(1, seq + 1, end(&bye)));
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!(guest.raw.stack.stats().connections, 0);
 }
 
 #[test]
-fn connections_that_ended_in_the_kernel_make_room_at_once() {
+fn connections_that_ended_in_the_kernel_free_their_place_at_once() {
     for config in [
         StackConfig { connections_per_port: 5, ..StackConfig::default() },
         StackConfig { connections: 5, ..StackConfig::default() },
@@ -307,7 +311,7 @@ fn connections_that_ended_in_the_kernel_make_room_at_once() {
         let mut guest = Guest::new(config);
         for port in 1..=50 {
             let (seq, next) = guest.ask(port, GET_AND_CLOSE);
-            guest.tell_kernel(&Segment::ack(port, seq, next).control(Fin));
+            guest.send_to_kernel(&Segment::ack(port, seq, next).control(Fin));
         }
         let stats = guest.raw.stack.stats();
         assert_eq!((stats.accepted, stats.refused_connections, stats.refused_port_connections), (50, 0, 0));
@@ -315,27 +319,27 @@ fn connections_that_ended_in_the_kernel_make_room_at_once() {
 }
 
 #[test]
-fn a_guest_that_opens_one_connection_after_the_other_holds_one_at_a_time() {
+fn a_guest_with_sequential_connections_holds_one_at_a_time() {
     let mut guest = Guest::new(StackConfig::default());
     for port in 1..=50 {
         let (seq, next) = guest.ask(port, GET);
-        guest.tell_kernel(&Segment::ack(port, seq, next).control(Fin));
+        guest.send_to_kernel(&Segment::ack(port, seq, next).control(Fin));
         assert_eq!((guest.raw.stack.stats().connections, guest.board.held()), (1, 1), "port {port}");
     }
 }
 
 #[test]
-fn a_four_tuple_used_again_after_an_unheard_end_begins_anew() {
+fn a_four_tuple_reused_after_an_unread_end_starts_a_new_connection() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);
-    guest.tell_kernel(&Segment::ack(1, seq, next).control(Fin));
+    guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
     let replies = guest.reopen(1, 77_000, GET);
     assert!(replies[0].payload.starts_with(b"HTTP/1.1 200 OK"), "{replies:?}");
     assert_eq!((guest.raw.stack.stats().superseded, guest.raw.stack.stats().connections), (1, 1));
 }
 
 #[test]
-fn nothing_is_posted_while_there_is_more_to_say() {
+fn a_connection_is_not_posted_while_data_is_queued() {
     let mut guest = Guest::new(StackConfig::default());
     guest.ask(1, b"GET /bytes/200000 HTTP/1.1\r\nHost: x\r\n\r\n");
     assert_eq!(guest.board.entries(), []);
@@ -346,7 +350,7 @@ fn nothing_is_posted_while_there_is_more_to_say() {
 }
 
 #[test]
-fn over_a_bad_link_every_answer_arrives_whole_whichever_of_them_hears_what() {
+fn every_answer_arrives_whole_over_a_bad_link_with_kernel_and_stack() {
     const BODY: usize = 20_000;
     let bad = Faults { loss: 10, duplicate: 10, reorder: 10, ..Faults::NONE };
     let mut taken = [0; 3];

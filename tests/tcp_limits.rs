@@ -1,4 +1,4 @@
-//! Every limit is reached, counted, and recovered from.
+//! Each test reaches a limit, checks its counter, and checks that the stack recovers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,13 +35,13 @@ fn a_port_at_its_connection_limit_drops_first_segments_until_one_ends() {
     assert!(raw.send(&first).is_empty());
     assert_eq!((raw.stack.stats().refused_port_connections, raw.stack.stats().connections), (1, 128));
     raw.send(&Segment::ack(5, 1002, 0).control(Rst));
-    assert_eq!(raw.send(&first)[0].ack, 1002, "sent again, it is taken");
+    assert_eq!(raw.send(&first)[0].ack, 1002, "the retransmission is accepted");
     raw.slot += 1;
     raw.open(1);
 }
 
 #[test]
-fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
+fn a_full_connection_table_refuses_all_ports_until_a_connection_ends() {
     let mut raw = raw(StackConfig { connections: 3, ..StackConfig::default() });
     for port in 1..=3 {
         raw.open(port);
@@ -58,7 +58,7 @@ fn all_connections_taken_refuses_other_ports_too_until_one_ends() {
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n";
 
-/// Opens a connection that is idle after its first answer; returns the service's next sequence number.
+/// Opens a connection and leaves it idle after its first answer. Returns the service's next sequence number.
 fn idle<S: Service>(raw: &mut Raw<S>, port: u16, said: &[u8]) -> u32 {
     let next = raw.connect(port);
     let replies = raw.send(&Segment::ack(port, 1001, next).with(said));
@@ -69,7 +69,7 @@ fn idle<S: Service>(raw: &mut Raw<S>, port: u16, said: &[u8]) -> u32 {
     end
 }
 
-/// Ports of this slot whose connections were reset.
+/// The guest's ports of all connections that were reset.
 fn resets(replies: &[Reply]) -> Vec<u16> {
     replies.iter().filter(|reply| reply.flags.3).map(|reply| reply.ports.1).collect()
 }
@@ -96,14 +96,14 @@ fn idle_connections_of_others_never_lock_a_newcomer_out() {
 }
 
 #[test]
-fn the_idle_connection_that_goes_is_the_longest_idle_of_the_slot_that_has_most() {
+fn the_evicted_connection_is_the_longest_idle_of_the_largest_slot() {
     let mut raw = raw(StackConfig { connections: 9, ..StackConfig::default() });
     let mut ends = Vec::new();
     for (slot, port) in [(1, 1), (2, 11), (3, 21), (2, 12), (1, 2), (2, 13), (1, 3), (2, 14), (3, 22)] {
         raw.slot = slot;
         ends.push(idle(&mut raw, port, GET));
     }
-    // The first of slot 2 asks again, so the second is idle longer; three are left that are.
+    // The first connection of slot 2 sends another request, so its second one is now idle for longest.
     raw.slot = 2;
     let said = 1001 + GET.len() as u32;
     let replies = raw.send(&Segment::ack(11, said, ends[1]).with(GET));
@@ -116,18 +116,18 @@ fn the_idle_connection_that_goes_is_the_longest_idle_of_the_slot_that_has_most()
     }
 }
 
-/// What others hold in [`whatever_others_hold_every_slot_gets_its_share`].
+/// Orders on other slots' connections in [`every_slot_gets_its_share_no_matter_what_others_hold`].
 const HOLDINGS: [&[u8]; 4] = [b"far 10\n", b"f", b"far 9000\n", b"park 60\n"];
 
 #[test]
-fn whatever_others_hold_every_slot_gets_its_share() {
+fn every_slot_gets_its_share_no_matter_what_others_hold() {
     const SLOTS: u32 = 16;
     const SHARE: usize = 4;
     let connections = SLOTS as usize * SHARE;
     for kind in 0..=HOLDINGS.len() {
         let config = StackConfig { connections, share: SHARE, slots: SLOTS, ..StackConfig::default() };
         let mut raw = Raw::new(toy::stack(config).0);
-        // All but the last slot fill the table, some with more than others.
+        // All slots except the last fill the table unevenly.
         for n in 0..connections as u32 {
             raw.slot = if n < 20 { 0 } else { n % (SLOTS - 1) };
             let said = HOLDINGS[if kind < HOLDINGS.len() { kind } else { n as usize % HOLDINGS.len() }];
@@ -143,18 +143,18 @@ fn whatever_others_hold_every_slot_gets_its_share() {
         }
         assert_eq!(raw.stack.look(raw.slot).connections, SHARE as u64, "holdings {kind}");
         let least = (0..SLOTS).map(|slot| raw.stack.look(slot).connections).min();
-        assert!(least >= Some(2), "nobody is left without: {least:?}");
+        assert!(least >= Some(2), "every slot keeps connections: {least:?}");
     }
 }
 
 #[test]
-fn by_default_every_slot_has_its_share() {
+fn the_default_limits_give_every_slot_its_share() {
     let StackConfig { connections, share, slots, ports, .. } = StackConfig::default();
     assert!(share >= 1 && connections >= share * slots as usize && ports >= slots as usize);
 }
 
 #[test]
-fn a_request_that_waits_makes_room_last_and_for_a_slot_below_its_share_alone() {
+fn waiting_requests_are_displaced_last_and_only_by_a_slot_below_its_share() {
     let (stack, _) = toy::stack(StackConfig { connections: 20, share: 3, ..StackConfig::default() });
     let mut raw = Raw::new(stack);
     for port in 1..=20 {
@@ -186,14 +186,14 @@ fn a_slot_at_its_own_limit_gives_up_its_longest_idle_connection() {
         assert_eq!(resets(&raw.send(&Segment::ack(100 + gone, 1001, next).with(b"\n"))), [gone]);
     }
     let next = raw.connect(200);
-    assert!(raw.send(&Segment::ack(200, 1001, next).with(b"\n")).is_empty(), "four are half said");
+    assert!(raw.send(&Segment::ack(200, 1001, next).with(b"\n")).is_empty(), "four requests are incomplete");
     let stats = raw.stack.stats();
     assert_eq!((stats.connections_evicted, stats.refused_port_connections), (4, 1));
-    assert_eq!(raw.stack.look(other).connections, 1, "another's is left alone");
+    assert_eq!(raw.stack.look(other).connections, 1, "the connection of another slot is untouched");
 }
 
 #[test]
-fn ports_whose_connections_are_idle_make_room_for_another_port() {
+fn a_port_with_only_idle_connections_is_evicted_for_another() {
     let mut raw = raw(StackConfig { ports: 2, ..StackConfig::default() });
     for slot in [1, 2] {
         raw.slot = slot;
@@ -209,7 +209,7 @@ fn ports_whose_connections_are_idle_make_room_for_another_port() {
 }
 
 #[test]
-fn time_waits_that_are_over_make_room_though_a_connection_stays() {
+fn expired_time_waits_are_freed_while_a_connection_remains() {
     let mut raw = raw(StackConfig::default());
     raw.open(1000);
     for port in 1..=5 {
@@ -223,7 +223,7 @@ fn time_waits_that_are_over_make_room_though_a_connection_stays() {
 }
 
 #[test]
-fn a_flood_of_handshakes_holds_nothing_and_leaves_others_served() {
+fn a_flood_of_handshakes_holds_no_state_and_others_are_served() {
     let mut raw = raw(StackConfig { connections: 1, ..StackConfig::default() });
     for port in 1..=10_000 {
         assert_eq!(raw.send(&Segment::syn(port, u32::from(port)))[0].flags, SYN_ACK);
@@ -235,7 +235,7 @@ fn a_flood_of_handshakes_holds_nothing_and_leaves_others_served() {
 }
 
 #[test]
-fn ports_at_their_limit_make_room_by_the_longest_idle_or_refuse() {
+fn a_full_port_table_evicts_the_longest_idle_port_or_refuses() {
     let mut raw = raw(StackConfig { ports: 2, ..StackConfig::default() });
     for slot in [1, 2] {
         raw.slot = slot;
@@ -257,11 +257,11 @@ fn ports_at_their_limit_make_room_by_the_longest_idle_or_refuse() {
     assert_eq!((stats.ports_evicted, stats.ports), (1, 2));
     raw.slot = 1;
     raw.open(1);
-    assert_eq!(raw.stack.stats().ports_evicted, 1, "slot 2 was silent longest and made room");
+    assert_eq!(raw.stack.stats().ports_evicted, 1, "slot 2 was idle for longest and was evicted");
 }
 
 #[test]
-fn an_idle_port_is_freed_and_asks_for_no_time() {
+fn an_idle_port_is_freed_and_leaves_no_timer() {
     let mut raw = raw(StackConfig::default());
     raw.open(1);
     raw.send(&Segment::ack(1, 1002, 0).control(Rst));
@@ -291,7 +291,7 @@ fn time_waits_are_bounded_and_the_oldest_is_forgotten() {
 }
 
 #[test]
-fn time_waits_of_all_ports_are_bounded_and_connections_go_on_without() {
+fn time_waits_of_all_ports_are_bounded_and_connections_still_work() {
     const PORTS: u32 = (TIME_WAITS / TIME_WAITS_PER_PORT) as u32 + 2;
     let mut raw = raw(StackConfig::default());
     for slot in 0..PORTS {
@@ -310,13 +310,13 @@ fn time_waits_of_all_ports_are_bounded_and_connections_go_on_without() {
 }
 
 #[test]
-fn a_guest_that_reads_nothing_is_not_answered_far_ahead() {
+fn answers_are_not_produced_far_ahead_of_a_guest_that_reads_nothing() {
     let (stack, board) = toy::stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let next = raw.connect(1);
     let orders = b"far 10000\nfar 10000\nwrite 5\n";
     let mut replies = raw.send(&Segment::ack(1, 1001, next).with(orders));
-    assert_eq!(board.read(raw.slot), 0, "20,000 octets are enough to be getting on with");
+    assert_eq!(board.read(raw.slot), 0, "the service pauses after 20,000 unread octets");
     let end = |replies: &[Reply]| replies.last().map(|r| r.seq.wrapping_add(r.payload.len() as u32));
     while let Some(ack) = end(&replies) {
         replies = raw.send(&Segment::ack(1, 1001 + orders.len() as u32, ack));
@@ -333,7 +333,7 @@ fn a_slot_beyond_the_table_is_dropped_and_counted() {
 }
 
 #[test]
-fn forgetting_a_slot_is_silent_and_returns_everything() {
+fn forgetting_a_slot_sends_nothing_and_frees_everything() {
     let mut raw = raw(StackConfig::default());
     raw.open(1);
     raw.open(2);
@@ -357,7 +357,7 @@ fn arp(operation: u8, sender: [u8; 4], target: [u8; 4], to: Mac) -> Vec<u8> {
 }
 
 #[test]
-fn arp_is_answered_for_served_addresses_whoever_asks() {
+fn arp_for_served_addresses_is_answered_to_any_sender() {
     let service = [169, 254, 169, 254];
     for (sender, to) in [
         ([169, 254, 10, 1], Mac::BROADCAST),
@@ -376,13 +376,13 @@ fn arp_is_answered_for_served_addresses_whoever_asks() {
         expected.extend(service);
         expected.extend([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
         expected.extend(sender);
-        assert_eq!(answers, [expected], "asked by {sender:?}");
+        assert_eq!(answers, [expected], "request from {sender:?}");
         assert_eq!((raw.stack.stats().arp_answered, raw.stack.stats().ports), (1, 0));
     }
 }
 
 #[test]
-fn of_a_next_hop_only_arp_is_answered() {
+fn a_next_hop_is_answered_for_arp_only() {
     let next_hop = [62, 210, 0, 1];
     let mut raw = raw(StackConfig { arp_only: vec![next_hop.into()], ..StackConfig::default() });
     let answers = raw.frame(&arp(1, [10, 0, 2, 15], next_hop, Mac::BROADCAST));
@@ -424,7 +424,7 @@ fn neighbour_solicitations_are_answered_with_hop_limit_255() {
         assert_eq!((answer[54], answer[58]), (136, if source.is_unspecified() { 0x20 } else { 0x60 }));
         assert_eq!(&answer[78..86], [&[2, 1][..], &Mac::SERVICE.0].concat());
         frame[60] ^= 1;
-        assert!(raw.frame(&frame).is_empty(), "a solicitation with a wrong bit");
+        assert!(raw.frame(&frame).is_empty(), "a corrupted solicitation");
         frame[60] ^= 1;
         frame[21] = 254;
         assert!(raw.frame(&frame).is_empty(), "a solicitation that crossed a router");
@@ -452,7 +452,7 @@ fn echo(data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn echo_requests_are_answered_and_one_larger_than_the_mtu_is_not() {
+fn echo_requests_up_to_the_mtu_are_answered() {
     let mut raw = raw(StackConfig::default());
     assert_eq!(raw.frame(&echo(b"hello"))[0][34], 0, "an echo reply");
     assert_eq!(raw.frame(&echo(&[0; 1472])).len(), 1);
@@ -484,18 +484,18 @@ fn echo_requests_with_a_wrong_bit_are_dropped_and_counted() {
     }
 }
 
-/// Panics when asked for `/fault`, as a fault of ours might.
+/// A service that panics on `/fault`.
 struct Faulty;
 
 impl Answers for Faulty {
     fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> Answer {
-        assert_ne!(request.target.path, "/fault", "the fault this test wants");
+        assert_ne!(request.target.path, "/fault", "the intended fault");
         Answer::Known(Response::new(Status(200), None, &[], "fine").into())
     }
 }
 
 #[test]
-fn a_fault_costs_one_slot_its_connections_and_nobody_else_anything() {
+fn a_fault_closes_the_connections_of_its_slot_only() {
     let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty)));
     let mut raw = Raw::new(stack);
     let faulty = raw.slot;

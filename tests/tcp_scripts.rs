@@ -1,18 +1,18 @@
-//! State by state: a segment in, segments out.
+//! Scripted conversations for each TCP state.
 //!
-//! Each script is a conversation after the handshake. Numbers count from the initial ones, so that the first
+//! Each script starts after the handshake. Sequence numbers are relative to the initial ones, so that the first
 //! octet of either side is 1.
 //!
 //! | line | meaning |
 //! |---|---|
-//! | `> FLAGS seq ack "orders"` | the guest sends; orders go to the [toy service](support::toy), a line each |
-//! | `> FLAGS seq ack (n)` | the guest sends n octets nobody understands before a line ends |
-//! | `win n` at the end of it | with this window from now on |
+//! | `> FLAGS seq ack "orders"` | the guest sends orders to the [toy service](support::toy), one per line |
+//! | `> FLAGS seq ack (n)` | the guest sends n octets without the end of a line, so the service does nothing |
+//! | `win n` at the end of it | sets the guest's window for this and later segments |
 //! | `< FLAGS seq ack n` | the service has sent this, with n octets |
 //! | `+ ms` | time passes |
-//! | `= n` | so many connections are held |
+//! | `= n` | the stack holds n connections |
 //!
-//! FLAGS are S, F, R, P and `.` for ACK. All that is sent has to be expected, in its order.
+//! FLAGS are S, F, R, P and `.` for ACK. The script must list every segment of the service in order.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -27,10 +27,10 @@ const PORT: u16 = 40_000;
 struct Player {
     name: &'static str,
     raw: Raw<Toy>,
-    /// Both initial sequence numbers: ours and the service's.
+    /// The initial sequence numbers of the guest and the service.
     initial: (u32, u32),
     window: u16,
-    heard: VecDeque<String>,
+    received: VecDeque<String>,
 }
 
 impl Player {
@@ -38,10 +38,10 @@ impl Player {
         let mut raw = Raw::new(toy::stack(StackConfig::default()).0);
         let opened = raw.send(&Segment::syn(PORT, initial));
         let initial = (initial, opened[0].seq);
-        Self { name, raw, initial, window: 65_535, heard: VecDeque::new() }
+        Self { name, raw, initial, window: 65_535, received: VecDeque::new() }
     }
 
-    fn hear(&mut self, replies: &[Reply]) {
+    fn receive(&mut self, replies: &[Reply]) {
         for reply in replies {
             let (syn, ack, fin, rst) = reply.flags;
             let flags: String = [(syn, 'S'), (fin, 'F'), (rst, 'R'), (ack, '.')]
@@ -49,15 +49,15 @@ impl Player {
                 .filter_map(|(set, flag)| set.then_some(flag))
                 .collect();
             let (ours, theirs) = self.initial;
-            // A SYN-ACK begins to count anew.
+            // Relative numbers start at each SYN-ACK.
             let seq = reply.seq.wrapping_sub(theirs);
             let ack = if ack { reply.ack.wrapping_sub(ours) } else { 0 };
-            self.heard.push_back(format!("< {flags} {seq} {ack} {}", reply.payload.len()));
+            self.received.push_back(format!("< {flags} {seq} {ack} {}", reply.payload.len()));
         }
     }
 
     fn silence(&self, line: &str) {
-        assert!(self.heard.is_empty(), "{}: before {line:?} came {:?}", self.name, self.heard);
+        assert!(self.received.is_empty(), "{}: unexpected before {line:?}: {:?}", self.name, self.received);
     }
 
     fn send(&mut self, line: &str) {
@@ -87,7 +87,7 @@ impl Player {
             ..Segment::ack(PORT, ours.wrapping_add(seq), 0)
         };
         let replies = self.raw.send(&segment.control(control).with(payload.as_bytes()));
-        self.hear(&replies);
+        self.receive(&replies);
     }
 
     fn play(&mut self, script: &str) {
@@ -101,15 +101,15 @@ impl Player {
                     self.silence(line);
                     let time = Duration::from_millis(ms.parse().expect("milliseconds"));
                     let replies = self.raw.wait(time);
-                    self.hear(&replies);
+                    self.receive(&replies);
                 }
                 ("= ", count) => {
                     let held = self.raw.stack.stats().connections;
                     assert_eq!(held.to_string(), count, "{}: connections held", self.name);
                 }
                 _ => {
-                    let heard = self.heard.pop_front();
-                    assert_eq!(heard.as_deref(), Some(line), "{}, then {:?}", self.name, self.heard);
+                    let received = self.received.pop_front();
+                    assert_eq!(received.as_deref(), Some(line), "{}, then {:?}", self.name, self.received);
                 }
             }
         }
@@ -117,7 +117,7 @@ impl Player {
     }
 }
 
-/// Plays scripts, also with numbers that start over in the middle.
+/// Plays scripts, also with sequence numbers that wrap around.
 fn play(scripts: &[(&'static str, &str)]) {
     for (name, script) in scripts {
         for initial in [1000, u32::MAX - 5] {
@@ -127,7 +127,7 @@ fn play(scripts: &[(&'static str, &str)]) {
 }
 
 #[test]
-fn established_takes_what_is_next_and_says_what_is_missing() {
+fn established_accepts_the_next_octets_and_acknowledges_up_to_a_gap() {
     play(&[
         ("the end of the handshake", "> . 1 1\n = 0"),
         ("a request", "> P. 1 1 \"far 300\"\n < . 1 9 300\n > . 9 301\n = 1\n + 5000"),
@@ -153,7 +153,7 @@ fn established_takes_what_is_next_and_says_what_is_missing() {
 }
 
 #[test]
-fn resets_and_syns_are_believed_as_far_as_they_prove_to_be_the_guests() {
+fn resets_and_syns_are_accepted_only_with_matching_numbers() {
     play(&[
         ("a reset with the next number", "> P. 1 1 (5)\n < . 1 6 0\n > R 6 0\n = 0"),
         ("a reset in the window", "> P. 1 1 (5)\n < . 1 6 0\n > R 7 0\n < . 1 6 0\n = 1"),
@@ -194,14 +194,14 @@ fn a_service_that_closes_first_goes_through_fin_wait_and_time_wait() {
             "> P. 1 1 \"close\"\n < F. 1 7 0\n > F. 7 2\n < . 2 8 0\n > P. 1 1 \"close\"\n = 0",
         ),
         (
-            "the same after the guest closed first, with a FIN that has not heard ours",
+            "the same after the guest closed first, with a FIN sent before the service's arrived",
             "> F. 1 1\n < F. 1 2 0\n > . 2 2\n = 0\n > F. 1 1\n < F. 1 2 0\n = 0",
         ),
     ]);
 }
 
 #[test]
-fn what_is_not_acknowledged_is_sent_again_later_and_later() {
+fn unacknowledged_segments_are_retransmitted_with_backoff() {
     play(&[
         (
             "one segment",
@@ -222,7 +222,7 @@ fn what_is_not_acknowledged_is_sent_again_later_and_later() {
 }
 
 #[test]
-fn three_duplicates_bring_a_lost_segment_back_at_once() {
+fn three_duplicate_acknowledgements_retransmit_a_segment_at_once() {
     let lost = "> P. 1 1 \"far 7300\"\n < . 1 10 1460\n < . 1461 10 1460\n < . 2921 10 1460
         < . 4381 10 1460\n < . 5841 10 1460\n > . 10 1461\n > . 10 1461\n > . 10 1461\n > . 10 1461
         < . 1461 10 1460\n";
@@ -238,7 +238,7 @@ fn three_duplicates_bring_a_lost_segment_back_at_once() {
 }
 
 #[test]
-fn ten_segments_go_at_first_and_two_for_each_acknowledged() {
+fn slow_start_sends_ten_segments_and_two_for_each_acknowledged() {
     let ten: String = (0..10).map(|n| format!("< . {} 11 1460\n", 1 + n * 1460)).collect();
     play(&[(
         "slow start",
@@ -250,7 +250,7 @@ fn ten_segments_go_at_first_and_two_for_each_acknowledged() {
 }
 
 #[test]
-fn small_and_closed_windows_are_respected_and_asked_about() {
+fn small_windows_are_respected_and_closed_ones_probed() {
     play(&[
         (
             "closed",

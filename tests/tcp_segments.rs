@@ -1,4 +1,4 @@
-//! Segment by segment: what the stack answers to what no well-behaved client would send.
+//! The stack's answers to single segments, including ones that no well-behaved client sends.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
 use support::{checksum, frames};
 
-/// A refusal, as [`Reply::flags`] has it.
+/// The [`Reply::flags`] of a refusal.
 const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -27,7 +27,7 @@ fn raw() -> Raw<Serve<Pattern>> {
     Raw::new(stack)
 }
 
-/// Every connection and port returns once nothing comes any more.
+/// Asserts that the stack frees every connection and port after the guest stops sending.
 fn settles(mut raw: Raw<Serve<Pattern>>) {
     raw.wait(Duration::from_secs(600));
     let stats = raw.stack.stats();
@@ -51,7 +51,7 @@ fn a_syn_is_answered_with_mss_window_and_ttl_as_promised() {
 }
 
 #[test]
-fn answers_come_from_the_mac_the_guest_sent_to() {
+fn answers_come_from_the_mac_that_the_guest_sent_to() {
     let mut raw = raw();
     for (to, from) in [(GATEWAY, GATEWAY), (Mac::SERVICE, Mac::SERVICE), (Mac::BROADCAST, Mac::SERVICE)] {
         let replies = raw.send(&Segment { to, ..Segment::syn(40_000, u32::from(to.0[0])) });
@@ -69,7 +69,7 @@ fn a_guest_that_changes_gateway_is_answered_by_the_new_one() {
 }
 
 #[test]
-fn the_size_a_syn_is_answered_with_fits_the_mtu_of_the_device() {
+fn the_mss_in_a_syn_ack_fits_the_mtu_of_the_device() {
     for (mtu, v4, v6) in [(0, 1460, 1440), (1_280, 1240, 1220), (1_450, 1410, 1390), (9_000, 1460, 1440)] {
         let served = families().map(|(_, service)| service).to_vec();
         let mtus = Mtus::new(8);
@@ -102,7 +102,7 @@ fn families() -> [(IpAddr, IpAddr); 2] {
 }
 
 #[test]
-fn complete_and_partial_checksums_are_taken() {
+fn complete_and_partial_checksums_are_accepted() {
     for family in families() {
         for partial in [false, true] {
             let mut raw = raw();
@@ -125,7 +125,7 @@ fn a_segment_with_a_wrong_bit_or_no_checksum_is_dropped_and_counted() {
         let mut raw = raw();
         let whole = request(family, &mut raw);
         let syn = raw.stack.stats().sent;
-        // Neither the ports, of which 0 is malformed, nor the length of the header.
+        // The ports stay, because port 0 is malformed, and so does the header length.
         let places = (tcp + 4..whole.len()).filter(|at| *at != tcp + 12);
         let mut wrong: Vec<Vec<u8>> =
             places.map(|at| frames::with(whole.clone(), at, &[whole[at] ^ 0x10])).collect();
@@ -154,7 +154,7 @@ fn a_wrong_ipv4_header_checksum_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_closed_port_answers_with_a_reset_and_holds_nothing() {
+fn a_closed_port_answers_with_a_reset_and_holds_no_state() {
     let mut raw = raw();
     let replies =
         raw.send(&Segment { destination: ([169, 254, 169, 254].into(), 443), ..Segment::syn(40_000, 1000) });
@@ -183,7 +183,7 @@ fn an_unserved_address_is_not_answered() {
 }
 
 #[test]
-fn a_handshake_leaves_nothing_behind_and_is_never_repeated_unasked() {
+fn a_handshake_holds_no_state_and_its_answer_is_not_retransmitted() {
     let mut raw = raw();
     raw.send(&Segment::syn(40_000, 1000));
     let next = raw.connect(40_001);
@@ -191,26 +191,26 @@ fn a_handshake_leaves_nothing_behind_and_is_never_repeated_unasked() {
     assert_eq!((stats.handshakes, stats.accepted, stats.connections, stats.ports), (2, 0, 0, 0));
     assert!(raw.wait(Duration::from_secs(20)).is_empty());
     let replies = raw.send(&Segment::ack(40_001, 1001, next).with(GET));
-    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "however late the request comes");
+    assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "even a late request is answered");
     settles(raw);
 }
 
 #[test]
-fn a_syn_sent_again_is_answered_the_same_until_there_is_a_connection() {
+fn a_repeated_syn_gets_the_same_answer_until_there_is_a_connection() {
     let mut raw = raw();
     let first = raw.send(&Segment::syn(40_000, 1000));
     assert_eq!(raw.send(&Segment::syn(40_000, 1000)), first);
     let replies = raw.send(&Segment::ack(40_000, 1001, first[0].seq.wrapping_add(1)).with(GET));
     assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"));
     let over = raw.send(&Segment::syn(40_000, 1000));
-    assert_eq!(over, raw.send(&Segment::syn(40_000, 1000)), "over a connection");
-    assert_ne!(over[0].seq, first[0].seq, "so that a new connection is told from this one");
+    assert_eq!(over, raw.send(&Segment::syn(40_000, 1000)), "on an open connection");
+    assert_ne!(over[0].seq, first[0].seq, "a new connection needs another sequence number");
     assert_eq!(over, [Reply { seq: over[0].seq, ..first[0].clone() }]);
     assert_eq!(raw.stack.stats().accepted, 1);
 }
 
 #[test]
-fn a_segment_that_overtook_the_first_is_dropped_until_that_has_come() {
+fn a_segment_that_overtook_the_first_one_is_dropped() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let (start, end) = GET.split_at(10);
@@ -222,27 +222,27 @@ fn a_segment_that_overtook_the_first_is_dropped_until_that_has_come() {
 }
 
 #[test]
-fn a_guest_whose_connection_is_forgotten_is_told_when_it_has_asked_three_times() {
+fn the_third_segment_of_a_forgotten_connection_is_reset() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET));
-    let heard =
+    let acknowledged =
         replies.last().map(|last| last.seq.wrapping_add(last.payload.len() as u32)).expect("an answer");
     raw.stack.forget(raw.slot);
-    let again = Segment::ack(40_000, 1001 + GET.len() as u32, heard).with(GET);
+    let again = Segment::ack(40_000, 1001 + GET.len() as u32, acknowledged).with(GET);
     for _ in 0..2 {
         assert!(raw.send(&again).is_empty());
         raw.wait(Duration::from_millis(200));
     }
     let replies = raw.send(&again);
-    assert_eq!((replies.len(), replies[0].flags.3, replies[0].seq), (1, true, heard), "{replies:?}");
+    assert_eq!((replies.len(), replies[0].flags.3, replies[0].seq), (1, true, acknowledged), "{replies:?}");
     let stats = raw.stack.stats();
     assert_eq!((stats.dropped_early, stats.forgotten, stats.unmatched), (2, 1, 1));
 }
 
 #[test]
-fn what_is_not_certain_to_be_forgotten_is_not_reset() {
-    // Other numbers, long ago, and an agent that another's guests are handed to.
+fn a_connection_that_may_still_exist_is_not_reset() {
+    // Other sequence numbers, old segments, and an agent that took over another agent's guests.
     let cases =
         [("ever new octets", 1, Duration::from_millis(200)), ("hours apart", 0, Duration::from_secs(61))];
     for (name, step, pause) in cases {
@@ -258,12 +258,12 @@ fn what_is_not_certain_to_be_forgotten_is_not_reset() {
     raw.stack.spare_unknown(true);
     let next = raw.connect(40_000);
     for _ in 0..10 {
-        assert!(raw.send(&Segment::ack(40_000, 5000, next).with(b"x")).is_empty(), "handed over");
+        assert!(raw.send(&Segment::ack(40_000, 5000, next).with(b"x")).is_empty(), "after a takeover");
     }
 }
 
 #[test]
-fn a_reset_takes_a_syn_back() {
+fn a_reset_after_a_syn_leaves_no_connection() {
     let mut raw = raw();
     raw.send(&Segment::syn(40_000, 1000));
     assert!(raw.send(&Segment { ack: None, ..Segment::ack(40_000, 1001, 0) }.control(Rst)).is_empty());
@@ -272,7 +272,7 @@ fn a_reset_takes_a_syn_back() {
 }
 
 #[test]
-fn a_guest_that_connects_and_says_nothing_is_told_goodbye() {
+fn a_connection_without_a_request_is_closed_after_a_while() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let replies = raw.send(&Segment::ack(40_000, 1001, next).control(Fin));
@@ -282,7 +282,7 @@ fn a_guest_that_connects_and_says_nothing_is_told_goodbye() {
     settles(raw);
 }
 
-/// Talks until the service has closed first and both sides are done; returns our next number.
+/// Runs a connection that the service closes first. Returns the guest's next sequence and acknowledgement numbers.
 fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
@@ -297,7 +297,7 @@ fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
 }
 
 #[test]
-fn a_syn_starts_anew_from_a_four_tuple_in_time_wait() {
+fn a_syn_for_a_four_tuple_in_time_wait_starts_a_new_connection() {
     for initial in [1000, 1001, 77_000, 0x8000_0000] {
         let mut raw = raw();
         to_time_wait(&mut raw);
@@ -313,8 +313,8 @@ fn a_syn_starts_anew_from_a_four_tuple_in_time_wait() {
 }
 
 #[test]
-fn a_client_bound_to_one_source_port_is_answered_each_time_without_a_pause() {
-    // As Scaleway's: port 1 for every fetch, both families, and the service closes first.
+fn a_client_with_one_source_port_is_answered_each_time_at_once() {
+    // Scaleway's client uses port 1 for every fetch over both families, and the service closes first.
     let pairs: [(IpAddr, IpAddr); 2] = [
         (addresses::SCALEWAY.into(), [10, 0, 2, 15].into()),
         (addresses::SCALEWAY_V6.into(), "fd00:42::10".parse().expect("an address")),
@@ -324,7 +324,7 @@ fn a_client_bound_to_one_source_port_is_answered_each_time_without_a_pause() {
         let mut raw = Raw::new(stack);
         let from = |segment| Segment { source: (guest, 1), destination: (service, 80), ..segment };
         for fetch in 0..4_u32 {
-            // The first initial number is also used last, as by a client that starts over.
+            // The last initial sequence number repeats the first one, as after a restart of the client.
             let initial = 1000 + fetch % 3 * 64_000;
             let opened = raw.send(&from(Segment::syn(1, initial)));
             assert_eq!((opened[0].flags, opened[0].ack), (SYN_ACK, initial + 1), "{service}, fetch {fetch}");
@@ -343,7 +343,7 @@ fn a_client_bound_to_one_source_port_is_answered_each_time_without_a_pause() {
 }
 
 #[test]
-fn the_password_port_is_open_on_the_general_addresses_alone() {
+fn the_password_port_is_open_on_the_general_addresses_only() {
     let served = addresses::ALL.to_vec();
     let (stack, _) = stack(StackConfig { served, ..StackConfig::default() });
     let mut raw = Raw::new(stack);
@@ -373,7 +373,7 @@ fn time_wait_answers_a_repeated_fin_and_ignores_resets() {
     assert!(raw.send(&Segment::ack(1, seq, ack)).is_empty());
     assert_eq!(raw.stack.time_waits(), 1);
     raw.wait(Duration::from_secs(11));
-    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x")).is_empty(), "forgotten after its time");
+    assert!(raw.send(&Segment::ack(1, seq, ack).with(b"x")).is_empty(), "TIME-WAIT has expired");
     assert_eq!((raw.stack.time_waits(), raw.stack.stats().dropped_early), (0, 1));
     settles(raw);
 }
@@ -392,7 +392,7 @@ fn time_wait_lasts_from_the_last_fin() {
 }
 
 #[test]
-fn a_new_conversation_replaces_one_its_guest_has_forgotten_when_it_says_something() {
+fn a_new_connection_replaces_a_forgotten_one_with_its_first_data() {
     let mut raw = raw();
     raw.open(40_000);
     let opened = raw.send(&Segment::syn(40_000, 9_000_000));
@@ -417,7 +417,7 @@ fn a_repeated_syn_does_not_disturb_its_connection() {
 }
 
 #[test]
-fn any_mss_a_guest_announces_carries_the_answer_and_none_below_what_every_host_takes_is_heeded() {
+fn segments_fit_the_announced_mss_but_never_shrink_below_the_minimum() {
     const BODY: usize = 4000;
     let families: [([IpAddr; 2], u16, u16); 2] = [
         ([[10, 0, 2, 15].into(), [169, 254, 169, 254].into()], 536, 1460),
@@ -444,7 +444,7 @@ fn any_mss_a_guest_announces_carries_the_answer_and_none_below_what_every_host_t
 }
 
 #[test]
-fn a_closed_window_is_probed_and_the_answer_goes_on_when_it_reopens() {
+fn a_closed_window_is_probed_and_the_answer_continues_when_it_opens() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let ask = Segment { window: 0, ..Segment::ack(40_000, 1001, next).with(GET) };
@@ -458,7 +458,7 @@ fn a_closed_window_is_probed_and_the_answer_goes_on_when_it_reopens() {
 }
 
 #[test]
-fn a_fin_is_repeated_also_after_three_duplicate_acknowledgements() {
+fn a_fin_is_retransmitted_after_three_duplicate_acknowledgements() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET_AND_CLOSE));
@@ -475,7 +475,7 @@ fn a_fin_is_repeated_also_after_three_duplicate_acknowledgements() {
 }
 
 #[test]
-fn a_guest_that_never_closes_its_side_is_reset_after_lingering() {
+fn a_guest_that_never_closes_its_side_is_reset() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let replies = raw.send(&Segment::ack(40_000, 1001, next).with(GET_AND_CLOSE));
@@ -489,7 +489,7 @@ fn a_guest_that_never_closes_its_side_is_reset_after_lingering() {
 }
 
 #[test]
-fn a_guest_that_vanishes_is_given_up() {
+fn the_connection_of_a_vanished_guest_is_freed() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     raw.send(&Segment::ack(40_000, 1001, next).with(GET));
@@ -500,7 +500,7 @@ fn a_guest_that_vanishes_is_given_up() {
 }
 
 #[test]
-fn an_offloaded_segment_as_large_as_the_window_is_taken_whole() {
+fn an_offloaded_segment_as_large_as_the_window_is_accepted_whole() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let head = b"PUT /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 3000\r\n\r\n";
@@ -526,7 +526,7 @@ fn ipv6_guests_are_served_with_an_mss_that_fits() {
 }
 
 #[test]
-fn a_plain_segment_that_opens_nothing_leaves_no_port_behind() {
+fn a_segment_that_opens_no_connection_creates_no_port() {
     let mut raw = raw();
     raw.send(&Segment::ack(40_000, 1, 1).control(Plain));
     assert_eq!(raw.stack.stats().ports, 0);

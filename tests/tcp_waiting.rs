@@ -1,4 +1,4 @@
-//! An exchange that waits costs nothing, is woken when there is something to say, and goes with its guest.
+//! A parked exchange costs no time, wakes when its answer changes, and ends with its guest's connection.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
@@ -14,9 +14,9 @@ use smoltcp::wire::TcpControl::{Fin, Rst};
 use support::raw::{FIN_ACK, Raw, Reply, Segment};
 use support::toy::{self, Board, Toy};
 
-/// Far more than anything here takes: reached only when something is wrong.
+/// Limit for each wait. Only a failure reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The longest a client of a long poll asks to wait, and then some.
+/// Seconds to park; longer than any client's long poll.
 const LONG: u64 = 600;
 
 fn raw() -> (Raw<Toy>, Arc<Board>) {
@@ -24,21 +24,21 @@ fn raw() -> (Raw<Toy>, Arc<Board>) {
     (Raw::new(stack), board)
 }
 
-/// Opens a connection and gives an order; returns our next number, the service's, and what came.
+/// Opens a connection and sends an order. Returns the next sequence numbers of guest and service, and the replies.
 fn order(raw: &mut Raw<Toy>, port: u16, order: &str) -> (u32, u32, Vec<Reply>) {
     let next = raw.connect(port);
     let replies = raw.send(&Segment::ack(port, 1001, next).with(order.as_bytes()));
     (1001 + order.len() as u32, next, replies)
 }
 
-/// Opens a connection that waits; returns our next number and the service's.
+/// Opens a connection that waits. Returns the next sequence numbers of guest and service.
 fn park(raw: &mut Raw<Toy>, port: u16) -> (u32, u32) {
     let (seq, next, replies) = order(raw, port, &format!("park {LONG}\n"));
     assert!(replies.iter().all(|reply| reply.payload.is_empty()), "{replies:?}");
     (seq, next)
 }
 
-/// What was said, to which port.
+/// The guest's port and the text of each reply with payload.
 fn said(replies: &[Reply]) -> Vec<(u16, String)> {
     let spoken = replies.iter().filter(|reply| !reply.payload.is_empty());
     let mut said: Vec<_> = spoken
@@ -48,7 +48,7 @@ fn said(replies: &[Reply]) -> Vec<(u16, String)> {
     said
 }
 
-/// Exchanges alive: each holds the board once, and so do the service and the test.
+/// Number of live exchanges. Each holds one reference to the board, as do the service and the test.
 fn exchanges(board: &Arc<Board>) -> usize {
     Arc::strong_count(board) - 2
 }
@@ -67,7 +67,7 @@ fn a_parked_exchange_outlives_every_timeout_and_answers_at_its_deadline() {
 }
 
 #[test]
-fn while_parked_a_slot_asks_for_hardly_any_time_before_the_deadline() {
+fn a_slot_with_only_parked_exchanges_rarely_wakes_before_the_deadline() {
     let (mut raw, _board) = raw();
     park(&mut raw, 1);
     let (mut sent, mut times) = (support::wire::Sent::default(), 0);
@@ -77,12 +77,12 @@ fn while_parked_a_slot_asks_for_hardly_any_time_before_the_deadline() {
         times += 1;
     }
     assert_eq!((raw.now, sent.0.len()), (deadline, 0));
-    // A timer far away is looked at a few times on its way; the idle port's own is among them.
+    // The timer wheel visits a distant timer a few times. The count includes the idle timer of the port.
     assert!(times < 10, "{times} times in {LONG} s");
 }
 
 #[test]
-fn waking_a_slot_gives_all_its_waiting_connections_a_turn_and_others_none() {
+fn waking_a_slot_runs_all_its_waiting_connections_and_no_others() {
     let (mut raw, board) = raw();
     let slots: [Slot; 2] = [7, 8];
     for slot in slots {
@@ -100,7 +100,7 @@ fn waking_a_slot_gives_all_its_waiting_connections_a_turn_and_others_none() {
 }
 
 #[test]
-fn waking_in_vain_leaves_the_deadline_where_it_was() {
+fn waking_without_a_change_keeps_the_deadline() {
     let (mut raw, _board) = raw();
     park(&mut raw, 1);
     for _ in 0..10 {
@@ -112,7 +112,7 @@ fn waking_in_vain_leaves_the_deadline_where_it_was() {
 }
 
 #[test]
-fn waking_a_slot_without_anything_that_waits_does_nothing() {
+fn waking_a_slot_without_waiting_connections_does_nothing() {
     let (mut raw, _board) = raw();
     for slot in [7, 1_000_000, Slot::MAX] {
         raw.slot = slot;
@@ -127,7 +127,7 @@ fn waking_a_slot_without_anything_that_waits_does_nothing() {
 }
 
 #[test]
-fn what_one_connection_changes_the_others_of_its_slot_hear_at_once() {
+fn a_change_by_one_connection_reaches_the_others_of_its_slot_at_once() {
     let (mut raw, _board) = raw();
     raw.slot = 8;
     park(&mut raw, 1);
@@ -135,16 +135,20 @@ fn what_one_connection_changes_the_others_of_its_slot_hear_at_once() {
     park(&mut raw, 1);
     park(&mut raw, 2);
     let (_, _, replies) = order(&mut raw, 3, "write 9\n");
-    let told = [(1, "9".to_owned()), (2, "9".to_owned()), (3, "ok".to_owned())];
-    assert_eq!(said(&replies), told);
-    assert_eq!(replies.iter().filter(|reply| !reply.payload.is_empty()).count(), 3, "nobody else heard");
-    assert!(said(&raw.wait(Duration::from_millis(100))).is_empty(), "nobody hears it twice");
+    let expected = [(1, "9".to_owned()), (2, "9".to_owned()), (3, "ok".to_owned())];
+    assert_eq!(said(&replies), expected);
+    assert_eq!(
+        replies.iter().filter(|reply| !reply.payload.is_empty()).count(),
+        3,
+        "no other connection gets a reply"
+    );
+    assert!(said(&raw.wait(Duration::from_millis(100))).is_empty(), "no connection gets it twice");
 }
 
 #[test]
-fn a_change_made_while_being_woken_is_heard_by_those_woken_before() {
+fn a_change_made_during_a_wake_reaches_connections_woken_earlier() {
     let (mut raw, board) = raw();
-    // Turns go from the youngest connection to the oldest: the oldest one's change is heard in a second round.
+    // Connections run from the youngest to the oldest, so the others see the oldest one's change in a second round.
     order(&mut raw, 1, "storm\n");
     park(&mut raw, 2);
     let next = raw.connect(3);
@@ -156,7 +160,7 @@ fn a_change_made_while_being_woken_is_heard_by_those_woken_before() {
 }
 
 #[test]
-fn exchanges_that_stir_one_another_without_end_are_slowed_down_and_no_change_is_missed() {
+fn exchanges_that_wake_each_other_endlessly_are_slowed_down_without_loss() {
     const STORMS: u64 = 10;
     const ROUNDS: u64 = 2;
     let (mut raw, board) = raw();
@@ -165,21 +169,21 @@ fn exchanges_that_stir_one_another_without_end_are_slowed_down_and_no_change_is_
     }
     board.write(7, 1);
     raw.wake();
-    assert_eq!(raw.stack.stats().woken, STORMS * ROUNDS, "no more turns at one instant");
+    assert_eq!(raw.stack.stats().woken, STORMS * ROUNDS, "no further turns at this instant");
     let at_once = board.read(7);
     raw.wait(Duration::from_micros(900));
     assert_eq!(board.read(7), at_once, "then a pause");
     raw.wait(Duration::from_millis(10));
-    assert!(board.read(7) > at_once, "then it goes on");
-    assert!(raw.stack.stats().woken <= STORMS * ROUNDS * 12, "at its slow pace");
+    assert!(board.read(7) > at_once, "then the turns continue");
+    assert!(raw.stack.stats().woken <= STORMS * ROUNDS * 12, "at a reduced rate");
     raw.slot = 8;
     park(&mut raw, 1);
     board.write(8, 2);
-    assert_eq!(said(&raw.wake()).len(), 1, "and other slots are served");
+    assert_eq!(said(&raw.wake()).len(), 1, "other slots are served");
 }
 
 #[test]
-fn a_guest_that_resets_while_parked_frees_everything_at_once() {
+fn a_reset_while_parked_frees_everything_at_once() {
     let (mut raw, board) = raw();
     let (seq, _) = park(&mut raw, 1);
     park(&mut raw, 2);
@@ -189,7 +193,7 @@ fn a_guest_that_resets_while_parked_frees_everything_at_once() {
 }
 
 #[test]
-fn a_guest_that_closes_while_parked_is_told_to_its_exchange_at_once() {
+fn a_parked_exchange_is_notified_at_once_when_its_guest_closes() {
     let (mut raw, board) = raw();
     let (seq, next) = park(&mut raw, 1);
     let replies = raw.send(&Segment::ack(1, seq, next).control(Fin));
@@ -199,7 +203,7 @@ fn a_guest_that_closes_while_parked_is_told_to_its_exchange_at_once() {
 }
 
 #[test]
-fn a_slot_that_is_forgotten_takes_its_parked_exchanges_along() {
+fn forgetting_a_slot_drops_its_parked_exchanges() {
     let (mut raw, board) = raw();
     park(&mut raw, 1);
     park(&mut raw, 2);
@@ -208,7 +212,7 @@ fn a_slot_that_is_forgotten_takes_its_parked_exchanges_along() {
     assert!(raw.wake().is_empty());
 }
 
-/// A source whose frames are datagrams.
+/// A frame source backed by a datagram socket.
 struct Datagrams(UnixDatagram);
 
 impl AsFd for Datagrams {
@@ -233,7 +237,7 @@ impl FrameSource for Datagrams {
 }
 
 #[test]
-fn a_worker_asleep_over_a_parked_exchange_answers_when_it_is_told_to_wake() {
+fn a_sleeping_worker_answers_a_parked_exchange_when_woken() {
     const SLOT: Slot = 7;
     let (source, guest) = UnixDatagram::pair().expect("a pair");
     let (tap, wire) = UnixDatagram::pair().expect("a pair");
@@ -244,18 +248,18 @@ fn a_worker_asleep_over_a_parked_exchange_answers_when_it_is_told_to_wake() {
     let config = WorkerConfig { spin: Duration::ZERO, ..WorkerConfig::default() };
     let worker = Worker::spawn(config, Datagrams(source), HubTap::new(tap.into()), stack).expect("a worker");
 
-    let hear = || {
+    let receive = || {
         let mut frame = [0; 2_048];
         let len = wire.recv(&mut frame).expect("a frame in time");
         Reply::read(&frame[..len])
     };
     guest.send(&Segment::syn(1, 1000).frame(SLOT)).expect("room");
-    let next = hear().seq.wrapping_add(1);
+    let next = receive().seq.wrapping_add(1);
     let order = format!("park {LONG}\n");
     guest.send(&Segment::ack(1, 1001, next).with(order.as_bytes()).frame(SLOT)).expect("room");
-    assert!(hear().payload.is_empty(), "the order is acknowledged and nothing is said");
+    assert!(receive().payload.is_empty(), "the order is acknowledged without an answer");
     board.write(SLOT, 5);
     worker.wake(SLOT).expect("room");
-    assert_eq!(hear().payload, b"5\n");
+    assert_eq!(receive().payload, b"5\n");
     worker.stop().expect("a clean end");
 }

@@ -65,7 +65,7 @@ fn room() -> (tempfile::TempDir, [PathBuf; 3]) {
 }
 
 #[test]
-fn nodes_with_one_key_take_each_others_tokens_and_none_of_another_key() {
+fn nodes_accept_tokens_of_the_same_key_and_of_no_other() {
     let (_room, [first, _, other]) = room();
     make(&first, &[]);
     make(&other, &[]);
@@ -76,7 +76,7 @@ fn nodes_with_one_key_take_each_others_tokens_and_none_of_another_key() {
 }
 
 #[test]
-fn a_key_after_another_takes_the_tokens_of_both() {
+fn a_key_made_after_another_accepts_the_tokens_of_both() {
     let (_room, [first, second, _]) = room();
     make(&first, &[]);
     make(&second, &["--after", first.to_str().expect("UTF-8")]);
@@ -86,7 +86,7 @@ fn a_key_after_another_takes_the_tokens_of_both() {
 }
 
 #[test]
-fn what_is_no_key_or_open_to_others_is_refused_without_a_word_of_it() {
+fn an_invalid_or_readable_key_file_is_refused_without_leaking_it() {
     let (_room, [first, second, missing]) = room();
     make(&first, &[]);
     fs::write(&second, "hunter2 hunter2").expect("written");

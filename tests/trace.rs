@@ -151,7 +151,7 @@ fn at(lines: &[String], words: &[&str]) -> usize {
 }
 
 #[test]
-fn a_guests_crawl_appears_in_order_with_what_became_of_each_frame_and_nobody_elses() {
+fn a_trace_shows_the_frames_of_one_guest_in_order_with_their_verdicts() {
     if !privileged::or_skip() {
         return;
     }
@@ -185,7 +185,7 @@ fn a_guests_crawl_appears_in_order_with_what_became_of_each_frame_and_nobody_els
 }
 
 #[test]
-fn an_impostors_frames_are_seen_dropped_when_its_port_is_traced() {
+fn a_port_trace_shows_the_dropped_frames_of_an_impostor() {
     if !privileged::or_skip() {
         return;
     }
@@ -204,7 +204,7 @@ fn an_impostors_frames_are_seen_dropped_when_its_port_is_traced() {
 }
 
 #[test]
-fn neither_lines_nor_files_hold_a_token_unless_payload_is_asked_for() {
+fn lines_hold_no_token_and_files_only_with_payload_requested() {
     if !privileged::or_skip() {
         return;
     }
@@ -266,7 +266,7 @@ fn reads_back(file: &Path, first: &str, segments: usize) {
 }
 
 #[test]
-fn there_is_one_trace_at_a_time_and_a_reader_that_is_killed_leaves_none() {
+fn only_one_trace_runs_at_a_time_and_killing_its_reader_ends_it() {
     if !privileged::or_skip() {
         return;
     }
@@ -306,7 +306,7 @@ fn filter(pid: u32) -> Result<[u32; 5]> {
 }
 
 #[test]
-fn frames_that_come_faster_than_they_are_read_are_counted_as_lost() {
+fn frames_that_arrive_faster_than_the_reader_reads_count_as_lost() {
     if !privileged::or_skip() {
         return;
     }
@@ -343,7 +343,7 @@ fn frames_that_come_faster_than_they_are_read_are_counted_as_lost() {
 }
 
 #[test]
-fn a_trace_ends_after_so_many_frames_or_seconds() {
+fn a_trace_ends_after_the_requested_frames_or_seconds() {
     if !privileged::or_skip() {
         return;
     }
@@ -362,7 +362,7 @@ fn a_trace_ends_after_so_many_frames_or_seconds() {
 }
 
 #[test]
-fn what_cannot_be_traced_is_refused_with_a_reason() {
+fn a_target_that_cannot_be_traced_is_refused_with_a_reason() {
     let room = tempfile::tempdir().expect("a directory");
     let refused = |run: &Path, target: &str| {
         let trace = Trace::spawn(run, target, &[]).and_then(Trace::finish);
@@ -390,7 +390,7 @@ fn what_cannot_be_traced_is_refused_with_a_reason() {
 }
 
 #[test]
-fn a_vm_is_traced_by_each_name_that_status_knows() {
+fn a_vm_can_be_traced_by_each_name_that_status_shows() {
     if !privileged::or_skip() {
         return;
     }

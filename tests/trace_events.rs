@@ -93,7 +93,7 @@ fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
 }
 
 #[test]
-fn of_a_frame_of_any_length_the_first_octets_are_reported() {
+fn the_first_octets_of_a_frame_of_any_length_are_reported() {
     if !privileged::or_skip() {
         return;
     }
@@ -112,7 +112,7 @@ fn of_a_frame_of_any_length_the_first_octets_are_reported() {
 }
 
 #[test]
-fn nobody_elses_frames_are_reported_and_none_while_nobody_watches() {
+fn only_frames_of_the_watched_guest_are_reported() {
     if !privileged::or_skip() {
         return;
     }
@@ -145,7 +145,7 @@ fn nobody_elses_frames_are_reported_and_none_while_nobody_watches() {
 }
 
 #[test]
-fn an_answer_of_the_kernel_is_reported_after_what_it_answers() {
+fn an_answer_of_the_kernel_is_reported_after_its_request() {
     if !privileged::or_skip() {
         return;
     }
@@ -170,7 +170,7 @@ fn an_answer_of_the_kernel_is_reported_after_what_it_answers() {
 }
 
 #[test]
-fn an_answer_of_user_space_is_reported_as_the_guest_gets_it() {
+fn an_answer_of_user_space_is_reported_as_the_guest_receives_it() {
     if !privileged::or_skip() {
         return;
     }
@@ -200,7 +200,7 @@ fn an_answer_of_user_space_is_reported_as_the_guest_gets_it() {
 }
 
 #[test]
-fn what_nobody_reads_is_lost_and_counted() {
+fn unread_events_are_lost_and_counted() {
     const FRAMES: usize = 2_000;
     if !privileged::or_skip() {
         return;

@@ -65,7 +65,7 @@ fn every_dialect_answers_its_vectors_in_order() {
 }
 
 #[test]
-fn what_no_clients_asks_for_is_answered_as_written_down_too() {
+fn requests_that_no_client_sends_are_answered_as_specified() {
     vectors::run(MORE, vm).expect("vectors").assert(43);
 }
 
@@ -80,7 +80,7 @@ fn azures_agent_is_answered_on_both_ports_of_the_wireserver() {
 }
 
 #[test]
-fn the_dialects_of_one_vm_are_served_on_every_address_they_belong_to() {
+fn all_dialects_of_one_vm_are_served_on_their_addresses() {
     let mut vm = vm(&serde_yaml::from_str(vectors::RECORD).expect("YAML")).expect("a VM");
     for to in addresses::ALL.into_iter().filter(IpAddr::is_ipv4) {
         let octets = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_vec();

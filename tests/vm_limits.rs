@@ -77,7 +77,7 @@ fn vm(record: &Record) -> Vm {
 }
 
 #[test]
-fn a_vm_has_as_many_connections_as_its_record_says_on_all_its_nics_together() {
+fn the_connection_limit_of_a_record_applies_to_all_nics_of_the_vm_together() {
     let mut node = Node::new(StackConfig::default());
     let few = record(0, |record| record["serve"] = json!({ "limits": { "conns": 5 } }));
     let (limited, other) = (vm(&few), vm(&record(1, |_| ())));
@@ -102,7 +102,7 @@ fn a_vm_has_as_many_connections_as_its_record_says_on_all_its_nics_together() {
 }
 
 #[test]
-fn a_vm_at_its_limit_gives_up_an_idle_connection_of_the_same_nic() {
+fn a_vm_at_its_limit_loses_an_idle_connection_of_the_same_nic() {
     let mut node = Node::new(StackConfig::default());
     let few = record(0, |record| record["serve"] = json!({ "limits": { "conns": 3 } }));
     let vm = vm(&few);
@@ -126,7 +126,7 @@ fn a_vm_at_its_limit_gives_up_an_idle_connection_of_the_same_nic() {
 }
 
 #[test]
-fn a_vm_without_a_record_has_so_many_requests_that_wait_and_the_next_hears_503() {
+fn requests_beyond_the_waiting_limit_of_a_vm_without_a_record_get_503() {
     let mut node = Node::new(StackConfig::default());
     for slot in [1, 2] {
         node.store.expect(slot).expect("a slot");
@@ -152,7 +152,7 @@ fn a_vm_without_a_record_has_so_many_requests_that_wait_and_the_next_hears_503()
 }
 
 #[test]
-fn what_is_kept_of_half_received_requests_has_an_end_for_one_vm_and_not_for_the_next() {
+fn the_buffer_limit_for_half_received_requests_is_per_vm() {
     let mut node = Node::new(StackConfig::default());
     let known = [0, 1].map(|number| record(number, |_| ()));
     let vms = [vm(&known[0]), vm(&known[1])];
@@ -192,7 +192,7 @@ impl Live for Large {
 }
 
 #[test]
-fn computed_answers_that_a_vm_does_not_read_have_an_end_and_shared_ones_cost_nothing() {
+fn unread_computed_answers_are_limited_and_shared_ones_are_free() {
     let mut node = Node::new(StackConfig::default());
     let vms = [0, 1].map(|number| vm(&record(number, |_| ())));
     for (slot, vm) in (0..).zip(&vms) {
@@ -227,7 +227,7 @@ fn computed_answers_that_a_vm_does_not_read_have_an_end_and_shared_ones_cost_not
 }
 
 #[test]
-fn half_said_heads_and_unread_answers_of_one_make_room_for_others_beyond_its_share() {
+fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
     for octets in [&b"GET / HT"[..], GET] {
         let mut node = Node::new(StackConfig { connections: 20, share: 8, ..StackConfig::default() });
         let known = record(0, |_| ());
@@ -252,7 +252,7 @@ fn half_said_heads_and_unread_answers_of_one_make_room_for_others_beyond_its_sha
 }
 
 #[test]
-fn the_slowest_goes_first_and_a_share_of_requests_that_wait_for_us_not_at_all() {
+fn the_slowest_is_displaced_first_and_waiting_requests_keep_their_share() {
     let mut node = Node::new(StackConfig { connections: 12, share: 9, ..StackConfig::default() });
     node.store.expect(1).expect("a slot");
     for port in 1..=9 {
@@ -271,7 +271,7 @@ fn the_slowest_goes_first_and_a_share_of_requests_that_wait_for_us_not_at_all() 
 }
 
 #[test]
-fn the_greedy_do_not_take_turns_at_each_others_connections() {
+fn two_slots_above_their_share_do_not_displace_each_other_endlessly() {
     let mut node = Node::new(StackConfig { connections: 24, ..StackConfig::default() });
     for (slot, count) in [(1, 14), (2, 10)] {
         for port in 1..=count {

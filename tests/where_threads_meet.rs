@@ -119,18 +119,18 @@ fn every_message_is_heard<const N: usize>(batch: usize) {
 }
 
 #[test]
-fn a_worker_hears_every_message_and_sleeps_through_none() {
+fn a_worker_receives_every_message_and_never_sleeps_through_one() {
     every_message_is_heard::<1>(1);
     every_message_is_heard::<2>(2);
 }
 
 #[test]
-fn a_worker_that_takes_one_message_a_turn_hears_the_others_too() {
+fn a_worker_that_takes_one_message_per_turn_receives_all() {
     every_message_is_heard::<2>(1);
 }
 
 #[test]
-fn of_two_that_tell_at_once_both_are_heard() {
+fn messages_of_two_concurrent_senders_are_both_received() {
     model(|| {
         let shared = Arc::new(Shared::<2> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
         let tellers = [0, 1].map(|message| {
@@ -184,7 +184,7 @@ fn entry(number: u32) -> AllSent {
 }
 
 #[test]
-fn of_two_workers_that_post_at_once_an_entry_holds_one_or_none() {
+fn an_entry_posted_by_two_workers_at_once_holds_one_or_none() {
     model(|| {
         let cell = Arc::new(cell());
         let its = Arc::clone(&cell);
@@ -199,7 +199,7 @@ fn of_two_workers_that_post_at_once_an_entry_holds_one_or_none() {
 }
 
 #[test]
-fn what_was_heard_of_a_connection_is_never_said_of_another() {
+fn an_acknowledgement_is_never_attributed_to_another_connection() {
     model(|| {
         let cell = Arc::new(cell());
         cell.post(entry(1));
@@ -227,7 +227,7 @@ fn what_was_heard_of_a_connection_is_never_said_of_another() {
 }
 
 #[test]
-fn a_connection_that_is_held_is_counted_whatever_others_post_and_release() {
+fn a_held_connection_stays_counted_while_others_post_and_release() {
     model(|| {
         let cell = Arc::new(cell());
         cell.hold();

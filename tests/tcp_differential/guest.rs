@@ -1,7 +1,7 @@
-//! A guest's TCP, as small as it can be and still answer for what it does.
+//! A minimal TCP for a guest.
 //!
-//! One connection at a time and port; nothing out of order is kept; what is not acknowledged is sent again after
-//! 200 ms, and then after twice as long each time (RFC 6298).
+//! It has one connection at a time and port, and keeps no segments that arrive out of order. It retransmits after
+//! 200 ms, and doubles this time with each retransmission (RFC 6298).
 
 use metadata_common::maps::Slot;
 use smoltcp::wire::TcpControl;
@@ -16,13 +16,13 @@ const RTO: Duration = Duration::from_millis(200);
 const RTO_MAX: Duration = Duration::from_secs(2);
 const WINDOW: u16 = u16::MAX;
 const DELAYED_ACK: Duration = Duration::from_millis(40);
-/// From the last of an answer to the guest's FIN: the stack has not asked the kernel yet what it has heard.
+/// Time from the end of an answer to the guest's FIN. The stack has not yet read the kernel's table by then.
 const LATER: Duration = Duration::from_millis(100);
 
-/// What became of a connection, as far as its guest's program can see.
+/// The outcome of a connection, as the guest's program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// Nothing where the guest has given up: how much came until then is chance.
+    /// Empty if the guest gave up, because the octets received until then vary by chance.
     pub(super) received: Vec<u8>,
     pub(super) how: How,
 }
@@ -41,19 +41,19 @@ pub(super) enum How {
 pub(super) struct Talk {
     plan: Plan,
     port: u16,
-    /// Our numbers: first not acknowledged, next, and the next of what is in line.
+    /// The guest's sequence numbers: first unacknowledged, next to send, and next to queue.
     una: u32,
     nxt: u32,
     end: u32,
-    /// The number of the first octet to be sent, and the octets.
+    /// The sequence number of the first octet to send, and the octets.
     first: u32,
     octets: Vec<u8>,
-    /// Our FIN follows the octets.
+    /// Whether a FIN follows the octets.
     closing: bool,
-    /// What the service says next; `None` before its SYN.
+    /// The next expected sequence number; `None` before the service's SYN.
     rcv: Option<u32>,
     received: Vec<u8>,
-    /// Answers whose heads have come, and where the last of them ends.
+    /// Number of answers with a complete head, and the offset at which the last of them ends.
     answers: (usize, usize),
     segments: usize,
     peer_closed: bool,
@@ -93,7 +93,7 @@ impl Talk {
         talk
     }
 
-    /// `None` while it goes on.
+    /// `None` while the connection is open.
     pub(super) fn outcome(&self) -> Option<Outcome> {
         let received = |how| if how == How::Left { Vec::new() } else { self.received.clone() };
         self.how.map(|how| Outcome { received: received(how), how })
@@ -115,7 +115,7 @@ impl Talk {
         }
     }
 
-    /// Does what is due.
+    /// Runs the timers that are due.
     pub(super) fn step(&mut self, now: Duration, out: &mut Vec<Segment>) {
         if self.timer.is_some_and(|timer| timer <= now) {
             self.timer = None;
@@ -143,7 +143,7 @@ impl Talk {
         out.push(self.segment(self.nxt));
     }
 
-    /// Sends all that is in line and not sent: SYN, or the octets and FIN.
+    /// Sends everything that is queued: the SYN, or the octets and the FIN.
     fn send(&mut self, now: Duration, out: &mut Vec<Segment>) {
         let Some(_) = self.rcv else {
             if self.nxt == self.una && self.how.is_none() {
@@ -171,7 +171,7 @@ impl Talk {
         self.timer = Some(now + (RTO * 2_u32.pow(self.backoff.min(6))).min(RTO_MAX));
     }
 
-    /// Takes a segment in.
+    /// Processes a segment.
     pub(super) fn arrive(&mut self, now: Duration, reply: &Reply, out: &mut Vec<Segment>) {
         let Some(rcv) = self.rcv else { return self.arrive_in_syn_sent(now, reply, out) };
         let (syn, _, fin, rst) = reply.flags;
@@ -191,7 +191,7 @@ impl Talk {
         let length = reply.payload.len() as u32 + u32::from(fin);
         let ends_behind = before(rcv, reply.seq.wrapping_add(length));
         let ahead = reply.seq.wrapping_sub(rcv);
-        // RFC 9293 §3.10.7.4: of a segment outside the window nothing counts, its acknowledgement neither.
+        // RFC 9293 §3.10.7.4: a segment outside the window is ignored, including its acknowledgement.
         if ahead >= WINDOW.into() && !(before(reply.seq, rcv) && ends_behind) {
             if length > 0 {
                 self.acknowledge(out);
@@ -234,7 +234,7 @@ impl Talk {
         }
     }
 
-    /// Takes payload and FIN that are next in line, and acknowledges.
+    /// Accepts payload and FIN with the expected number, and acknowledges them.
     fn take(&mut self, now: Duration, reply: &Reply, rcv: u32, out: &mut Vec<Segment>) {
         let known = rcv.wrapping_sub(reply.seq) as usize;
         let news = reply.payload.get(known..).filter(|news| !news.is_empty() || reply.flags.2);
@@ -250,7 +250,7 @@ impl Talk {
         }
     }
 
-    /// What the guest's program does next.
+    /// Runs the next step of the guest's program.
     fn decide(&mut self, now: Duration, out: &mut Vec<Segment>) {
         match self.plan.end {
             End::Reboot(after) if self.segments >= after => return self.leave(),
@@ -282,7 +282,7 @@ impl Talk {
         (self.timer, self.ack_at, self.close_at) = (None, None, None);
     }
 
-    /// True when the answers to all requests sent have come whole.
+    /// Whether all requests sent have complete answers.
     fn has_answers(&mut self) -> bool {
         loop {
             let (count, end) = self.answers;

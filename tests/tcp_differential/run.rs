@@ -1,4 +1,4 @@
-//! A script carried out before a stack, with the kernel's answers in front of it or without.
+//! Runs a script against a stack, with or without the kernel's answers in front of it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use support::wire::{Link, Rng, Sent, at};
 use super::guest::{Outcome, SLOT, Talk};
 use super::script::{FIRST_PORT, KEY, Plan, Script};
 
-/// Time for all connections of a script, losses and all.
+/// Time for all connections of a script, including retransmissions.
 const LIMIT: Duration = Duration::from_secs(300);
-/// By then everything a guest left behind is over: the stack's idle time, and retransmissions.
+/// Time after which the stack has freed everything a guest left behind: its idle time and retransmissions end.
 const SETTLED: Duration = Duration::from_secs(300);
-/// Turns without time moving, beyond which something spins.
+/// Limit of turns at one instant. More turns mean an endless loop.
 const TURNS_PER_INSTANT: usize = 10_000;
 
 pub(super) fn config() -> StackConfig {
     StackConfig { cookie_key: KEY, ..StackConfig::default() }
 }
 
-/// What becomes of every connection, lane by lane; `None` for one that is not over in time, and all after it.
+/// The outcome of every connection, by lane; `None` for the first one that did not end in time and all after it.
 pub(super) type Outcomes = Vec<Vec<Option<Outcome>>>;
 
-/// A port of the guest, and what it does next.
+/// A port of the guest and its remaining connections.
 struct Lane {
     number: usize,
     plans: std::vec::IntoIter<Plan>,
@@ -46,7 +46,7 @@ impl Lane {
         self.next.is_none() && self.outcomes.last().is_none_or(Option::is_some)
     }
 
-    /// Begins the next connection when it is due, and notes how the last one ended.
+    /// Records how the last connection ended, and begins the next one when it is due.
     fn step(&mut self, now: Duration, out: &mut Vec<Segment>) {
         if let Some(talk) = &mut self.talk {
             talk.step(now, out);
@@ -106,7 +106,7 @@ impl<L: Ledger> World<L> {
         }
     }
 
-    /// Carries the script out, and lets what it leaves behind end. Returns the connections the stack still holds.
+    /// Runs the script and waits until the stack has settled. Returns the outcomes and the connections still held.
     pub(super) fn run(&mut self) -> (Outcomes, u64) {
         self.until(LIMIT, |world| world.lanes.iter().all(Lane::is_over));
         let outcomes = self.lanes.iter().map(|lane| lane.outcomes.clone()).collect();
@@ -125,11 +125,11 @@ impl<L: Ledger> World<L> {
                 Some(_) => turns += 1,
                 None => return self.now = end,
             }
-            assert!(turns < TURNS_PER_INSTANT, "nothing gets on at {:?}", self.now);
+            assert!(turns < TURNS_PER_INSTANT, "no progress at {:?}", self.now);
         }
     }
 
-    /// Everything that happens at this instant. Returns when the stack wants to be called again.
+    /// Processes everything due at this instant. Returns when the stack must be called again.
     fn turn(&mut self) -> Option<Duration> {
         let mut said = Vec::new();
         while let Some(frame) = self.down.pop(self.now) {

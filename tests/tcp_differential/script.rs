@@ -1,4 +1,4 @@
-//! What a guest does in one run, as proptest draws and shrinks it.
+//! The actions of a guest in one run, which proptest draws and shrinks.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -15,19 +15,19 @@ pub(super) const KEY: Key = Key([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321]);
 /// The first port of a guest; each lane has one of its own.
 pub(super) const FIRST_PORT: u16 = 40_000;
 
-/// Octets of the bodies that guests ask for: within one segment, within the initial window, and far beyond.
+/// Octets of the requested bodies: within one segment, within the initial window, and far beyond it.
 const BODIES: [usize; 4] = [10, 9_000, 40_000, 70_000];
 
 /// Segment size that guests announce.
 pub(super) const SEGMENT: u16 = 1460;
 
-/// Initial sequence numbers of one lane: two ordinary ones, and some unlucky ones.
+/// The ordinary initial sequence numbers of each lane. It also has [`UNLUCKY`] ones.
 const ORDINARY: [u32; 2] = [1_000, u32::MAX - 20];
 const UNLUCKY: usize = 4;
-/// A number is unlucky about once in 500, so this many hold enough of them.
+/// Numbers searched. About one in 500 is unlucky, so these include enough.
 const TRIED: u32 = 1_000_000;
 
-/// Frames of one connection are under way no longer than this: 20 delays and a little.
+/// Upper bound of the time a frame is in transit: 20 delays and a margin.
 const GONE: Duration = Duration::from_millis(5);
 
 /// How a connection ends.
@@ -41,29 +41,29 @@ pub(super) enum End {
     HalfCloseLater,
     /// The request asks the service to close.
     ServiceFirst,
-    /// The guest loses its memory after so many segments with payload.
+    /// The guest reboots after this many segments with payload.
     Reboot(usize),
-    /// The guest resets the connection after so many segments with payload.
+    /// The guest resets the connection after this many segments with payload.
     Abort(usize),
 }
 
 /// One connection.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
-    /// Which of the lane's initial sequence numbers.
+    /// Index of the lane's initial sequence number.
     isn: usize,
     body: usize,
     pub(super) end: End,
-    /// Requests on it, one after the other.
+    /// Number of sequential requests.
     pub(super) requests: usize,
-    /// Acknowledge every other segment, the last after a while; else each.
+    /// Whether to acknowledge every other segment, and the last one after a delay, instead of each.
     pub(super) delays: bool,
-    /// Answer what makes no sense in SYN-SENT with a reset, as RFC 9293 §3.10.7.3 asks. Small stacks do not.
+    /// Whether to reset invalid segments in SYN-SENT, as RFC 9293 §3.10.7.3 requires. Small stacks do not.
     pub(super) resets: bool,
     pause: u64,
 }
 
-/// All connections from one port, one after the other.
+/// The sequential connections of one port.
 pub(super) type Lane = Vec<Plan>;
 
 /// One run.
@@ -72,7 +72,7 @@ pub(super) struct Script {
     pub(super) lanes: Vec<Lane>,
     pub(super) faults: Faults,
     pub(super) seed: u64,
-    /// Places in the table that stack and kernel share.
+    /// Number of entries in the table that stack and kernel share.
     pub(super) places: usize,
 }
 
@@ -95,8 +95,8 @@ impl Plan {
     }
 }
 
-/// Initial numbers with which an acknowledgement in the middle of the longest answer looks like the end of a
-/// handshake, because the sixteen bits of its mark agree.
+/// Initial sequence numbers for which an acknowledgement in the middle of the longest answer looks like the end of a
+/// handshake, because its 16-bit mark matches.
 fn unlucky_numbers(lane: usize) -> &'static [u32] {
     static FOUND: LazyLock<Vec<Vec<u32>>> = LazyLock::new(|| (0..LANES).map(search).collect());
     &FOUND[lane]

@@ -1,0 +1,211 @@
+//! The configuration file and its defaults.
+//!
+//! Every field has a default, so a file states only what differs. Command line options override the file.
+//!
+//! ```yaml
+//! records: /etc/xdp-imds/records.d
+//! ports:
+//! - {ifname: vnet0, mac: "52:54:00:12:34:56"}
+//! - {ifname: tap0, netns: /proc/4242/ns/net}
+//! addresses: [169.254.169.254, "fd00:ec2::254"]   # replaces the default list
+//! limits: {frames_per_second: 10000, burst: 2048, connections_per_second: 200, connection_burst: 512}
+//! metadata: {keys: 16, chars: 256}
+//! api: {group: vmm}
+//! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
+//! ```
+mod limits;
+mod port;
+mod read;
+mod sections;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use metadata_base::addresses;
+use metadata_base::run::DEFAULT_RUN;
+use metadata_content::record;
+#[cfg(feature = "kubevirt")]
+use metadata_feed::kubevirt;
+use metadata_feed::room;
+use metadata_serve::audit::AuditConfig;
+use metadata_steer::{Guarded, Limits, Mode};
+
+pub use port::PortSpec;
+pub use read::{ConfigError, workers};
+pub use sections::{ApiConfig, MetadataLimits, Sandbox};
+
+/// Default of `state`.
+pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
+
+/// Default of `pins`: a directory on the bpffs that systemd mounts.
+pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
+
+/// The configuration of the agent.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Directory of VM records, one file per VM. Default: none. A directory is required here or on the command line,
+    /// unless `api` or `kubevirt` is present.
+    pub records: Option<PathBuf>,
+    /// Registration of VMs at the control socket, which is always open. If this section is present, even empty
+    /// (`{}`), the agent starts without a directory of records.
+    pub api: Option<ApiConfig>,
+    /// Ports that the agent serves in addition to those that records name.
+    pub ports: Vec<PortSpec>,
+    /// Metadata addresses served on every port, at most [`metadata_common::maps::MAX_SERVED`] per address family.
+    /// Default: [`addresses::ALL`]. A list here replaces the default. Frames to an address that is not in the list
+    /// pass unchanged.
+    pub addresses: Vec<IpAddr>,
+    /// Next hops through which guests route to a served address. The agent answers ARP for these IPv4 addresses and
+    /// lets IP packets to them pass. They count towards the limit of `addresses`. Default (`None`):
+    /// [`addresses::SCALEWAY_NEXT_HOP`] if [`addresses::SCALEWAY`] is served, otherwise none.
+    pub arp_only: Option<Vec<Ipv4Addr>>,
+    /// How much one port may send to the metadata service. The kernel enforces the limits.
+    pub limits: Limits,
+    /// Memory limit for all rendered records, in octets or as text (`"512MiB"`), at least [`room::LEAST_OCTETS`].
+    /// Records beyond the limit are refused. Default (`None`): what remains of the control group's memory limit for
+    /// records ([`room::within`]) when the configuration is read, or [`room::DEFAULT_OCTETS`] without such a limit.
+    #[serde(deserialize_with = "read::octets_field")]
+    pub record_memory: Option<usize>,
+    /// Limits of a record's custom `metadata`. Records that exceed them are refused.
+    pub metadata: MetadataLimits,
+    /// The program that steers the ports. Default: `auto`, which costs guests least (measured by
+    /// `cargo xtask traffic`).
+    pub steer: Mode,
+    /// Which taps without a record are closed. A closed tap forwards no frame to a metadata address. `all` closes taps
+    /// in the agent's namespace and in those with served ports; `none` is the default. Do not use `all` if two agents
+    /// share a namespace: each would close the other's taps.
+    pub guard: Guarded,
+    /// Prefix of the hub's device names, 1 to 11 octets. Agents in the same namespace need different prefixes.
+    pub hub: String,
+    /// Address and port that serve Prometheus metrics; `None` (default) serves none.
+    pub metrics: Option<SocketAddr>,
+    /// The audit log of requests; off by default.
+    pub audit: AuditConfig,
+    /// Directory for token keys and data written by guests, which survive a restart. Created with mode 0700. With
+    /// `null` nothing survives: tokens become invalid when the agent ends, and one-shot passwords are served again.
+    pub state: Option<PathBuf>,
+    /// Directory on a bpffs where links and maps are pinned. While no agent runs, pins keep ports closed and preserve
+    /// the guests' slots. `null` pins nothing: all programs leave the taps when the agent ends. Agents on the same node
+    /// need different directories.
+    pub pins: Option<PathBuf>,
+    /// Directory for the sockets of the running agent. Created with mode 0700. Agents on the same node need different
+    /// directories.
+    pub run: PathBuf,
+    /// How long open requests may take after the agent receives a stop signal, in seconds; 0 closes all connections at
+    /// once. A second signal ends the wait.
+    pub drain_seconds: u32,
+    /// The log filter, in the form of `--log`, which overrides it. Default (`None`): `info`.
+    pub log: Option<String>,
+    /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
+    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. Without the file, or until
+    /// it exists, the agent uses the key in `state`.
+    pub token_key: Option<PathBuf>,
+    /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
+    /// expire.
+    pub rotate_token_key_days: u32,
+    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time and shortens answers only
+    /// for guests that send the next request within this time.
+    pub spin_us: u32,
+    /// Whether the kernel answers frames that need no state, on ports that are taps; user space then receives little
+    /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
+    pub answer_in_kernel: bool,
+    /// Number of threads that answer guests, 1 to [`metadata_steer::HUBS_OF_A_SIDE`]. Each has its own hub and
+    /// serves a part of the guests.
+    #[serde(deserialize_with = "read::workers_field")]
+    pub workers: u32,
+    /// How the agent finds and serves KubeVirt's VMs; `None` (default) turns this off.
+    #[cfg(feature = "kubevirt")]
+    pub kubevirt: Option<kubevirt::Options>,
+    /// Whether the agent drops system calls and capabilities that serving does not need; `on` by default.
+    pub sandbox: Sandbox,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            records: None,
+            api: None,
+            ports: Vec::new(),
+            addresses: addresses::ALL.to_vec(),
+            arp_only: None,
+            limits: Limits::default(),
+            steer: Mode::default(),
+            record_memory: None,
+            metadata: MetadataLimits::default(),
+            guard: Guarded::default(),
+            hub: "imds".into(),
+            metrics: None,
+            audit: AuditConfig::default(),
+            state: Some(DEFAULT_STATE.into()),
+            pins: Some(DEFAULT_PINS.into()),
+            run: DEFAULT_RUN.into(),
+            drain_seconds: 5,
+            log: None,
+            token_key: None,
+            rotate_token_key_days: 30,
+            spin_us: 0,
+            answer_in_kernel: true,
+            workers: 1,
+            #[cfg(feature = "kubevirt")]
+            kubevirt: None,
+            sandbox: Sandbox::On,
+        }
+    }
+}
+
+impl Config {
+    /// Returns true if at least one feed or the API can provide records.
+    #[must_use]
+    pub fn has_records(&self) -> bool {
+        #[cfg(feature = "kubevirt")]
+        if self.kubevirt.is_some() {
+            return true;
+        }
+        self.records.is_some() || self.api.is_some()
+    }
+
+    /// Returns true if ports in other namespaces are expected. Each VM of KubeVirt has its own namespace.
+    #[must_use]
+    pub fn expects_namespaces(&self) -> bool {
+        #[cfg(feature = "kubevirt")]
+        return self.kubevirt.is_some();
+        #[cfg(not(feature = "kubevirt"))]
+        false
+    }
+
+    /// Returns `api`, or its defaults if the section is absent.
+    #[must_use]
+    pub fn api(&self) -> ApiConfig {
+        self.api.clone().unwrap_or_default()
+    }
+
+    /// Returns the memory limit for all records, in octets: `record_memory` or its default.
+    #[must_use]
+    pub fn record_octets(&self) -> usize {
+        self.record_memory.unwrap_or_else(|| room::within(room::cgroup::memory_limit(), self.workers))
+    }
+
+    /// Returns the limits of one record, with those of `metadata`.
+    #[must_use]
+    pub fn record_limits(&self) -> record::Limits {
+        let MetadataLimits { keys, chars } = self.metadata;
+        record::Limits { metadata_keys: keys, metadata_chars: chars, ..record::Limits::DEFAULT }
+    }
+
+    /// Returns the next hops for which ARP is answered: those of `arp_only`, or the default for `addresses`.
+    #[must_use]
+    pub fn next_hops(&self) -> Vec<Ipv4Addr> {
+        match &self.arp_only {
+            Some(configured) => configured.clone(),
+            None if self.addresses.contains(&addresses::SCALEWAY.into()) => {
+                vec![addresses::SCALEWAY_NEXT_HOP]
+            }
+            None => Vec::new(),
+        }
+    }
+}

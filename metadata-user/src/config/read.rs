@@ -1,0 +1,109 @@
+//! Reading the file, and parsing values that have more than one written form.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use metadata_steer::HUBS_OF_A_SIDE;
+
+use super::Config;
+
+/// Why a configuration is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read the configuration {}: {source}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// The file is malformed or has an invalid value. The error text names the file and the field, and the line if it
+    /// is known.
+    #[error("{}: {reason}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// The field, its line if known, and the reason.
+        reason: String,
+    },
+    /// A value is out of range.
+    #[error("{field}: expected {expected}, found {found}")]
+    Value {
+        /// The field, such as `limits.burst`.
+        field: &'static str,
+        /// The range of valid values.
+        expected: String,
+        /// The configured value.
+        found: String,
+    },
+}
+
+impl Config {
+    /// Reads a file and validates its values.
+    ///
+    /// # Errors
+    /// The file cannot be read or parsed, has an unknown field, or has a value out of range.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let config = Self::parse(&text).map_err(|reason| ConfigError::Parse { path: path.into(), reason })?;
+        match config.validate() {
+            Ok(()) => Ok(config),
+            Err(error) => Err(ConfigError::Parse { path: path.into(), reason: error.to_string() }),
+        }
+    }
+
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        // YAML reads an empty document as null, but users expect it to mean "all defaults".
+        if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
+            return Ok(Self::default());
+        }
+        let yaml = serde_yaml::Deserializer::from_str(text);
+        serde_path_to_error::deserialize(yaml).map_err(|error| format!("{}: {}", error.path(), error.inner()))
+    }
+}
+
+/// Parses `workers`, a number from 1 to [`HUBS_OF_A_SIDE`].
+///
+/// # Errors
+/// The text is not a number in this range.
+pub fn workers(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| (1..=HUBS_OF_A_SIDE).contains(number));
+    number.ok_or_else(|| format!("expected a number of workers from 1 to {HUBS_OF_A_SIDE}, found `{text}`"))
+}
+
+/// Parses octets: a number, optionally with the unit `KiB`, `MiB` or `GiB`.
+fn octets(text: &str) -> Result<usize, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match text[digits..].trim_start() {
+        "" => Some(0),
+        "KiB" => Some(10),
+        "MiB" => Some(20),
+        "GiB" => Some(30),
+        _ => None,
+    };
+    let number = text[..digits].parse::<usize>().ok();
+    let octets = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
+    octets.ok_or_else(|| format!("expected octets such as 536870912 or `512MiB`, found `{text}`"))
+}
+
+pub(super) fn octets_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "octets such as 536870912 or `512MiB`")]
+    enum Written {
+        Number(usize),
+        Text(String),
+    }
+    match Option::<Written>::deserialize(from)? {
+        None => Ok(None),
+        Some(Written::Number(number)) => Ok(Some(number)),
+        Some(Written::Text(text)) => octets(&text).map(Some).map_err(serde::de::Error::custom),
+    }
+}
+
+pub(super) fn workers_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    let number = i64::deserialize(from)?;
+    workers(&number.to_string()).map_err(serde::de::Error::custom)
+}

@@ -1,0 +1,140 @@
+use super::{ApiConfig, Config, DEFAULT_PINS, workers};
+use metadata_base::addresses;
+use metadata_steer::Limits;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+
+#[test]
+fn each_sandbox_value_selects_its_mode_and_others_are_refused() {
+    use metadata_datapath::sandbox::Mode;
+    for (text, mode) in [("on", Mode::On), ("log", Mode::Log), ("off", Mode::Off)] {
+        let config: Config = serde_yaml::from_str(&format!("sandbox: {text}")).expect(text);
+        assert_eq!(Mode::from(config.sandbox), mode);
+    }
+    assert!(serde_yaml::from_str::<Config>("sandbox: enforce").is_err());
+}
+
+#[test]
+fn an_empty_file_means_all_defaults() {
+    for text in ["", "\n", "# nothing yet\n"] {
+        assert_eq!(Config::parse(text).expect("defaults"), Config::default());
+    }
+}
+
+#[test]
+fn workers_range_from_one_to_the_maximum_number_of_hubs() {
+    let cases = [("1", Some(1)), ("32", Some(32)), ("0", None), ("33", None), ("-1", None), ("many", None)];
+    for (text, expected) in cases {
+        assert_eq!(workers(text).ok(), expected, "{text}");
+        let config = Config::parse(&format!("workers: {text}\n"));
+        assert_eq!(config.ok().map(|config| config.workers), expected, "{text}");
+    }
+}
+
+#[test]
+fn record_memory_accepts_octets_with_or_without_a_unit() {
+    for (text, octets) in [
+        ("536870912", Some(Some(512 << 20))),
+        ("512MiB", Some(Some(512 << 20))),
+        ("2 GiB", Some(Some(2 << 30))),
+        ("65536KiB", Some(Some(64 << 20))),
+        ("null", Some(None)),
+        ("512M", None),
+        ("much", None),
+        ("-1", None),
+        ("99999999999999999999GiB", None),
+    ] {
+        let config = Config::parse(&format!("record_memory: {text}\n"));
+        assert_eq!(config.ok().map(|config| config.record_memory), octets, "{text}");
+    }
+}
+
+#[test]
+fn null_turns_pins_off() {
+    let cases = [
+        ("hub: x\n", Some(DEFAULT_PINS)),
+        ("pins: null\n", None),
+        ("pins: /sys/fs/bpf/two\n", Some("/sys/fs/bpf/two")),
+    ];
+    for (text, pins) in cases {
+        let config = Config::parse(text).expect(text);
+        assert_eq!(config.pins.as_deref(), pins.map(Path::new), "{text}");
+    }
+}
+
+#[test]
+fn fields_that_a_file_omits_have_their_defaults() {
+    let config =
+        Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
+    assert_eq!(config.limits, Limits { burst: 7, ..Limits::default() });
+    assert_eq!(config.ports, ["t0=52:54:00:00:00:01".parse().unwrap()]);
+}
+
+#[test]
+fn addresses_in_the_file_replace_the_default_and_set_the_next_hop() {
+    let cases: [(&str, usize, &[Ipv4Addr]); 4] = [
+        ("hub: x\n", 9, &[addresses::SCALEWAY_NEXT_HOP]),
+        ("addresses: [169.254.169.254, 'fd00:ec2::254']\n", 2, &[]),
+        ("addresses: [169.254.42.42]\n", 1, &[addresses::SCALEWAY_NEXT_HOP]),
+        ("addresses: [169.254.42.42]\narp_only: []\n", 1, &[]),
+    ];
+    for (text, served, next_hops) in cases {
+        let config = Config::parse(text).expect(text);
+        config.validate().expect(text);
+        assert_eq!((config.addresses.len(), &config.next_hops()[..]), (served, next_hops), "{text}");
+    }
+}
+
+#[test]
+fn metadata_limits_become_limits_of_a_record() {
+    for (text, keys, chars) in [("hub: x\n", 16, 256), ("metadata: {keys: 64}\n", 64, 256)] {
+        let config = Config::parse(text).expect(text);
+        config.validate().expect(text);
+        let limits = config.record_limits();
+        assert_eq!((limits.metadata_keys, limits.metadata_chars), (keys, chars), "{text}");
+    }
+}
+
+#[test]
+fn parse_errors_name_the_field_and_the_line() {
+    let cases = [
+        ("hub: x\nlimit: {}\n", "line 2", "limit"),
+        ("hub: x\nsteer: tc\n", "line 2", "steer"),
+        ("limits:\n  burst: -1\n", "line 2", "limits.burst"),
+        ("ports:\n- {ifname: a-name-that-is-too-long}\n", "line 2", "ports[0]"),
+        ("ports:\n- {ifname: t0, mac: '53:54:00:00:00:01'}\n", "line 2", "group address"),
+    ];
+    for (text, line, field) in cases {
+        let error = Config::parse(text).expect_err(text);
+        assert!(error.contains(line) && error.contains(field), "{text:?} gave: {error}");
+    }
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_field() {
+    type Spoil = fn(&mut Config);
+    let cases: [(&str, Spoil); 16] = [
+        ("record_memory", |c| c.record_memory = Some(1 << 20)),
+        ("addresses", |c| c.addresses.push("255.255.255.255".parse().unwrap())),
+        ("addresses", |c| c.addresses.extend((1..=31).map(|n| IpAddr::from([10, 0, 0, n])))),
+        ("arp_only", |c| c.arp_only = Some(vec![addresses::METADATA])),
+        ("arp_only", |c| c.arp_only = Some(vec!["224.0.0.1".parse().unwrap()])),
+        ("addresses", |c| c.addresses.push("0.0.0.0".parse().unwrap())),
+        ("addresses", |c| c.addresses.push("ff02::1".parse().unwrap())),
+        ("addresses", |c| c.addresses.push(addresses::METADATA.into())),
+        ("hub", |c| c.hub = "x".repeat(12)),
+        ("hub", |c| c.hub = "a/b".into()),
+        ("addresses", |c| c.addresses.clear()),
+        ("limits.burst", |c| c.limits.burst = 0),
+        ("metadata.keys", |c| c.metadata.keys = 257),
+        ("metadata.chars", |c| c.metadata.chars = 4097),
+        ("api.instances", |c| c.api = Some(ApiConfig { instances: 0, ..ApiConfig::default() })),
+        ("api.instances", |c| c.api = Some(ApiConfig { instances: 16_385, ..ApiConfig::default() })),
+    ];
+    for (field, spoil) in cases {
+        let mut config = Config::default();
+        spoil(&mut config);
+        let error = config.validate().expect_err(field).to_string();
+        assert!(error.starts_with(field), "{error}");
+    }
+}
