@@ -198,7 +198,7 @@ fn a_port_trace_shows_the_dropped_frames_of_an_impostor() {
     trace.wait_for("DROPPED: unknown mac").expect("a drop");
     let lines = trace.stop();
     assert!(
-        lines.iter().any(|line| line.starts_with("note: ") && line.contains("only by MAC")),
+        lines.iter().any(|line| line.starts_with("note: ") && line.contains("trace the guest's MAC")),
         "{lines:#?}"
     );
 }

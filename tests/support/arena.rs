@@ -250,7 +250,8 @@ pub struct Arena<'a> {
     pub others: Vec<(Identity, Station)>,
     /// Whoever is behind the taps.
     pub witness: Witness,
-    is_tcx: bool,
+    /// True if a tcx classifier steers, which does not count ordinary IPv4 frames.
+    pub is_tcx: bool,
     turn: usize,
 }
 

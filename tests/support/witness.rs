@@ -12,6 +12,8 @@ use std::path::Path;
 
 /// Longest frame seen whole; of a longer one, its beginning.
 const LONGEST: usize = 65_549;
+/// Receive buffer of the capture, in octets: room for all frames of a flood that reach the bridge.
+static ROOM: libc::c_int = 32 << 20;
 
 /// A capture on the bridge, and a tap beside the guests' that nobody serves.
 #[derive(Debug)]
@@ -101,6 +103,13 @@ fn capture(ifindex: i32) -> Result<File> {
     let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
     // SAFETY: the address is a whole sockaddr_ll that outlives the call, and its length is given.
     let rc = unsafe { libc::bind(fd.as_raw_fd(), (&raw const address).cast(), length) };
+    if rc < 0 {
+        return Err(io::Error::last_os_error().into());
+    }
+    let (room, length) = ((&raw const ROOM).cast(), size_of_val(&ROOM) as libc::socklen_t);
+    let (level, option) = (libc::SOL_SOCKET, libc::SO_RCVBUFFORCE);
+    // SAFETY: the value is a whole int that outlives the call, and its length is given.
+    let rc = unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, room, length) };
     if rc < 0 { Err(io::Error::last_os_error().into()) } else { Ok(fd.into()) }
 }
 
