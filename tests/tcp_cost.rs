@@ -1,8 +1,8 @@
 //! CPU time per received frame in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost`.
 //!
 //! All guests perform each step at the same time: SYN, ACK, GET with an answer of 300 octets, FIN, ACK. The
-//! connections are therefore not in the cache, as in a boot storm. Replies are discarded. The output has median and range
-//! for guests that complete their checksums and for guests that leave them to the device.
+//! connections are therefore not in the cache, as in a boot storm. Replies are discarded. The output has median and
+//! range for guests that complete their checksums and for guests that leave them to the device.
 
 use std::sync::Arc;
 use std::time::Duration;

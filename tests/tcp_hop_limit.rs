@@ -1,5 +1,5 @@
-//! Segments with a token have hop limit 1, so that no router forwards them. All other segments, including handshakes and
-//! acknowledgements, have the usual hop limit.
+//! Segments with a token have hop limit 1, so that no router forwards them. All other segments, including handshakes
+//! and acknowledgements, have the usual hop limit.
 
 use std::net::IpAddr;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! `xdp-imds token-key`: nodes that are given one key take each other's tokens, also while it is changed, and the key is told
-//! nobody who does not ask for it.
+//! `xdp-imds token-key`: nodes with the same key accept each other's tokens, even while the key is being replaced.
+//! Errors never contain the key.
 
 use metadata_content::dialect::render;
 use metadata_content::http::{Method, Status};
@@ -21,11 +21,11 @@ const TOKEN: &str = "X-aws-ec2-metadata-token";
 
 fn token_key(words: &[&str]) -> Output {
     let binary = agent::binary().expect("a binary");
-    // As anybody, as far as a verb can tell: no directory of the agent's, no variables.
+    // The verb needs neither the agent's directories nor its environment variables.
     Command::new(binary).arg("token-key").args(words).env_clear().output().expect("it runs")
 }
 
-/// Makes a key into a file, as its owner keeps it.
+/// Writes a new key to a file that only its owner can read.
 fn make(path: &Path, words: &[&str]) {
     let output = token_key(words);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -34,7 +34,7 @@ fn make(path: &Path, words: &[&str]) {
     fs::set_permissions(path, Permissions::from_mode(0o400)).expect("changed");
 }
 
-/// What the VM is answered by an agent whose configuration names this key.
+/// The responses of a VM under an agent with this key in its configuration.
 fn node(key: &Path) -> Result<Responses, String> {
     let config = Config { token_key: Some(key.to_owned()), state: None, ..Config::default() };
     let (state, _) = State::open(&config).map_err(|error| format!("{error:#}"))?;
@@ -82,7 +82,7 @@ fn a_key_made_after_another_accepts_the_tokens_of_both() {
     make(&second, &["--after", first.to_str().expect("UTF-8")]);
     let [old, new] = [&first, &second].map(|key| node(key).expect("an agent's state"));
     assert!(takes(&new, &token(&old)), "guests keep the tokens they have");
-    assert!(!takes(&old, &token(&new)), "it is another key");
+    assert!(!takes(&old, &token(&new)), "the old key is not the new one");
 }
 
 #[test]
@@ -102,13 +102,13 @@ fn an_invalid_or_readable_key_file_is_refused_without_leaking_it() {
             fs::set_permissions(path, Permissions::from_mode(mode)).expect("changed");
         }
         let output = token_key(&["--after", path.to_str().expect("UTF-8")]);
-        let said = String::from_utf8(output.stderr).expect("text");
-        assert!(!output.status.success() && output.stdout.is_empty(), "{said}");
-        assert!(said.contains(expected), "{said}");
-        assert!(!said.contains("hunter2") && !said.contains(&secret), "{said}");
-        // The agent says the same of it, but that there may be none yet.
+        let stderr = String::from_utf8(output.stderr).expect("text");
+        assert!(!output.status.success() && output.stdout.is_empty(), "{stderr}");
+        assert!(stderr.contains(expected), "{stderr}");
+        assert!(!stderr.contains("hunter2") && !stderr.contains(&secret), "{stderr}");
+        // The agent reports the same errors, except that the file may not exist yet.
         let opened = node(path).map(|_| ());
         assert_eq!(opened.is_err(), mode != 0, "{opened:?}");
-        assert!(opened.err().is_none_or(|said| said.contains(expected) && !said.contains(&secret)));
+        assert!(opened.err().is_none_or(|stderr| stderr.contains(expected) && !stderr.contains(&secret)));
     }
 }

@@ -1,5 +1,5 @@
-//! `xdp-imds trace` shows one guest's frames with what became of them, nobody else's and no secrets; and costs its
-//! agent nothing once its reader is gone.
+//! `xdp-imds trace` shows the frames of one guest with their verdicts, without secrets. It costs the agent nothing
+//! after its reader has exited.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::maps::{Array, Map, MapData, MapInfo};
@@ -28,7 +28,7 @@ use support::tap::Shape;
 const PATIENCE: Duration = Duration::from_secs(20);
 const REQUEST: Duration = Duration::from_secs(10);
 const PATH: &str = "/v1/user-data";
-/// What no guest may see of another, nor a trace of anybody.
+/// A token that no other guest and no trace may show.
 const SECRET: &str = "a-token-nobody-may-see";
 
 /// A node with an agent and two guests.
@@ -65,13 +65,13 @@ impl Scene {
         Trace::start(&self.run(), target, more).expect("a trace")
     }
 
-    /// As [`Scene::trace`], of a guest by its MAC.
+    /// Like [`Scene::trace`], with the MAC of a guest as target.
     fn trace_guest(&self, guest: &Guest, more: &[&str]) -> Trace {
         self.trace(&guest.identity().mac.to_string(), more)
     }
 }
 
-/// A running trace, and what it writes.
+/// A running trace and its output.
 struct Trace {
     child: Child,
     lines: Receiver<String>,
@@ -79,7 +79,7 @@ struct Trace {
 }
 
 impl Trace {
-    /// Starts it and waits until it traces.
+    /// Starts a trace and waits until it is ready.
     fn start(run: &Path, target: &str, more: &[&str]) -> Result<Self> {
         let mut trace = Self::spawn(run, target, more)?;
         trace.wait_for("tracing ")?;
@@ -102,16 +102,16 @@ impl Trace {
         Ok(Self { child, lines, seen: Vec::new() })
     }
 
-    /// Reads on until a line has these words.
+    /// Reads lines until one contains `words`.
     fn wait_for(&mut self, words: &str) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         loop {
             let left = end.saturating_duration_since(Instant::now());
             let Ok(line) = self.lines.recv_timeout(left) else {
-                let mut said = String::new();
+                let mut stderr = String::new();
                 self.child.kill()?;
-                self.child.stderr.take().context("it is piped")?.read_to_string(&mut said)?;
-                anyhow::bail!("no `{words}` in {:#?}; it said: {said}", self.seen);
+                self.child.stderr.take().context("it is piped")?.read_to_string(&mut stderr)?;
+                anyhow::bail!("no `{words}` in {:#?}; its standard error: {stderr}", self.seen);
             };
             let found = line.contains(words);
             self.seen.push(line);
@@ -121,20 +121,20 @@ impl Trace {
         }
     }
 
-    /// Waits for its end; what it wrote, and said to standard error.
+    /// Waits for its end. Returns its status, its lines and its standard error.
     fn finish(mut self) -> Result<(ExitStatus, Vec<String>, String)> {
-        let mut said = String::new();
-        self.child.stderr.take().context("standard error is piped")?.read_to_string(&mut said)?;
+        let mut stderr = String::new();
+        self.child.stderr.take().context("standard error is piped")?.read_to_string(&mut stderr)?;
         let status = self.child.wait()?;
         self.seen.extend(self.lines.iter());
-        Ok((status, std::mem::take(&mut self.seen), said))
+        Ok((status, std::mem::take(&mut self.seen), stderr))
     }
 
-    /// Ends it by a signal, as Ctrl-C does.
+    /// Ends it with a signal, as Ctrl-C does. Returns its lines.
     fn stop(self) -> Vec<String> {
         process::terminate(self.child.id()).expect("it lives");
-        let (status, lines, said) = self.finish().expect("it ends");
-        assert!(status.success(), "{status}: {said}");
+        let (status, lines, stderr) = self.finish().expect("it ends");
+        assert!(status.success(), "{status}: {stderr}");
         lines
     }
 
@@ -143,7 +143,7 @@ impl Trace {
     }
 }
 
-/// Where in a trace the first line with all of these words is.
+/// The index of the first line that contains all of these words.
 #[track_caller]
 fn at(lines: &[String], words: &[&str]) -> usize {
     let found = lines.iter().position(|line| words.iter().all(|word| line.contains(word)));
@@ -236,7 +236,7 @@ fn lines_hold_no_token_and_files_only_with_payload_requested() {
     }
 }
 
-/// A capture has the interface's name, and every frame of TCP with its verdict.
+/// Asserts that a capture has the interface's name, and a comment with the verdict for every TCP segment.
 fn reads_back(file: &Path, first: &str, segments: usize) {
     let mut reader = PcapNgReader::new(File::open(file).expect("a file")).expect("pcapng");
     let (mut comments, mut who) = (Vec::new(), None);
@@ -277,19 +277,19 @@ fn only_one_trace_runs_at_a_time_and_killing_its_reader_ends_it() {
         let trace = scene.trace_guest(&scene.guests[0], &[]);
         assert_ne!(filter(agent.pid()).expect("the filter"), [0; 5]);
         let second = Trace::spawn(&scene.run(), &scene.guests[1].identity().mac.to_string(), &[]);
-        let (status, _, said) = second.and_then(Trace::finish).expect("it ends");
-        assert!(!status.success() && said.contains("another trace is running"), "{status}: {said}");
+        let (status, _, stderr) = second.and_then(Trace::finish).expect("it ends");
+        assert!(!status.success() && stderr.contains("another trace is running"), "{status}: {stderr}");
         trace.kill();
         eventually(PATIENCE, || {
             ensure!(filter(agent.pid())? == [0; 5], "the filter is still set");
             Ok(())
         })
-        .expect("nobody is watched");
+        .expect("the filter is cleared");
     }
     scene.trace_guest(&scene.guests[1], &[]).stop();
 }
 
-/// What a process's kernel side watches for.
+/// The trace filter in the kernel maps of a process.
 fn filter(pid: u32) -> Result<[u32; 5]> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))?.flatten() {
@@ -366,25 +366,25 @@ fn a_target_that_cannot_be_traced_is_refused_with_a_reason() {
     let room = tempfile::tempdir().expect("a directory");
     let refused = |run: &Path, target: &str| {
         let trace = Trace::spawn(run, target, &[]).and_then(Trace::finish);
-        let (status, _, said) = trace.expect("it ends");
-        assert!(!status.success(), "{said}");
-        said
+        let (status, _, stderr) = trace.expect("it ends");
+        assert!(!status.success(), "{stderr}");
+        stderr
     };
-    let said = refused(room.path(), "tap0");
-    assert!(said.contains("no agent serves") && said.contains("--run"), "{said}");
+    let stderr = refused(room.path(), "tap0");
+    assert!(stderr.contains("no agent serves") && stderr.contains("--run"), "{stderr}");
     if !privileged::or_skip() {
         return;
     }
     let scene = Scene::new();
     let _agent = scene.agent();
-    let said = refused(&scene.run(), "no-such-tap");
-    assert!(said.contains("no VM and no attached port is called no-such-tap"), "{said}");
+    let stderr = refused(&scene.run(), "no-such-tap");
+    assert!(stderr.contains("no VM and no attached port is called no-such-tap"), "{stderr}");
     let gone = Identity::of(9);
     let record = gone.record(1).replace(r#""id": "n0""#, r#""id": "n0", "port": {"ifname": "absent0"}"#);
     record::replace(&gone.path(scene.records.path()), &record).expect("a record");
     eventually(PATIENCE, || {
-        let said = refused(&scene.run(), &gone.hostname);
-        said.contains("on absent0, which is not attached: ").then_some(()).context(said)
+        let stderr = refused(&scene.run(), &gone.hostname);
+        stderr.contains("on absent0, which is not attached: ").then_some(()).context(stderr)
     })
     .expect("the port is named");
 }
@@ -401,7 +401,7 @@ fn a_vm_can_be_traced_by_each_name_that_status_shows() {
     for name in [&identity.hostname, &identity.instance_id, &identity.instance_id.to_uppercase()] {
         let mut trace = scene.trace(name, &[]);
         scene.guests[0].fetch_own(PATH, REQUEST).expect("an answer");
-        trace.wait_for("HTTP/1.1 200").expect("an answer is seen");
+        trace.wait_for("HTTP/1.1 200").expect("the trace shows an answer");
         let lines = trace.stop();
         assert!(lines[0].contains(&format!("{name}, {} on {port}", identity.mac)), "{lines:#?}");
     }

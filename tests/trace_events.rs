@@ -1,4 +1,4 @@
-//! Whoever watches a guest is told of each of its frames what became of it, and of nobody else's.
+//! A trace reports each frame of the watched guest with its verdict, and no frame of another guest.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, Guest, Identity, Port, PortKey, program};
@@ -19,7 +19,7 @@ fn node() -> Programs {
     with_guest(Programs::load(PORT.netns).expect("the object loads"))
 }
 
-/// The same with the tap in another namespace.
+/// Like [`node`], with the tap in another namespace.
 fn node_of_pods() -> Programs {
     with_guest(Programs::load_behind_stub(PORT.netns).expect("the objects load"))
 }
@@ -46,15 +46,15 @@ fn passing() -> Vec<u8> {
     frames::frame(&[], ethernet::IPV4, &frames::syn(OTHER_V4, 80))
 }
 
-/// Runs a frame; what was reported.
+/// Runs a frame and returns the reported events.
 fn reported(programs: &mut Programs, by: &str, frame: &[u8]) -> Vec<Event> {
     programs.run(by, frame).expect("a run");
     programs.take_events().expect("events")
 }
 
-/// The verdict and the slot of the one event about a frame the guest sent, asserted to be about that frame.
+/// Runs a frame of the guest. Asserts that exactly one event reports it, and returns its verdict and slot.
 #[track_caller]
-fn told(programs: &mut Programs, by: &str, frame: &[u8]) -> (Verdict, u32) {
+fn verdict_and_slot(programs: &mut Programs, by: &str, frame: &[u8]) -> (Verdict, u32) {
     let events = reported(programs, by, frame);
     let [event] = &events[..] else { panic!("{} events by {by}", events.len()) };
     let length = frame.len() as u32;
@@ -84,9 +84,9 @@ fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
                 let is_stub = matches!(by, program::PORT_STUB | program::PORT_TCX_STUB);
                 let programs = if is_stub { &mut pods } else { &mut node };
                 let slot = IDENTITY.slot;
-                assert_eq!(told(programs, by, &steered()), (Verdict::SteerIpv4Tcp, slot));
-                assert_eq!(told(programs, by, &dropped()), (Verdict::DropIpv4Udp, NO_SLOT));
-                assert_eq!(told(programs, by, &passing()), (Verdict::PassIpv4, NO_SLOT));
+                assert_eq!(verdict_and_slot(programs, by, &steered()), (Verdict::SteerIpv4Tcp, slot));
+                assert_eq!(verdict_and_slot(programs, by, &dropped()), (Verdict::DropIpv4Udp, NO_SLOT));
+                assert_eq!(verdict_and_slot(programs, by, &passing()), (Verdict::PassIpv4, NO_SLOT));
             }
         }
     });
@@ -105,7 +105,11 @@ fn the_first_octets_of_a_frame_of_any_length_are_reported() {
             frame.extend((frame.len()..length).map(|n| n as u8));
             frame.truncate(length);
             for by in BOTH_WAYS {
-                assert_eq!(told(&mut programs, by, &frame).0, Verdict::SteerIpv4Tcp, "{length} octets");
+                assert_eq!(
+                    verdict_and_slot(&mut programs, by, &frame).0,
+                    Verdict::SteerIpv4Tcp,
+                    "{length} octets"
+                );
             }
         }
     });
@@ -118,7 +122,7 @@ fn only_frames_of_the_watched_guest_are_reported() {
     }
     let elsewhere = PortKey { ifindex: LOOPBACK + 1, ..PORT };
     let other = Mac([0x52, 0x54, 0, 0, 0, 1]).0;
-    let deaf = [
+    let other_filters = [
         ("nobody", Trace::default()),
         ("another port", Trace::of(Some(elsewhere), None, PASSING_TOO)),
         ("another namespace", Trace::of(Some(PortKey { netns: 4, ..PORT }), None, PASSING_TOO)),
@@ -128,7 +132,7 @@ fn only_frames_of_the_watched_guest_are_reported() {
     ];
     in_empty_namespace(|| {
         let mut programs = node();
-        for (name, trace) in deaf {
+        for (name, trace) in other_filters {
             programs.watch(trace).expect("a watch");
             for (by, frame) in
                 BOTH_WAYS.iter().flat_map(|by| [steered(), dropped(), passing()].map(|f| (by, f)))
@@ -138,7 +142,7 @@ fn only_frames_of_the_watched_guest_are_reported() {
         }
         programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");
         for by in BOTH_WAYS {
-            assert_eq!(reported(&mut programs, by, &passing()), [], "what passes was not asked for");
+            assert_eq!(reported(&mut programs, by, &passing()), [], "the filter excludes passing frames");
             assert_eq!(reported(&mut programs, by, &dropped()).len(), 1);
         }
     });
@@ -178,7 +182,7 @@ fn an_answer_of_user_space_is_reported_as_the_guest_receives_it() {
     let received = frames::with(steered(), ethernet::DESTINATION, &GUEST.0);
     in_empty_namespace(|| {
         let mut programs = node();
-        for (trace, heard) in [
+        for (trace, matches) in [
             (Trace::of(None, Some(GUEST.0), 0), true),
             (Trace::of(Some(PORT), Some(GUEST.0), 0), true),
             (Trace::of(None, Some(frames::GATEWAY.0), 0), false),
@@ -188,7 +192,7 @@ fn an_answer_of_user_space_is_reported_as_the_guest_receives_it() {
             for (by, bare) in [(program::HUB, 0), (program::HUB_TCX, LOOPBACK)] {
                 programs.place_bare_device(IDENTITY.slot, bare).expect("a device");
                 let events = reported(&mut programs, by, &sent);
-                assert_eq!(events.len(), usize::from(heard), "{trace:?} {by}");
+                assert_eq!(events.len(), usize::from(matches), "{trace:?} {by}");
                 for event in events {
                     assert_eq!((event.verdict, event.slot), (Verdict::HubDelivered.index(), IDENTITY.slot));
                     assert_eq!((event.direction, event.mac), (TO_GUEST, GUEST.0));

@@ -1,4 +1,4 @@
-//! Every dialect answers its vectors: over HTTP and TCP on a simulated wire, without privilege.
+//! Every dialect answers its vectors over HTTP and TCP on a simulated link, without privileges.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use support::wire::{Faults, World};
 const MORE: &str = include_str!("vectors/more.jsonl");
 const SYSTEMD: &str = include_str!("vectors/systemd.jsonl");
 const AZURE_AGENT: &str = include_str!("vectors/azure_agent.jsonl");
-/// Any answer has come by then.
+/// Virtual time within which every answer arrives.
 const SOON: Duration = Duration::from_secs(1);
 
-/// One VM: its record rendered, stored and served over TCP to a guest of its own.
+/// One VM. Its rendered record is served over TCP to one simulated guest.
 struct Vm {
     world: World<Serve>,
 }
@@ -53,7 +53,7 @@ impl Ask for Vm {
         let received = self.world.client.talks[talk].received.clone();
         ensure!(ended, "no end after {SOON:?}, so far {:?}", String::from_utf8_lossy(&received));
         ensure!(closed, "the connection is not closed after {SOON:?}");
-        // The same port may be used again at once: the service closed first, so TIME-WAIT is on its side.
+        // The service closed first, so TIME-WAIT is on its side and the guest can reuse the port at once.
         self.world.client.bury(talk);
         Ok(received)
     }
@@ -95,7 +95,7 @@ fn a_wrong_answer_fails_its_vector() {
     vectors::each(MORE, vm, |vm, vector, saved: &mut Saved| {
         let (method, target) = vector.request().expect("a request");
         let right = vector.ask(vm, method, target, saved).expect("an answer");
-        vector.check(&right).expect("right");
+        vector.check(&right).expect("the right answer passes");
         let longer = Answered { body: [&right.body[..], b"\n"].concat(), ..right.clone() };
         let other = Answered { status: right.status + 1, ..right.clone() };
         let encoded = Answered { head: format!("{}Content-Encoding: gzip\r\n", right.head), ..right.clone() };

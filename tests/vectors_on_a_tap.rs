@@ -1,5 +1,5 @@
-//! Every dialect answers its vectors to a Linux guest behind a true tap: XDP, AF_XDP, TCP and HTTP as in
-//! production. One node with one agent for each patch of the record.
+//! Every dialect answers its vectors to a Linux guest behind a real tap, through XDP, AF_XDP, TCP and HTTP as in
+//! production. Each patch of the record has a node with an agent.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -20,12 +20,12 @@ use support::vectors::{self, Ask, Asked, GUEST};
 const ALL: &str = include_str!("vectors/vectors.jsonl");
 /// The guest's first NIC in the record.
 const MAC: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
-/// The record and its patches in the file.
+/// Number of records in the file: the plain one and its patches.
 const RECORDS: usize = 13;
-/// Longest an answer may take on a busy machine.
+/// Limit for an answer on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How soon to try a port again that the kernel still has in use.
+/// Pause before another attempt to use a port that the kernel still holds.
 const FREE_AGAIN: Duration = Duration::from_millis(1);
 
 /// A node with one guest, and the agent that serves it.
@@ -50,8 +50,8 @@ impl Ask for Vm<'_> {
     }
 }
 
-/// A connection from the port the vector names. The service closes first, so the port is free again as soon as
-/// it has acknowledged our end of the last connection.
+/// Opens a connection from the vector's source port. The service closes first, so the port is free again after the
+/// service has acknowledged the guest's FIN of the previous connection.
 fn connection(asked: &Asked) -> Result<TcpStream> {
     let start = Instant::now();
     loop {
@@ -68,7 +68,7 @@ fn connection(asked: &Asked) -> Result<TcpStream> {
     }
 }
 
-/// One request, and all that comes until the service closes the connection.
+/// Sends one request and returns everything received until the service closes the connection.
 fn exchange(asked: &Asked) -> Result<Vec<u8>> {
     let mut stream = connection(asked)?;
     stream.set_read_timeout(Some(PATIENCE))?;

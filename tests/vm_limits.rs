@@ -1,4 +1,4 @@
-//! What one VM may take of the agent has an end, which is counted, and at which only that VM is refused.
+//! Each resource that one VM can use is limited. Refusals are counted and affect only that VM.
 
 use metadata_common::maps::Slot;
 use metadata_content::account::{
@@ -18,7 +18,7 @@ use std::time::Duration;
 use support::raw::{Raw, Reply, Segment};
 use support::record::Identity;
 
-/// Octets of a request's body in one segment.
+/// Octets of payload in one segment.
 const SEGMENT: usize = 1460;
 const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
 
@@ -34,14 +34,14 @@ impl Node {
         Self { raw: Raw::new(stack), store }
     }
 
-    /// Gives a slot the responses of a VM.
+    /// Publishes the responses of a VM in a slot.
     fn serve(&self, slot: Slot, vm: &Vm, record: &Record) {
         let responses = dialect::render(record, &mut Interner::new(), vm.clone());
         self.store.publish(slot, Arc::new(responses)).expect("a slot");
     }
 
-    /// Says something on a new connection of a slot; what comes back at once.
-    fn say(&mut self, slot: Slot, port: u16, octets: &[u8]) -> Vec<Reply> {
+    /// Sends octets on a new connection of a slot. Returns the immediate replies.
+    fn send(&mut self, slot: Slot, port: u16, octets: &[u8]) -> Vec<Reply> {
         self.raw.slot = slot;
         let next = self.raw.connect(port);
         let mut replies = Vec::new();
@@ -52,9 +52,9 @@ impl Node {
         replies
     }
 
-    /// The status of what comes back at once; 0 for nothing yet.
+    /// The status of the immediate answer; 0 if there is none yet.
     fn ask(&mut self, slot: Slot, port: u16, octets: &[u8]) -> u16 {
-        status(&self.say(slot, port, octets))
+        status(&self.send(slot, port, octets))
     }
 }
 
@@ -70,7 +70,7 @@ fn record(number: u16, change: impl FnOnce(&mut Value)) -> Record {
     Record::parse("r.yaml", &value.to_string()).expect("a good record").0
 }
 
-/// The VM of a record, as the agent makes it.
+/// The VM of a record, as the agent creates it.
 fn vm(record: &Record) -> Vm {
     let alone = Vm::alone(record.vm.uuid.as_str());
     Vm::of(record, alone.keyring, alone.mailbox)
@@ -88,10 +88,10 @@ fn the_connection_limit_of_a_record_applies_to_all_nics_of_the_vm_together() {
         assert_eq!(node.ask(slot, port, GET), 200, "{slot} {port}");
     }
     for slot in [1, 2] {
-        assert!(node.say(slot, 10, GET).is_empty(), "one too many");
+        assert!(node.send(slot, 10, GET).is_empty(), "one too many");
     }
     assert_eq!(node.raw.stack.stats().refused_vm_connections, 2);
-    assert_eq!(node.ask(3, 1, GET), 200, "another VM's");
+    assert_eq!(node.ask(3, 1, GET), 200, "another VM is served");
     node.raw.slot = 1;
     node.raw.send(&Segment::ack(1, 1001 + GET.len() as u32, 0).control(Rst));
     assert_eq!(node.ask(2, 11, GET), 200, "one has ended");
@@ -110,14 +110,14 @@ fn a_vm_at_its_limit_loses_an_idle_connection_of_the_same_nic() {
         node.serve(slot, &vm, &few);
     }
     for port in 1..=3 {
-        let replies = node.say(1, port, GET);
+        let replies = node.send(1, port, GET);
         assert_eq!(status(&replies), 200);
         let end = replies.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32));
         node.raw.send(&Segment::ack(port, 1001 + GET.len() as u32, end.expect("an answer")));
     }
-    assert!(node.say(2, 1, GET).is_empty(), "the other NIC has none to give up");
+    assert!(node.send(2, 1, GET).is_empty(), "the other NIC has no idle connection");
     for (port, gone) in [(11, 1), (12, 2), (13, 3)] {
-        let replies = node.say(1, port, GET);
+        let replies = node.send(1, port, GET);
         let reset = replies.iter().find(|reply| reply.flags.3).expect("a reset");
         assert_eq!((reset.ports.1, status(&replies)), (gone, 200));
     }
@@ -136,8 +136,8 @@ fn requests_beyond_the_waiting_limit_of_a_vm_without_a_record_get_503() {
     }
     assert_eq!(node.ask(1, 1000, GET), 503);
     let put = b"PUT /latest/api/token HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
-    let replies = node.say(1, 1001, put);
-    assert_eq!(status(&replies), 0, "a token's client takes any error for the end");
+    let replies = node.send(1, 1001, put);
+    assert_eq!(status(&replies), 0, "a client that requests a token gives up on any error");
     assert!(replies.iter().any(|reply| reply.flags.1), "it closes: {replies:?}");
     assert_eq!(node.raw.stack.stats().refused.held, 2);
     assert_eq!(node.ask(2, 1, GET), 0, "another VM's waits");
@@ -159,7 +159,7 @@ fn the_buffer_limit_for_half_received_requests_is_per_vm() {
     for slot in 0..2 {
         node.serve(slot as Slot, &vms[slot], &known[slot]);
     }
-    // All but the last octet of the largest body.
+    // The request lacks the last octet of the largest body.
     let mut half =
         format!("POST /v1/phone-home HTTP/1.1\r\nHost: x\r\nContent-Length: {BODY_MAX}\r\n\r\n").into_bytes();
     half.resize(half.len() + BODY_MAX - 1, b'x');
@@ -171,13 +171,13 @@ fn the_buffer_limit_for_half_received_requests_is_per_vm() {
     assert_eq!(node.raw.stack.stats().refused.buffered, 1);
     let used = vms[0].mailbox.account().used(Resource::Buffered);
     assert!((BUFFERED_PER_VM - half.len()..=BUFFERED_PER_VM).contains(&used), "{used}");
-    assert_eq!(node.ask(1, 1, &half), 0, "another VM's is taken");
-    assert_eq!(node.ask(0, 1000, GET), 200, "and so is what needs no room");
+    assert_eq!(node.ask(1, 1, &half), 0, "another VM's request is accepted");
+    assert_eq!(node.ask(0, 1000, GET), 200, "requests without a body are served");
     node.raw.stack.forget(0);
     assert_eq!(vms[0].mailbox.account().used(Resource::Buffered), 0);
 }
 
-/// Says so many octets, made anew each time.
+/// Answers with this many octets, which are computed for each request.
 #[derive(Debug)]
 struct Large(usize);
 
@@ -210,14 +210,14 @@ fn unread_computed_answers_are_limited_and_shared_ones_are_free() {
     for port in 1..=64 {
         assert_eq!(node.ask(0, port, b"GET /old HTTP/1.1\r\nHost: x\r\n\r\n"), 200);
     }
-    assert_eq!(account(0), 0, "64 slow readers of one MiB");
+    assert_eq!(account(0), 0, "64 slow readers of a shared MiB cost nothing");
     let new = b"GET /new HTTP/1.1\r\nHost: x\r\n\r\n";
     for port in 101..=104 {
         assert_eq!(node.ask(0, port, new), 200, "{port}");
     }
     assert_eq!((node.ask(0, 105, new), account(0)), (503, COMPUTED_PER_VM));
     assert_eq!(node.raw.stack.stats().refused.computed, 1);
-    assert_eq!(node.ask(1, 1, new), 200, "another VM's");
+    assert_eq!(node.ask(1, 1, new), 200, "another VM is served");
     node.raw.slot = 0;
     node.raw.send(&Segment::ack(101, 1001 + new.len() as u32, 0).control(Rst));
     assert_eq!(account(0), COMPUTED_PER_VM / 4 * 3);
@@ -233,11 +233,11 @@ fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
         let known = record(0, |_| ());
         node.serve(1, &vm(&known), &known);
         for port in 1..=20 {
-            node.say(1, port, octets);
+            node.send(1, port, octets);
             node.raw.now += Duration::from_millis(1);
         }
         for (slot, displaced) in (10..).zip(1..=12) {
-            let replies = node.say(slot, 1, b"GET / HT");
+            let replies = node.send(slot, 1, b"GET / HT");
             assert_eq!(
                 replies.iter().filter(|reply| reply.flags.3).count(),
                 1,
@@ -246,7 +246,7 @@ fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
             let stats = node.raw.stack.stats();
             assert_eq!((stats.connections_displaced, stats.connections_evicted), (displaced, 0));
         }
-        assert!(node.say(40, 1, b"GET / HT").is_empty(), "eight are nobody's to take");
+        assert!(node.send(40, 1, b"GET / HT").is_empty(), "the share of eight is protected");
         assert_eq!(node.raw.stack.stats().refused_connections, 1);
     }
 }
@@ -256,18 +256,18 @@ fn the_slowest_is_displaced_first_and_waiting_requests_keep_their_share() {
     let mut node = Node::new(StackConfig { connections: 12, share: 9, ..StackConfig::default() });
     node.store.expect(1).expect("a slot");
     for port in 1..=9 {
-        node.say(1, port, GET);
+        node.send(1, port, GET);
     }
     for port in 10..=12 {
         node.raw.now += Duration::from_millis(10);
-        node.say(1, port, b"GET / HT");
+        node.send(1, port, b"GET / HT");
     }
     for (slot, port) in (10..).zip(10..=12) {
-        let replies = node.say(slot, 1, b"GET / HT");
+        let replies = node.send(slot, 1, b"GET / HT");
         let reset = replies.iter().find(|reply| reply.flags.3).expect("a reset");
-        assert_eq!(reset.ports.1, port, "the one that began first");
+        assert_eq!(reset.ports.1, port, "the oldest connection");
     }
-    assert!(node.say(20, 1, b"GET / HT").is_empty(), "nine wait for their record");
+    assert!(node.send(20, 1, b"GET / HT").is_empty(), "nine requests wait for their record");
 }
 
 #[test]
@@ -275,14 +275,14 @@ fn two_slots_above_their_share_do_not_displace_each_other_endlessly() {
     let mut node = Node::new(StackConfig { connections: 24, ..StackConfig::default() });
     for (slot, count) in [(1, 14), (2, 10)] {
         for port in 1..=count {
-            node.say(slot, port, b"GET / HT");
+            node.send(slot, port, b"GET / HT");
         }
     }
     for port in 11..=12 {
-        assert!(!node.say(2, port, b"GET / HT").is_empty(), "{port}");
+        assert!(!node.send(2, port, b"GET / HT").is_empty(), "{port}");
     }
     for slot in [1, 2] {
-        assert!(node.say(slot, 30, b"GET / HT").is_empty(), "both have twelve");
+        assert!(node.send(slot, 30, b"GET / HT").is_empty(), "both have twelve");
     }
     let stats = node.raw.stack.stats();
     assert_eq!((stats.connections_displaced, stats.refused_connections), (2, 2));

@@ -1,7 +1,7 @@
-//! Where threads meet without a lock, no order of their steps that the memory model allows loses anything.
+//! Code that threads share without a lock is correct under every order of steps that the memory model allows.
 //!
-//! The code is the agent's own, file by file; only its atomics are loom's, which run a model once for each order
-//! (bounded by preemptions) and each value a load may see.
+//! The tests include the agent's source files and replace their atomics with those of loom. Loom runs a model once for
+//! each order (bounded by preemptions) and each value that a load may return.
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -22,8 +22,7 @@ use cell::Cell;
 use sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use told::Told;
 
-/// Times a thread may be interrupted where it need not wait: three find what is known to be findable here, and
-/// more take minutes.
+/// Limit of preemptions of a thread. Three are enough to find all known defects; more take minutes.
 const PREEMPTIONS: usize = 3;
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
@@ -32,7 +31,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// An eventfd: it stays rung until it is heard.
+/// An eventfd: it stays signalled until a thread waits on it.
 #[derive(Debug, Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -45,7 +44,7 @@ impl Bell {
         self.ring.notify_one();
     }
 
-    /// Sleeps until it is rung, and hears it.
+    /// Sleeps until it is signalled, and clears it.
     fn wait(&self) {
         let mut rung = self.rung.lock().expect("nobody panics with it");
         while !*rung {
@@ -55,7 +54,7 @@ impl Bell {
     }
 }
 
-/// A queue with no more order than it needs: each message is there for whoever sees it.
+/// A queue with the weakest sufficient ordering: each message is published on its own.
 #[derive(Debug)]
 struct Queue<const N: usize>([AtomicUsize; N]);
 
@@ -68,13 +67,13 @@ impl<const N: usize> Queue<N> {
         self.0[at].store(at + 1, Ordering::Release);
     }
 
-    /// The message at this place, if it can be seen.
+    /// The message at this index, if it is visible.
     fn receive(&self, at: usize) -> Option<usize> {
         self.0.get(at)?.load(Ordering::Acquire).checked_sub(1)
     }
 }
 
-/// The control side and a worker of [`metadata_datapath::worker`].
+/// State that the control side and a worker of [`metadata_datapath::worker`] share.
 #[derive(Debug)]
 struct Shared<const N: usize> {
     told: Told,
@@ -82,58 +81,58 @@ struct Shared<const N: usize> {
     bell: Bell,
 }
 
-/// The worker's loop, less everything but what it is told: at most `batch` messages a turn, then sleep.
-fn hear_all<const N: usize>(shared: &Shared<N>, batch: usize) {
-    let mut heard = 0;
-    while heard < N {
+/// The message part of the worker's loop: at most `batch` messages per turn, then sleep.
+fn receive_all<const N: usize>(shared: &Shared<N>, batch: usize) {
+    let mut received = 0;
+    while received < N {
         let mut taken = 0;
         if shared.told.take() {
-            while taken < batch && shared.queue.receive(heard) == Some(heard) {
-                (heard, taken) = (heard + 1, taken + 1);
+            while taken < batch && shared.queue.receive(received) == Some(received) {
+                (received, taken) = (received + 1, taken + 1);
             }
             if taken == batch {
                 shared.told.keep();
             }
         }
-        if heard < N && taken < batch {
+        if received < N && taken < batch {
             shared.bell.wait();
         }
     }
 }
 
-fn every_message_is_heard<const N: usize>(batch: usize) {
+fn every_message_is_received<const N: usize>(batch: usize) {
     model(move || {
         let shared = Arc::new(Shared::<N> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
         let its = Arc::clone(&shared);
-        let teller = thread::spawn(move || {
+        let sender = thread::spawn(move || {
             for message in 0..N {
                 its.queue.send(message);
                 its.told.tell();
                 its.bell.ring();
             }
         });
-        // A message that is missed leaves the worker asleep for ever, which loom calls a deadlock.
-        hear_all(&shared, batch);
-        teller.join().expect("the teller");
+        // If the worker misses a message it sleeps for ever, which loom reports as a deadlock.
+        receive_all(&shared, batch);
+        sender.join().expect("the sender");
     });
 }
 
 #[test]
 fn a_worker_receives_every_message_and_never_sleeps_through_one() {
-    every_message_is_heard::<1>(1);
-    every_message_is_heard::<2>(2);
+    every_message_is_received::<1>(1);
+    every_message_is_received::<2>(2);
 }
 
 #[test]
 fn a_worker_that_takes_one_message_per_turn_receives_all() {
-    every_message_is_heard::<2>(1);
+    every_message_is_received::<2>(1);
 }
 
 #[test]
 fn messages_of_two_concurrent_senders_are_both_received() {
     model(|| {
         let shared = Arc::new(Shared::<2> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
-        let tellers = [0, 1].map(|message| {
+        let senders = [0, 1].map(|message| {
             let its = Arc::clone(&shared);
             thread::spawn(move || {
                 its.queue.send(message);
@@ -141,19 +140,19 @@ fn messages_of_two_concurrent_senders_are_both_received() {
                 its.bell.ring();
             })
         });
-        let mut heard = [false; 2];
-        while heard != [true; 2] {
+        let mut received = [false; 2];
+        while received != [true; 2] {
             if shared.told.take() {
-                // Each has a queue of its own, as what is forgotten and what is woken have.
-                for (message, heard) in heard.iter_mut().enumerate() {
-                    *heard |= shared.queue.receive(message).is_some();
+                // Each sender has its own queue, like forgotten and woken slots.
+                for (message, received) in received.iter_mut().enumerate() {
+                    *received |= shared.queue.receive(message).is_some();
                 }
             }
-            if heard != [true; 2] {
+            if received != [true; 2] {
                 shared.bell.wait();
             }
         }
-        tellers.into_iter().for_each(|teller| teller.join().expect("a teller"));
+        senders.into_iter().for_each(|sender| sender.join().expect("a sender"));
     });
 }
 
@@ -205,7 +204,7 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
         cell.post(entry(1));
         let its = Arc::clone(&cell);
         let kernel = thread::spawn(move || {
-            // The kernel hears an acknowledgement for whoever stands there.
+            // The kernel records an acknowledgement for the connection in the entry.
             if its.flow.load(Ordering::Relaxed) == 1 {
                 its.acknowledged.store(1, Ordering::Relaxed);
             }
@@ -215,12 +214,12 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
         let before = Displaced { flow: 1, heard: Heard { acknowledged: 1, closed: !1 } };
         let unheard = Displaced { heard: Heard { acknowledged: !1, ..before.heard }, ..before };
         assert!(displaced == Some(before) || displaced == Some(unheard), "{displaced:?}");
-        // Late, its word lands in an entry of another name, which expects another number.
-        let found = cell.look(2).expect("the later one stands");
+        // A late store reaches the entry of another connection, which expects another number.
+        let found = cell.look(2).expect("the later entry is present");
         assert!(found.acknowledged == !2 || found.acknowledged == 1, "{found:?}");
-        assert_ne!(found.acknowledged, entry(2).sent, "heard what was never said");
+        assert_ne!(found.acknowledged, entry(2).sent, "acknowledged octets that were never sent");
         cell.withdraw(1);
-        assert!(cell.look(2).is_some(), "withdrawn by somebody else");
+        assert!(cell.look(2).is_some(), "withdrawn by another connection");
         cell.withdraw(2);
         assert_eq!(cell.look(2), None);
     });
@@ -240,7 +239,7 @@ fn a_held_connection_stays_counted_while_others_post_and_release() {
             its.release();
         });
         cell.post(entry(1));
-        // The kernel absorbs the end of a handshake only where this count is 0.
+        // The kernel absorbs the end of a handshake only if this count is 0.
         assert!(cell.held.load(Ordering::Relaxed) >= 1);
         other.join().expect("the other worker");
         assert_eq!(cell.held.load(Ordering::Relaxed), 1);

@@ -1,14 +1,13 @@
-//! Afterburn, the metadata agent of Fedora CoreOS and Flatcar, built from the package registry below the target
-//! directory. Debian has no package of it.
+//! Afterburn, the metadata agent of Fedora CoreOS and Flatcar. It is built from the package registry into the target
+//! directory, because Debian does not package it.
 
 use crate::privileged;
 use anyhow::{Context as _, Result, ensure};
 use shell::afterburn::{install, program};
 use std::path::{Path, PathBuf};
 
-/// The program when the calling test may go on; otherwise it skips as [`privileged::or_skip`] does, for lack of
-/// privilege or of the program. A test does not build it itself: it runs as root, and the build runs programs of
-/// many packages.
+/// Returns the program. Skips the test like [`privileged::or_skip`] if privileges or the program are missing. Tests do
+/// not build it, because they run as root and the build runs code of many packages.
 ///
 /// # Panics
 /// When something is missing where no test may skip.

@@ -1,10 +1,9 @@
-//! An API server of VMIs, as far as a client can tell: lists in pages, watches from a resource version on, label
-//! selectors, bookmarks, 410 for what is forgotten, pauses inside an answer, and what real ones do when they suffer
-//! ([`Manner`]).
+//! A simulated Kubernetes API server for VMIs: paged lists, watches from a resource version, label selectors, bookmarks,
+//! 410 for expired versions, pauses within an answer, and failures of real servers ([`Manner`]).
 //!
-//! It speaks HTTP on the loopback and keeps everything in memory. What a watch is told follows the Kubernetes API
-//! concepts (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): an object whose labels come to match is
-//! `ADDED`, one whose labels do not any more is `DELETED`.
+//! It serves HTTP on the loopback and keeps everything in memory. Watch events follow the Kubernetes API
+//! concepts (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): an object with labels that start to match
+//! is `ADDED`, and one with labels that stop matching is `DELETED`.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -29,34 +28,34 @@ use tokio::sync::{mpsc, watch};
 use crate::netns::Namespace;
 use crate::schema::Schemas;
 
-/// Connections that wait to be accepted.
+/// Limit of connections that wait to be accepted.
 const BACKLOG: u32 = 128;
-/// Octets of a chunk's first part, when there is to be a pause in it.
+/// Octets of a chunk before the pause within it.
 const PART: usize = 40;
 
-/// How the server answers requests for VMIs. A change of manner ends all watches.
+/// The server's behaviour for VMI requests. A change ends all watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
-    /// As it should.
+    /// Answers correctly.
     #[default]
     Well,
-    /// 503, as a load balancer does whose servers are away.
+    /// 503, as from a load balancer without backends.
     Away,
-    /// The connection breaks before the answer is whole.
+    /// The connection breaks before the end of the answer.
     Breaking,
     /// 403: the agent's role is missing.
     Forbidding,
     /// 404: the cluster has no such kind.
     Lacking,
-    /// Lists are good; the history of every watch is gone, which the server writes into the stream.
+    /// Lists succeed. The history for every watch has expired, which the server reports in the stream.
     Expired,
-    /// The same, but as the status of the answer.
+    /// Like the previous one, reported as the status of the answer.
     Gone,
-    /// Lists are good; every watch ends at once.
+    /// Lists succeed. Every watch ends at once.
     Brief,
 }
 
-/// A server, until it is dropped.
+/// A server, which stops when it is dropped.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -70,7 +69,7 @@ pub struct ApiServer {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<Kept>,
-    /// The newest resource version, and how often the server has gone away.
+    /// The newest resource version, and the number of outages.
     changed: watch::Sender<(u64, u64)>,
 }
 
@@ -84,13 +83,13 @@ struct Kept {
     oldest: u64,
     manner: Manner,
     outages: u64,
-    /// Every request for VMIs, whatever its answer.
+    /// Number of requests for VMIs, with any answer.
     requests: u64,
-    /// The credentials of the last of them.
+    /// The credentials of the last request.
     authorization: Option<String>,
-    /// Before each answer to a list.
+    /// Pause before each answer to a list.
     list_pause: Duration,
-    /// Inside each event of a watch.
+    /// Pause within each event of a watch.
     part_pause: Duration,
     bookmarks: u64,
     lists: u64,
@@ -100,7 +99,7 @@ struct Kept {
 }
 
 impl ApiServer {
-    /// Starts one with no objects.
+    /// Starts a server without objects.
     ///
     /// # Errors
     /// There is no port, or no thread.
@@ -108,7 +107,7 @@ impl ApiServer {
         Self::on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port")?)
     }
 
-    /// The same on the loopback of a namespace.
+    /// Like [`start`](Self::start), on the loopback of a namespace.
     ///
     /// # Errors
     /// As for [`start`](Self::start).
@@ -116,7 +115,7 @@ impl ApiServer {
         Self::on(ns.run_in(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).context("a port")?)
     }
 
-    /// One whose port is its own, and refuses connections until it [listens](Self::listen).
+    /// Reserves a port that refuses connections until the server [listens](Self::listen).
     ///
     /// # Errors
     /// There is no port.
@@ -128,10 +127,10 @@ impl ApiServer {
         Ok(server)
     }
 
-    /// Accepts connections from now on.
+    /// Starts to accept connections.
     ///
     /// # Errors
-    /// It does already, or there is no thread.
+    /// The server already listens, or no thread can be started.
     pub fn listen(&mut self) -> Result<()> {
         let socket = self.socket.take().context("expected a server that does not listen")?;
         self.serve(socket.listen(BACKLOG)?.into_std()?)
@@ -171,7 +170,7 @@ impl ApiServer {
         Ok(())
     }
 
-    /// Writes a kubeconfig that leads here.
+    /// Writes a kubeconfig for this server.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -179,7 +178,7 @@ impl ApiServer {
         self.write_kubeconfig_as(path, &json!({}))
     }
 
-    /// The same with a user's credentials.
+    /// Like [`write_kubeconfig`](Self::write_kubeconfig), with a user's credentials.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -193,17 +192,17 @@ impl ApiServer {
         std::fs::write(path, config.to_string()).with_context(|| format!("writing {}", path.display()))
     }
 
-    /// Makes an object, or puts it in the place of the one of its name.
+    /// Creates or replaces an object.
     ///
     /// # Panics
-    /// It is not as KubeVirt's published schema has it, as no cluster would take it.
+    /// The object violates KubeVirt's published schema, so that a cluster would reject it.
     pub fn put(&self, object: Value) {
         let found = Schemas::published().findings(&object);
         assert!(found.is_empty(), "{}: {found:?}", name(&object));
         self.put_as_it_is(object);
     }
 
-    /// Makes an object whatever its schema says of it, as one of another KubeVirt's would be.
+    /// Creates an object without a check of its schema, for objects of other KubeVirt versions.
     pub fn put_as_it_is(&self, mut object: Value) {
         let mut state = self.shared.lock();
         state.version += 1;
@@ -224,19 +223,19 @@ impl ApiServer {
         self.shared.tell(&state);
     }
 
-    /// Forgets what was: watches that ask for it get 410.
+    /// Drops the history. Watches that start from an older version get 410.
     pub fn forget(&self) {
         let mut state = self.shared.lock();
         state.history.clear();
         state.oldest = state.version;
     }
 
-    /// Cuts all watches and refuses everything, or serves again.
+    /// Ends all watches and refuses all requests, or serves again.
     pub fn be_away(&self, away: bool) {
         self.behave(if away { Manner::Away } else { Manner::Well });
     }
 
-    /// Answers in this manner from now on.
+    /// Sets the server's behaviour.
     pub fn behave(&self, manner: Manner) {
         let mut state = self.shared.lock();
         state.manner = manner;
@@ -244,7 +243,7 @@ impl ApiServer {
         self.shared.tell(&state);
     }
 
-    /// Ends all watches, and is there again at once without its history, and with an object that no watch has seen.
+    /// Ends all watches and drops the history, as in a restart. Adds an object that no watch has reported.
     pub fn restart_with(&self, mut object: Value) {
         let mut state = self.shared.lock();
         state.version += 1;
@@ -256,14 +255,14 @@ impl ApiServer {
         self.shared.tell(&state);
     }
 
-    /// Cuts all watches once.
+    /// Ends all current watches.
     pub fn cut(&self) {
         let mut state = self.shared.lock();
         state.outages += 1;
         self.shared.tell(&state);
     }
 
-    /// Pauses before each list, and in the midst of each event of a watch.
+    /// Sets the pauses before each list and within each event of a watch.
     pub fn be_slow(&self, list: Duration, part: Duration) {
         let mut state = self.shared.lock();
         (state.list_pause, state.part_pause) = (list, part);
@@ -279,14 +278,14 @@ impl ApiServer {
         self.shared.tell(&state);
     }
 
-    /// How many lists were answered, how many watches begun, and how many of those refused with 410.
+    /// Numbers of answered lists, started watches, and watches refused with 410.
     #[must_use]
     pub fn counts(&self) -> (u64, u64, u64) {
         let state = self.shared.lock();
         (state.lists, state.watches, state.expired)
     }
 
-    /// How many requests for VMIs came, whatever they were answered.
+    /// Number of requests for VMIs, with any answer.
     #[must_use]
     pub fn requests(&self) -> u64 {
         self.shared.lock().requests
@@ -298,7 +297,7 @@ impl ApiServer {
         self.shared.lock().authorization.clone()
     }
 
-    /// The Events that were made, as `reason namespace/name`.
+    /// The created Events, as `reason namespace/name`.
     #[must_use]
     pub fn events(&self) -> Vec<String> {
         let text = |event: &Value| {
@@ -332,7 +331,7 @@ fn name(object: &Value) -> String {
     format!("{}/{}", text("namespace"), text("name"))
 }
 
-/// `key=value`, the only form of a selector that is asked for.
+/// Whether the object matches a selector `key=value`, the only form that clients use.
 fn matches(object: &Value, selector: &str) -> bool {
     match selector.split_once('=') {
         Some((label, value)) => object["metadata"]["labels"][label] == value,
@@ -355,7 +354,7 @@ async fn vmis(
     headers: HeaderMap,
 ) -> Response {
     let asked = |name: &str| query.get(name).map(String::as_str).unwrap_or_default();
-    // Read together: a watch whose request came before an outage does not live through it.
+    // Both are read under one lock, so that an outage ends each watch requested before it.
     let (manner, outages) = {
         let mut state = shared.lock();
         state.requests += 1;
@@ -368,7 +367,7 @@ async fn vmis(
         Manner::Away => return answer(503, &status(503, "ServiceUnavailable")),
         Manner::Breaking => return broken(),
         Manner::Forbidding => return answer(403, &status(403, "Forbidden")),
-        // What no kind is at gets no Status.
+        // The path of an unknown kind gets no Status object.
         Manner::Lacking => return (StatusCode::NOT_FOUND, "404 page not found\n").into_response(),
         Manner::Expired if is_watch => return expired(&mut shared.lock()),
         Manner::Gone if is_watch => return answer(410, &status(410, "Expired")),
@@ -402,13 +401,13 @@ fn list(shared: &Shared, selector: &str, limit: &str, from: &str) -> Response {
     )
 }
 
-/// The end of a watch from a version that is forgotten.
+/// The end of a watch from an expired version.
 fn expired(state: &mut Kept) -> Response {
     state.expired += 1;
     answer(200, &json!({"type": "ERROR", "object": status(410, "Expired")}))
 }
 
-/// An answer that does not come to its end.
+/// An answer that breaks off.
 fn broken() -> Response {
     let breaks = futures_util::stream::once(async { Err::<Bytes, _>(std::io::Error::other("broken off")) });
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(breaks)).into_response()
@@ -435,7 +434,7 @@ fn watched(shared: Arc<Shared>, outages: u64, selector: &str, from: &str, second
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(chunks)).into_response()
 }
 
-/// Tells a watch what happens after a version, until it goes or the server does: there are more outages then.
+/// Sends a watch the changes after a version, until the watch ends or the count of outages grows.
 async fn tell(shared: &Shared, outages: u64, selector: &str, mut from: u64, sender: &mpsc::Sender<Bytes>) {
     let mut changed = shared.changed.subscribe();
     loop {

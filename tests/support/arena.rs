@@ -1,4 +1,4 @@
-//! A node with one hostile guest, two that only want their metadata, and a witness behind them all.
+//! A node with one hostile guest, two ordinary guests, and a witness behind their taps.
 //!
 //! ```text
 //!  attacker ── tap0 ─┐                    ┌─ capture
@@ -7,9 +7,8 @@
 //!                      agent
 //! ```
 //!
-//! After each case the arena asks three things whatever the case was: a frame for another address still gets to
-//! the bridge and the neighbour, and nothing else did; the other guests are answered; the verdicts counted are
-//! those of the case and no others.
+//! After each case the arena checks three things. A frame for another address still reaches the bridge and the
+//! neighbour, and no other frame does. The other guests get answers. The counters match the verdicts of the case.
 
 use crate::agent::{self, Agent, PortArgument};
 use crate::answers::{self, PATHS};
@@ -32,20 +31,20 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The hostile guest's number; the others' follow.
+/// The number of the hostile guest.
 pub const ATTACKER: u16 = 0;
-/// Who else there is.
+/// The numbers of the other guests.
 pub const OTHERS: [u16; 2] = [1, 2];
-/// Where the frame goes that must always pass: nobody has this address or MAC, so a bridge floods it.
+/// Destination of the frame that must always pass. No host has this address or MAC, so the bridge floods the frame.
 const ELSEWHERE: (Ipv4Addr, Mac) = (Ipv4Addr::new(10, 0, 99, 99), Mac([0x52, 0x54, 0, 0x99, 0x99, 0x99]));
-/// For a frame that was written to appear on the bridge: the kernel has done it by the time `write` returns, but
-/// for what its queues hold.
+/// Limit until a written frame appears on the bridge. The kernel delivers it before `write` returns, unless a queue
+/// holds it.
 const PASSES: Duration = Duration::from_secs(2);
 
-/// Between two requests of a guest that crawls: below what a record allows a VM by default, 100 a second.
+/// Pause between two requests of a crawling guest. It stays below the default limit of a VM, 100 requests a second.
 const BETWEEN_REQUESTS: Duration = Duration::from_millis(20);
 
-/// Devices and records, without an agent.
+/// The node's devices and records, without an agent.
 #[derive(Debug)]
 pub struct Scene {
     host: Host,
@@ -54,7 +53,7 @@ pub struct Scene {
 }
 
 impl Scene {
-    /// A node whose guests' taps have this shape, with a record for each guest.
+    /// Creates a node with taps of this shape and a record for each guest.
     ///
     /// # Errors
     /// When a namespace or a file cannot be made.
@@ -78,7 +77,7 @@ impl Scene {
         self.records.path()
     }
 
-    /// The command line for these ports, with this much of a configuration file.
+    /// The command line for these ports and this configuration.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -91,7 +90,7 @@ impl Scene {
     }
 }
 
-/// A kind of answer.
+/// A kind of frame that a guest receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// ARP.
@@ -115,7 +114,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What a guest was sent.
+    /// The kind of a frame that a guest received.
     #[must_use]
     pub fn of(frame: &[u8]) -> Self {
         if is_tcp(frame) {
@@ -138,12 +137,12 @@ impl Kind {
     }
 }
 
-/// A frame to be sent, and how.
+/// A frame to send, with its header and queue.
 #[derive(Clone, Debug)]
 pub struct Shot {
-    /// From the destination MAC on.
+    /// The frame, from the destination MAC.
     pub frame: Vec<u8>,
-    /// What stands before it on a tap with virtio headers; `None` for the sender's own.
+    /// The header before it on a tap with virtio headers; `None` for the sender's default.
     pub header: Option<Header>,
     /// The tap's queue.
     pub queue: usize,
@@ -155,36 +154,36 @@ impl From<Vec<u8>> for Shot {
     }
 }
 
-/// All that may come of what the attacker sends.
+/// All effects of the frames that the attacker sends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Frames by verdict.
     pub counts: Vec<(Verdict, u64)>,
-    /// What the attacker is sent.
+    /// Frames that the attacker receives, by kind.
     pub hears: Vec<(Kind, usize)>,
-    /// Frames that get to the bridge.
+    /// Frames that reach the bridge.
     pub leaves: usize,
-    /// Frames the tap itself refuses: no such frame can be sent.
+    /// Frames that the tap itself refuses.
     pub refused: usize,
 }
 
-/// What the attacker does, and what comes of it.
+/// The attacker's frames and their expected outcome.
 #[derive(Clone, Debug, Default)]
 pub struct Case {
-    /// What it is.
+    /// The case's name.
     pub name: String,
-    /// What is sent.
+    /// The frames to send.
     pub shots: Vec<Shot>,
-    /// What comes of it.
+    /// The expected outcome.
     pub outcome: Outcome,
-    /// The verdict of all frames where a port is steered by the classifier, if it is another.
+    /// The verdict of all frames under the classifier, if it differs.
     pub verdict_by_tcx: Option<Verdict>,
-    /// What comes of it there, if something else does.
+    /// The outcome under the classifier, if it differs.
     pub by_tcx: Option<Outcome>,
 }
 
 impl Case {
-    /// Frames that each get the same verdict, and no answer, and no further.
+    /// A case with one verdict for all frames. They get no answer and do not reach the bridge.
     #[must_use]
     pub fn of(name: impl Into<String>, frames: Vec<Vec<u8>>, verdict: Verdict) -> Self {
         let outcome = Outcome { counts: vec![(verdict, frames.len() as u64)], ..Outcome::default() };
@@ -192,35 +191,35 @@ impl Case {
         Self { name: name.into(), shots, outcome, ..Self::default() }
     }
 
-    /// The same with answers.
+    /// The case with these answers.
     #[must_use]
     pub fn answered(mut self, hears: &[(Kind, usize)]) -> Self {
         self.outcome.hears = hears.to_vec();
         self
     }
 
-    /// The same with so many frames that get to the bridge.
+    /// The case with this many frames that reach the bridge.
     #[must_use]
     pub fn leaving(mut self, leaves: usize) -> Self {
         self.outcome.leaves = leaves;
         self
     }
 
-    /// The same with frames that the tap does not take.
+    /// The case with frames that the tap refuses.
     #[must_use]
     pub fn refused(mut self) -> Self {
         self.outcome = Outcome { refused: self.shots.len(), ..Outcome::default() };
         self
     }
 
-    /// The same, but that the classifier gives all frames another verdict.
+    /// The case with another verdict for all frames under the classifier.
     #[must_use]
     pub fn by_tcx(mut self, verdict: Verdict) -> Self {
         self.verdict_by_tcx = Some(verdict);
         self
     }
 
-    /// What comes of it, by the program that steers.
+    /// The expected outcome under the program that steers.
     fn outcome(&self, is_tcx: bool) -> Outcome {
         match (&self.by_tcx, self.verdict_by_tcx) {
             (Some(outcome), _) if is_tcx => outcome.clone(),
@@ -231,7 +230,7 @@ impl Case {
         }
     }
 
-    /// The same sent so.
+    /// The case with each shot changed by `how`.
     #[must_use]
     pub fn sent(mut self, how: impl Fn(&mut Shot)) -> Self {
         self.shots.iter_mut().for_each(how);
@@ -244,11 +243,11 @@ impl Case {
 pub struct Arena<'a> {
     /// The agent.
     pub agent: Agent<'a>,
-    /// Whoever does the harm.
+    /// The hostile guest.
     pub attacker: Station,
-    /// Whoever must not suffer from it.
+    /// The ordinary guests.
     pub others: Vec<(Identity, Station)>,
-    /// Whoever is behind the taps.
+    /// The witness behind the taps.
     pub witness: Witness,
     /// True if a tcx classifier steers, which does not count ordinary IPv4 frames.
     pub is_tcx: bool,
@@ -256,7 +255,7 @@ pub struct Arena<'a> {
 }
 
 impl<'a> Arena<'a> {
-    /// Makes the taps of a scene and starts the agent with this much of a configuration file.
+    /// Creates the taps of a scene and starts the agent with this configuration.
     ///
     /// # Errors
     /// When a tap cannot be made or the agent does not start.
@@ -283,10 +282,10 @@ impl<'a> Arena<'a> {
         Ok(arena)
     }
 
-    /// Every other guest is answered with its own record, and only with it.
+    /// Checks that every other guest gets answers from its own record only.
     ///
     /// # Errors
-    /// Whose answer is missing or wrong.
+    /// When an answer is missing or wrong.
     pub fn others_are_served(&mut self) -> Result<()> {
         for index in 0..self.others.len() {
             self.is_served(index)?;
@@ -294,7 +293,7 @@ impl<'a> Arena<'a> {
         Ok(())
     }
 
-    /// One of the other guests is.
+    /// Checks that one of the other guests gets an answer from its own record.
     ///
     /// # Errors
     /// When its answer is missing or wrong.
@@ -305,11 +304,11 @@ impl<'a> Arena<'a> {
         serves(identity, station, path)
     }
 
-    /// Lets the attacker at it while every other guest crawls without a pause. Returns what the attack does, and
-    /// how many requests of each other guest were answered meanwhile.
+    /// Runs an attack while every other guest crawls. Returns the attack's result and the number of answered requests
+    /// of each other guest.
     ///
     /// # Errors
-    /// The attack's, or the first request of another guest's that failed.
+    /// The error of the attack, or of another guest's first failed request.
     pub fn meanwhile<T>(
         &mut self,
         attack: impl FnOnce(&mut Station, &Agent<'_>) -> Result<T>,
@@ -331,17 +330,17 @@ impl<'a> Arena<'a> {
         })
     }
 
-    /// Frames every guest's tap took, together.
+    /// Total number of frames that the guests' taps accepted.
     #[must_use]
     pub fn sent(&self) -> u64 {
         let others = self.others.iter().map(|(_, station)| station.sent.get().0);
         self.attacker.sent.get().0 + others.sum::<u64>()
     }
 
-    /// Runs a case and everything that must hold after it.
+    /// Runs a case and checks everything that must hold after it.
     ///
     /// # Errors
-    /// What did not hold.
+    /// The first check that failed.
     pub fn run(&mut self, case: &Case) -> Result<()> {
         let outcome = case.outcome(self.is_tcx);
         self.attacker.hear()?;
@@ -355,8 +354,8 @@ impl<'a> Arena<'a> {
         ensure!(refused == outcome.refused, "{refused} frames refused by the tap, not {}", outcome.refused);
         self.pass_one(outcome.leaves)?;
         let counted = books::since(&before, &books::verdicts(&self.agent)?);
-        // The other guest's request goes through the same rings after all the attacker sent: when it is answered,
-        // so is everything before it.
+        // The other guest's request passes the same rings after the attacker's frames. Its answer therefore shows that
+        // those frames have been processed.
         let next = self.turn % self.others.len();
         self.is_served(next).context("another guest")?;
         let heard = self.attacker.hear()?;
@@ -364,7 +363,7 @@ impl<'a> Arena<'a> {
         check_heard(&outcome, &heard)
     }
 
-    /// Sends a frame for another address, and insists that it and no more than `leaves` others get past the tap.
+    /// Sends a frame for another address. Checks that it and exactly `leaves` other frames pass the tap.
     fn pass_one(&mut self, leaves: usize) -> Result<()> {
         let frame = self.passing();
         ensure!(self.attacker.send(&frame)?, "the tap has no room for a frame to elsewhere");
@@ -385,22 +384,22 @@ impl<'a> Arena<'a> {
             seen.bridge.len(),
             seen.bridge
         );
-        // A large frame that passes gets there in segments.
+        // A large frame reaches the neighbour in segments.
         ensure!(leaves > 0 || seen.neighbour.is_empty(), "the neighbour got {:02x?}", seen.neighbour);
         Ok(())
     }
 
-    /// A frame that is for nobody's metadata.
+    /// A unique frame that is not for the metadata service.
     fn passing(&self) -> Vec<u8> {
         let mut frame = frames::frame(&[], ethernet::IPV4, &frames::datagram(ELSEWHERE.0, protocol::UDP));
         frame[..ethernet::SOURCE].copy_from_slice(&ELSEWHERE.1.0);
         frame[ethernet::SOURCE..ethernet::TYPE].copy_from_slice(&self.attacker.mac.0);
-        // Never the same twice, so that what is seen is what was just sent.
+        // Each frame differs, so that a match is the frame just sent.
         frames::with(frame, ethernet::HEADER + ipv4::HEADER + 8, &fastrand::u64(..).to_be_bytes())
     }
 }
 
-/// Asks and asks until told to stop; how often it was answered.
+/// Sends requests until `stop` is set. Returns the number of answers.
 fn crawl(identity: &Identity, station: &mut Station, stop: &AtomicBool) -> Result<usize> {
     let mut answered = 0;
     while !stop.load(Ordering::Relaxed) || answered == 0 {
@@ -412,7 +411,7 @@ fn crawl(identity: &Identity, station: &mut Station, stop: &AtomicBool) -> Resul
     Ok(answered)
 }
 
-/// A guest's request answered with its own record.
+/// Checks that a guest's request gets an answer from its own record.
 ///
 /// # Errors
 /// When the answer is missing or wrong.
@@ -450,10 +449,10 @@ fn check_heard(outcome: &Outcome, heard: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-/// Runs every case and fails with the names of those that did not hold; `seed` is what their randomness came from.
+/// Runs every case and panics with the names of those that failed. `seed` is the seed of their random values.
 ///
 /// # Panics
-/// When a case does not hold.
+/// When a case fails.
 pub fn run_all(arena: &mut Arena<'_>, label: &str, seed: u64, cases: &[Case]) {
     let mut failures = Vec::new();
     for case in cases {

@@ -1,4 +1,4 @@
-//! What an agent counted between two moments, and whether its books balance.
+//! The difference between two readings of an agent's counters, and whether the counters balance.
 
 use crate::agent::{Agent, Metrics};
 use crate::eventually::eventually;
@@ -7,18 +7,18 @@ use metadata_common::verdict::Verdict;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// For frames under way, and for workers to publish what they counted.
+/// Limit for frames in transit, and for workers to publish their counters.
 const SETTLED: Duration = Duration::from_secs(10);
-/// Verdicts of the programs behind `port`, which count a frame when it gets there.
+/// Prefixes of verdicts of the programs after `port`, which count a frame again.
 const BEHIND: [&str; 3] = ["socket_", "ring_", "hub_"];
 
-/// Frames by verdict, as `port` counted them.
+/// Frames by verdict of `port`.
 pub type Counts = BTreeMap<&'static str, u64>;
 
-/// The verdicts of `port` as they stand.
+/// The current counters of the verdicts of `port`.
 ///
 /// # Errors
-/// When the agent does not give its metrics.
+/// When the agent's metrics are not available.
 pub fn verdicts(agent: &Agent<'_>) -> Result<Counts> {
     let metrics = agent.metrics()?;
     let known = Verdict::ALL.iter().map(|verdict| verdict.name());
@@ -28,14 +28,14 @@ pub fn verdicts(agent: &Agent<'_>) -> Result<Counts> {
         .collect())
 }
 
-/// What was counted between two looks; what was not counted is left out.
+/// The difference between two readings, without the counters that did not change.
 #[must_use]
 pub fn since(before: &Counts, after: &Counts) -> Counts {
     let more = after.iter().map(|(name, frames)| (*name, frames - before.get(name).copied().unwrap_or(0)));
     more.filter(|(_, frames)| *frames != 0).collect()
 }
 
-/// One value of all hubs together; 0 for a counter that is not there yet.
+/// The sum of a counter over all hubs; 0 if the counter does not exist yet.
 #[must_use]
 pub fn total(metrics: &Metrics, name: &str, label: Option<(&str, &str)>) -> u64 {
     let of = metrics.samples().iter().filter(|sample| {
@@ -44,13 +44,12 @@ pub fn total(metrics: &Metrics, name: &str, label: Option<(&str, &str)>) -> u64 
     of.map(|sample| sample.value as u64).sum()
 }
 
-/// Every frame is accounted for: what `port` steered came to a socket or a ring, what those took came to a stack or
-/// was counted as lost, and what the stack sent came to a guest or was counted as lost. So many `more` come to the
-/// socket than were steered, for the kernel cuts large frames on the way, or drops what XDP has steered when it
-/// finds it too long for the hub.
+/// Checks that the counters account for every frame. A frame that `port` steered reached a socket or a ring, and then a
+/// stack or a loss counter. A frame that the stack sent reached a guest or a loss counter. The socket received `more`
+/// frames than were steered: the kernel segments large frames, and drops steered frames that are too long for the hub.
 ///
 /// # Errors
-/// The first account that does not balance, once frames under way have had time to arrive.
+/// The first sum that does not balance after the frames in transit had time to arrive.
 pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
     eventually(SETTLED, || {
         let metrics = agent.metrics()?;

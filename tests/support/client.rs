@@ -1,4 +1,4 @@
-//! A guest made of smoltcp: the other end of the stack in tests without a kernel.
+//! A smoltcp guest: the peer of the stack in tests without a kernel.
 
 use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
@@ -11,25 +11,25 @@ use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-/// Where the service is.
+/// The service's address.
 pub const SERVICE: [u8; 4] = [169, 254, 169, 254];
-/// Where the client is: on the same link.
+/// The client's address, on the same link.
 pub const CLIENT: [u8; 4] = [169, 254, 10, 1];
 /// Its IPv6 address on the link.
 pub const CLIENT_V6: [u16; 8] = [0xfe80, 0, 0, 0, 0, 0, 0, 0x10];
 
-/// How a client behaves.
+/// The TCP behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// Octets of an IP packet, which decides the MSS the client announces.
+    /// The MTU in octets, which determines the announced MSS.
     pub mtu: usize,
-    /// Octets of the receive buffer, which is the window the client offers.
+    /// Octets of the receive buffer, which is the offered window.
     pub window: usize,
-    /// Octets written to the socket at a time, each sent on its own.
+    /// Octets per write. Each write is a segment of its own.
     pub write: usize,
-    /// Octets read at a time.
+    /// Octets per read.
     pub read: usize,
-    /// From one read to the next.
+    /// Pause between two reads.
     pub read_pause: Duration,
 }
 
@@ -39,15 +39,15 @@ impl Default for Habits {
     }
 }
 
-/// One conversation: what to send, and what has come.
+/// One connection: the octets to send and the octets received.
 #[derive(Debug)]
 pub struct Talk {
     handle: SocketHandle,
     outgoing: VecDeque<u8>,
     close_after_sending: bool,
-    /// What the service has sent.
+    /// All octets that the service has sent.
     pub received: Vec<u8>,
-    /// True when the service has closed its side.
+    /// Whether the service has closed its side.
     pub ended: bool,
     read_at: Duration,
 }
@@ -59,7 +59,7 @@ pub struct Client {
     sockets: SocketSet<'static>,
     queue: Queue,
     habits: Habits,
-    /// Conversations, in the order begun.
+    /// Connections, in the order in which they began.
     pub talks: Vec<Talk>,
 }
 
@@ -70,7 +70,7 @@ impl Client {
         Self::at(CLIENT.into(), 16, slot, habits)
     }
 
-    /// A guest with this address; what is within its prefix is on its link.
+    /// A guest with this address. Addresses within its prefix are on its link.
     #[must_use]
     pub fn at(address: Ipv4Addr, prefix: u8, slot: Slot, habits: Habits) -> Self {
         let mut queue = Queue { mtu: habits.mtu, ..Queue::default() };
@@ -89,12 +89,12 @@ impl Client {
         self.slot
     }
 
-    /// Begins a conversation from `port` with `octets`; returns its number.
+    /// Opens a connection from `port` and sends `octets`. Returns the connection's index.
     pub fn begin(&mut self, port: u16, octets: &[u8]) -> usize {
         self.begin_to((IpAddr::from(SERVICE), 80), port, octets)
     }
 
-    /// Begins a conversation with another address or port.
+    /// Like [`begin`](Self::begin), to another address or port.
     pub fn begin_to(&mut self, remote: (IpAddr, u16), port: u16, octets: &[u8]) -> usize {
         let buffer = |octets| SocketBuffer::new(vec![0; octets]);
         let mut socket = Socket::new(buffer(self.habits.window), buffer(65_535));
@@ -112,48 +112,52 @@ impl Client {
         self.talks.len() - 1
     }
 
-    /// Says more.
+    /// Sends more octets.
     pub fn say(&mut self, talk: usize, octets: &[u8]) {
         self.talks[talk].outgoing.extend(octets);
     }
 
-    /// Closes our side once everything is said.
+    /// Closes the client's side after everything is sent.
     pub fn close(&mut self, talk: usize) {
         self.talks[talk].close_after_sending = true;
     }
 
-    /// True when a conversation is closed on both sides.
+    /// Whether both sides of a connection are closed.
     #[must_use]
     pub fn is_over(&self, talk: usize) -> bool {
         matches!(self.state(talk), State::Closed | State::TimeWait)
     }
 
-    /// Forgets the last conversation, so that its port is free.
+    /// Removes the last connection, so that its port is free.
     ///
     /// # Panics
     /// When `talk` is not the last.
     pub fn bury(&mut self, talk: usize) {
-        assert_eq!(talk + 1, self.talks.len(), "only the last can go: the others are known by number");
+        assert_eq!(
+            talk + 1,
+            self.talks.len(),
+            "only the last connection can be removed, because the others are known by index"
+        );
         self.sockets.remove(self.talks.remove(talk).handle);
     }
 
-    /// Resets a conversation.
+    /// Resets a connection.
     pub fn abort(&mut self, talk: usize) {
         self.sockets.get_mut::<Socket<'_>>(self.talks[talk].handle).abort();
     }
 
-    /// The state of a conversation's socket.
+    /// The state of a connection's socket.
     #[must_use]
     pub fn state(&self, talk: usize) -> State {
         self.sockets.get::<Socket<'_>>(self.talks[talk].handle).state()
     }
 
-    /// Puts an arrived frame in line for the next poll.
+    /// Queues an arrived frame for the next poll.
     pub fn deliver(&mut self, frame: Vec<u8>) {
         self.queue.received.push_back(frame);
     }
 
-    /// Takes in what arrived, reads, writes, and returns the frames to send.
+    /// Processes arrived frames, reads, writes, and returns the frames to send.
     pub fn poll(&mut self, now: Duration) -> Vec<Vec<u8>> {
         let at = Instant::from_micros(now.as_micros() as i64);
         self.interface.poll(at, &mut self.queue, &mut self.sockets);

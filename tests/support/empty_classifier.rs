@@ -1,4 +1,4 @@
-//! A tcx classifier that looks at nothing: the least that a program on a tap can cost.
+//! An empty tcx classifier, to measure the minimum cost of a program on a tap.
 #![expect(
     unsafe_code,
     reason = "aya loads programs from ELF objects only, and this one has two instructions"
@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 /// `r0 = TC_ACT_UNSPEC`, on to the next classifier; `exit` (RFC 9669 §4).
 const INSTRUCTIONS: [u64; 2] = [0xffff_ffff_0000_00b7, 0x95];
 
-/// Puts the classifier on an interface of this thread's namespace until the link is dropped.
+/// Attaches the classifier to an interface of this thread's namespace until the returned link is dropped.
 ///
 /// # Errors
 /// When there is no such interface, or the kernel is older than 6.6.
@@ -31,7 +31,7 @@ pub fn attach(ifindex: u32) -> Result<OwnedFd> {
 
 /// A command that returns a descriptor.
 fn bpf(command: bpf_cmd, attributes: &mut [u64]) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads these octets, and what they point to outlives the call; it keeps no pointer.
+    // SAFETY: the kernel reads these octets and the memory they point to, which outlives the call. It keeps no pointer.
     let returned = unsafe {
         libc::syscall(libc::SYS_bpf, command as u32, attributes.as_mut_ptr(), size_of_val(attributes))
     };

@@ -1,4 +1,4 @@
-//! A strict reader of the Prometheus text format, version 0.0.4: what a lenient scraper forgives is an error here.
+//! A strict parser of the Prometheus text format, version 0.0.4. It rejects mistakes that scrapers tolerate.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -11,21 +11,21 @@ pub type Sample = (String, BTreeMap<String, String>, f64);
 pub struct Family {
     /// `counter`, `gauge` or `histogram`.
     pub kind: String,
-    /// What it is, for people.
+    /// The help text.
     pub help: String,
     /// Its samples.
     pub samples: Vec<Sample>,
 }
 
-/// Labels that would name a guest, of which a node has thousands.
+/// Labels that would identify a guest. A node has thousands of guests, so these are forbidden.
 const OF_A_GUEST: [&str; 7] = ["vm", "vm_name", "name", "uuid", "mac", "port", "client"];
 /// Units that are not base units.
 const NOT_BASE: [&str; 6] = ["_ms", "_us", "_ns", "_milliseconds", "_kb", "_percent"];
 
-/// Reads a whole exposition.
+/// Parses a whole exposition.
 ///
 /// # Errors
-/// The first line that breaks a rule, and which.
+/// The first line that breaks a rule, and the rule.
 pub fn read(text: &str) -> Result<BTreeMap<String, Family>> {
     ensure!(text.ends_with('\n'), "the last line has no end");
     let mut families = BTreeMap::new();
@@ -137,7 +137,7 @@ fn sample(line: &str) -> Result<Sample> {
     Ok((name.to_owned(), labels, value))
 }
 
-/// A label's value up to its closing quote, and what is behind it.
+/// A label's value up to its closing quote, and the rest of the line.
 fn unquoted(text: &str) -> Result<(String, &str)> {
     let (mut value, mut chars) = (String::new(), text.char_indices());
     while let Some((at, c)) = chars.next() {
@@ -157,7 +157,7 @@ fn unquoted(text: &str) -> Result<(String, &str)> {
 /// The sum of a family's samples that have these labels.
 ///
 /// # Errors
-/// When there is no such family, so that a renamed one cannot pass for one at zero.
+/// When there is no such family. A renamed family therefore does not count as zero.
 pub fn sum(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
     let family = families.get(name).with_context(|| format!("no family {name}"))?;
     let wanted = |sample: &&Sample| {

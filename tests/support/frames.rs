@@ -1,4 +1,4 @@
-//! Frames a guest might send, by name, with the verdict each must get.
+//! Frames of a guest by name, with the verdict that each must get.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -10,7 +10,7 @@ use metadata_common::wire::{arp, ethernet, ipv4, ipv6, neighbour, protocol, tcp}
 
 /// The guest that sends.
 pub const GUEST: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
-/// Whoever it sends to: its gateway, say.
+/// The destination of its frames, such as its gateway.
 pub const GATEWAY: Mac = Mac([0x52, 0x54, 0x00, 0x00, 0x00, 0xfe]);
 /// The IPv4 address served.
 pub const SERVED_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
@@ -22,13 +22,13 @@ pub const NEXT_HOP: Ipv4Addr = Ipv4Addr::new(62, 210, 0, 1);
 pub const OTHER_V4: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 /// An IPv6 address that is not served.
 pub const OTHER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-/// The group solicitations for [`SERVED_V6`] are sent to (RFC 4291 §2.7.1).
+/// The solicited-node multicast group of [`SERVED_V6`] (RFC 4291 §2.7.1).
 pub const SOLICITED: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xfffe, 0xa9fe);
 
 /// Shortest frame on the wire, check sequence aside (IEEE 802.3-2022 §4.2.3.3).
 const MIN_FRAME: usize = 60;
 
-/// [`SERVED_V4`], [`SERVED_V6`] and [`NEXT_HOP`], as `classify` asks for them.
+/// The policy that `classify` uses for [`SERVED_V4`], [`SERVED_V6`] and [`NEXT_HOP`].
 #[derive(Debug)]
 pub struct Both;
 
@@ -46,14 +46,14 @@ impl Served for Both {
     }
 }
 
-/// A frame and what must become of it.
+/// A frame and its verdict.
 #[derive(Debug)]
 pub struct Case {
-    /// What the frame is.
+    /// The frame's name.
     pub name: &'static str,
     /// The frame, from the destination MAC on.
     pub frame: Vec<u8>,
-    /// The one verdict it must get from `port`.
+    /// The verdict that it must get from `port`.
     pub verdict: Verdict,
 }
 
@@ -110,16 +110,16 @@ pub fn syn(destination: Ipv4Addr, port: u16) -> Vec<u8> {
     summed(packet, ethernet::IPV4)
 }
 
-/// What a Linux guest's SYN offers: segments of 1460 octets, SACK, timestamps, windows shifted by 7.
+/// The TCP options of a Linux guest's SYN: segments of 1460 octets, SACK, timestamps, windows shifted by 7.
 const OFFERS: [u8; 20] = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
 
-/// A segment without payload from port 40,000 to port 80 over IPv4, with what Linux offers if it opens.
+/// A segment without payload from port 40,000 to port 80 over IPv4. A SYN has the options of Linux.
 #[must_use]
 pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
     let segment = segment(flags);
     let mut packet = datagram(destination, protocol::TCP);
     packet.truncate(ipv4::HEADER);
-    // The checksum is a sum: what the length gains, it loses.
+    // The checksum decreases by as much as the length grows.
     let more = segment.len() as u16 - 20;
     let checksum = u16::from_be_bytes([packet[ipv4::CHECKSUM], packet[ipv4::CHECKSUM + 1]]);
     packet[ipv4::TOTAL_LENGTH + 1] += more as u8;
@@ -128,7 +128,7 @@ pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
     summed(packet, ethernet::IPV4)
 }
 
-/// The same over IPv6.
+/// Like [`tcp`], over IPv6.
 #[must_use]
 pub fn tcp6(destination: Ipv6Addr, flags: u8) -> Vec<u8> {
     let segment = segment(flags);
@@ -181,7 +181,7 @@ pub fn solicitation(destination: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     summed(packet, ethernet::IPV6)
 }
 
-/// The packet with the checksum of what is in it complete.
+/// The packet with a complete checksum of its payload.
 fn summed(packet: Vec<u8>, ethertype: u16) -> Vec<u8> {
     let mut frame = [&[0; 12][..], &ethertype.to_be_bytes(), &packet].concat();
     checksum::complete(&mut frame);
@@ -195,13 +195,13 @@ pub fn with(mut packet: Vec<u8>, offset: usize, octets: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A frame every table repeats between its rows: it is steered.
+/// A frame that is always steered. Tables repeat it between their rows.
 #[must_use]
 pub fn known_good() -> Vec<u8> {
     frame(&[], ethernet::IPV4, &syn(SERVED_V4, 80))
 }
 
-/// Every kind of frame the policy tells apart, from a registered guest on a port of ours.
+/// Every kind of frame that the policy distinguishes, from a registered guest on a registered port.
 #[must_use]
 pub fn cases() -> Vec<Case> {
     let mut cases = arp_cases();
@@ -296,13 +296,13 @@ fn behind(kind: u8, units: u8, packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A datagram to elsewhere, by way of so many stations.
+/// A datagram to another address with a routing header of this many stations.
 fn routed(stations: u8, last: Ipv6Addr) -> Vec<u8> {
     let packet = behind(protocol::ROUTING, 2 * stations, &datagram6(OTHER_V6, protocol::TCP));
     with(packet, ipv6::HEADER + 8 + 16 * usize::from(stations - 1), &last.octets())
 }
 
-/// A datagram to elsewhere with these octets as IPv4 options.
+/// A datagram to another address with these octets as IPv4 options.
 fn optioned(options: [u8; 8]) -> Vec<u8> {
     let mut packet = syn(OTHER_V4, 80);
     packet[0] += 2;
@@ -364,7 +364,7 @@ fn ipv6_cases() -> Vec<Case> {
     )
 }
 
-/// A frame with a length in place of its type, which stands behind LLC and SNAP.
+/// A frame with a length in place of the type; the type follows LLC and SNAP.
 fn snap(tags: &[u16], organisation: u8, ethertype: u16, packet: &[u8]) -> Vec<u8> {
     let mut payload = vec![0xaa, 0xaa, 0x03, 0, 0, organisation];
     payload.extend(ethertype.to_be_bytes());

@@ -1,17 +1,16 @@
-//! The surroundings of a program that runs inside a guest: a network namespace changes what a program is
-//! sent, not what it reads from the file system.
+//! The file system of a program that runs inside a guest, because a network namespace isolates only its network.
 
 use anyhow::{Context as _, Result};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What a guest's `/etc/hosts` says: GCE's name has an address, and no other name has one.
+/// A guest's `/etc/hosts`: only GCE's name has an address.
 const HOSTS: &str = "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n";
-/// A guest's `/etc/nsswitch.conf`: there is no DNS, which answers faster than a server that is not there.
+/// A guest's `/etc/nsswitch.conf`. It has no DNS, because waiting for an absent server takes time.
 const NAME_SOURCES: &str = "hosts: files\n";
-/// Makes the file system fit the network namespace, in a mount namespace that dies with the program: the
-/// guest's devices, nobody's state, the two files given. The remaining words are run.
+/// Adapts the file system to the network namespace, in a mount namespace that ends with the program: the guest's
+/// devices, empty state directories, the two given files. Then runs the remaining words.
 const SEEN_FROM_INSIDE: &str = "
     mount -t sysfs sysfs /sys
     for state in /run /var/lib/hyperv; do
@@ -23,8 +22,8 @@ const SEEN_FROM_INSIDE: &str = "
     exec \"$@\"
 ";
 
-/// A command that runs the words it is given yet as a guest would see them, ended after `seconds`. `state`
-/// is a directory for this program alone, which is also its home.
+/// A command that runs the words appended to it inside a guest's view of the file system, for at most `seconds`.
+/// `state` is the program's private directory and home.
 ///
 /// # Errors
 /// When nothing can be written to `state`.
@@ -36,7 +35,7 @@ pub fn command(state: &Path, seconds: u32) -> Result<Command> {
     let mut command = Command::new("unshare");
     command.args(["--mount", "--propagation", "private", "sh", "-ec", SEEN_FROM_INSIDE, "sh"]);
     command.args([&hosts, &sources]).args(["timeout", &seconds.to_string()]);
-    // An environment of its own: no proxy, no credentials, no locale of the machine's.
+    // The command does not inherit proxy, credentials or locale.
     command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
     command.env("HOME", state).env("LC_ALL", "C.UTF-8");
     Ok(command)

@@ -1,4 +1,4 @@
-//! The kernel's answers before a stack, run as the code they are: what `port` runs, over a table in this process.
+//! The kernel's answers in front of a stack: the code of the program `port`, with a table in this process.
 
 use metadata_common::answer::{self, Entry, Reply, answer};
 use metadata_common::cookie::{Flow, Key};
@@ -8,23 +8,23 @@ use metadata_common::wire::ethernet;
 use metadata_datapath::stack::{Displaced, Heard, Ledger, Transmit};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The table both sides write to.
+/// The table that kernel and stack share.
 #[derive(Clone, Debug)]
 pub struct Board(Arc<Mutex<Vec<AllSent>>>);
 
-/// The kernel's side of it.
+/// The kernel's side of the table.
 #[derive(Clone)]
 pub struct Kernel {
     board: Board,
     key: Key,
-    /// A defect for tests of tests: it takes every place for one that no connection holds.
+    /// A deliberate defect: the kernel treats every entry as not held.
     pub ignores_held: bool,
-    /// SYNs answered, acknowledgements heard, FINs answered.
+    /// Numbers of SYNs answered, acknowledgements recorded, and FINs answered.
     pub taken: [u64; 3],
 }
 
 impl Board {
-    /// A table with room for so many flows; those with the same place take turns.
+    /// A table with this many entries. Flows with the same index overwrite each other.
     #[must_use]
     pub fn new(places: usize) -> Self {
         Self(Arc::new(Mutex::new(vec![AllSent::default(); places])))
@@ -36,14 +36,14 @@ impl Board {
         f(&mut entries[index as usize % places])
     }
 
-    /// The entries of connections that are posted.
+    /// The entries of posted connections.
     #[must_use]
     pub fn entries(&self) -> Vec<AllSent> {
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.iter().copied().filter(|entry| entry.flow != 0).collect()
     }
 
-    /// Connections that are held, of all places together.
+    /// The number of held connections over all entries.
     #[must_use]
     pub fn held(&self) -> u32 {
         let entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ impl Ledger for Board {
     }
 }
 
-/// A place in the table, as the kernel reaches it.
+/// An entry of the table, as the kernel accesses it.
 #[derive(Debug)]
 pub struct Place {
     board: Board,
@@ -142,7 +142,7 @@ impl Kernel {
         Self { board, key, ignores_held: false, taken: [0; 3] }
     }
 
-    /// Takes a frame, if it is one the stack need not see.
+    /// Processes a frame. Returns whether the stack need not receive it.
     pub fn takes(&mut self, slot: Slot, frame: &[u8], out: &mut dyn Transmit) -> bool {
         let steered = match frame.get(ethernet::TYPE..ethernet::HEADER) {
             Some([0x08, 0x00]) if frame.get(23) == Some(&6) => Verdict::SteerIpv4Tcp,

@@ -1,4 +1,4 @@
-//! What connections have said, as `answer` asks for it: `ALL_SENT` without a kernel.
+//! The map `ALL_SENT` without a kernel, for tests of `answer`.
 
 use metadata_common::answer::{Entry, Ledger};
 use metadata_common::cookie::{Flow, Key};
@@ -7,10 +7,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// The key of handshakes all runs have.
+/// The handshake key of all runs.
 pub const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
 
-/// A table under [`KEY`], empty at first.
+/// A table for [`KEY`], initially empty.
 #[derive(Debug, Default)]
 pub struct Book {
     entries: RefCell<HashMap<u32, Rc<Cell<AllSent>>>>,
@@ -22,7 +22,7 @@ impl Book {
         self.entries.borrow_mut().insert(flow.index(), Rc::new(Cell::new(said)));
     }
 
-    /// What stands in a connection's place.
+    /// The entry at a connection's index.
     #[must_use]
     pub fn posted(&self, flow: Flow) -> AllSent {
         self.entries.borrow().get(&flow.index()).map(|entry| entry.get()).unwrap_or_default()

@@ -1,11 +1,11 @@
-//! What the statements in this crate are proved with.
+//! Support code for the tests in this crate.
 //!
-//! Three parts, so that a test compiles what it uses:
-//! - always: the agent's parts driven in memory, by pretend TCP clients and by tables of requests;
-//! - `privileged`: what needs root, on top of the crate `testbed` (namespaces, taps, guests, the agent as a process);
-//! - `cluster`: what stands for Kubernetes and KubeVirt.
+//! It has three parts, so that a test compiles only the code that it uses:
+//! - always: drives the agent's parts in memory with simulated TCP clients and tables of requests;
+//! - `privileged`: needs root and the crate `testbed` (namespaces, taps, guests, the agent as a process);
+//! - `cluster`: simulates Kubernetes and KubeVirt.
 //!
-//! `cargo test -p xdp-imds-tests --no-default-features` builds and runs what needs neither of the latter two.
+//! `cargo test -p xdp-imds-tests --no-default-features` builds and runs the tests that need only the first part.
 
 pub use testbed::{
     agent, answers, bpffs, eventually, guest, host, netns, privileged, process, pump, recent, record, schema,

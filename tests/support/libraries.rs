@@ -1,4 +1,4 @@
-//! Client libraries from the Python package registry, installed below the target directory and run inside a
+//! Client libraries from the Python package registry. They are installed in the target directory and run inside a
 //! guest.
 
 use crate::inside;
@@ -11,9 +11,9 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// Longest one script may take.
+/// Limit for one script.
 pub const PATIENCE_SECONDS: u32 = 60;
-/// The distribution's interpreter: one first on PATH might be gone with its owner's home.
+/// The distribution's interpreter. One earlier on PATH may be in a home directory that the guest does not see.
 const PYTHON: &str = "/usr/bin/python3";
 /// Releases and the hashes of their files.
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
@@ -25,8 +25,8 @@ pub struct Libraries {
 }
 
 impl Libraries {
-    /// The libraries when the calling test may go on; otherwise it skips as [`privileged::or_skip`] does, for
-    /// lack of privilege, of pip or of the registry.
+    /// Returns the libraries. Skips the test like [`privileged::or_skip`] if privileges, pip or the registry are
+    /// missing.
     ///
     /// # Panics
     /// When something is missing where no test may skip.
@@ -74,27 +74,27 @@ impl Libraries {
             "--disable-pip-version-check",
             "--no-compile",
         ]);
-        // Wheels only: an install that runs nobody's code.
+        // Wheels only, so that the installation runs no code.
         pip.args(["--root-user-action=ignore", "--require-hashes", "--no-deps", "--only-binary=:all:"]);
         pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
         run(&mut pip).context("`apt-get install python3-pip` brings pip")?;
         if let Err(error) = fs::rename(&tree, &root)
             && !root.is_dir()
         {
-            // Not merely another test program that was quicker.
+            // The error counts only if no other test program has installed them in the meantime.
             return Err(error).with_context(|| format!("cannot put {} in place", root.display()));
         }
         Ok(Self { root })
     }
 
-    /// Runs a script inside a guest; the JSON document it prints.
+    /// Runs a script inside a guest. Returns the JSON document that it prints.
     ///
     /// # Errors
     /// When it raises, does not end within [`PATIENCE_SECONDS`], or prints anything else.
     pub fn run(&self, guest: &Namespace, script: &str) -> Result<serde_json::Value> {
         let state = tempfile::tempdir()?;
         let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
-        // -S: nothing the machine happens to have installed takes part.
+        // -S ignores the packages installed on this machine.
         command.args([PYTHON, "-S", "-B", "-c", script]).env("PYTHONPATH", &self.root);
         let output = guest.output(&mut command)?;
         let said = String::from_utf8_lossy(&output.stderr);

@@ -1,9 +1,8 @@
-//! Debian's own libvirt, all of it for one test: a daemon with sockets, configuration, hooks, state and processes that
-//! end with it.
+//! A private libvirt daemon from Debian for one test. Its sockets, configuration, hooks, state and processes end with
+//! it.
 //!
-//! Its hooks' directory is compiled in (`/etc/libvirt/hooks`), and so are others. So it runs in a mount namespace where
-//! those are empty, and in a process namespace whose end is that of its domains, inside a network namespace of the
-//! caller's.
+//! Its hook directory (`/etc/libvirt/hooks`) and others are compiled in. It therefore runs in a mount namespace where
+//! they are empty, in a process namespace that ends its domains, and in the caller's network namespace.
 
 use crate::eventually::eventually;
 use crate::netns::Namespace;
@@ -15,23 +14,23 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// Longest the daemon may take to answer.
+/// Limit until the daemon answers.
 pub const START_PATIENCE: Duration = Duration::from_secs(30);
-/// Longest one call of `virsh` may take, in seconds.
+/// Limit for one call of `virsh`, in seconds.
 const CALL: &str = "120";
 /// The hook as it is installed.
 pub const HOOK: &str = include_str!("../../deploy/libvirt/xdp-imds");
-/// Our namespace in a domain's metadata.
+/// The XML namespace of xdp-imds in a domain's metadata.
 pub const NAMESPACE: &str = metadata_feed::libvirt::NAMESPACE;
 
-/// What the daemon calls, and the Debian packages that is in.
+/// Programs that the daemon calls, with their Debian packages.
 pub const TOOLS: &[(&str, &str)] = &[
     ("libvirtd", "libvirt-daemon"),
     ("virsh", "libvirt-clients"),
     ("qemu-system-x86_64", "qemu-system-x86"),
 ];
 
-/// The driver for QEMU, which is a package of its own.
+/// The QEMU driver, which has its own package.
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
 
 /// Everything the daemon writes goes to file systems that end with it; its user is one that Debian makes only with the
@@ -51,8 +50,8 @@ const INSIDE: &str = r#"
     while read -r order; do kill "$(cat /run/libvirtd.pid)"; done
 "#;
 
-/// Domains are emulated as root, without what is not there in a namespace: control groups, security modules, logs kept
-/// by another daemon.
+/// Domains are emulated and run as root. Control groups, security modules and the log daemon are off, because the namespace
+/// lacks them.
 const QEMU: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\ndynamic_ownership = 0\n\
                     namespaces = []\ncgroup_controllers = []\nstdio_handler = \"file\"\n";
 
@@ -63,7 +62,7 @@ pub struct Libvirt {
     child: Child,
 }
 
-/// What of it is missing here.
+/// The missing Debian packages, as an error text.
 #[must_use]
 pub fn missing() -> Option<String> {
     let absent = |program: &str| {
@@ -90,7 +89,7 @@ impl Libvirt {
     /// Starts a daemon inside `ns` with one hook.
     ///
     /// # Errors
-    /// When it does not answer within [`START_PATIENCE`]; with what it said.
+    /// When it does not answer within [`START_PATIENCE`]. The error has its output.
     pub fn start(ns: &Namespace, hook: &str) -> Result<Self> {
         let room = tempfile::tempdir().context("cannot make a directory")?;
         let at = |name: &str| room.path().join(name);
@@ -126,7 +125,7 @@ impl Libvirt {
         Ok(libvirt)
     }
 
-    /// Puts another hook in the place of the one there.
+    /// Replaces the hook.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -136,16 +135,16 @@ impl Libvirt {
         Ok(fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?)
     }
 
-    /// Its directory, which the domains can read.
+    /// The daemon's directory, which domains can read.
     #[must_use]
     pub fn room(&self) -> &Path {
         self.room.path()
     }
 
-    /// What `virsh` prints.
+    /// Runs `virsh` and returns its output.
     ///
     /// # Errors
-    /// When it fails; with what it said.
+    /// When it fails. The error has its output.
     pub fn virsh(&self, words: &[&str]) -> Result<String> {
         let socket = self.room.path().join("sockets/libvirt-sock");
         let mut command = Command::new("timeout");
@@ -166,7 +165,7 @@ impl Libvirt {
     /// Defines a domain and starts it.
     ///
     /// # Errors
-    /// When libvirt does not.
+    /// When libvirt refuses.
     pub fn boot(&self, name: &str, xml: &str) -> Result<()> {
         let path: PathBuf = self.room.path().join(format!("{name}.xml"));
         fs::write(&path, xml)?;
@@ -175,10 +174,10 @@ impl Libvirt {
         Ok(())
     }
 
-    /// Ends the daemon and waits for the next one; domains go on.
+    /// Restarts the daemon. Domains keep running.
     ///
     /// # Errors
-    /// When that does not answer within [`START_PATIENCE`].
+    /// When the new daemon does not answer within [`START_PATIENCE`].
     pub fn restart(&mut self) -> Result<()> {
         let lives = || -> Result<usize> { Ok(fs::read(self.room.path().join("lives"))?.len()) };
         let before = lives()?;
@@ -202,7 +201,7 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        // The end of its input is its own, and that of everything it started.
+        // The end of its input ends the daemon and everything it started.
         drop(self.child.stdin.take());
         if let Err(error) = self.child.wait() {
             eprintln!("libvirt {} stays behind: {error}", self.child.id());
