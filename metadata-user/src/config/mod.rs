@@ -102,8 +102,8 @@ pub struct Config {
     /// The log filter, in the form of `--log`, which overrides it. Default (`None`): `info`.
     pub log: Option<String>,
     /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
-    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. Without the file, or until
-    /// it exists, the agent uses the key in `state`.
+    /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. Without the file, or
+    /// until it exists, the agent uses the key in `state`.
     pub token_key: Option<PathBuf>,
     /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
     /// expire.
