@@ -2,19 +2,15 @@
 //! guest.
 
 use crate::inside;
-use crate::netns::{Namespace, run};
+use crate::netns::Namespace;
 use crate::privileged;
 use anyhow::{Context as _, Result, bail};
-use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::PathBuf;
-use std::process::Command;
 use std::sync::OnceLock;
+use testbed::wheels::{self, PYTHON};
 
 /// Limit for one script.
 pub const PATIENCE_SECONDS: u32 = 60;
-/// The distribution's interpreter. One earlier on PATH may be in a home directory that the guest does not see.
-const PYTHON: &str = "/usr/bin/python3";
 /// Releases and the hashes of their files.
 const REQUIREMENTS: &str = include_str!("../clients/requirements.txt");
 
@@ -53,37 +49,7 @@ impl Libraries {
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
         // target/<profile>/deps/<test>: libraries serve every profile.
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
-        let version =
-            run(Command::new(PYTHON).arg("--version")).context("`apt-get install python3` brings Python")?;
-        let mut hasher = DefaultHasher::new();
-        (REQUIREMENTS, version).hash(&mut hasher);
-        let root = target.join(format!("client-libraries-{:016x}", hasher.finish()));
-        if root.is_dir() {
-            return Ok(Self { root });
-        }
-        let aside = tempfile::tempdir_in(target).context("cannot install below target/")?;
-        let (list, tree) = (aside.path().join("requirements.txt"), aside.path().join("tree"));
-        fs::write(&list, REQUIREMENTS)?;
-        let mut pip = Command::new(PYTHON);
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--retries=2",
-            "--disable-pip-version-check",
-            "--no-compile",
-        ]);
-        // Wheels only, so that the installation runs no code.
-        pip.args(["--root-user-action=ignore", "--require-hashes", "--no-deps", "--only-binary=:all:"]);
-        pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
-        run(&mut pip).context("`apt-get install python3-pip` brings pip")?;
-        if let Err(error) = fs::rename(&tree, &root)
-            && !root.is_dir()
-        {
-            // The error counts only if no other test program has installed them in the meantime.
-            return Err(error).with_context(|| format!("cannot put {} in place", root.display()));
-        }
+        let root = wheels::install(REQUIREMENTS, target, "client-libraries")?;
         Ok(Self { root })
     }
 

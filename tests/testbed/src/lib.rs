@@ -30,3 +30,4 @@ pub mod record;
 #[cfg(feature = "schema")]
 pub mod schema;
 pub mod tap;
+pub mod wheels;

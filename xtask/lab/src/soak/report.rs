@@ -4,10 +4,10 @@ use super::bounds::{Verdict, judge, memory_slope};
 use super::shared::Shared;
 use super::watch::{Figure, Sample};
 use crate::storm::report::STYLE;
-use crate::storm::report::chart::{Axis, Curve, Drawing, Plot, WIDTH};
+use crate::storm::report::chart::{Axis, Curve, Drawing, Plot};
 use crate::storm::report::scale::Scale;
 use crate::storm::report::units;
-use crate::storm::report::xml::{At, Attribute, Xml};
+use crate::storm::report::xml::{Attribute, Xml};
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -100,7 +100,7 @@ impl Report {
                 }
                 broken.iter().for_each(|what| xml.line("p", &[("class", &"bad")], what));
                 xml.line("pre", &[], self.text());
-                self.drawings().iter().for_each(|drawing| figure(xml, drawing));
+                self.drawings().iter().for_each(|drawing| drawing.figure(xml, None));
             });
         });
         xml.finish()
@@ -145,20 +145,6 @@ impl Report {
             }),
         ]
     }
-}
-
-fn figure(xml: &mut Xml, drawing: &Drawing) {
-    xml.within("figure", &[], |xml| {
-        let view = format!("0 0 {} {}", At(WIDTH), At(drawing.height()));
-        let title = drawing.title();
-        let root: [Attribute<'_>; 4] = [
-            ("xmlns", &"http://www.w3.org/2000/svg"),
-            ("viewBox", &view),
-            ("role", &"img"),
-            ("aria-label", &title),
-        ];
-        xml.within("svg", &root, |xml| drawing.draw(xml));
-    });
 }
 
 fn shown(value: f64, unit: &str) -> String {

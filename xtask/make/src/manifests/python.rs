@@ -4,14 +4,11 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use std::fs;
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use testbed::wheels::{self, PYTHON};
 
-/// The distribution's interpreter. Another one on PATH could disappear with its owner's home.
-const PYTHON: &str = "/usr/bin/python3";
 const REQUIREMENTS: &str = include_str!("requirements.txt");
 
 /// The directory of the installed tools.
@@ -24,31 +21,7 @@ impl Tools {
     /// Installs the tools once for each version of the requirements.
     pub(super) fn install() -> Result<Self> {
         shell::tools::ensure(&[("python3", "python3"), ("pip3", "python3-pip")])?;
-        let mut hasher = DefaultHasher::new();
-        REQUIREMENTS.hash(&mut hasher);
-        let root = shell::target().join(format!("manifest-tools-{:016x}", hasher.finish()));
-        if root.is_dir() {
-            return Ok(Self { root });
-        }
-        fs::create_dir_all(shell::target())?;
-        let aside = tempfile::tempdir_in(shell::target())?;
-        let (list, tree) = (aside.path().join("requirements.txt"), aside.path().join("tree"));
-        fs::write(&list, REQUIREMENTS)?;
-        let mut pip = Command::new(PYTHON);
-        pip.args([
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--no-compile",
-            "--no-deps",
-        ]);
-        pip.args(["--root-user-action=ignore", "--require-hashes", "--only-binary=:all:"]);
-        pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
-        shell::run(&mut pip)?;
-        fs::rename(&tree, &root)
-            .with_context(|| format!("cannot rename the new directory to {}", root.display()))?;
+        let root = wheels::install(REQUIREMENTS, &shell::target(), "manifest-tools")?;
         Ok(Self { root })
     }
 

@@ -77,6 +77,24 @@ impl Drawing {
         }
     }
 
+    /// Writes the drawing as a figure of a page.
+    pub(crate) fn figure(&self, xml: &mut Xml, caption: Option<&str>) {
+        xml.within("figure", &[], |xml| {
+            let view = format!("0 0 {} {}", At(WIDTH), At(self.height()));
+            let title = self.title();
+            let root: [Attribute<'_>; 4] = [
+                ("xmlns", &"http://www.w3.org/2000/svg"),
+                ("viewBox", &view),
+                ("role", &"img"),
+                ("aria-label", &title),
+            ];
+            xml.within("svg", &root, |xml| self.draw(xml));
+            if let Some(caption) = caption {
+                xml.line("figcaption", &[], caption);
+            }
+        });
+    }
+
     /// Returns the height, in the units of [`WIDTH`].
     pub(crate) fn height(&self) -> f64 {
         match self {

@@ -1,7 +1,6 @@
 //! The page: the results in words, drawings and a table for each case.
 
-use super::chart::{Drawing, WIDTH};
-use super::xml::{At, Attribute, Xml};
+use super::xml::{Attribute, Xml};
 use super::{STYLE, figures, size, units, words};
 use crate::storm::figure::FIGURES;
 use crate::storm::model::{Case, Environment, Results};
@@ -27,7 +26,7 @@ pub(super) fn page(results: &Results) -> String {
             }
             if let Some((drawing, caption)) = figures::memory(results, &names) {
                 xml.line("h2", &[], "Memory");
-                figure(xml, &drawing, caption);
+                drawing.figure(xml, Some(caption));
             }
             method(xml, results);
         });
@@ -78,23 +77,8 @@ fn section(xml: &mut Xml, case: &Case, names: &[&str]) {
     table(xml, case);
     reasons(xml, case);
     for (drawing, caption) in figures::of_case(case, names) {
-        figure(xml, &drawing, caption);
+        drawing.figure(xml, Some(caption));
     }
-}
-
-fn figure(xml: &mut Xml, drawing: &Drawing, caption: &str) {
-    xml.within("figure", &[], |xml| {
-        let view = format!("0 0 {} {}", At(WIDTH), At(drawing.height()));
-        let title = drawing.title();
-        let root: [Attribute<'_>; 4] = [
-            ("xmlns", &"http://www.w3.org/2000/svg"),
-            ("viewBox", &view),
-            ("role", &"img"),
-            ("aria-label", &title),
-        ];
-        xml.within("svg", &root, |xml| drawing.draw(xml));
-        xml.line("figcaption", &[], caption);
-    });
 }
 
 fn table(xml: &mut Xml, case: &Case) {
