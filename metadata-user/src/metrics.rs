@@ -50,7 +50,7 @@ pub struct Hub<'a, T> {
 /// All counters and gauges at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot<'a, T> {
-    /// Frames the kernel side decided on, by the verdict's name.
+    /// Frames that the eBPF programs counted, by the name of their verdict.
     pub verdicts: &'a [(&'static str, u64)],
     /// Ports attached.
     pub ports: u64,
@@ -60,7 +60,7 @@ pub struct Snapshot<'a, T> {
     pub taps: &'a [(PortState, u64)],
     /// Records by source and state.
     pub instances: &'a [Instances],
-    /// Identities bound.
+    /// Identities that are bound to a slot.
     pub identities: u64,
     /// How often and how fast ports were attached since the start.
     pub attaching: Attaching,
@@ -92,16 +92,16 @@ pub struct Snapshot<'a, T> {
     pub hubs: &'a [Hub<'a, T>],
 }
 
-/// How long attaching ports has taken, from the look at the port until its guest is bound.
+/// Time to attach ports, each measured from the inspection of its device until its guest is bound.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attaching {
-    /// Ports attached since the start, those that have gone included.
+    /// Ports attached since the start, including those detached since.
     pub count: u64,
-    /// What all of them took.
+    /// Sum of their times.
     pub total: Duration,
-    /// The median of the last few thousand.
+    /// Median of the most recent few thousand.
     pub median: Duration,
-    /// How long it was from the first sight of a tap until its guest was bound.
+    /// Time from the discovery of a wanted tap until its guest was bound.
     pub lag: Lag,
 }
 
@@ -119,12 +119,12 @@ pub const LAG_BOUNDS: [Duration; 10] = [
     Duration::from_secs(10),
 ];
 
-/// A histogram of how long taps waited.
+/// Histogram of the time that taps waited for their guest to be bound.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lag {
     /// Counts per bucket; the last bucket has no upper bound.
     pub buckets: [u64; LAG_BOUNDS.len() + 1],
-    /// In all.
+    /// Sum of all waits.
     pub total: Duration,
 }
 
@@ -140,18 +140,18 @@ impl Lag {
 /// Attempts to read the configuration again since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reloads {
-    /// The new configuration is in force.
+    /// Attempts that put a new configuration in force.
     pub done: u64,
-    /// The configuration was unusable; the old one stays in force.
+    /// Attempts that failed and left the configuration in force unchanged.
     pub failed: u64,
 }
 
 /// Counters of work for guests other than answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errands {
-    /// Messages for sinks.
+    /// Messages that guests send to sinks.
     pub messages: SinkCounts,
-    /// What guests wrote.
+    /// Data that guests store with the agent.
     pub mailboxes: MailboxCounts,
 }
 

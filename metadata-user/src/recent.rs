@@ -68,7 +68,7 @@ pub fn last() -> Vec<Said> {
     last.iter().map(said).collect()
 }
 
-/// Message and fields of an event, at most [`TEXT_MAX`] octets.
+/// The message and fields of an event, at most [`TEXT_MAX`] octets.
 #[derive(Default)]
 struct Text(String);
 
@@ -79,7 +79,7 @@ impl Visit for Text {
             "message" => write!(self.0, "{space}{value:?}"),
             name => write!(self.0, "{space}{name}={value:?}"),
         };
-        debug_assert!(written.is_ok(), "a String takes everything");
+        debug_assert!(written.is_ok(), "writing to a String does not fail");
         let end = self.0.floor_char_boundary(TEXT_MAX);
         self.0.truncate(end);
     }
@@ -93,7 +93,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     #[test]
-    fn the_oldest_goes_and_a_repeated_one_is_kept_once() {
+    fn the_oldest_warning_is_dropped_and_a_repeated_one_is_kept_once() {
         let mut kept = VecDeque::new();
         for n in 0..=KEPT {
             keep(&mut kept, Level::WARN, n.to_string());

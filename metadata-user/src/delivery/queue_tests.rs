@@ -177,7 +177,7 @@ async fn messages_of_a_vm_arrive_in_order() {
 }
 
 #[tokio::test]
-async fn a_sink_that_fails_is_tried_and_counted_and_the_others_go_on() {
+async fn a_failing_sink_is_tried_again_and_counted_and_others_continue() {
     let (room, path) = room();
     let refusing = room.path().join("refusing");
     let (asked, server) = receiver(&refusing, StatusCode::INTERNAL_SERVER_ERROR);
@@ -216,7 +216,7 @@ async fn a_sink_that_fails_is_tried_and_counted_and_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_holds_up_its_own_messages_only_and_not_for_ever() {
+async fn a_receiver_that_hangs_delays_only_its_own_messages_until_the_limit() {
     let (room, path) = room();
     let silent = room.path().join("silent");
     // The kernel connects; nobody accepts.
@@ -238,8 +238,8 @@ async fn a_receiver_that_hangs_holds_up_its_own_messages_only_and_not_for_ever()
 }
 
 #[tokio::test]
-async fn no_more_receivers_are_held_at_once_than_there_are_places() {
-    const SINKS: usize = AT_ONCE + WAITING_PER_VM;
+async fn concurrent_deliveries_stay_within_their_limit() {
+    const SINKS: usize = CONCURRENT + WAITING_PER_VM;
     let (_room, path) = room();
     let listener = UnixListener::bind(&path).expect("bound");
     let (outbox, deliveries) = outbox();
@@ -254,14 +254,14 @@ async fn no_more_receivers_are_held_at_once_than_there_are_places() {
     {
         held.push(stream);
     }
-    assert_eq!(held.len(), AT_ONCE);
+    assert_eq!(held.len(), CONCURRENT);
     tokio::time::pause();
     assert_eq!(until(&outbox, |c| c.waiting == 0).await.failed, SINKS as u64);
     task.abort();
 }
 
 #[test]
-fn one_vm_cannot_push_out_the_others() {
+fn one_vm_cannot_take_the_places_of_others_in_the_queue() {
     let (_room, path) = room();
     let (outbox, _deliveries) = outbox();
     let sinks = events(file(&path));
@@ -276,7 +276,7 @@ fn one_vm_cannot_push_out_the_others() {
 }
 
 #[tokio::test]
-async fn all_vms_together_stay_within_the_queue_and_a_place_is_free_after_delivery() {
+async fn all_vms_stay_within_the_queue_and_delivery_frees_a_place() {
     let (_room, path) = room();
     let (outbox, deliveries) = outbox();
     let sinks = events(file(&path));
@@ -300,7 +300,7 @@ async fn all_vms_together_stay_within_the_queue_and_a_place_is_free_after_delive
 }
 
 #[test]
-fn a_body_beyond_its_size_is_dropped_and_counted() {
+fn a_body_beyond_its_limit_is_dropped_and_counted() {
     let (_room, path) = room();
     let every = Some(file(&path));
     let sinks =
@@ -316,7 +316,7 @@ fn a_body_beyond_its_size_is_dropped_and_counted() {
 }
 
 #[test]
-fn without_a_sink_nothing_happens_and_without_an_agent_it_is_a_drop() {
+fn a_message_without_a_sink_is_ignored_and_without_an_agent_dropped() {
     let outbox = Outbox::detached();
     let vm = vm(1, &outbox);
     vm.tell(&Sinks::default(), MessageKind::Ready, b"", NOW);
@@ -326,7 +326,7 @@ fn without_a_sink_nothing_happens_and_without_an_agent_it_is_a_drop() {
 }
 
 #[tokio::test]
-async fn a_file_grows_to_its_bound_and_no_further() {
+async fn a_file_grows_to_its_limit_and_no_further() {
     let (_room, path) = room();
     let (outbox, deliveries) = outbox();
     let vm = vm(1, &outbox);

@@ -1,7 +1,6 @@
 //! Sinks that are HTTP servers on a Unix socket.
 //!
-//! hyper is in the tree for the administration's server, so its client costs one feature, and reads answers
-//! that a few lines of our own would not (interim ones, chunks, early ends).
+//! The client is hyper's, because the agent's own HTTP server is built on hyper as well.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::SinkError;
 
-/// For one try: connecting, sending and the answer's head.
+/// Limit for one attempt: connection, request and head of the answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends one POST and waits for a 2xx.
@@ -33,7 +32,7 @@ async fn exchange(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkErro
         .map_err(SinkError::Request)?;
     let stream = UnixStream::connect(socket).await.map_err(SinkError::Socket)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(SinkError::Http)?;
-    // The connection does the work; dropping the set ends it, however this ends.
+    // This task runs the connection. It ends when the set is dropped, on every path out of this function.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let status = sender.send_request(request).await.map_err(SinkError::Http)?.status();

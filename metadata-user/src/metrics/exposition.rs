@@ -6,11 +6,11 @@ use std::time::Duration;
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Grows until the agent restarts; its name ends in `_total`.
+    /// A value that only grows while the agent runs; the name ends in `_total`.
     Counter,
-    /// Goes up and down.
+    /// A value that can also decrease.
     Gauge,
-    /// Counts per upper bound, with the sum and the number of all values.
+    /// Counts of values per upper bound, with the sum and the number of all values.
     Histogram,
 }
 
@@ -55,8 +55,8 @@ impl Exposition {
         }
     }
 
-    /// Adds a histogram: how many were at most each bound and above the one before, how many were above all, and what
-    /// all of them sum up to.
+    /// Adds a histogram. `counts` has the number of values in each bucket, and then of those above the last bound;
+    /// `total` is the sum of all values.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -65,7 +65,7 @@ impl Exposition {
         counts: &[u64],
         total: Duration,
     ) {
-        debug_assert!(counts.len() == bounds.len() + 1, "a bucket more than bounds");
+        debug_assert!(counts.len() == bounds.len() + 1, "one bucket more than bounds");
         self.head(name, help, Kind::Histogram);
         let (mut bounds, mut sum) = (bounds.iter(), 0);
         for count in counts {
@@ -98,7 +98,7 @@ impl Exposition {
 
     fn line(&mut self, line: fmt::Arguments<'_>) {
         let written = self.text.write_fmt(line);
-        debug_assert!(written.is_ok(), "a String takes everything");
+        debug_assert!(written.is_ok(), "writing to a String does not fail");
     }
 }
 

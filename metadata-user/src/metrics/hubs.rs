@@ -1,4 +1,4 @@
-//! What is counted by each hub's worker: frames, turns, and the engine's own.
+//! Metrics of each hub: frames, turns of its worker, and the TCP stack's own counters.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ impl<'a, T> Hubs<'a, T> {
         self.numbers.iter().map(String::as_str).zip(self.hubs)
     }
 
-    /// A family with one value per hub.
+    /// Adds a family with one value per hub.
     fn one(&self, out: &mut Exposition, name: &str, help: &str, of: fn(&WorkerStats<T>) -> u64) {
         let samples = self.each().map(|(number, hub)| ([("hub", number)], of(&hub.worker)));
         out.family(name, help, Kind::Counter, samples);
     }
 
-    /// A family of frames lost, with one value per hub and reason.
+    /// Adds a family of lost frames, with one value per hub and reason.
     fn lost<const N: usize>(
         &self,
         out: &mut Exposition,
@@ -38,11 +38,16 @@ impl<'a, T> Hubs<'a, T> {
     }
 
     pub(super) fn received(&self, out: &mut Exposition) {
-        self.one(out, "xdp_imds_received_frames_total", "Frames received by the AF_XDP socket.", |w| {
+        self.one(out, "xdp_imds_received_frames_total", "Frames that the AF_XDP socket received.", |w| {
             w.socket.frames
         });
-        self.one(out, "xdp_imds_received_bytes_total", "Octets in those frames.", |w| w.socket.bytes);
-        let help = "Frames lost before, at or behind the AF_XDP socket, by reason; over_share: of VMs that ask for more than their share.";
+        self.one(
+            out,
+            "xdp_imds_received_bytes_total",
+            "Octets of the frames that the AF_XDP socket received.",
+            |w| w.socket.bytes,
+        );
+        let help = "Received frames that were lost, by reason; over_share: frames of VMs that exceed their share of a worker's time.";
         self.lost(out, "xdp_imds_receive_lost_frames_total", help, |hub| {
             let w = &hub.worker;
             [
@@ -56,16 +61,21 @@ impl<'a, T> Hubs<'a, T> {
                 ("over_share", w.link.over_share),
             ]
         });
-        let help = "Times the kernel found no chunk in the fill ring.";
+        let help = "Times the kernel found the fill ring empty.";
         self.one(out, "xdp_imds_fill_ring_empty_total", help, |w| w.socket.fill_ring_empty);
-        let help = "Fill ring addresses the kernel refused.";
+        let help = "Addresses in the fill ring that the kernel refused.";
         self.one(out, "xdp_imds_fill_ring_invalid_total", help, |w| w.socket.invalid_fill);
     }
 
     pub(super) fn sent(&self, out: &mut Exposition) {
-        self.one(out, "xdp_imds_sent_frames_total", "Frames the hub tap took.", |w| w.tap.frames);
-        self.one(out, "xdp_imds_sent_bytes_total", "Octets in those frames.", |w| w.tap.bytes);
-        let help = "Frames the hub tap did not take, by reason.";
+        self.one(out, "xdp_imds_sent_frames_total", "Frames that the hub's tap accepted.", |w| w.tap.frames);
+        self.one(
+            out,
+            "xdp_imds_sent_bytes_total",
+            "Octets of the frames that the hub's tap accepted.",
+            |w| w.tap.bytes,
+        );
+        let help = "Frames that the hub's tap refused, by reason.";
         self.lost(out, "xdp_imds_send_lost_frames_total", help, |hub| {
             let w = &hub.worker;
             [
@@ -76,23 +86,26 @@ impl<'a, T> Hubs<'a, T> {
                 ("other", w.tap.other),
             ]
         });
-        let help = "Frames the kernel dropped at the hub tap: those of the verdicts hub_drop_*, and those whose device \
-                    is down, narrower than the frame or takes no redirected frames.";
+        let help = "Frames that the kernel dropped behind the hub's tap: by a verdict hub_drop_*, or because the port's device is \
+                    down, has a smaller MTU or accepts no redirected frames.";
         let dropped = self.each().map(|(number, hub)| ([("hub", number)], hub.losses.tap_dropped));
         out.family("xdp_imds_hub_dropped_frames_total", help, Kind::Counter, dropped);
     }
 
     pub(super) fn turns(&self, out: &mut Exposition) {
         self.one(out, "xdp_imds_worker_turns_total", "Turns of the worker's loop.", |w| w.turns.turns);
-        let help = "Turns after which more was due at once.";
+        let help = "Turns that ended at their limit with work left.";
         self.one(out, "xdp_imds_worker_full_batches_total", help, |w| w.turns.full_batches);
         self.one(out, "xdp_imds_worker_sleeps_total", "Times the worker slept.", |w| w.turns.sleeps);
-        self.one(out, "xdp_imds_worker_naps_total", "Times the busy worker let frames gather.", |w| {
-            w.turns.naps
-        });
-        let help = "Slots the worker was told to forget.";
+        self.one(
+            out,
+            "xdp_imds_worker_naps_total",
+            "Short pauses of a busy worker, in which frames gather.",
+            |w| w.turns.naps,
+        );
+        let help = "Slots whose state the worker dropped because their identity departed.";
         self.one(out, "xdp_imds_worker_forgotten_total", help, |w| w.turns.forgotten);
-        let help = "VMs whose waiting requests the worker was told to look at again.";
+        let help = "Notifications about VMs whose waiting requests the worker then checked again.";
         self.one(out, "xdp_imds_worker_woken_total", help, |w| w.turns.woken);
         let of = |time: fn(&WorkerStats<T>) -> Duration| {
             self.each().map(move |(number, hub)| ([("hub", number)], Seconds(time(&hub.worker))))
@@ -103,7 +116,7 @@ impl<'a, T> Hubs<'a, T> {
         out.family(name, help, Kind::Counter, of(|w| w.turns.slept));
     }
 
-    /// The engine's own names; a hub that lacks one of the first hub's has no sample of it.
+    /// Adds the stack's counters and gauges. The first hub's names count; a hub without such a name has no sample of it.
     pub(super) fn engine(&self, out: &mut Exposition) {
         let Some(first) = self.hubs.first() else { return };
         for (names, kind) in [(first.counters, Kind::Counter), (first.gauges, Kind::Gauge)] {
@@ -114,7 +127,7 @@ impl<'a, T> Hubs<'a, T> {
                     Some(([("hub", number)], *value))
                 });
                 let suffix = if kind == Kind::Counter { "_total" } else { "" };
-                let help = format!("The stack's count of {}.", name.replace('_', " "));
+                let help = format!("The TCP stack's count of {}.", name.replace('_', " "));
                 out.family(&format!("xdp_imds_stack_{name}{suffix}"), &help, kind, samples);
             }
         }

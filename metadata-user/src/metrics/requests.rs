@@ -25,7 +25,7 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
         .collect();
     out.family(
         "xdp_imds_requests_total",
-        "Requests answered, by dialect (none: nothing is served there, or the request could not be read) and status.",
+        "Answered requests, by status and dialect (none: no dialect serves the path, or the request is malformed).",
         Kind::Counter,
         counts.iter().map(|(datasource, code, count)| ([("datasource", *datasource), ("code", code.as_str())], *count)),
     );
@@ -33,8 +33,7 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
         tallies.iter().map(|tally| tally.latencies()).fold(Latencies::default(), std::ops::Add::add);
     out.histogram(
         "xdp_imds_request_duration_seconds",
-        "Time from the turn of the worker that received a request's last octet to the handing of its answer to TCP, \
-         in that turn or a later one.",
+        "Time from the receipt of a request's last octet until its answer is passed to TCP, in steps of the worker's turns.",
         &BOUNDS_NS.map(Duration::from_nanos),
         &buckets,
         total,
@@ -56,8 +55,7 @@ pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
             ([("reason", reason.label()), ("outcome", end.label())], sum(&|tally| tally.ended(reason, end)))
         })
     });
-    let help =
-        "Waits of requests that have ended: with what they waited for, too late, or because the guest left.";
+    let help = "Waits of requests that have ended, by reason and outcome.";
     out.family("xdp_imds_parked_total", help, Kind::Counter, ended.collect::<Vec<_>>());
 }
 
