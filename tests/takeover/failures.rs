@@ -1,4 +1,5 @@
-//! Guests are served whichever agent dies during a takeover, and a refused takeover changes nothing.
+//! If either agent dies during a takeover, guests are served again after the next start at the latest. A refused
+//! takeover changes nothing.
 
 use std::time::Duration;
 
@@ -78,7 +79,7 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
         anyhow::ensure!(node.identities().values().all(|[.., drain]| *drain == 0) && node.claims() == 0);
         Ok(())
     };
-    eventually(PATIENCE, cleared).expect("no trace of the dead agent");
+    eventually(PATIENCE, cleared).expect("no entry refers to the dead agent");
     assert!(second.comes_to_say("ended before its guests were served"), "{}", second.said());
 }
 
