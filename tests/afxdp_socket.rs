@@ -82,7 +82,7 @@ impl Veth {
     }
 
     fn send(&mut self, frame: &[u8]) {
-        let token = self.outer.transmit(SmolInstant::ZERO).expect("a packet socket always gives one");
+        let token = self.outer.transmit(SmolInstant::ZERO).expect("a packet socket always has a token");
         token.consume(frame.len(), |buffer| buffer.copy_from_slice(frame));
     }
 }
@@ -98,7 +98,7 @@ fn frames(count: usize, lengths: std::ops::RangeInclusive<usize>) -> Vec<Vec<u8>
     (0..count).map(frame).collect()
 }
 
-/// Waits for `done` up to [`PATIENCE`], yielding to the kernel's thread.
+/// Waits until `done` holds, at most [`PATIENCE`]. Yields, so that the kernel's thread can run.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -270,7 +270,7 @@ fn captured(tap: &mut RawSocket, count: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_sleeping_worker_wakes_for_each_frame_and_answers_by_the_tap() {
+fn a_sleeping_worker_wakes_for_each_frame_and_answers_through_the_tap() {
     with_veth(|ns, veth| {
         let tap = Tap::create(ns, "hub", Shape::default()).expect("a tap");
         ns.ip("link set hub up").expect("up");
@@ -293,7 +293,7 @@ fn a_sleeping_worker_wakes_for_each_frame_and_answers_by_the_tap() {
 }
 
 #[test]
-fn a_tap_that_is_down_or_gone_loses_frames_and_counts_them() {
+fn frames_to_a_tap_that_is_down_or_gone_are_lost_and_counted() {
     with_veth(|ns, _| {
         let tap = Tap::create(ns, "hub", Shape::default()).expect("a tap");
         let mut hub = HubTap::new(tap.as_fd().try_clone_to_owned().expect("a descriptor"));

@@ -167,7 +167,7 @@ fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     let _agent = guarding(&host, records.path());
     assert!(
         reaches_bridge(&tap, &mut witness, &frames::known_good()).expect("a frame"),
-        "nothing is served in there"
+        "no instance is served in the namespace"
     );
     let mut record: serde_json::Value = serde_json::from_str(&served.record(1)).expect("JSON");
     record["network"]["nics"][0]["port"] =
