@@ -340,7 +340,7 @@ fn a_port_that_cannot_send_back_has_every_frame_steered() {
     }
     in_empty_namespace(|| {
         let mut programs = node();
-        programs.own(PORT, Port { answers: 0, ..OPEN_PORT }).expect("a veth, say");
+        programs.own(PORT, Port { answers: 0, ..OPEN_PORT }).expect("a port without answers, such as a veth");
         for (name, frame) in scenes(&mut programs, &Book::default()) {
             let found = programs.run(program::PORT, &frame).expect("a run");
             assert_eq!((found.action, found.frame.len()), (XDP_REDIRECT, frame.len()), "{name}");

@@ -1,7 +1,7 @@
 //! A KubeVirt node end to end: the real agent gets VMs from an API server, finds their launchers, and serves guests
 //! behind taps in their pods' namespaces.
 //!
-//! The API server, launchers, control groups and kubelet come from `support`; everything else is the real thing.
+//! The API server, launchers, control groups and kubelet come from `support`; everything else is production code.
 
 #[path = "kubevirt_node/coming.rs"]
 mod coming;
