@@ -5,6 +5,8 @@
 
 #[path = "kubevirt_node/coming.rs"]
 mod coming;
+#[path = "kubevirt_node/content.rs"]
+mod content;
 #[path = "kubevirt_node/hooked.rs"]
 mod hooked;
 #[path = "kubevirt_node/moving.rs"]
@@ -15,5 +17,3 @@ mod node;
 mod outages;
 #[path = "kubevirt_node/passt.rs"]
 mod passt;
-#[path = "kubevirt_node/telling.rs"]
-mod telling;

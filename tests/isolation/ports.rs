@@ -19,7 +19,7 @@ use support::tap::{Shape, Tap};
 
 use crate::vm::Node;
 
-/// Writes a guest's record after a change.
+/// Writes a guest's record with a change.
 fn write(identity: &Identity, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
     let mut record: Value = serde_json::from_str(&identity.record(1))?;
     change(&mut record);

@@ -188,8 +188,8 @@ fn taps_that_swap_names_serve_no_guest_the_others_record() {
         }
         let mut talks: Vec<_> = guests.stations.iter_mut().map(send_half).collect();
         swap(guests.node.host.ns());
-        // On a port with another guest's name, a guest is unknown: neither the rest of its request nor a new one gets
-        // an answer.
+        // A guest is unknown on a port with another guest's name. Neither the rest of its request nor a new request
+        // gets an answer.
         for (talk, station) in talks.iter_mut().zip(&mut guests.stations) {
             let settled = eventually(NOTICE, || gets_no_answer(station));
             settled.unwrap_or_else(|error| panic!("round {round}: {error:#}"));

@@ -22,7 +22,7 @@ pub(crate) const MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x0a]);
 
 pub(crate) type Events = Receiver<(PodUid, PodEvent)>;
 
-/// Lets a test that needs a certain process number run alone, because these numbers are shared by the whole machine.
+/// Lets a test that needs a certain PID run alone, because the whole machine shares the PIDs.
 static TURNS: RwLock<()> = RwLock::new(());
 
 #[expect(dead_code, reason = "held, not read")]
