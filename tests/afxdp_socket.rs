@@ -31,7 +31,7 @@ const BURST: usize = 100;
 /// Small rings, so that one burst reaches the limits.
 const SMALL: SocketConfig = SocketConfig { rx_ring: 64, chunks: 64, chunk_size: 2_048 };
 
-/// Runs `test` on a thread inside a namespace with a veth; skips without privilege.
+/// Runs `test` on a thread inside a namespace with a veth; skips it without privileges.
 #[track_caller]
 fn with_veth(test: impl FnOnce(&Namespace, &mut Veth) + Send) {
     if !privileged::or_skip() {
@@ -125,7 +125,7 @@ fn stats(socket: &Socket) -> SocketStats {
 fn every_frame_arrives_whole_and_in_order() {
     with_veth(|_, veth| {
         let mut socket = veth.bind(&SocketConfig { chunk_size: 4_096, ..SMALL });
-        // Enough to go round the rings and chunks many times.
+        // Enough to use every ring entry and chunk many times.
         let sent = frames(4_000, 60..=3_014);
         for burst in sent.chunks(32) {
             burst.iter().for_each(|frame| veth.send(frame));

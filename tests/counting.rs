@@ -1,5 +1,5 @@
-//! Each metric moves when the event it counts happens to a guest on a real tap, and a strict parser accepts the
-//! whole exposition.
+//! Each metric changes when the event it counts happens to a guest on a real tap. A strict parser accepts the whole
+//! exposition.
 
 use std::collections::BTreeMap;
 use std::process::Command;

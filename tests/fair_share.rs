@@ -25,7 +25,7 @@ use support::wire::{Sent, at};
 
 /// Delay from a guest to the ring, and from the tap to a guest.
 const WAY: Duration = Duration::from_micros(10);
-/// Delay until a sleeping worker runs; with both ways, this gives the 51 µs of a lone request.
+/// Delay until a sleeping worker runs. With the delays of both directions, a single request takes the measured 51 µs.
 const WAKING: Duration = Duration::from_micros(30);
 /// Cost of taking a frame from the ring and reading its slot.
 const LOOK: Duration = Duration::from_nanos(60);
@@ -41,7 +41,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const JUNK_EVERY: Duration = Duration::from_micros(100);
 /// Interval of the modest guest's requests.
 const ASK_EVERY: Duration = Duration::from_micros(1_700);
-/// Run time before measuring, in which greedy guests use up their initial burst.
+/// Time before the measurement, in which greedy guests use up their initial burst.
 const WARM_UP: Duration = Duration::from_millis(150);
 const TIME: Duration = Duration::from_secs(1);
 
@@ -50,7 +50,7 @@ const PORT: u16 = 40_000;
 /// Where a frame's TCP header starts.
 const TCP: usize = 34;
 
-/// Virtual time, shared by everything that takes time.
+/// Virtual time, shared by all parts of the simulation.
 #[derive(Clone, Default)]
 struct Clock(Arc<Mutex<Duration>>);
 

@@ -373,7 +373,7 @@ fn the_kernel_answers_neither_strangers_nor_floods() {
 
 #[test]
 fn the_verifier_is_far_from_its_limit() {
-    // The verifier's limit is 1,000,000. Each namespace with ports waits for it once.
+    // The verifier's limit is 1,000,000. Each namespace with ports waits once for the verification.
     const MOST: u32 = 160_000;
     if !privileged::or_skip() {
         return;

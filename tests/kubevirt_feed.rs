@@ -1,7 +1,7 @@
 //! The feed turns what KubeVirt's API server sends into records, and keeps them through the server's failures.
 //!
-//! The feed and its watches are the real ones. The server is `support::apiserver`, and volumes are files. Only
-//! launchers are simulated: each pod is found as soon as the feed watches for it.
+//! The feed and its watches are production code. The server is `support::apiserver`, and volumes are files. Launchers
+//! are simulated: each pod is found as soon as the feed watches for it.
 
 #[path = "kubevirt_feed/pauses.rs"]
 mod pauses;

@@ -253,7 +253,7 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
     assert_eq!(world.stack.stats().connections, 0);
 }
 
-/// Fetches an answer. Returns the octets of the longest frame sent so far and the time until the answer was whole.
+/// Fetches an answer. Returns the length of the longest frame sent meanwhile, and the time until the answer was whole.
 fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usize) -> (usize, Duration) {
     world.sent = Some(Vec::new());
     let start = world.now().mono;

@@ -44,7 +44,7 @@ impl Bell {
         self.ring.notify_one();
     }
 
-    /// Sleeps until it is signalled, and clears it.
+    /// Sleeps until it is signalled, then clears the signal.
     fn wait(&self) {
         let mut rung = self.rung.lock().expect("no thread panics while it holds the lock");
         while !*rung {

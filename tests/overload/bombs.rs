@@ -383,8 +383,8 @@ fn requests_held_for_a_missing_record_cost_only_their_sender() {
 
 /// Sends twice as many requests as a port may have connections; every held request must get 503 at its timeout.
 ///
-/// The other requests are held once connections end. On a slow machine some of them get 503 before the last of the
-/// first ones.
+/// The requests beyond the limit are held once earlier connections end. On a slow machine some of them get 503 before
+/// the last of the earlier ones.
 fn held(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 2 * PER_PORT)?;
     for talk in &mut mob.talks {
