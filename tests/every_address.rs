@@ -70,7 +70,7 @@ impl Node {
     }
 
     fn guest_ip(&self, words: &str) {
-        self.guest.ns().ip(words).expect("a setting of the guest's");
+        self.guest.ns().ip(words).expect("a setting of the guest");
     }
 
     fn port(&self) -> PortArgument {

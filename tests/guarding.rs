@@ -144,7 +144,7 @@ fn a_tap_stays_closed_between_two_records() {
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
     }
-    let seen = witness.look().expect("a look").bridge;
+    let seen = witness.look().expect("received frames").bridge;
     let asks = |frame: &Vec<u8>| {
         frame.windows(4).any(|octets| octets == SERVED_V4.octets())
             && frame.len() > ethernet::HEADER + arp::LEN

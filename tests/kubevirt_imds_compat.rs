@@ -135,7 +135,7 @@ fn vmi(annotations: &Value) -> Value {
         },
         "status": {"phase": "Running", "activePods": {"p": "n1"}},
     });
-    assert_eq!(Schemas::published().findings(&vmi), [""; 0], "KubeVirt would not take it");
+    assert_eq!(Schemas::published().findings(&vmi), [""; 0], "KubeVirt would reject it");
     vmi
 }
 

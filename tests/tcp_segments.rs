@@ -289,7 +289,7 @@ fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
     let last = replies.last().expect("an answer");
-    assert_eq!(last.flags, FIN_ACK, "the FIN goes with the last of the answer");
+    assert_eq!(last.flags, FIN_ACK, "the FIN is in the last segment of the answer");
     let (seq, ack) =
         (1001 + GET_AND_CLOSE.len() as u32, last.seq.wrapping_add(last.payload.len() as u32 + 1));
     let replies = raw.send(&Segment::ack(1, seq, ack).control(Fin));
@@ -334,7 +334,7 @@ fn a_client_with_one_source_port_is_answered_each_time_at_once() {
             let replies = raw.send(&from(Segment::ack(1, initial + 1, next).with(GET_AND_CLOSE)));
             assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "{service}, fetch {fetch}");
             let last = replies.last().expect("an answer");
-            assert_eq!(last.flags, FIN_ACK, "the FIN goes with the data");
+            assert_eq!(last.flags, FIN_ACK, "the FIN is in the segment with the data");
             let (seq, end) = (initial + 1 + GET_AND_CLOSE.len() as u32, last.payload.len() as u32 + 1);
             raw.send(&from(Segment::ack(1, seq, last.seq.wrapping_add(end)).control(Fin)));
             let stats = raw.stack.stats();

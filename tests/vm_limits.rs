@@ -278,7 +278,7 @@ fn two_slots_above_their_share_do_not_displace_each_other_endlessly() {
         assert!(!node.send(2, port, b"GET / HT").is_empty(), "{port}");
     }
     for slot in [1, 2] {
-        assert!(node.send(slot, 30, b"GET / HT").is_empty(), "both have twelve");
+        assert!(node.send(slot, 30, b"GET / HT").is_empty(), "both hold twelve connections");
     }
     let stats = node.raw.stack.stats();
     assert_eq!((stats.connections_displaced, stats.refused_connections), (2, 2));

@@ -74,7 +74,7 @@ fn groups() -> Vec<Case> {
         requests.iter().map(|packet| with(v4(packet), 0, &group)).collect::<Vec<_>>()
     };
     vec![
-        Case::of("a request to everybody", to([0xff; 6]), DropGroupDestination),
+        Case::of("a request to the broadcast mac", to([0xff; 6]), DropGroupDestination),
         Case::of("a request to a multicast group", to([1, 0, 0x5e, 0, 0, 1]), DropGroupDestination),
         Case::of("a request to the bridge group", to([1, 0x80, 0xc2, 0, 0, 0]), DropGroupDestination),
     ]

@@ -181,7 +181,7 @@ fn no_claim_in_any_dialect_gets_an_octet_of_another_vm() {
     spy.remembers = true;
 
     let marks = victims_marks(&mut victim).expect("the victim's marks");
-    let keys = tokens(&mut victim, 300).expect("tokens of the victim's");
+    let keys = tokens(&mut victim, 300).expect("tokens of the victim");
     let stolen: Vec<_> = keys.iter().map(|(_, field, token)| (*field, token.clone())).collect();
     for (words, of) in [("its own", SPY), ("the victim's", VICTIM)] {
         let questions = questions(of);

@@ -285,7 +285,7 @@ pub(crate) fn gets(guest: &Guest, path: &str, wanted: &str) -> Result<()> {
 /// Waits until the pod's namespace, and with it the node's end of its NIC, is gone.
 #[track_caller]
 pub(crate) fn wait_until_namespace_is_gone(agent: &Agent<'_>, node: &Node, outer: &str) {
-    wait_for(agent, "the pod's namespace goes", || {
+    wait_for(agent, "the end of the pod's namespace", || {
         ensure!(!is_there(node.host.ns(), outer), "it is still there");
         Ok(())
     });

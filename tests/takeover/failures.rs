@@ -51,7 +51,7 @@ fn a_successor_dead_after_the_promise_leaves_ports_closed_until_the_next_start()
     drop(taker);
     assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
     assert_eq!(node.bpffs.port_links().len(), 1, "its port is closed");
-    assert!(guest.fetch("/v1/meta-data", Duration::from_secs(2)).is_err(), "nobody answers");
+    assert!(guest.fetch("/v1/meta-data", Duration::from_secs(2)).is_err(), "no agent answers");
     let _next = node.agent(&guests, &["--takeover"]);
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
     assert_eq!(node.identities(), before);

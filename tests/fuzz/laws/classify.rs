@@ -82,13 +82,13 @@ pub(crate) fn assert_all(frame: &[u8]) {
     let verdict = classify(frame, &node);
     assert_eq!(classify(frame, &node), verdict, "the verdict depends on something else than the frame");
 
-    let nobody = classify(frame, &Node { serving: false });
+    let unserved = classify(frame, &Node { serving: false });
     // Frames nested more deeply than the parser follows are dropped whatever their destination.
     let beyond = matches!(
-        nobody,
+        unserved,
         Verdict::DropVlanDepth | Verdict::DropIpv6Routing | Verdict::DropVlan | Verdict::DropSnap
     );
-    assert!(nobody.fate() == Fate::Pass || beyond, "{nobody:?} on a node that serves no address");
+    assert!(unserved.fate() == Fate::Pass || beyond, "{unserved:?} on a node that serves no address");
 
     if verdict.fate() != Fate::Pass && !beyond {
         let names = |address: &[u8]| frame.windows(address.len()).any(|octets| octets == address);
