@@ -104,7 +104,7 @@ def replace_dhcp(lease):
             """Unlike the parent class, needs no DHCP client program."""
 
         def get_newest_lease(self, *_args):
-            return dictlease
+            return dict(lease)
 
     distros.Distro.dhcp_client = property(lambda self: Client())
 
