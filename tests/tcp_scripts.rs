@@ -244,7 +244,8 @@ fn three_duplicate_acknowledgements_retransmit_a_segment_at_once() {
         ("further duplicates repeat nothing", &format!("{lost} > . 10 1461\n > . 10 1461\n > . 10 7301")),
         (
             "a changed window is no duplicate",
-            "> P. 1 1 \"far 9\"\n < . 1 7 9\n > . 7 1 win 9000\n > . 7 1 win 8000\n > . 7 1 win 7000\n > . 7 1 win 6000",
+            "> P. 1 1 \"far 9\"\n < . 1 7 9\n > . 7 1 win 9000\n > . 7 1 win 8000
+             > . 7 1 win 7000\n > . 7 1 win 6000",
         ),
     ]);
 }
@@ -275,7 +276,8 @@ fn small_windows_are_respected_and_closed_ones_probed() {
         ),
         (
             "a window smaller than a segment is used only after a delay",
-            "> P. 1 1 \"far 3000\" win 1000\n < . 1 10 1000\n > . 10 1001 win 100\n + 250\n < . 1001 10 100\n > . 10 1101 win 2000\n < . 1101 10 1460\n < . 2561 10 440",
+            "> P. 1 1 \"far 3000\" win 1000\n < . 1 10 1000\n > . 10 1001 win 100
+             + 250\n < . 1001 10 100\n > . 10 1101 win 2000\n < . 1101 10 1460\n < . 2561 10 440",
         ),
         ("a FIN needs no window", "> P. 1 1 \"close\" win 0\n < F. 1 7 0"),
         (
