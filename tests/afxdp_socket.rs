@@ -31,7 +31,7 @@ const BURST: usize = 100;
 /// Small rings, so that one burst reaches the limits.
 const SMALL: SocketConfig = SocketConfig { rx_ring: 64, chunks: 64, chunk_size: 2_048 };
 
-/// Runs `test` on a thread inside a namespace with a veth; skips without privilege.
+/// Runs `test` on a thread inside a namespace with a veth; skips it without privileges.
 #[track_caller]
 fn with_veth(test: impl FnOnce(&Namespace, &mut Veth) + Send) {
     if !privileged::or_skip() {
@@ -82,7 +82,7 @@ impl Veth {
     }
 
     fn send(&mut self, frame: &[u8]) {
-        let token = self.outer.transmit(SmolInstant::ZERO).expect("a packet socket always gives one");
+        let token = self.outer.transmit(SmolInstant::ZERO).expect("a packet socket always has a token");
         token.consume(frame.len(), |buffer| buffer.copy_from_slice(frame));
     }
 }
@@ -98,7 +98,7 @@ fn frames(count: usize, lengths: std::ops::RangeInclusive<usize>) -> Vec<Vec<u8>
     (0..count).map(frame).collect()
 }
 
-/// Waits for `done` up to [`PATIENCE`], yielding to the kernel's thread.
+/// Waits until `done` holds, at most [`PATIENCE`]. Yields, so that the kernel's thread can run.
 fn until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
@@ -125,7 +125,7 @@ fn stats(socket: &Socket) -> SocketStats {
 fn every_frame_arrives_whole_and_in_order() {
     with_veth(|_, veth| {
         let mut socket = veth.bind(&SocketConfig { chunk_size: 4_096, ..SMALL });
-        // Enough to go round the rings and chunks many times.
+        // Enough to use every ring entry and chunk many times.
         let sent = frames(4_000, 60..=3_014);
         for burst in sent.chunks(32) {
             burst.iter().for_each(|frame| veth.send(frame));
@@ -270,7 +270,7 @@ fn captured(tap: &mut RawSocket, count: usize) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn a_sleeping_worker_wakes_for_each_frame_and_answers_by_the_tap() {
+fn a_sleeping_worker_wakes_for_each_frame_and_answers_through_the_tap() {
     with_veth(|ns, veth| {
         let tap = Tap::create(ns, "hub", Shape::default()).expect("a tap");
         ns.ip("link set hub up").expect("up");
@@ -293,7 +293,7 @@ fn a_sleeping_worker_wakes_for_each_frame_and_answers_by_the_tap() {
 }
 
 #[test]
-fn a_tap_that_is_down_or_gone_loses_frames_and_counts_them() {
+fn frames_to_a_tap_that_is_down_or_gone_are_lost_and_counted() {
     with_veth(|ns, _| {
         let tap = Tap::create(ns, "hub", Shape::default()).expect("a tap");
         let mut hub = HubTap::new(tap.as_fd().try_clone_to_owned().expect("a descriptor"));

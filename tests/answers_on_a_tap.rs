@@ -20,9 +20,9 @@ const FETCHES: u64 = 10;
 /// Which side closes the connection last.
 #[derive(Clone, Copy, Debug)]
 enum Last {
-    /// The client sent `Connection: close`.
+    /// The client sends `Connection: close`, so the service closes first.
     Guest,
-    /// The client keeps the connection open but sends nothing more, as most clients do.
+    /// The client sends `Connection: keep-alive` and closes first, as most clients do.
     Service,
 }
 
@@ -134,7 +134,7 @@ fn the_loss_of_any_one_frame_is_recovered() {
             let fetched = fetched.unwrap_or_else(|error| panic!("{kind:?}, {ask}: {error:#}"));
             assert_eq!(fetched.status, 200, "{kind:?}");
         }
-        // Our FIN travels alone if it answers the guest's FIN; otherwise it comes with the payload.
+        // The service's FIN travels alone if it answers the guest's FIN; otherwise it is part of the payload's segment.
         let absent = match last {
             Last::Guest => Kind::Fin,
             Last::Service => Kind::Ack,

@@ -18,7 +18,7 @@ use support::process;
 use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Marks every secret below.
+/// Prefix of every secret in this file.
 const CANARY: &str = "canary7f3";
 
 /// A node, a guest and its record.
@@ -162,7 +162,7 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     for what in ["user-data", "vendor-data", "key", "secret"] {
         assert!(
             received.contains(&secret(what)),
-            "no guest received its {what}, so the search proves nothing"
+            "the guest did not receive its {what}, so the search proves nothing"
         );
     }
     let (header, query) =

@@ -23,7 +23,7 @@ use support::raw::{Raw, SYN_ACK, Segment};
 use support::record::{Identity, replace};
 use support::waagent::Waagent;
 
-/// An agent that gets answers reports its first status within seconds; this leaves room for a loaded machine.
+/// waagent reports its first status within seconds; a loaded machine takes longer.
 const PATIENCE: Duration = Duration::from_secs(240);
 /// A VM name that is not a valid header value.
 const NAME: &str = "Wéb \u{1f680}";
@@ -62,7 +62,7 @@ impl Scene {
         self.records.path().join(name)
     }
 
-    /// The JSON documents of a file, one a line.
+    /// The JSON documents of a file, one per line.
     fn lines(&self, name: &str) -> Result<Vec<Value>> {
         let text = fs::read_to_string(self.file(name)).with_context(|| format!("no {name} yet"))?;
         Ok(text.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
@@ -192,6 +192,6 @@ fn the_agents_port_is_closed_to_guests_without_the_azure_dialect() {
             }
         }
         let other = scene.guest.curl(&[&format!("http://{WIRESERVER}:32527/")], Duration::from_secs(20));
-        assert!(format!("{:#}", other.expect_err("a port nobody serves")).contains("curl: (7)"));
+        assert!(format!("{:#}", other.expect_err("a port that is not served")).contains("curl: (7)"));
     }
 }

@@ -63,7 +63,7 @@ fn ec2_guests_find_their_cloud_with_a_token() {
 }
 
 #[test]
-fn ec2_guests_of_no_known_cloud_find_theirs_without_a_token() {
+fn guests_with_unknown_firmware_find_the_ec2_tree_without_a_token() {
     Case {
         stage: Stage::Network,
         dmi: &[(UUID, Uuid)],
@@ -99,8 +99,8 @@ fn gce_guests_find_their_cloud() {
     Case {
         dmi: &[(PRODUCT, Text("Google Compute Engine"))],
         instance_id: Number,
-        // Keys without an account belong to the image's default account, not to the administrator, whose keys the
-        // class would leave out.
+        // The class ignores keys of an administrator with another name than the image's default account. Keys
+        // without an account belong to the default account.
         record: |record| record["admin"] = json!({"user": "somebody"}),
         asks: "GET /computeMetadata/v1/instance/id",
         ..Case::of("GCELocal")

@@ -1,5 +1,5 @@
-//! Each metric moves when the event it counts happens to a guest on a real tap, and a strict parser accepts the
-//! whole exposition.
+//! Each metric changes when the event it counts happens to a guest on a real tap. A strict parser accepts the whole
+//! exposition.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -101,9 +101,9 @@ fn answers_are_counted_by_dialect_and_status_with_the_time_they_took() {
         .iter()
         .find(|(_, labels, _)| labels.get("le").is_some_and(|le| le == "1"))
         .expect("a bucket");
-    assert_eq!(*slow, asked.len() as f64, "none took a second: {durations:?}");
+    assert_eq!(*slow, asked.len() as f64, "no request took a second: {durations:?}");
     let (_, _, total) = durations.samples.iter().find(|(name, ..)| name.ends_with("_sum")).expect("a sum");
-    assert!(*total > 0.0, "every turn takes some time");
+    assert!(*total > 0.0, "every request takes some time");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn a_frame_with_a_foreign_mac_is_counted_as_a_mismatch() {
     wait_for_sum(&agent, "xdp_imds_identity_mismatch_total", &[], 0.0);
     scene.guest.ns().ip("link set eth0 address 52:54:00:ff:ff:ff").expect("another MAC");
     let url = format!("http://{METADATA}/v1/meta-data");
-    scene.guest.curl(&["--max-time", "2", &url], PATIENCE).expect_err("nobody answers an impostor");
+    scene.guest.curl(&["--max-time", "2", &url], PATIENCE).expect_err("no answer to an impostor");
     let counted = sum(&families(&agent), "xdp_imds_identity_mismatch_total", &[]).expect("a count");
     assert!(counted >= 1.0, "{counted}");
     wait_for_sum(&agent, "xdp_imds_requests_total", &[], 1.0);

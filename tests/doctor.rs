@@ -1,4 +1,4 @@
-//! On nodes with one fault each, `xdp-imds doctor` names the fault and its remedy, and leaves nothing behind.
+//! On a node with one fault, `xdp-imds doctor` names the fault and its remedy. It leaves nothing behind.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{Xdp, XdpMode};
@@ -53,7 +53,7 @@ impl Patient {
         self.room.path().join(name).display().to_string()
     }
 
-    /// Runs `doctor` for a port on this node, started through the programs in `by`.
+    /// Runs `doctor` for a port on this node, as the last arguments of the command `by`.
     fn run_doctor(&self, by: &[&str], port: &str) -> Report {
         self.run_doctor_with(by, port, &["--pins", &self.path("pins")])
     }
@@ -264,7 +264,7 @@ impl Nameless {
             let text = fs::read_to_string(format!("{process}/net/dev"))?;
             ensure!(text.contains(tap), "no {tap} in {text}");
             let name = fs::read_to_string(format!("{process}/comm"))?;
-            ensure!(name.trim_end() == "sleep", "it is {name} still");
+            ensure!(name.trim_end() == "sleep", "it is still {name}");
             Ok(())
         };
         if let Err(error) = support::eventually::eventually(std::time::Duration::from_secs(10), there) {

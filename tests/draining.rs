@@ -123,7 +123,7 @@ fn a_request_in_parts_is_answered_even_if_it_starts_during_the_drain() {
 }
 
 #[test]
-fn new_connections_are_left_to_the_next_agent_when_none_takes_over() {
+fn without_a_takeover_new_connections_are_left_to_the_next_agent() {
     let (mut world, _) = world(Habits::default());
     let held = world.client.begin(40_000, b"GET /bytes/10 HT");
     world.wait(SOON);
@@ -134,7 +134,7 @@ fn new_connections_are_left_to_the_next_agent_when_none_takes_over() {
     world.wait(SOON);
     assert!(says_close(&answers(&world, held)[0]));
     assert!(answers(&world, late).is_empty() && world.stack.stats().refused_leaving > 0);
-    assert_eq!(world.stack.left(), 0, "it does not delay the drain");
+    assert_eq!(world.stack.left(), 0, "the late connection does not delay the drain");
     // The next agent has the same cookie key and no state.
     world.stack = stack(StackConfig::default()).0;
     world.wait(2 * SOON);
@@ -229,7 +229,7 @@ fn a_drain_neither_awaits_nor_resets_guests_that_keep_their_side_open() {
     world.wait(SOON);
     drain(&mut world);
     world.wait(SOON);
-    assert!(world.client.talks[talk].ended, "our side is closed");
+    assert!(world.client.talks[talk].ended, "the service has closed its side");
     assert_eq!((world.stack.left(), world.stack.stats().connections), (0, 1));
     world.sent = Some(Vec::new());
     world.wait(DRAIN_LIMIT);
@@ -282,7 +282,7 @@ fn flow(port: u16) -> u64 {
     Flow::v4(&key, 7, CLIENT, SERVICE, [high, low, 0, 80]).number()
 }
 
-/// Asserts that the flow of each frame is claimed before the frame is sent.
+/// Asserts at each frame that this number of flows is claimed.
 struct AfterClaim<'a>(&'a Claimed, usize);
 
 impl Transmit for AfterClaim<'_> {
@@ -299,7 +299,7 @@ fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() 
         let next = raw.connect(port);
         raw.send(&Segment::ack(port, 1001, next).with(GET));
     }
-    // The last guest closes; its connection is in TIME-WAIT.
+    // The connection from port 4 is closed and in TIME-WAIT.
     let next = raw.connect(4);
     let replies = raw.send(&Segment::ack(4, 1001, next).with(GET_AND_CLOSE));
     let end =
@@ -321,7 +321,7 @@ fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() 
     assert_eq!(claimed.flows().last(), Some(&flow(5)));
 }
 
-/// A port reused this late would be cut off in the middle of a request.
+/// A connection that reuses the port this late could be cut off in the middle of a request.
 #[test]
 fn a_claimed_port_reused_late_in_the_drain_is_left_to_the_next_agent() {
     let (stack, _) = stack(StackConfig::default());
@@ -408,9 +408,8 @@ fn a_drain_at_any_moment_answers_each_request_once_and_ends_in_time() {
     }
 }
 
-/// No draining state may affect a stack that does not drain.
 #[test]
-fn a_stack_that_does_not_drain_claims_nothing() {
+fn resuming_a_stack_that_does_not_drain_has_no_effect() {
     let (mut stack, _): (Stack<Serve<Pattern>>, _) = stack(StackConfig::default());
     stack.resume();
     assert_eq!(stack.left(), 0);

@@ -1,4 +1,5 @@
-//! Each default address is served on-link and through a gateway; an address left out stays with its owner.
+//! Each default address is served on-link and through a gateway. Frames to an address that the configuration leaves
+//! out pass to its owner.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -50,7 +51,7 @@ impl Node {
     fn route_on_link(&self, to: &[IpAddr]) {
         for address in to {
             match address {
-                // Routed already: the guest's own route, and the link-local prefix.
+                // The guest has a route to the first; the link-local prefix covers the second.
                 IpAddr::V4(addresses::METADATA) | IpAddr::V6(addresses::METADATA_LINK_LOCAL) => {}
                 IpAddr::V4(v4) => self.guest_ip(&format!("route add {v4}/32 dev {NIC} scope link")),
                 IpAddr::V6(v6) => self.guest_ip(&format!("-6 route add {v6}/128 dev {NIC}")),
@@ -69,7 +70,7 @@ impl Node {
     }
 
     fn guest_ip(&self, words: &str) {
-        self.guest.ns().ip(words).expect("a setting of the guest's");
+        self.guest.ns().ip(words).expect("a setting of the guest");
     }
 
     fn port(&self) -> PortArgument {
@@ -176,8 +177,9 @@ fn every_default_address_is_served_through_a_gateways_mac() {
     assert_eq!(asked, (0, 0), "frames carry the gateway's MAC, so no address is resolved");
 }
 
-/// One address of each family that the configuration omits, and the configuration.
+/// Addresses that [`OTHERS`] leaves out, one of each family.
 const LEFT_OUT: [IpAddr; 2] = [IpAddr::V4(addresses::ALIYUN), IpAddr::V6(addresses::ORACLE)];
+/// A configuration of the served addresses.
 const OTHERS: &str = "addresses: [169.254.169.254, 'fe80::a9fe:a9fe', 'fd00:ec2::254']\n";
 
 #[test]
@@ -197,7 +199,7 @@ fn an_address_left_out_is_silent_and_its_frames_pass() {
             assert!(silence.is_err(), "{route:?}, {address}: answered {silence:?}");
             assert!(frames(&agent, verdict) >= seen + 2, "{route:?}, {address}: its frames did not pass");
         }
-        assert_eq!(frames(&agent, STEERED), before, "{route:?}: nothing of them was steered");
+        assert_eq!(frames(&agent, STEERED), before, "{route:?}: none of their frames was steered");
         for kept in [addresses::METADATA.into(), addresses::EC2.into()] {
             assert_eq!(node.ask(kept, PATIENCE).expect("an answer"), 200, "{route:?}, {kept}");
         }
@@ -236,7 +238,7 @@ fn a_next_hop_resolves_while_its_own_traffic_passes() {
     node.guest.echo(server.address(), OCTETS).expect("the next hop's own server, through the gateway");
     assert_eq!(node.guest.ping(NEXT_HOP, 5).expect("a report"), 5);
     assert_eq!(node.guest.ping(host::ADDRESS, 5).expect("a report"), 5);
-    assert_eq!(frames(&agent, STEERED), steered, "none of it was steered");
+    assert_eq!(frames(&agent, STEERED), steered, "none of this traffic was steered");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! VMs share a worker's time fairly: a modest VM is served fast while a hundred others request all they can.
 //!
-//! Time is virtual and each frame costs its measured time, so any machine can overload the worker and a failure
-//! repeats exactly. Everything from the ring to the answers is production code.
+//! Time is virtual: each step costs the time once measured for it. So any machine can overload the worker, and a
+//! failure repeats exactly. Everything from the ring to the answers is production code.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -25,7 +25,7 @@ use support::wire::{Sent, at};
 
 /// Delay from a guest to the ring, and from the tap to a guest.
 const WAY: Duration = Duration::from_micros(10);
-/// Delay until a sleeping worker runs; with both ways, this gives the 51 µs of a lone request.
+/// Delay until a sleeping worker runs. With the delays of both directions, a single request takes the measured 51 µs.
 const WAKING: Duration = Duration::from_micros(30);
 /// Cost of taking a frame from the ring and reading its slot.
 const LOOK: Duration = Duration::from_nanos(60);
@@ -37,11 +37,11 @@ const SEND: Duration = Duration::from_nanos(500);
 const RING: usize = 8_192;
 /// A guest without an answer retransmits after this time.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Interval of junk frames; the port's rate limit.
+/// Interval of junk frames; it equals the port's rate limit.
 const JUNK_EVERY: Duration = Duration::from_micros(100);
 /// Interval of the modest guest's requests.
 const ASK_EVERY: Duration = Duration::from_micros(1_700);
-/// Run time before measuring, in which greedy guests use up their initial burst.
+/// Time before the measurement, in which greedy guests use up their initial burst.
 const WARM_UP: Duration = Duration::from_millis(150);
 const TIME: Duration = Duration::from_secs(1);
 
@@ -50,7 +50,7 @@ const PORT: u16 = 40_000;
 /// Where a frame's TCP header starts.
 const TCP: usize = 34;
 
-/// Virtual time, shared by everything that takes time.
+/// Virtual time, shared by all parts of the simulation.
 #[derive(Clone, Default)]
 struct Clock(Arc<Mutex<Duration>>);
 
@@ -126,7 +126,7 @@ impl FrameSource for Source {
     }
 }
 
-/// The stack, charging the clock for its work.
+/// The stack. Each frame that it receives costs virtual time.
 struct Costly {
     stack: Stack<Serve<Pattern>>,
     clock: Clock,
@@ -264,7 +264,7 @@ impl Asker {
     }
 }
 
-/// What the modest guest experienced, and the load beside it.
+/// The times of the modest guest's requests, and the load from the others.
 #[derive(Debug)]
 struct Outcome {
     asked: usize,
@@ -306,7 +306,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
     for guest in guests.values_mut().filter(|guest| guest.slot != MODEST) {
         wire.borrow_mut().push(Duration::ZERO, guest.ask(Duration::ZERO));
     }
-    let (mut next_ask, mut next_complaint, mut next_junk) = (WARM_UP, PATIENCE, vec![]);
+    let (mut next_ask, mut next_check, mut next_junk) = (WARM_UP, PATIENCE, vec![]);
     next_junk.extend((0..junkers).map(|n| JUNK_EVERY * n / junkers.max(1)));
     while clock.now() < WARM_UP + TIME {
         let now = clock.now();
@@ -321,8 +321,8 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
             wire.borrow_mut().push(next_ask, modest.ask(next_ask));
             (next_ask, outcome.asked) = (next_ask + ASK_EVERY, outcome.asked + 1);
         }
-        if next_complaint <= now {
-            next_complaint += PATIENCE / 10;
+        if next_check <= now {
+            next_check += PATIENCE / 10;
             let again = guests.values_mut().filter_map(|guest| guest.retransmit(now));
             again.for_each(|frame| wire.borrow_mut().push(now, frame));
         }
@@ -345,7 +345,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
         if !turned.more && turned.received == 0 {
             let coming = wire.borrow().coming.first_key_value().map(|(key, _)| key.0 + WAKING);
             let junk = next_junk.iter().min().copied();
-            let events = [coming, junk, turned.due, Some(next_ask), Some(next_complaint)];
+            let events = [coming, junk, turned.due, Some(next_ask), Some(next_check)];
             clock.until(events.into_iter().flatten().min().unwrap_or(now).max(now + LOOK));
         }
     }

@@ -1,7 +1,7 @@
 //! Measures how long a modest guest's requests take on real taps, beside a hundred idle guests and beside the same
 //! hundred sending all they can: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; build the agent
 //! first). Prints each round and the medians, and asserts nothing. Needs four CPUs: the agent, the modest guest, the
-//! fetchers and the junk senders have one each, so that they compete for the agent's time alone.
+//! fetchers and the junk senders have one each, so that they compete only for the agent's time.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const JUNK: usize = 10;
 const ROUNDS: usize = 5;
 const PHASE: Duration = Duration::from_secs(6);
 const PAUSE: Duration = Duration::from_millis(12);
-/// Pause of a fetcher between documents: a VM may have 100 answers a second.
+/// Pause of a fetcher between documents. A VM is limited to 100 requests per second.
 const FETCH_PAUSE: Duration = Duration::from_millis(10);
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -65,7 +65,7 @@ fn measure() -> Result<()> {
     let ports: Vec<_> =
         guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
     let agent = Agent::start_binary(&agent::binary()?, host.ns(), agent::arguments(records.path(), &ports))?;
-    // Only after the start: the agent creates a queue for each CPU it may run on.
+    // Not before the start, because the agent creates a queue for each CPU it may run on.
     for thread in std::fs::read_dir(format!("/proc/{}/task", agent.pid()))? {
         keep_to(Pid::from_raw(thread?.file_name().to_string_lossy().parse()?), 0);
     }
@@ -96,7 +96,7 @@ fn measure() -> Result<()> {
         })?;
         let (alone, loaded) = (percentiles(alone), percentiles(loaded));
         println!(
-            "round {round}: alone p50 {:?}, p99 {:?}; beside {rounds} documents and {junk} frames of junk p50 {:?}, p99 {:?}",
+            "round {round}: alone p50 {:?}, p99 {:?}; beside {rounds} documents and {junk} junk frames p50 {:?}, p99 {:?}",
             alone.0, alone.1, loaded.0, loaded.1
         );
         all[0].push(alone.1);
@@ -118,7 +118,7 @@ fn measure() -> Result<()> {
     Ok(())
 }
 
-/// Requests for [`PHASE`] and returns how long each request took.
+/// Sends requests for the duration [`PHASE`] and returns how long each took.
 fn ask(guest: &Identity, station: &mut Station) -> Result<Vec<Duration>> {
     let (start, mut took) = (Instant::now(), Vec::new());
     while start.elapsed() < PHASE {

@@ -1,6 +1,6 @@
-//! A frame that a full tap ring drops is sent again, whether the kernel or the agent sent it first.
+//! A FIN that a full tap ring drops is sent again.
 //!
-//! A full ring of a tap silently drops what XDP returns to it.
+//! A full ring silently drops the frames that XDP returns to its tap.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use support::tap::Shape;
 const TO: (IpAddr, u16) = (IpAddr::V4(METADATA), 80);
 /// Frames that the tap queues for a guest that does not read.
 const RING: usize = 8;
-/// Frames that certainly fill the ring.
+/// Number of frames that certainly fills the ring.
 const ENOUGH: usize = 4 * RING;
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -73,7 +73,7 @@ fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
         Ok(())
     })
     .expect("the agent ends the connection");
-    let received = station.segments().expect("what the ring had room for");
+    let received = station.segments().expect("the frames that fitted into the ring");
     assert!(received.len() <= RING && !received.iter().any(|reply| talk.is_theirs(reply)), "{received:?}");
 
     let fin = talk.finish();

@@ -144,7 +144,7 @@ fn a_tap_stays_closed_between_two_records() {
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
     }
-    let seen = witness.look().expect("a look").bridge;
+    let seen = witness.look().expect("received frames").bridge;
     let asks = |frame: &Vec<u8>| {
         frame.windows(4).any(|octets| octets == SERVED_V4.octets())
             && frame.len() > ethernet::HEADER + arp::LEN
@@ -167,7 +167,7 @@ fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     let _agent = guarding(&host, records.path());
     assert!(
         reaches_bridge(&tap, &mut witness, &frames::known_good()).expect("a frame"),
-        "nothing is served in there"
+        "no instance is served in the namespace"
     );
     let mut record: serde_json::Value = serde_json::from_str(&served.record(1)).expect("JSON");
     record["network"]["nics"][0]["port"] =

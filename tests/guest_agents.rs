@@ -1,4 +1,4 @@
-//! Unmodified guest agents other than cloud-init apply the record. Each runs in a root of its own.
+//! Unmodified guest agents other than cloud-init apply the record. Each runs in its own root file system.
 
 #[path = "guest_agents/afterburn.rs"]
 mod afterburn;

@@ -1,4 +1,4 @@
-//! The agent leaves guests' ordinary traffic alone: while it is absent, serves, crashes and returns.
+//! The agent does not disturb its guests' other traffic, whether it serves, stops, crashes or starts again.
 
 use anyhow::{Result, ensure};
 use std::net::{IpAddr, SocketAddr};

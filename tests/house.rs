@@ -1,7 +1,7 @@
-//! The manifests keep the dependency rules: which crates each crate may name, and which packages it must not link.
+//! The manifests keep the dependency rules: the crates that a crate may depend on, and the packages it must not link.
 //!
-//! The table of crates in the book is the only place of the rules. `cargo metadata` says what each crate names, and
-//! `cargo tree` what it links, with the features of that crate alone. Neither uses the network.
+//! The table of crates in the book states the rules. `cargo metadata` lists the dependencies in each manifest, and
+//! `cargo tree` all packages that a crate links, with the features of that crate alone. Neither uses the network.
 
 #[path = "house/imports.rs"]
 mod imports;
@@ -17,17 +17,17 @@ const PAGE: &str = include_str!("../docs/src/design/architecture.md");
 /// Names in the table that stand for several packages.
 const FAMILIES: [(&str, &[&str]); 2] =
     [("aya", &["aya", "aya-obj", "aya-log"]), ("kube", &["kube", "k8s-openapi", "tokio-rustls"])];
-/// The kernel's programs: not in the workspace, and of another target.
+/// The crate of the eBPF programs. It is not in the workspace, because it has another target.
 const KERNEL: &str = "metadata-ebpf";
 
-/// A row of the table; crates go by their packages' names.
+/// A row of the table, with package names instead of directories.
 struct Room {
     name: String,
     depends_on: BTreeSet<String>,
     never_on: BTreeSet<String>,
 }
 
-/// The words of a cell that are set as code.
+/// The words of a cell in backticks.
 fn spans(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
@@ -66,8 +66,8 @@ fn cargo(words: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// What the manifests name, tests and build scripts aside, by package.
-fn named() -> BTreeMap<String, BTreeSet<String>> {
+/// The dependencies in the manifests, by package, without those of tests and build scripts.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let words = ["metadata", "--no-deps", "--format-version", "1"];
     let kernel = format!("{KERNEL}/Cargo.toml");
     let texts = [cargo(&words), cargo(&[&words[..], &["--manifest-path", &kernel]].concat())];
@@ -81,7 +81,7 @@ fn named() -> BTreeMap<String, BTreeSet<String>> {
     packages.map(|package| (text(&package["name"]), of(package))).collect()
 }
 
-/// All packages that a crate links without its features.
+/// All packages that a crate links without its default features.
 fn linked(package: &str) -> BTreeSet<String> {
     let form = ["--prefix", "none", "--format", "{p}", "--no-default-features"];
     let text = cargo(&[&["tree", "--edges", "normal", "--package", package], &form[..]].concat());
@@ -89,12 +89,12 @@ fn linked(package: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn each_crate_names_the_crates_of_its_row_and_no_others() {
-    let (rooms, named) = (rooms(), named());
+fn each_crate_depends_on_the_crates_of_its_row_and_no_others() {
+    let (rooms, direct) = (rooms(), dependencies());
     let crates: BTreeSet<_> = rooms.iter().map(|room| room.name.clone()).collect();
     for Room { name, depends_on, .. } in &rooms {
-        let found: BTreeSet<_> = named[name].intersection(&crates).cloned().collect();
-        assert_eq!(found, *depends_on, "{name}: left what its manifest names, right what its row says");
+        let found: BTreeSet<_> = direct[name].intersection(&crates).cloned().collect();
+        assert_eq!(found, *depends_on, "{name}: left, its manifest; right, its row");
     }
 }
 
@@ -117,36 +117,36 @@ fn the_picture_shows_each_crate_above_those_it_depends_on() {
 fn every_crate_of_the_agent_has_a_row() {
     let rows: BTreeSet<_> = rooms().into_iter().map(|room| room.name).collect();
     let ours = |name: &String| name.starts_with("metadata-") || name == "xdp-imds-build-id";
-    let crates: BTreeSet<_> = named().into_keys().filter(ours).collect();
+    let crates: BTreeSet<_> = dependencies().into_keys().filter(ours).collect();
     assert_eq!(crates, rows);
 }
 
 #[test]
-fn no_crate_links_what_its_room_must_not_know() {
-    let named = named();
+fn no_crate_links_a_package_that_its_row_forbids() {
+    let direct = dependencies();
     for Room { name, never_on, .. } in rooms() {
-        let linked = if name == KERNEL { named[KERNEL].clone() } else { linked(&name) };
+        let linked = if name == KERNEL { direct[KERNEL].clone() } else { linked(&name) };
         let found: Vec<_> = linked.intersection(&never_on).collect();
         assert!(found.is_empty(), "{name} links {found:?}");
     }
 }
 
 #[test]
-fn aya_is_named_by_steering_alone_and_kube_by_the_feeds_alone() {
-    let named = named();
+fn only_steer_depends_on_aya_and_only_feed_on_kube() {
+    let direct = dependencies();
     for Room { name, .. } in rooms().iter().filter(|room| room.name != KERNEL) {
         for (names, owner) in [
             (&["aya", "aya-obj", "aya-log"][..], "metadata-steer"),
             (&["kube", "k8s-openapi"], "metadata-feed"),
         ] {
-            let found = names.iter().any(|one| named[name].contains(*one));
+            let found = names.iter().any(|one| direct[name].contains(*one));
             assert_eq!(found, name == owner, "{name} and {names:?}");
         }
     }
 }
 
 #[test]
-fn no_room_imports_one_that_imports_it() {
+fn the_imports_of_modules_form_no_circle() {
     let crates = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-user"));
     let below = std::fs::read_dir(crates).expect("a directory of crates");
     let below = below.map(|entry| entry.expect("an entry").path());
@@ -155,7 +155,7 @@ fn no_room_imports_one_that_imports_it() {
     let in_user_space =
         rooms().iter().filter(|room| !["metadata-common", KERNEL].contains(&&*room.name)).count();
     assert_eq!(sources.len(), in_user_space, "expected every crate of the table, found {sources:?}");
-    // The agent is the largest room, and has rooms of its own.
+    // The agent is the largest room; each directory in it is checked as a room as well.
     let agent = imports::rooms(&crates.join("src/agent"));
     let rooms = sources.iter().map(|src| (src.clone(), src.clone()));
     let rooms = rooms.chain(agent.into_iter().map(|room| (crates.join("src"), room)));

@@ -1,4 +1,4 @@
-//! Tests each rule about requests and responses on a connection of its own.
+//! Each rule about requests and responses, on a connection of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -67,7 +67,7 @@ fn line(line: &str) -> Vec<u8> {
 #[test]
 fn each_request_gets_the_status_in_its_row() {
     let target = |octets: usize| line(&format!("GET /{} HTTP/1.1", "a".repeat(octets - 1)));
-    // One field is always there.
+    // `get` adds one field, `Host`.
     let many = |n: usize| get(&"F: v\r\n".repeat(n - 1));
     let large = vec![b'x'; 64 * 1024];
     let chunks = |first: usize, second: usize| {
@@ -94,7 +94,7 @@ fn each_request_gets_the_status_in_its_row() {
         // Methods
         ("unknown method", line("BREW /none HTTP/1.1"), 405, keeps),
         ("method in lower case", line("get /none HTTP/1.1"), 405, keeps),
-        ("no token", line("G(T / HTTP/1.1"), 400, closes),
+        ("a method that is no token", line("G(T / HTTP/1.1"), 400, closes),
         ("endless method", vec![b'A'; 100], 400, closes),
         ("OPTIONS *", line("OPTIONS * HTTP/1.1"), 204, keeps),
         ("GET *", line("GET * HTTP/1.1"), 400, closes),
@@ -111,9 +111,9 @@ fn each_request_gets_the_status_in_its_row() {
         ("target too long", target(TARGET_MAX + 1), 414, closes),
         // Fields
         ("8 KiB of fields", with_fields(FIELDS_MAX), 404, keeps),
-        ("more", with_fields(FIELDS_MAX + 1), 431, closes),
+        ("more than 8 KiB of fields", with_fields(FIELDS_MAX + 1), 431, closes),
         ("most fields", many(FIELD_COUNT_MAX), 204, keeps),
-        ("one more", many(FIELD_COUNT_MAX + 1), 431, closes),
+        ("one field too many", many(FIELD_COUNT_MAX + 1), 431, closes),
         ("folded field", get("A: b\r\n c\r\n"), 400, closes),
         ("space before colon", get("A : b\r\n"), 400, closes),
         ("no colon", get("A\r\n"), 400, closes),
@@ -121,13 +121,13 @@ fn each_request_gets_the_status_in_its_row() {
         ("bare CR", get("A: b\rC: d\r\n"), 400, closes),
         ("bare LF", b"GET /none HTTP/1.1\nHost: x\n\n".to_vec(), 204, keeps),
         ("empty lines first", line("\r\n\r\nGET /none HTTP/1.1"), 204, keeps),
-        ("too many of them", line("\r\n\r\n\r\n\r\n\r\nGET /none HTTP/1.1"), 400, closes),
+        ("too many empty lines first", line("\r\n\r\n\r\n\r\n\r\nGET /none HTTP/1.1"), 400, closes),
         ("Connection: close", get("Connection: x, Close\r\n"), 204, closes),
         // Body
         ("largest body", put("Content-Length: 65536\r\n", &large), 200, keeps),
         ("one octet more", put("Content-Length: 65537\r\n", b""), 413, closes),
-        ("beyond counting", put("Content-Length: 99999999999999999999999\r\n", b""), 413, closes),
-        ("no number", put("Content-Length: +5\r\n", b"hello"), 400, closes),
+        ("a length beyond 64 bits", put("Content-Length: 99999999999999999999999\r\n", b""), 413, closes),
+        ("a length that is no number", put("Content-Length: +5\r\n", b"hello"), 400, closes),
         ("empty length", put("Content-Length: \r\n", b""), 400, closes),
         ("lengths that agree", put("Content-Length: 2\r\nContent-Length: 2\r\n", b"ok"), 200, keeps),
         ("lengths that differ", put("Content-Length: 2\r\nContent-Length: 3\r\n", b"ok"), 400, closes),
@@ -144,8 +144,8 @@ fn each_request_gets_the_status_in_its_row() {
         ("chunk without size", put("Transfer-Encoding: chunked\r\n", b"\r\n"), 400, closes),
         ("chunk size too long", put("Transfer-Encoding: chunked\r\n", b"000000001\r\n"), 400, closes),
         ("chunk too long", put("Transfer-Encoding: chunked\r\n", b"3\r\nabcd\r\n"), 400, closes),
-        ("most in chunks", chunks(65_000, 536), 200, keeps),
-        ("one more in the second", chunks(65_000, 537), 413, closes),
+        ("largest body in chunks", chunks(65_000, 536), 200, keeps),
+        ("one octet too many in the second chunk", chunks(65_000, 537), 413, closes),
         ("chunks beyond the limit", put("Transfer-Encoding: chunked\r\n", b"10001\r\n"), 413, closes),
         (
             "endless trailer",
@@ -446,7 +446,7 @@ fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
         (0..ASKED).map(|n| world.client.begin(40_000 + n, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
     world.wait(Duration::from_secs(3));
     let early = talks.iter().filter(|talk| !world.client.talks[**talk].received.is_empty()).count();
-    assert!((4..=5).contains(&early), "two at once and one a second after that, not {early}");
+    assert!((4..=5).contains(&early), "two at once and then one per second, not {early}");
     let put = world.client.begin(50_000, b"PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n");
     world.wait(Duration::from_millis(10));
     assert_eq!(responses(&world.client.talks[put].received, &[])[0].status, 405, "a PUT never waits");
@@ -465,6 +465,6 @@ fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
     }
     assert!(
         (4..=5).contains(&refused),
-        "four more are served in four seconds, so {refused} refusals are wrong"
+        "of ten requests, five or six are served, so {refused} refusals are wrong"
     );
 }

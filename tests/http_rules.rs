@@ -1,7 +1,7 @@
 //! Rules of RFC 9110 and RFC 9112 about requests that a server must refuse, must accept or may decide on.
 //!
-//! Each row sends one request and a second one behind it. After a refusal the second must get no answer, because the
-//! end of a refused request is unknown (RFC 9112 §9.3).
+//! Each row sends a request and a second one right after it. If the first is refused, the second must get no answer,
+//! because the end of a refused request is unknown (RFC 9112 §9.3).
 
 use std::time::Duration;
 

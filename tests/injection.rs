@@ -1,6 +1,5 @@
-//! The webhook and the policy set the SMBIOS of VMs that ask for it, so that the guests find the service. Both follow
-//! one table of cases.
-//! API servers reach the webhook over TLS, with a certificate that changes at run time.
+//! The webhook and the policy set the SMBIOS of annotated VMs, so that the guests find the service. Both give the
+//! results in one table of cases. API servers reach the webhook over TLS, with a certificate that changes at run time.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use metadata_user::verbs::webhook::pods;
@@ -103,7 +102,7 @@ fn apply(object: &mut Value, patch: &Value) -> Result<()> {
 }
 
 #[test]
-fn the_webhook_keeps_to_the_table() {
+fn the_webhook_gives_the_results_in_the_table() {
     for case in Case::all() {
         let operation = if case.operation == "CREATE" { Operation::Create } else { Operation::Update };
         let judged = judge(operation, &case.before(), &case.old());
@@ -177,7 +176,7 @@ impl Cel {
     }
 }
 
-/// Applies a policy to an object. Each mutation sees the result of the one before it.
+/// Applies a policy to an object. Each mutation sees the result of the previous one.
 fn by_policy(policy: &Value, before: &Value, old: &Value, operation: &str) -> Result<Value> {
     let spec = &policy["spec"];
     let mut object = before.clone();
@@ -208,7 +207,7 @@ fn omit_empty_lists(value: &mut Value) {
 }
 
 #[test]
-fn the_policy_keeps_to_the_same_table() {
+fn the_policy_gives_the_results_in_the_same_table() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds");
     for case in Case::all() {
         let vm = by_policy(&policy, &case.before(), &case.old(), &case.operation)
@@ -218,7 +217,7 @@ fn the_policy_keeps_to_the_same_table() {
 }
 
 #[test]
-fn the_webhook_is_asked_for_every_vm_that_is_to_change_and_for_no_other() {
+fn the_webhook_is_called_for_every_vm_that_it_would_change() {
     let webhook = document(WEBHOOK, "MutatingWebhookConfiguration", "imds-vm-defaults");
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds");
     assert_eq!(webhook["webhooks"][0]["matchConditions"], policy["spec"]["matchConditions"]);
@@ -331,13 +330,13 @@ impl PodCase {
 }
 
 #[test]
-fn a_launchers_pod_gets_what_its_annotations_name() {
+fn a_launcher_pod_gets_the_volumes_that_its_annotations_name() {
     for case in PodCase::all() {
         let judged = pods::judge_made(Operation::Create, &case.before(), &Value::Null);
         let mut pod = case.before();
         apply(&mut pod, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(pod, case.after(), "{}", case.name);
-        // A second run, as after another webhook's change, adds nothing.
+        // A second run adds nothing.
         assert!(pods::judge_made(Operation::Create, &pod, &Value::Null).changes.is_empty(), "{}", case.name);
         assert!(
             pods::judge_made(Operation::Update, &case.before(), &case.before()).changes.is_empty(),
@@ -349,7 +348,7 @@ fn a_launchers_pod_gets_what_its_annotations_name() {
 
 /// kubelet mounts only volumes that a container mounts, so such a volume would be useless.
 #[test]
-fn the_policy_adds_no_volume_where_it_finds_no_launchers_container() {
+fn the_policy_adds_no_volume_if_it_finds_no_compute_container() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
     for mut case in PodCase::all() {
         // Beyond the container indexes that the policy lists.
@@ -366,7 +365,7 @@ fn the_policy_adds_no_volume_where_it_finds_no_launchers_container() {
 }
 
 #[test]
-fn the_policy_for_pods_keeps_to_the_same_table() {
+fn the_policy_for_pods_gives_the_results_in_the_same_table() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
     for case in PodCase::all() {
         let pod = by_policy(&policy, &case.before(), &Value::Null, "CREATE");
@@ -417,17 +416,19 @@ impl Webhook {
             BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
         });
         let mut this = Self { child, address: SocketAddr::from(([127, 0, 0, 1], 0)), lines };
-        let line = this.hears("answering admission reviews")?;
+        let line = this.wait_for("answering admission reviews")?;
         let address = line.split("address=").nth(1).with_context(|| line.clone())?;
         this.address = address.trim().parse().with_context(|| line.clone())?;
         Ok(this)
     }
 
     /// Waits for a log line that contains `part`.
-    fn hears(&self, part: &str) -> Result<String> {
+    fn wait_for(&self, part: &str) -> Result<String> {
         loop {
-            let line =
-                self.lines.recv_timeout(PATIENCE).with_context(|| format!("it never logged {part:?}"))?;
+            let line = self
+                .lines
+                .recv_timeout(PATIENCE)
+                .with_context(|| format!("the webhook did not log {part:?}"))?;
             if line.contains(part) {
                 return Ok(line);
             }
@@ -476,7 +477,7 @@ impl Drop for Webhook {
 }
 
 #[test]
-fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() {
+fn the_webhook_answers_over_tls_with_the_certificate_now_in_its_files() {
     let room = tempfile::tempdir().expect("a directory");
     let first = certify(room.path());
     let webhook = Webhook::start(room.path()).expect("a webhook");
@@ -492,10 +493,10 @@ fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() 
         Ok(())
     };
     asks(&first).expect("an answer");
-    webhook.hears("n/vm-a").expect("it logs what it set");
+    webhook.wait_for("n/vm-a").expect("it logs what it set");
     let second = certify(room.path());
     eventually(PATIENCE, || asks(&second)).expect("the new certificate");
-    let error = asks(&first).expect_err("the old one is gone").to_string();
+    let error = asks(&first).expect_err("the old certificate is no longer used").to_string();
     assert!(error.contains("certificate"), "{error}");
     let pod = json!({"metadata": {"generateName": "virt-launcher-vm-a-", "labels": {"kubevirt.io": "virt-launcher"},
             "annotations": {"imds.kubevirt.io/enabled": "true"}}, "spec": {"containers": [{"name": "compute"}]}});
@@ -504,15 +505,15 @@ fn an_api_server_is_answered_by_tls_with_whatever_certificate_is_in_the_files() 
     of_pod["request"]["name"] = json!("");
     let answer = webhook.post_to("/mutate-pods", &second, &of_pod.to_string()).expect("an answer");
     assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.contains("\"patch\""), "{answer}");
-    webhook.hears("n/virt-launcher-vm-a-").expect("it logs what it set");
+    webhook.wait_for("n/virt-launcher-vm-a-").expect("it logs what it set");
     // With a key that does not match, the webhook keeps the last good pair.
     fs::write(room.path().join("data/tls.key"), "nothing").expect("written");
-    webhook.hears("the certificate stays as it was").expect("it logs that");
+    webhook.wait_for("the certificate stays as it was").expect("it logs that");
     asks(&second).expect("it still answers");
 }
 
 #[test]
-fn what_is_no_review_is_refused_and_too_much_is_not_read() {
+fn invalid_reviews_and_bodies_too_long_or_late_are_refused() {
     let room = tempfile::tempdir().expect("a directory");
     let trusted = certify(room.path());
     let webhook = Webhook::start(room.path()).expect("a webhook");

@@ -340,7 +340,7 @@ fn a_port_that_cannot_send_back_has_every_frame_steered() {
     }
     in_empty_namespace(|| {
         let mut programs = node();
-        programs.own(PORT, Port { answers: 0, ..OPEN_PORT }).expect("a veth, say");
+        programs.own(PORT, Port { answers: 0, ..OPEN_PORT }).expect("a port without answers, such as a veth");
         for (name, frame) in scenes(&mut programs, &Book::default()) {
             let found = programs.run(program::PORT, &frame).expect("a run");
             assert_eq!((found.action, found.frame.len()), (XDP_REDIRECT, frame.len()), "{name}");
@@ -373,7 +373,7 @@ fn the_kernel_answers_neither_strangers_nor_floods() {
 
 #[test]
 fn the_verifier_is_far_from_its_limit() {
-    // The verifier's limit is 1,000,000. Each namespace with ports waits for it once.
+    // The verifier's limit is 1,000,000. Each namespace with ports waits once for the verification.
     const MOST: u32 = 160_000;
     if !privileged::or_skip() {
         return;

@@ -1,4 +1,4 @@
-//! What an answer in the kernel costs compared with steering the same frame, by the kernel's run statistics.
+//! The cost of an answer in the kernel, compared with steering the same frame, by the kernel's run statistics.
 
 use metadata_common::cookie::Flow;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, Identity, Port, PortKey, program};

@@ -1,7 +1,7 @@
 //! The feed turns what KubeVirt's API server sends into records, and keeps them through the server's failures.
 //!
-//! The feed and its watches are the real ones. The server is `support::apiserver`, and volumes are files. Only
-//! launchers are simulated: each pod is found as soon as the feed watches for it.
+//! The feed and its watches are production code. The server is `support::apiserver`, and volumes are files. Launchers
+//! are simulated: each pod is found as soon as the feed watches for it.
 
 #[path = "kubevirt_feed/pauses.rs"]
 mod pauses;
@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout};
 
 /// Bound on each wait; every step is much faster.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long the feed must be silent to count as silent.
+/// Time without an event after which the feed counts as silent.
 const QUIET: Duration = Duration::from_millis(700);
 
 /// A VMI on node `n1` with one pod.
@@ -291,7 +291,7 @@ async fn a_watch_whose_history_has_expired_lists_again() {
 }
 
 #[tokio::test]
-async fn a_bookmark_saves_a_list() {
+async fn a_bookmark_makes_a_list_after_a_lost_watch_unnecessary() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     server.put(vmi(1));
     let mut node = Node::start(&server, &kubelet, None);
@@ -379,7 +379,7 @@ async fn a_slow_server_and_answers_in_pieces_lose_nothing() {
 }
 
 #[tokio::test]
-async fn a_late_secret_is_waited_for_and_a_new_one_is_served() {
+async fn the_feed_waits_for_a_late_secret_and_follows_a_new_one() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut secretive = vmi(1);
     secretive["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
@@ -398,7 +398,7 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut node = Node::start(&server, &kubelet, None);
     node.until("the start", |node| node.synced).await;
-    // It migrates here from another node; the target label comes first.
+    // The VM migrates to this node. Its label for the target is set first.
     let mut coming = vmi(1);
     coming["metadata"]["labels"] =
         json!({"kubevirt.io/nodeName": "n2", "kubevirt.io/migrationTargetNodeName": "n1"});
@@ -407,7 +407,7 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     node.until("a standby", |node| node.keys() == keys([1])).await;
     server.put(vmi(1));
     node.expect_silence("the standby only became active").await;
-    // It migrates away again.
+    // The VM migrates to another node.
     let mut going = vmi(1);
     going["metadata"]["labels"]["kubevirt.io/migrationTargetNodeName"] = "n2".into();
     server.put(going.clone());
@@ -416,7 +416,7 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
     node.expect_silence("its launcher still runs").await;
     node.send_pod_event(1, PodEvent::Gone).await;
     node.until("the launcher's end", |node| node.known.is_empty()).await;
-    // A migration that fails: the label is removed, and the VM never ran here.
+    // A migration to this node fails: the label is removed before the VM ran here.
     let mut coming = vmi(2);
     coming["metadata"]["labels"] =
         json!({"kubevirt.io/nodeName": "n2", "kubevirt.io/migrationTargetNodeName": "n1"});
@@ -428,7 +428,7 @@ async fn a_vm_that_migrates_is_served_on_both_nodes() {
 }
 
 #[tokio::test]
-async fn an_unreadable_vmi_is_named_and_harms_no_other() {
+async fn an_unreadable_vmi_is_reported_and_harms_no_other() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     let mut odd = vmi(1);
     odd["spec"]["volumes"] = json!("none");

@@ -135,7 +135,7 @@ fn vmi(annotations: &Value) -> Value {
         },
         "status": {"phase": "Running", "activePods": {"p": "n1"}},
     });
-    assert_eq!(Schemas::published().findings(&vmi), [""; 0], "KubeVirt would not take it");
+    assert_eq!(Schemas::published().findings(&vmi), [""; 0], "KubeVirt would reject it");
     vmi
 }
 
@@ -276,7 +276,7 @@ fn documented_annotations_are_followed() {
         (json!({"imds.kubevirt.io/vendor-data-secret": "s"}), None, Some("#vendor\n")),
         // Inline data takes precedence.
         (inline, Some(USER_DATA), Some("#inline\n")),
-        // Annotations for its own sidecar.
+        // Annotations that only the sidecar of kubevirt-imds reads.
         (
             json!({"imds.kubevirt.io/bridge-name": "k6t-eth0", "imds.kubevirt.io/injected": "true"}),
             None,
@@ -300,7 +300,7 @@ fn the_request_rate_is_the_same_and_the_burst_is_configurable() {
         let limit = answers(&record(VmKind::Plain, &switch)).limit();
         (limit.per_second, limit.burst)
     };
-    // A booting guest sends more at once than kubevirt-imds allows: 100 a second with a burst of 100.
+    // kubevirt-imds allows 100 requests per second and a burst of 100, fewer than a booting guest sends at once.
     assert_eq!(limit(json!({})), (100, 400));
     assert_eq!(limit(json!({"serve": {"limits": {"burst": 100}}})), (100, 100));
 }

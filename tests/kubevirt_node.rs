@@ -1,10 +1,12 @@
 //! A KubeVirt node end to end: the real agent gets VMs from an API server, finds their launchers, and serves guests
 //! behind taps in their pods' namespaces.
 //!
-//! The API server, launchers, control groups and kubelet come from `support`; everything else is the real thing.
+//! The API server, launchers, control groups and kubelet come from `support`; everything else is production code.
 
 #[path = "kubevirt_node/coming.rs"]
 mod coming;
+#[path = "kubevirt_node/content.rs"]
+mod content;
 #[path = "kubevirt_node/hooked.rs"]
 mod hooked;
 #[path = "kubevirt_node/moving.rs"]
@@ -15,5 +17,3 @@ mod node;
 mod outages;
 #[path = "kubevirt_node/passt.rs"]
 mod passt;
-#[path = "kubevirt_node/telling.rs"]
-mod telling;

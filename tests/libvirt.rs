@@ -62,7 +62,7 @@ impl Node {
     }
 
     fn agent(&self) -> Result<Agent<'_>> {
-        // The directory of file records. The hook writes the domain's record to the run directory in it.
+        // The agent's run directory, to which the hook writes the domain's record, is `run` in this directory.
         Agent::start(self.host.ns(), self.room.path(), &[])
     }
 

@@ -57,7 +57,7 @@ fn fetch_user_data_over(faults: Faults) {
     let seed = support::seed::seed();
     let spec = Spec { to_host: faults, to_guest: faults, seed, ..Spec::of(&identity) };
     let guest = Guest::boot(&host, &spec).expect("a guest");
-    // Address resolution is lost as often as other frames, and its default of three attempts is not what is tested.
+    // Frames of address resolution are lost as well. The default of three attempts would fail too often.
     for kind in ["mcast_solicit", "ucast_solicit"] {
         guest.ns().sysctl(&format!("ipv4/neigh/{NIC}/{kind}"), "20").expect("a setting");
     }

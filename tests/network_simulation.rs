@@ -1,7 +1,7 @@
 //! On any network, every request gets its exact answer or ends cleanly, and only the network loses frames.
 //!
 //! A seed determines a network: its clients, the faults of their links, and their requests. `XDP_IMDS_SEED=N` repeats
-//! one.
+//! the network of seed N.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -25,7 +25,7 @@ const ANSWER_MOST: u64 = 40_000;
 const LIMIT: Duration = Duration::from_secs(1_200);
 /// Time after which the stack has forgotten all connections.
 const SETTLED: Duration = Duration::from_secs(1_000);
-/// The status when a request did not arrive in time.
+/// The status of the answer if a request did not arrive in time.
 const TOO_SLOW: u16 = 408;
 const MS: Duration = Duration::from_millis(1);
 
@@ -35,8 +35,8 @@ struct Plan {
     up: Vec<Fault>,
     down: Vec<Fault>,
     asked: Vec<usize>,
-    /// The link may corrupt requests, because a tap's checksums are not verified. Then the answers are not checked.
-    unsafe_requests: bool,
+    /// Whether the link also corrupts frames to the stack. The answers are not checked in this case.
+    corrupts_requests: bool,
 }
 
 fn faults(rng: &mut Rng) -> Vec<Fault> {
@@ -61,8 +61,8 @@ fn plan(rng: &mut Rng) -> Plan {
     if rng.percent(40) {
         down.push(Fault::Corrupt(rng.below(10)));
     }
-    let unsafe_requests = rng.percent(10);
-    if unsafe_requests {
+    let corrupts_requests = rng.percent(10);
+    if corrupts_requests {
         up.push(Fault::Corrupt(5));
     }
     let window = [1_460, 4_096, 16_384, 65_535, 262_144][rng.below(5) as usize];
@@ -74,7 +74,7 @@ fn plan(rng: &mut Rng) -> Plan {
         read_pause: MS * rng.below(5) as u32,
     };
     let asked = (0..1 + rng.below(TALKS_MOST)).map(|_| rng.below(ANSWER_MOST) as usize).collect();
-    Plan { habits, up, down, asked, unsafe_requests }
+    Plan { habits, up, down, asked, corrupts_requests }
 }
 
 /// Simulates one network; returns its digest and its number of frames.
@@ -114,7 +114,7 @@ fn simulate(seed: u64) -> (u64, u64) {
 
 /// Asserts that `received` is the answer or the beginning of it.
 fn assert_exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) {
-    if plan.unsafe_requests {
+    if plan.corrupts_requests {
         return;
     }
     let expected = octets(asked);

@@ -1,4 +1,4 @@
-//! After the agent is killed, crashes or stops, its ports stay closed, the guests' other traffic continues, and the next
+//! After the agent is killed, crashes or stops, its ports stay closed and the guests' other traffic continues. The next
 //! agent answers the requests that the previous agent could not.
 
 use anyhow::{Context as _, Result, ensure};
@@ -113,9 +113,10 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     fetch_own(&guest).expect("an answer before the kill");
     agent.kill().expect("killed");
     let ear = broadcast_listener(&node.host);
-    for (way, words) in
-        [("over IPv4", "169.254.169.254/32 dev eth0"), ("by the gateway", "169.254.169.254/32 via 10.0.2.2")]
-    {
+    for (way, words) in [
+        ("over IPv4", "169.254.169.254/32 dev eth0"),
+        ("through the gateway", "169.254.169.254/32 via 10.0.2.2"),
+    ] {
         guest.ns().ip(&format!("route replace {words}")).expect("a route");
         guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
         let _ = guest.ping(METADATA, 3);
@@ -127,7 +128,7 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.said()));
 }
 
-/// Waits until the agent's counters stop changing and returns them; they are not read at one moment.
+/// Waits until the agent's counters stop changing, because they are not read at one moment. Returns them.
 fn settled(agent: &Agent<'_>) -> Result<Metrics> {
     let mut last = agent.metrics()?;
     eventually(PATIENCE, || {
@@ -348,7 +349,7 @@ fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
 }
 
 #[test]
-fn all_guests_that_boot_while_their_agent_is_killed_complete() {
+fn all_guests_that_boot_while_their_agent_is_killed_complete_their_boot() {
     if !privileged::or_skip() {
         return;
     }
@@ -468,7 +469,7 @@ fn the_error_about_a_missing_bpffs_names_both_remedies() {
     assert!(error.contains("mount -t bpf bpf /sys/fs/bpf") && error.contains("--no-pins"), "{error}");
 }
 
-/// A directory of records that can vanish as a missing mount does.
+/// A directory of records that the test can remove, like a missing mount.
 fn removable(records: &Path) -> std::path::PathBuf {
     records.join("elsewhere")
 }

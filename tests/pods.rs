@@ -1,6 +1,7 @@
 //! What the agent can observe of a virt-launcher pod on its node: its launcher, its taps, its volumes and its end.
 //!
-//! Neither a reused process number nor another pod passes for the launcher. When a pod ends, its namespace vanishes.
+//! Neither a process with a reused PID nor one of another pod is taken for the launcher. When a pod ends, its namespace
+//! vanishes.
 
 #[path = "pods/devices.rs"]
 mod devices;

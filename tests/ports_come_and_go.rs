@@ -25,7 +25,7 @@ fn fetch_own(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, REQUEST).map(drop)
 }
 
-/// Sends one request to a guest's agent that already serves.
+/// Sends one request of a guest that must already be served.
 fn is_served(guest: &Guest) -> Result<()> {
     guest.fetch_own(PATH, NOTICE).map(drop)
 }

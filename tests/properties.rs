@@ -60,7 +60,7 @@ fn responses_of(record: &Record) -> Responses {
     Node::new().take(record)
 }
 
-/// All requests of clients and all routes; those of clients both without and with every token.
+/// Requests for all routes, and all known requests of clients, without tokens and with every token.
 fn questions(responses: &Responses, insider: &Insider<'_>) -> Vec<Question> {
     let routes = responses.routes().map(|(host, path, _)| insider.question(host, &quoted(path)));
     let known = KNOWN.iter().cloned();
@@ -82,7 +82,7 @@ fn json_document(insider: &Insider<'_>, target: &str) -> Value {
     serde_json::from_slice(&body(&answer)).expect("a JSON document")
 }
 
-/// True for the only server errors: a missing or expired token.
+/// True for the only server errors that are allowed: a missing or expired token.
 fn has_no_token(question: &Question, answer: &Response) -> bool {
     let google = question.target.contains("service-accounts");
     match answer.status() {
@@ -180,7 +180,7 @@ proptest! {
         }
     }
 
-    /// The answers are equal here, because only the connection omits the body.
+    /// The answers are equal with their bodies, because the connection omits the body.
     #[test]
     fn head_gets_the_answer_of_get(given in any_record()) {
         let responses = responses_of(&given.record);

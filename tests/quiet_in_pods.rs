@@ -81,7 +81,7 @@ fn xdp_is_detached_from_a_quiet_guest_and_attached_when_it_boots() {
     node.wait_for_xdp(false, QUIET_WITHIN, || {});
     node.assert_gets_own();
     let taken = frames(&agent, "ring_delivered");
-    assert!(taken > 0, "the first frames of a quiet guest must come by the ring");
+    assert!(taken > 0, "the first frames of a quiet guest must arrive through the ring");
     books::balance(&agent, 0).expect("every frame is accounted for");
     node.wait_for_xdp(true, PATIENCE, || (0..8).for_each(|_| node.assert_gets_own()));
     books::balance(&agent, 0).expect("every frame is accounted for");

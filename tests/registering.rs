@@ -1,4 +1,4 @@
-//! Any hypervisor registers a VM with one call before it boots, and the VM outlives a killed or replaced agent.
+//! One API call registers a VM before it boots. The registration outlives a killed or replaced agent.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

@@ -28,8 +28,8 @@ use support::typical;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Most octets one VM may take for itself with all dialects rendered: responses, mailbox, and its part of the tables
-/// that hold them. Its record is not included.
+/// Most octets that one VM may take for itself with all dialects rendered: responses, mailbox, and its part of the
+/// tables that hold them. Its record is not included.
 const MOST_PER_VM: usize = 32 << 10;
 /// Number of VMs in the measurements by dialect.
 const FEW: u32 = 1_000;

@@ -1,5 +1,5 @@
-//! Observing the agent allocates no memory: a probe allocates nothing, and a request in the audit log allocates no more
-//! than one that is not in it.
+//! Observing the agent allocates no memory: a probe allocates nothing, and an audited request allocates no more than
+//! one that is not audited.
 
 use std::alloc::System;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ fn request(serve: &mut Serve) -> usize {
 }
 
 #[test]
-fn a_probe_allocates_nothing_and_auditing_a_request_nothing_more() {
+fn a_probe_and_the_auditing_of_a_request_allocate_nothing() {
     let health = Health::new(vec![(0, Heartbeat::default())]);
     health.set_records_read();
     health.set_ports_settled();

@@ -73,7 +73,7 @@ fn main() {
             let requests = f64::from(rounds) * f64::from(guests);
             let ns = on_cpu().saturating_sub(start).as_nanos() as f64 / requests;
             println!(
-                "{guests:5} guests, {path:48} {ns:5.0} ns a request, {:5.0} octets",
+                "{guests:5} guests, {path:48} {ns:5.0} ns per request, {:5.0} octets",
                 octets as f64 / requests
             );
         }

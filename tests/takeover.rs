@@ -1,5 +1,5 @@
-//! An agent takes over the ports of another agent under load, and no guest notices. Guests are served whichever of
-//! the two dies.
+//! An agent takes over the ports of another agent under load, and no guest notices. If either agent dies, guests are
+//! served again after the next start at the latest.
 
 #[path = "takeover/connections.rs"]
 mod connections;

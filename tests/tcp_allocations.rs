@@ -1,4 +1,4 @@
-//! Frames allocate nothing, except when they start a connection or a request.
+//! Receiving a frame allocates nothing unless the frame starts a connection or a request.
 
 use std::alloc::System;
 

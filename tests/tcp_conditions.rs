@@ -14,7 +14,7 @@ const BODY: usize = 64 * 1024;
 /// If a fifth of all frames is lost in each direction, retransmissions occasionally back off up to a minute.
 const LOSSY_LIMIT: Duration = Duration::from_secs(600);
 const CLEAN_LIMIT: Duration = Duration::from_secs(5);
-/// The stack's retransmissions of its FIN and the idle time of the port end within this time.
+/// Time after which the stack has stopped retransmitting its FIN and has freed the idle port.
 const SETTLED: Duration = Duration::from_secs(600);
 
 struct Case {
@@ -119,7 +119,7 @@ fn every_answer_arrives_whole_whatever_the_link_does() {
 fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
     const MEBIBYTE: usize = 1 << 20;
     let far = Faults { delay: Duration::from_millis(10), ..Faults::NONE };
-    // The time follows from the round trip of 20 ms: one window per round trip, or slow start from ten segments.
+    // A round trip of 20 ms determines the seconds: one window per round trip, or slow start from ten segments.
     let cases = [
         ("scaled window", 1 << 20, far, 1, 1),
         ("64 KiB", 65_535, far, 1, 2),
@@ -253,7 +253,7 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
     assert_eq!(world.stack.stats().connections, 0);
 }
 
-/// Fetches an answer. Returns the octets of the longest frame sent so far and the time until the answer was whole.
+/// Fetches an answer. Returns the length of the longest frame sent meanwhile, and the time until the answer was whole.
 fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usize) -> (usize, Duration) {
     world.sent = Some(Vec::new());
     let start = world.now().mono;
@@ -290,7 +290,7 @@ fn a_narrow_link_is_detected_once_and_not_by_each_connection() {
     assert_eq!(world.stack.stats().ports, 0, "the path MTU expires");
     assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "and is detected again");
     world.stack.forget(3);
-    assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "the next guest of the slot starts without it");
+    assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "forgetting the slot forgets its path MTU");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn a_paused_guest_is_not_mistaken_for_one_behind_a_narrow_link() {
     let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let talk = world.client.begin(40_001, request.as_bytes());
     world.run(CLEAN_LIMIT, |world| !world.client.talks[talk].received.is_empty());
-    // Frames sent in this time wait for the guest, as in the ring of its tap.
+    // Frames sent in this time wait for the guest, as they would in the ring of its tap.
     world.hold_down(Duration::from_secs(10));
     assert!(world.run(LOSSY_LIMIT, |world| world.client.talks[talk].ended));
     world.client.close(talk);

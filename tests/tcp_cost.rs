@@ -1,8 +1,8 @@
 //! CPU time per received frame in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost`.
 //!
-//! All guests perform each step at the same time: SYN, ACK, GET with an answer of 300 octets, FIN, ACK. The
-//! connections are therefore not in the cache, as in a boot storm. Replies are discarded. The output has median and
-//! range for guests that complete their checksums and for guests that leave them to the device.
+//! All guests perform each step at the same time: SYN, ACK, GET with an answer of 300 octets, FIN, ACK. As in a boot
+//! storm, their connections are therefore not in the CPU caches. Replies are discarded. The output has median and
+//! range, for guests that complete their checksums and for guests that leave them to the device.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ const GET: &[u8] =
 /// Where a frame's TCP header starts: behind 14 octets of Ethernet and 20 of IPv4.
 const TCP: usize = 34;
 
-/// Records the service's next sequence number.
+/// Discards frames, and records the service's next sequence number.
 #[derive(Default)]
 struct Tally {
     next: u32,
@@ -108,7 +108,7 @@ fn main() {
             let [syn, ack, get, fin, last, request] = std::array::from_fn(column);
             println!(
                 "{guests:5} guests, {sums:?} checksums: SYN {syn}, ACK {ack}, GET {get}, FIN {fin}, ACK {last}; \
-                 {request} ns a request"
+                 {request} ns per request"
             );
         }
     }
@@ -133,7 +133,7 @@ fn measure(guests: u32, sums: Sums) -> [f64; 6] {
         Segment::ack(0, get_end + 1, 0),
     ]
     .map(|segment| Frame::of(&segment));
-    let mut stands = vec![0_u32; guests as usize];
+    let mut next_numbers = vec![0_u32; guests as usize];
     let mut tally = Tally::default();
     let rounds = (ROUNDS * 1000 / guests).min(50_000);
     let mut spent = [Duration::ZERO; 5];
@@ -143,10 +143,10 @@ fn measure(guests: u32, sums: Sums) -> [f64; 6] {
             frame.take_port(1 + (round % 60_000) as u16);
             let start = on_cpu();
             for guest in 0..guests {
-                frame.acknowledges(stands[guest as usize], sums);
-                tally.next = stands[guest as usize];
+                frame.acknowledges(next_numbers[guest as usize], sums);
+                tally.next = next_numbers[guest as usize];
                 stack.receive(now, guest, &frame.octets, &mut tally);
-                stands[guest as usize] = tally.next;
+                next_numbers[guest as usize] = tally.next;
             }
             spent[step] += on_cpu().saturating_sub(start);
         }

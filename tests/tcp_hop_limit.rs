@@ -228,7 +228,7 @@ fn every_segment_has_the_hop_limit_of_its_octets_over_any_link() {
             let whole = |world: &mut World<Toy>| world.client.talks[talk].received.len() == end as usize;
             assert!(world.run(Duration::from_secs(600), whole), "{context}: the answer is incomplete");
             let (sent, again) = assert_limits(&world.sent.unwrap_or_default(), &near, &context);
-            assert!(sent >= near.len() - 1, "{context}: {sent} segments; two stretches are neighbours");
+            assert!(sent >= near.len() - 1, "{context}: {sent} segments; two `near` ranges are adjacent");
             repeated += again;
         }
     }

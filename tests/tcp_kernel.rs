@@ -104,9 +104,9 @@ fn an_unacknowledged_answer_is_retransmitted_even_if_the_table_is_wrong() {
     type Spoil = fn(&mut AllSent);
     let spoils: [(&str, Spoil); 4] = [
         ("nothing", |_| {}),
-        ("a place taken by another", |entry| entry.flow ^= 1),
+        ("the entry of another connection", |entry| entry.flow ^= 1),
         ("an older number", |entry| entry.acknowledged = entry.sent - 5),
-        ("an end that was not one", |entry| entry.closed = entry.sent - 5),
+        ("an end of another connection", |entry| entry.closed = entry.sent - 5),
     ];
     for (name, spoil) in spoils {
         let mut guest = Guest::new(StackConfig::default());
@@ -157,7 +157,7 @@ fn a_lost_fin_of_the_kernel_is_retransmitted_by_kernel_and_stack() {
     assert_eq!(
         (answer[0].flags, answer[0].seq),
         (ACK, next + 1),
-        "a guest that has the service's FIN is only acknowledged"
+        "a guest that has acknowledged the service's FIN gets only an acknowledgement"
     );
 }
 
@@ -171,7 +171,11 @@ fn a_late_segment_does_not_prevent_the_retransmission_of_a_lost_fin() {
     let lost = guest.send_to_kernel(&fin);
     assert!(guest.raw.wait(Duration::from_secs(1)).is_empty());
     assert_eq!(guest.raw.stack.time_waits(), 1);
-    assert_eq!(guest.send(&second), lost, "the service's FIN is repeated, not only the guest's acknowledged");
+    assert_eq!(
+        guest.send(&second),
+        lost,
+        "the stack repeats its FIN instead of only acknowledging the guest's"
+    );
 }
 
 #[test]
@@ -183,7 +187,7 @@ fn immediately_reused_sequence_numbers_start_a_new_connection() {
         let seq = 1_001 + GET_AND_CLOSE.len() as u32;
         let bye = guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
         assert_eq!((bye.len(), bye[0].flags, bye[0].ack), (1, ACK, seq + 1), "{bye:?}");
-        // The stack has read the end of only some of them.
+        // The stack has time to read the end of the first connection only.
         guest.raw.wait(Duration::from_millis(if accepted == 1 { 300 } else { 0 }));
     }
 }
@@ -197,7 +201,11 @@ fn a_repeated_first_segment_of_a_closed_connection_is_ignored() {
     let seq = 1_001 + GET_AND_CLOSE.len() as u32;
     guest.send(&Segment::ack(1, seq, end(&replies)).control(Fin));
     guest.raw.wait(Duration::from_millis(300));
-    assert_eq!(guest.send(&first), [], "a guest that starts a new connection would take it for an answer");
+    assert_eq!(
+        guest.send(&first),
+        [],
+        "a guest that opens a new connection would mistake a reply for its own"
+    );
     assert_eq!(guest.raw.stack.stats().accepted, 1);
 }
 
@@ -241,13 +249,13 @@ fn a_late_syn_does_not_disturb_its_live_connection() {
 #[test]
 fn an_end_that_the_table_lost_is_learnt_from_the_guests_next_segment() {
     // The guest has already sent its last acknowledgement, or sends it after the retransmission.
-    for is_told_again in [false, true] {
+    for is_retransmitted in [false, true] {
         let mut guest = Guest::new(StackConfig::default());
         let (seq, next) = guest.ask(1, GET);
         let bye = guest.send_to_kernel(&Segment::ack(1, seq, next).control(Fin));
         assert_eq!(bye[0].flags, FIN_ACK);
         guest.board.spoil(|entry| entry.flow ^= 1);
-        if is_told_again {
+        if is_retransmitted {
             let again = guest.raw.wait(Duration::from_millis(300));
             assert!(again.iter().any(|reply| !reply.payload.is_empty()), "{again:?}");
         }
@@ -280,7 +288,7 @@ fn an_end_is_read_before_another_connection_overwrites_its_entry() {
 }
 
 #[test]
-fn after_its_fin_is_acknowledged_the_stack_waits_for_the_guests() {
+fn the_stack_waits_for_the_guests_fin_after_its_own_is_acknowledged() {
     let mut guest = Guest::new(StackConfig::default());
     let (seq, next) = guest.ask(1, GET_AND_CLOSE);
     guest.send_to_kernel(&Segment::ack(1, seq, next));

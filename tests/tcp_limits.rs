@@ -116,7 +116,7 @@ fn the_evicted_connection_is_the_longest_idle_of_the_largest_slot() {
     }
 }
 
-/// Orders on other slots' connections in [`every_slot_gets_its_share_no_matter_what_others_hold`].
+/// Orders of the other slots in [`every_slot_gets_its_share_no_matter_what_others_hold`].
 const HOLDINGS: [&[u8]; 4] = [b"far 10\n", b"f", b"far 9000\n", b"park 60\n"];
 
 #[test]

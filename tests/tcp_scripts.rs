@@ -6,11 +6,11 @@
 //! | line | meaning |
 //! |---|---|
 //! | `> FLAGS seq ack "orders"` | the guest sends orders to the [toy service](support::toy), one per line |
-//! | `> FLAGS seq ack (n)` | the guest sends n octets without the end of a line, so the service does nothing |
-//! | `win n` at the end of it | sets the guest's window for this and later segments |
-//! | `< FLAGS seq ack n` | the service has sent this, with n octets |
+//! | `> FLAGS seq ack (n)` | the guest sends n octets without a line end, so the service does nothing |
+//! | `win n` at the end of a `>` line | sets the guest's window for this and later segments |
+//! | `< FLAGS seq ack n` | the service must have sent this segment, with n octets |
 //! | `+ ms` | time passes |
-//! | `= n` | the stack holds n connections |
+//! | `= n` | the stack must hold n connections |
 //!
 //! FLAGS are S, F, R, P and `.` for ACK. The script must list every segment of the service in order.
 
@@ -144,11 +144,11 @@ fn established_accepts_the_next_octets_and_acknowledges_up_to_a_gap() {
         ("more than the window", "> P. 1 1 (3500)\n < . 1 3073 0"),
         ("an acknowledgement of what was never sent", "> P. 1 1 (5)\n < . 1 6 0\n > P. 6 99 (5)\n < . 1 6 0"),
         (
-            "two ends that disagree do not talk about it for ever",
+            "two ends that disagree stop acknowledging each other",
             "> P. 1 1 (5)\n < . 1 6 0\n > . 6 99\n < . 1 6 0\n > . 6 99\n > . 6 99\n + 500
              > . 6 99\n < . 1 6 0",
         ),
-        ("a service that gives up", "> P. 1 1 \"abort\"\n < R. 1 7 0\n = 0"),
+        ("a service that aborts", "> P. 1 1 \"abort\"\n < R. 1 7 0\n = 0"),
     ]);
 }
 
@@ -166,11 +166,20 @@ fn resets_and_syns_are_accepted_only_with_matching_numbers() {
 #[test]
 fn a_guest_that_closes_first_goes_through_close_wait_and_last_ack() {
     play(&[
-        ("at once", "> F. 1 1\n < F. 1 2 0\n = 1\n > . 2 2\n = 0"),
-        ("its FIN again", "> F. 1 1\n < F. 1 2 0\n > F. 1 1\n < . 2 2 0\n > . 2 2\n = 0"),
-        ("our FIN lost", "> F. 1 1\n < F. 1 2 0\n + 250\n < F. 1 2 0\n + 400\n < F. 1 2 0\n > . 2 2\n = 0"),
-        ("while it waits", "> P. 1 1 \"park 600\"\n < . 1 10 0\n > F. 10 1\n < F. 1 11 0\n > . 11 2\n = 0"),
-        ("FIN beyond a gap", "> P. 1 1 (5)\n < . 1 6 0\n > F. 9 1\n < . 1 6 0\n > F. 6 1 (3)\n < F. 1 10 0"),
+        ("without a request", "> F. 1 1\n < F. 1 2 0\n = 1\n > . 2 2\n = 0"),
+        ("its FIN is repeated", "> F. 1 1\n < F. 1 2 0\n > F. 1 1\n < . 2 2 0\n > . 2 2\n = 0"),
+        (
+            "the service's FIN is lost",
+            "> F. 1 1\n < F. 1 2 0\n + 250\n < F. 1 2 0\n + 400\n < F. 1 2 0\n > . 2 2\n = 0",
+        ),
+        (
+            "its request is parked",
+            "> P. 1 1 \"park 600\"\n < . 1 10 0\n > F. 10 1\n < F. 1 11 0\n > . 11 2\n = 0",
+        ),
+        (
+            "its FIN arrives after a gap",
+            "> P. 1 1 (5)\n < . 1 6 0\n > F. 9 1\n < . 1 6 0\n > F. 6 1 (3)\n < F. 1 10 0",
+        ),
     ]);
 }
 
@@ -178,23 +187,26 @@ fn a_guest_that_closes_first_goes_through_close_wait_and_last_ack() {
 fn a_service_that_closes_first_goes_through_fin_wait_and_time_wait() {
     play(&[
         (
-            "one after the other",
+            "the guest acknowledges the FIN, then sends its own",
             "> P. 1 1 \"far 300;close\"\n < F. 1 15 300\n > . 15 302\n = 1\n > F. 15 302\n < . 302 16 0\n = 0
              > F. 15 302\n < . 302 16 0\n > . 16 302\n > R 16 0\n > F. 15 302\n < . 302 16 0",
         ),
-        ("together", "> P. 1 1 \"close\"\n < F. 1 7 0\n > F. 7 2\n < . 2 8 0\n = 0"),
-        ("crossing", "> P. 1 1 \"close\"\n < F. 1 7 0\n > F. 7 1\n < . 2 8 0\n = 1\n > . 8 2\n = 0"),
         (
-            "the guest goes on talking",
+            "the guest's FIN acknowledges the service's",
+            "> P. 1 1 \"close\"\n < F. 1 7 0\n > F. 7 2\n < . 2 8 0\n = 0",
+        ),
+        ("the FINs cross", "> P. 1 1 \"close\"\n < F. 1 7 0\n > F. 7 1\n < . 2 8 0\n = 1\n > . 8 2\n = 0"),
+        (
+            "the guest sends more after the service's FIN",
             "> P. 1 1 \"close\"\n < F. 1 7 0\n > P. 7 2 (1000)\n < . 2 1007 0\n > P. 1007 2 (3000)
              < . 2 4007 0\n > F. 4007 2\n < . 2 4008 0\n = 0",
         ),
         (
-            "an echo of the first segment begins nothing",
+            "a repeated first segment opens no connection",
             "> P. 1 1 \"close\"\n < F. 1 7 0\n > F. 7 2\n < . 2 8 0\n > P. 1 1 \"close\"\n = 0",
         ),
         (
-            "the same after the guest closed first, with a FIN sent before the service's arrived",
+            "the guest closed first and repeats a FIN that it sent before the service's arrived",
             "> F. 1 1\n < F. 1 2 0\n > . 2 2\n = 0\n > F. 1 1\n < F. 1 2 0\n = 0",
         ),
     ]);
@@ -209,11 +221,11 @@ fn unacknowledged_segments_are_retransmitted_with_backoff() {
              + 800\n < . 1 9 300\n > . 9 301\n + 5000",
         ),
         (
-            "then what follows it, as acknowledgements come",
+            "several segments: the first, and the rest after its acknowledgement",
             "> P. 1 1 \"far 4000\"\n < . 1 10 1460\n < . 1461 10 1460\n < . 2921 10 1080\n + 200
              < . 1 10 1460\n > . 10 1461\n < . 1461 10 1460\n < . 2921 10 1080\n > . 10 4001\n + 5000",
         ),
-        ("FIN goes with its data again", "> P. 1 1 \"far 5;close\"\n < F. 1 13 5\n + 200\n < F. 1 13 5"),
+        ("the FIN is repeated with its data", "> P. 1 1 \"far 5;close\"\n < F. 1 13 5\n + 200\n < F. 1 13 5"),
         (
             "FIN alone after its data was acknowledged",
             "> P. 1 1 \"far 5;close\"\n < F. 1 13 5\n > . 13 6\n + 250\n < F. 6 13 0",
@@ -227,12 +239,13 @@ fn three_duplicate_acknowledgements_retransmit_a_segment_at_once() {
         < . 4381 10 1460\n < . 5841 10 1460\n > . 10 1461\n > . 10 1461\n > . 10 1461\n > . 10 1461
         < . 1461 10 1460\n";
     play(&[
-        ("one", &format!("{lost} > . 10 7301\n + 5000\n = 1")),
-        ("two", &format!("{lost} > . 10 4381\n < . 4381 10 1460\n > . 10 7301\n + 5000")),
-        ("no more for further duplicates", &format!("{lost} > . 10 1461\n > . 10 1461\n > . 10 7301")),
+        ("one loss", &format!("{lost} > . 10 7301\n + 5000\n = 1")),
+        ("two losses", &format!("{lost} > . 10 4381\n < . 4381 10 1460\n > . 10 7301\n + 5000")),
+        ("further duplicates repeat nothing", &format!("{lost} > . 10 1461\n > . 10 1461\n > . 10 7301")),
         (
             "a changed window is no duplicate",
-            "> P. 1 1 \"far 9\"\n < . 1 7 9\n > . 7 1 win 9000\n > . 7 1 win 8000\n > . 7 1 win 7000\n > . 7 1 win 6000",
+            "> P. 1 1 \"far 9\"\n < . 1 7 9\n > . 7 1 win 9000\n > . 7 1 win 8000
+             > . 7 1 win 7000\n > . 7 1 win 6000",
         ),
     ]);
 }
@@ -253,21 +266,22 @@ fn slow_start_sends_ten_segments_and_two_for_each_acknowledged() {
 fn small_windows_are_respected_and_closed_ones_probed() {
     play(&[
         (
-            "closed",
+            "a closed window",
             "> P. 1 1 \"far 300\" win 0\n < . 1 9 0\n + 200\n < . 1 9 1\n > . 9 1\n + 400\n < . 1 9 1
              > . 9 1 win 1000\n < . 1 9 300\n > . 9 301\n = 1\n + 5000",
         ),
         (
-            "the octet asked with is taken",
+            "the guest accepts the octet of the probe",
             "> P. 1 1 \"far 300\" win 0\n < . 1 9 0\n + 200\n < . 1 9 1\n > . 9 2 win 1000\n < . 2 9 299",
         ),
         (
-            "no smaller segments than it pays",
-            "> P. 1 1 \"far 3000\" win 1000\n < . 1 10 1000\n > . 10 1001 win 100\n + 250\n < . 1001 10 100\n > . 10 1101 win 2000\n < . 1101 10 1460\n < . 2561 10 440",
+            "a window smaller than a segment is used only after a delay",
+            "> P. 1 1 \"far 3000\" win 1000\n < . 1 10 1000\n > . 10 1001 win 100
+             + 250\n < . 1001 10 100\n > . 10 1101 win 2000\n < . 1101 10 1460\n < . 2561 10 440",
         ),
         ("a FIN needs no window", "> P. 1 1 \"close\" win 0\n < F. 1 7 0"),
         (
-            "one that shrinks",
+            "a window that shrinks",
             "> P. 1 1 \"far 2920\"\n < . 1 10 1460\n < . 1461 10 1460\n > . 10 1461 win 0\n + 200
              < . 1461 10 1\n > . 10 1461 win 4000\n < . 1461 10 1460\n > . 10 2921",
         ),

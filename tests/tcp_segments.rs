@@ -14,7 +14,7 @@ use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
 use support::{checksum, frames};
 
-/// The [`Reply::flags`] of a refusal.
+/// The [`Reply::flags`] of a reset that refuses a SYN.
 const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -125,7 +125,7 @@ fn a_segment_with_a_wrong_bit_or_no_checksum_is_dropped_and_counted() {
         let mut raw = raw();
         let whole = request(family, &mut raw);
         let syn = raw.stack.stats().sent;
-        // The ports stay, because port 0 is malformed, and so does the header length.
+        // Ports and header length stay unchanged, because a wrong one makes the segment malformed.
         let places = (tcp + 4..whole.len()).filter(|at| *at != tcp + 12);
         let mut wrong: Vec<Vec<u8>> =
             places.map(|at| frames::with(whole.clone(), at, &[whole[at] ^ 0x10])).collect();
@@ -140,7 +140,7 @@ fn a_segment_with_a_wrong_bit_or_no_checksum_is_dropped_and_counted() {
         }
         let stats = raw.stack.stats();
         assert_eq!((stats.dropped_checksum, stats.accepted, stats.sent), (wrong.len() as u64, 0, syn));
-        assert!(!raw.frame(&whole).is_empty(), "{family:?}: the right one");
+        assert!(!raw.frame(&whole).is_empty(), "{family:?}: the unchanged frame");
     }
 }
 
@@ -242,9 +242,11 @@ fn the_third_segment_of_a_forgotten_connection_is_reset() {
 
 #[test]
 fn a_connection_that_may_still_exist_is_not_reset() {
-    // Other sequence numbers, old segments, and an agent that took over another agent's guests.
-    let cases =
-        [("ever new octets", 1, Duration::from_millis(200)), ("hours apart", 0, Duration::from_secs(61))];
+    // New sequence numbers each time, long pauses, and an agent that took over another agent's guests.
+    let cases = [
+        ("new octets each time", 1, Duration::from_millis(200)),
+        ("a minute apart", 0, Duration::from_secs(61)),
+    ];
     for (name, step, pause) in cases {
         let mut raw = raw();
         let next = raw.connect(40_000);
@@ -272,7 +274,7 @@ fn a_reset_after_a_syn_leaves_no_connection() {
 }
 
 #[test]
-fn a_connection_without_a_request_is_closed_after_a_while() {
+fn a_guest_that_closes_without_a_request_gets_a_fin() {
     let mut raw = raw();
     let next = raw.connect(40_000);
     let replies = raw.send(&Segment::ack(40_000, 1001, next).control(Fin));
@@ -287,7 +289,7 @@ fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
     let last = replies.last().expect("an answer");
-    assert_eq!(last.flags, FIN_ACK, "the FIN goes with the last of the answer");
+    assert_eq!(last.flags, FIN_ACK, "the FIN is in the last segment of the answer");
     let (seq, ack) =
         (1001 + GET_AND_CLOSE.len() as u32, last.seq.wrapping_add(last.payload.len() as u32 + 1));
     let replies = raw.send(&Segment::ack(1, seq, ack).control(Fin));
@@ -332,7 +334,7 @@ fn a_client_with_one_source_port_is_answered_each_time_at_once() {
             let replies = raw.send(&from(Segment::ack(1, initial + 1, next).with(GET_AND_CLOSE)));
             assert!(text(&replies).starts_with("HTTP/1.1 200 OK\r\n"), "{service}, fetch {fetch}");
             let last = replies.last().expect("an answer");
-            assert_eq!(last.flags, FIN_ACK, "the FIN goes with the data");
+            assert_eq!(last.flags, FIN_ACK, "the FIN is in the segment with the data");
             let (seq, end) = (initial + 1 + GET_AND_CLOSE.len() as u32, last.payload.len() as u32 + 1);
             raw.send(&from(Segment::ack(1, seq, last.seq.wrapping_add(end)).control(Fin)));
             let stats = raw.stack.stats();
@@ -392,7 +394,7 @@ fn time_wait_lasts_from_the_last_fin() {
 }
 
 #[test]
-fn a_new_connection_replaces_a_forgotten_one_with_its_first_data() {
+fn a_new_connection_replaces_the_old_one_of_its_four_tuple_with_its_first_data() {
     let mut raw = raw();
     raw.open(40_000);
     let opened = raw.send(&Segment::syn(40_000, 9_000_000));

@@ -16,7 +16,7 @@ use support::toy::{self, Board, Toy};
 
 /// Limit for each wait. Only a failure reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Seconds to park; longer than any client's long poll.
+/// Seconds to park: longer than any client's long poll.
 const LONG: u64 = 600;
 
 fn raw() -> (Raw<Toy>, Arc<Board>) {

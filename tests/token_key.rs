@@ -15,7 +15,7 @@ use support::agent;
 use support::question::Question;
 use support::record::Identity;
 
-const MADE: &str = "/latest/api/token";
+const TOKEN_PATH: &str = "/latest/api/token";
 const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
 const TOKEN: &str = "X-aws-ec2-metadata-token";
 
@@ -44,12 +44,12 @@ fn node(key: &Path) -> Result<Responses, String> {
 }
 
 fn token(node: &Responses) -> Vec<u8> {
-    let answer = Question::get(MADE).by(Method::Put).with(TTL, "300").ask(node);
+    let answer = Question::get(TOKEN_PATH).by(Method::Put).with(TTL, "300").ask(node);
     assert_eq!(answer.status(), Status(200));
     answer.body().to_bytes().to_vec()
 }
 
-fn takes(node: &Responses, token: &[u8]) -> bool {
+fn accepts(node: &Responses, token: &[u8]) -> bool {
     let answer = Question::get("/latest/meta-data/instance-id").with(TOKEN, token).ask(node);
     match answer.status() {
         Status(200) => true,
@@ -71,8 +71,8 @@ fn nodes_accept_tokens_of_the_same_key_and_of_no_other() {
     make(&other, &[]);
     let [a, b, stranger] = [&first, &first, &other].map(|key| node(key).expect("an agent's state"));
     let token = token(&a);
-    assert!(takes(&a, &token) && takes(&b, &token));
-    assert!(!takes(&stranger, &token));
+    assert!(accepts(&a, &token) && accepts(&b, &token));
+    assert!(!accepts(&stranger, &token));
 }
 
 #[test]
@@ -81,8 +81,8 @@ fn a_key_made_after_another_accepts_the_tokens_of_both() {
     make(&first, &[]);
     make(&second, &["--after", first.to_str().expect("UTF-8")]);
     let [old, new] = [&first, &second].map(|key| node(key).expect("an agent's state"));
-    assert!(takes(&new, &token(&old)), "guests keep the tokens they have");
-    assert!(!takes(&old, &token(&new)), "the old key is not the new one");
+    assert!(accepts(&new, &token(&old)), "tokens of the old key stay valid");
+    assert!(!accepts(&old, &token(&new)), "a node with the old key accepts no token of the new one");
 }
 
 #[test]

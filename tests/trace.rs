@@ -28,7 +28,7 @@ use support::tap::Shape;
 const PATIENCE: Duration = Duration::from_secs(20);
 const REQUEST: Duration = Duration::from_secs(10);
 const PATH: &str = "/v1/user-data";
-/// A token that no other guest and no trace may show.
+/// A token that the printed lines must never contain.
 const SECRET: &str = "a-token-nobody-may-see";
 
 /// A node with an agent and two guests.
@@ -121,7 +121,7 @@ impl Trace {
         }
     }
 
-    /// Waits for its end. Returns its status, its lines and its standard error.
+    /// Waits until it exits. Returns its status, lines and standard error.
     fn finish(mut self) -> Result<(ExitStatus, Vec<String>, String)> {
         let mut stderr = String::new();
         self.child.stderr.take().context("standard error is piped")?.read_to_string(&mut stderr)?;
@@ -130,7 +130,7 @@ impl Trace {
         Ok((status, std::mem::take(&mut self.seen), stderr))
     }
 
-    /// Ends it with a signal, as Ctrl-C does. Returns its lines.
+    /// Ends it with SIGTERM. Returns its lines.
     fn stop(self) -> Vec<String> {
         process::terminate(self.child.id()).expect("it lives");
         let (status, lines, stderr) = self.finish().expect("it ends");
@@ -204,7 +204,7 @@ fn a_port_trace_shows_the_dropped_frames_of_an_impostor() {
 }
 
 #[test]
-fn lines_hold_no_token_and_files_only_with_payload_requested() {
+fn printed_lines_hold_no_token_and_files_only_with_the_payload_option() {
     if !privileged::or_skip() {
         return;
     }
@@ -236,7 +236,7 @@ fn lines_hold_no_token_and_files_only_with_payload_requested() {
     }
 }
 
-/// Asserts that a capture has the interface's name, and a comment with the verdict for every TCP segment.
+/// Asserts that a capture names the interface, and that every TCP segment has its verdict as a comment.
 fn reads_back(file: &Path, first: &str, segments: usize) {
     let mut reader = PcapNgReader::new(File::open(file).expect("a file")).expect("pcapng");
     let (mut comments, mut who) = (Vec::new(), None);

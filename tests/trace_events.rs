@@ -29,7 +29,7 @@ fn with_guest(mut programs: Programs) -> Programs {
     programs.place_hub(IDENTITY.hub).expect("the hub has a device");
     programs.own(PORT, Port { answers: ANSWER_LINK, ..Port::with_limit(0, 0) }).expect("a port");
     programs.register(PORT, GUEST, IDENTITY).expect("a guest");
-    programs.place_guest(IDENTITY.slot, Guest { mac: GUEST.0, live: 1 }).expect("the way back");
+    programs.place_guest(IDENTITY.slot, Guest { mac: GUEST.0, live: 1 }).expect("an entry for answers");
     programs.place_guest_device(IDENTITY.slot).expect("its device");
     programs
 }
@@ -123,7 +123,7 @@ fn only_frames_of_the_watched_guest_are_reported() {
     let elsewhere = PortKey { ifindex: LOOPBACK + 1, ..PORT };
     let other = Mac([0x52, 0x54, 0, 0, 0, 1]).0;
     let other_filters = [
-        ("nobody", Trace::default()),
+        ("an empty filter", Trace::default()),
         ("another port", Trace::of(Some(elsewhere), None, PASSING_TOO)),
         ("another namespace", Trace::of(Some(PortKey { netns: 4, ..PORT }), None, PASSING_TOO)),
         ("another MAC", Trace::of(None, Some(other), PASSING_TOO)),

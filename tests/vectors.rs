@@ -51,7 +51,11 @@ impl Ask for Vm {
         self.world.client.close(talk);
         let closed = self.world.run(SOON, |world| world.client.is_over(talk));
         let received = self.world.client.talks[talk].received.clone();
-        ensure!(ended, "no end after {SOON:?}, so far {:?}", String::from_utf8_lossy(&received));
+        ensure!(
+            ended,
+            "the answer has not ended after {SOON:?}, so far {:?}",
+            String::from_utf8_lossy(&received)
+        );
         ensure!(closed, "the connection is not closed after {SOON:?}");
         // The service closed first, so TIME-WAIT is on its side and the guest can reuse the port at once.
         self.world.client.bury(talk);
@@ -70,7 +74,7 @@ fn requests_that_no_client_sends_are_answered_as_specified() {
 }
 
 #[test]
-fn systemds_client_is_answered_by_each_key_of_its_table() {
+fn systemds_client_gets_an_answer_for_each_key_of_its_table() {
     vectors::run(SYSTEMD, vm).expect("vectors").assert(56);
 }
 
@@ -101,7 +105,7 @@ fn a_wrong_answer_fails_its_vector() {
         let encoded = Answered { head: format!("{}Content-Encoding: gzip\r\n", right.head), ..right.clone() };
         let dateless = Answered { head: right.head.replace("Date: ", "Day: "), ..right };
         for wrong in [longer, other, encoded, dateless] {
-            assert!(vector.check(&wrong).is_err(), "{} takes {wrong:?}", vector.n);
+            assert!(vector.check(&wrong).is_err(), "vector {} accepts {wrong:?}", vector.n);
         }
         checked += 1;
     })

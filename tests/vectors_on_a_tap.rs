@@ -1,5 +1,5 @@
 //! Every dialect answers its vectors to a Linux guest behind a real tap, through XDP, AF_XDP, TCP and HTTP as in
-//! production. Each patch of the record has a node with an agent.
+//! production. Each variant of the record has its own node and agent.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
@@ -20,13 +20,13 @@ use support::vectors::{self, Ask, Asked, GUEST};
 const ALL: &str = include_str!("vectors/vectors.jsonl");
 /// The guest's first NIC in the record.
 const MAC: Mac = Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x56]);
-/// Number of records in the file: the plain one and its patches.
+/// Number of records in the file: the original and its patched variants.
 const RECORDS: usize = 13;
-/// Limit for an answer on a busy machine.
+/// Time limit for an answer; long, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Pause before another attempt to use a port that the kernel still holds.
-const FREE_AGAIN: Duration = Duration::from_millis(1);
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
 
 /// A node with one guest, and the agent that serves it.
 struct Vm<'a> {
@@ -62,7 +62,7 @@ fn connection(asked: &Asked) -> Result<TcpStream> {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Send, Some(PATIENCE))?;
         match connect(&socket, &SocketAddr::from(asked.to)) {
             Ok(()) => return Ok(socket.into()),
-            Err(Errno::ADDRNOTAVAIL) if start.elapsed() < PATIENCE => std::thread::sleep(FREE_AGAIN),
+            Err(Errno::ADDRNOTAVAIL) if start.elapsed() < PATIENCE => std::thread::sleep(RETRY_PAUSE),
             Err(error) => return Err(error).with_context(|| format!("connecting to {:?}", asked.to)),
         }
     }
@@ -83,7 +83,7 @@ fn exchange(asked: &Asked) -> Result<Vec<u8>> {
             Err(error) => return Err(error).context("reading the answer"),
         }
     }
-    anyhow::bail!("no end after {PATIENCE:?}")
+    anyhow::bail!("the service has not closed the connection after {PATIENCE:?}")
 }
 
 #[test]
@@ -93,6 +93,6 @@ fn every_dialect_answers_its_vectors_in_order_through_a_tap() {
     }
     let hosts: Vec<Host> = (0..RECORDS).map(|_| Host::new().expect("a node")).collect();
     let mut free = hosts.iter();
-    let outcome = vectors::run(ALL, |record| vm(free.next().context("one node a record")?, record));
+    let outcome = vectors::run(ALL, |record| vm(free.next().context("a node for each record")?, record));
     outcome.expect("vectors").assert(185);
 }

@@ -88,13 +88,13 @@ fn the_connection_limit_of_a_record_applies_to_all_nics_of_the_vm_together() {
         assert_eq!(node.ask(slot, port, GET), 200, "{slot} {port}");
     }
     for slot in [1, 2] {
-        assert!(node.send(slot, 10, GET).is_empty(), "one too many");
+        assert!(node.send(slot, 10, GET).is_empty(), "above the limit");
     }
     assert_eq!(node.raw.stack.stats().refused_vm_connections, 2);
     assert_eq!(node.ask(3, 1, GET), 200, "another VM is served");
     node.raw.slot = 1;
     node.raw.send(&Segment::ack(1, 1001 + GET.len() as u32, 0).control(Rst));
-    assert_eq!(node.ask(2, 11, GET), 200, "one has ended");
+    assert_eq!(node.ask(2, 11, GET), 200, "another connection has ended");
     node.raw.stack.forget(1);
     node.raw.stack.forget(2);
     assert_eq!(limited.mailbox.account().used(Resource::Connections), 0);
@@ -138,9 +138,9 @@ fn requests_beyond_the_waiting_limit_of_a_vm_without_a_record_get_503() {
     let put = b"PUT /latest/api/token HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n";
     let replies = node.send(1, 1001, put);
     assert_eq!(status(&replies), 0, "a client that requests a token gives up on any error");
-    assert!(replies.iter().any(|reply| reply.flags.1), "it closes: {replies:?}");
+    assert!(replies.iter().any(|reply| reply.flags.1), "the service closes: {replies:?}");
     assert_eq!(node.raw.stack.stats().refused.held, 2);
-    assert_eq!(node.ask(2, 1, GET), 0, "another VM's waits");
+    assert_eq!(node.ask(2, 1, GET), 0, "another VM's request waits");
     let known = record(0, |_| ());
     node.serve(1, &vm(&known), &known);
     node.raw.slot = 1;
@@ -221,7 +221,7 @@ fn unread_computed_answers_are_limited_and_shared_ones_are_free() {
     node.raw.slot = 0;
     node.raw.send(&Segment::ack(101, 1001 + new.len() as u32, 0).control(Rst));
     assert_eq!(account(0), COMPUTED_PER_VM / 4 * 3);
-    assert_eq!(node.ask(0, 106, new), 200, "one has ended");
+    assert_eq!(node.ask(0, 106, new), 200, "another connection has ended");
     node.raw.stack.forget(0);
     assert_eq!(account(0), 0);
 }
@@ -238,11 +238,7 @@ fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
         }
         for (slot, displaced) in (10..).zip(1..=12) {
             let replies = node.send(slot, 1, b"GET / HT");
-            assert_eq!(
-                replies.iter().filter(|reply| reply.flags.3).count(),
-                1,
-                "a reset for one: {replies:?}"
-            );
+            assert_eq!(replies.iter().filter(|reply| reply.flags.3).count(), 1, "one reset: {replies:?}");
             let stats = node.raw.stack.stats();
             assert_eq!((stats.connections_displaced, stats.connections_evicted), (displaced, 0));
         }
@@ -252,7 +248,7 @@ fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
 }
 
 #[test]
-fn the_slowest_is_displaced_first_and_waiting_requests_keep_their_share() {
+fn incomplete_requests_are_displaced_first_and_waiting_ones_keep_their_share() {
     let mut node = Node::new(StackConfig { connections: 12, share: 9, ..StackConfig::default() });
     node.store.expect(1).expect("a slot");
     for port in 1..=9 {
@@ -265,7 +261,7 @@ fn the_slowest_is_displaced_first_and_waiting_requests_keep_their_share() {
     for (slot, port) in (10..).zip(10..=12) {
         let replies = node.send(slot, 1, b"GET / HT");
         let reset = replies.iter().find(|reply| reply.flags.3).expect("a reset");
-        assert_eq!(reset.ports.1, port, "the oldest connection");
+        assert_eq!(reset.ports.1, port, "the earliest deadline");
     }
     assert!(node.send(20, 1, b"GET / HT").is_empty(), "nine requests wait for their record");
 }
@@ -282,7 +278,7 @@ fn two_slots_above_their_share_do_not_displace_each_other_endlessly() {
         assert!(!node.send(2, port, b"GET / HT").is_empty(), "{port}");
     }
     for slot in [1, 2] {
-        assert!(node.send(slot, 30, b"GET / HT").is_empty(), "both have twelve");
+        assert!(node.send(slot, 30, b"GET / HT").is_empty(), "both hold twelve connections");
     }
     let stats = node.raw.stack.stats();
     assert_eq!((stats.connections_displaced, stats.refused_connections), (2, 2));

@@ -1,7 +1,7 @@
-//! Code that threads share without a lock is correct under every order of steps that the memory model allows.
+//! Lock-free code that threads share is correct in every execution that the memory model allows.
 //!
-//! The tests include the agent's source files and replace their atomics with those of loom. Loom runs a model once for
-//! each order (bounded by preemptions) and each value that a load may return.
+//! The tests compile the agent's source files with loom's atomics. Loom runs a model once for each interleaving of the
+//! threads, up to a number of preemptions, and for each value that a load may return.
 
 mod sync {
     pub(crate) use loom::sync::atomic::{AtomicBool, AtomicU16, AtomicU32, AtomicU64, Ordering};
@@ -22,7 +22,7 @@ use cell::Cell;
 use sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use told::Told;
 
-/// Limit of preemptions of a thread. Three are enough to find all known defects; more take minutes.
+/// Maximum number of preemptions in one execution. Three reveal all known defects; more take minutes.
 const PREEMPTIONS: usize = 3;
 
 fn model(f: impl Fn() + Sync + Send + 'static) {
@@ -31,7 +31,7 @@ fn model(f: impl Fn() + Sync + Send + 'static) {
     builder.check(f);
 }
 
-/// An eventfd: it stays signalled until a thread waits on it.
+/// A model of an eventfd: it stays signalled until a thread waits on it.
 #[derive(Debug, Default)]
 struct Bell {
     rung: Mutex<bool>,
@@ -40,21 +40,21 @@ struct Bell {
 
 impl Bell {
     fn ring(&self) {
-        *self.rung.lock().expect("nobody panics with it") = true;
+        *self.rung.lock().expect("no thread panics while it holds the lock") = true;
         self.ring.notify_one();
     }
 
-    /// Sleeps until it is signalled, and clears it.
+    /// Sleeps until it is signalled, then clears the signal.
     fn wait(&self) {
-        let mut rung = self.rung.lock().expect("nobody panics with it");
+        let mut rung = self.rung.lock().expect("no thread panics while it holds the lock");
         while !*rung {
-            rung = self.ring.wait(rung).expect("nobody panics with it");
+            rung = self.ring.wait(rung).expect("no thread panics while it holds the lock");
         }
         *rung = false;
     }
 }
 
-/// A queue with the weakest sufficient ordering: each message is published on its own.
+/// A queue with the weakest sufficient memory ordering: publishing a message publishes no other.
 #[derive(Debug)]
 struct Queue<const N: usize>([AtomicUsize; N]);
 
@@ -67,7 +67,7 @@ impl<const N: usize> Queue<N> {
         self.0[at].store(at + 1, Ordering::Release);
     }
 
-    /// The message at this index, if it is visible.
+    /// The message at this index, or `None` if this thread cannot see it yet.
     fn receive(&self, at: usize) -> Option<usize> {
         self.0.get(at)?.load(Ordering::Acquire).checked_sub(1)
     }
@@ -103,12 +103,12 @@ fn receive_all<const N: usize>(shared: &Shared<N>, batch: usize) {
 fn every_message_is_received<const N: usize>(batch: usize) {
     model(move || {
         let shared = Arc::new(Shared::<N> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
-        let its = Arc::clone(&shared);
+        let theirs = Arc::clone(&shared);
         let sender = thread::spawn(move || {
             for message in 0..N {
-                its.queue.send(message);
-                its.told.tell();
-                its.bell.ring();
+                theirs.queue.send(message);
+                theirs.told.tell();
+                theirs.bell.ring();
             }
         });
         // If the worker misses a message it sleeps for ever, which loom reports as a deadlock.
@@ -133,11 +133,11 @@ fn messages_of_two_concurrent_senders_are_both_received() {
     model(|| {
         let shared = Arc::new(Shared::<2> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
         let senders = [0, 1].map(|message| {
-            let its = Arc::clone(&shared);
+            let theirs = Arc::clone(&shared);
             thread::spawn(move || {
-                its.queue.send(message);
-                its.told.tell();
-                its.bell.ring();
+                theirs.queue.send(message);
+                theirs.told.tell();
+                theirs.bell.ring();
             })
         });
         let mut received = [false; 2];
@@ -183,17 +183,17 @@ fn entry(number: u32) -> AllSent {
 }
 
 #[test]
-fn an_entry_posted_by_two_workers_at_once_holds_one_or_none() {
+fn an_entry_that_two_workers_post_at_once_is_one_of_the_two_or_empty() {
     model(|| {
         let cell = Arc::new(cell());
-        let its = Arc::clone(&cell);
-        let other = thread::spawn(move || its.post(entry(2)));
+        let theirs = Arc::clone(&cell);
+        let other = thread::spawn(move || theirs.post(entry(2)));
         cell.post(entry(1));
         other.join().expect("the other worker");
         let name = cell.flow.load(Ordering::Relaxed) as u32;
         let [sent, received] = [&cell.sent, &cell.received].map(|word| word.load(Ordering::Relaxed));
         let numbers = [sent, received, cell.finished.load(Ordering::Relaxed).into()];
-        assert!(name == 0 || numbers == [name; 3], "{name} has the numbers {numbers:?}");
+        assert!(name == 0 || numbers == [name; 3], "entry {name} has the numbers {numbers:?}");
     });
 }
 
@@ -202,11 +202,11 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
     model(|| {
         let cell = Arc::new(cell());
         cell.post(entry(1));
-        let its = Arc::clone(&cell);
+        let theirs = Arc::clone(&cell);
         let kernel = thread::spawn(move || {
             // The kernel records an acknowledgement for the connection in the entry.
-            if its.flow.load(Ordering::Relaxed) == 1 {
-                its.acknowledged.store(1, Ordering::Relaxed);
+            if theirs.flow.load(Ordering::Relaxed) == 1 {
+                theirs.acknowledged.store(1, Ordering::Relaxed);
             }
         });
         let displaced = cell.post(entry(2));
@@ -214,12 +214,12 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
         let before = Displaced { flow: 1, heard: Heard { acknowledged: 1, closed: !1 } };
         let unheard = Displaced { heard: Heard { acknowledged: !1, ..before.heard }, ..before };
         assert!(displaced == Some(before) || displaced == Some(unheard), "{displaced:?}");
-        // A late store reaches the entry of another connection, which expects another number.
+        // A late store of the kernel may reach the entry of connection 2, which expects another number.
         let found = cell.look(2).expect("the later entry is present");
         assert!(found.acknowledged == !2 || found.acknowledged == 1, "{found:?}");
         assert_ne!(found.acknowledged, entry(2).sent, "acknowledged octets that were never sent");
         cell.withdraw(1);
-        assert!(cell.look(2).is_some(), "withdrawn by another connection");
+        assert!(cell.look(2).is_some(), "connection 1 must not withdraw the entry of connection 2");
         cell.withdraw(2);
         assert_eq!(cell.look(2), None);
     });
@@ -231,12 +231,12 @@ fn a_held_connection_stays_counted_while_others_post_and_release() {
         let cell = Arc::new(cell());
         cell.hold();
         cell.opened.store(7, Ordering::Relaxed);
-        let its = Arc::clone(&cell);
+        let theirs = Arc::clone(&cell);
         let other = thread::spawn(move || {
-            its.hold();
-            its.post(entry(2));
-            its.withdraw(2);
-            its.release();
+            theirs.hold();
+            theirs.post(entry(2));
+            theirs.withdraw(2);
+            theirs.release();
         });
         cell.post(entry(1));
         // The kernel absorbs the end of a handshake only if this count is 0.

@@ -1,8 +1,8 @@
-"""Prints the credentials and region that boto3 gets from the metadata service alone."""
+"""Prints the credentials and region that boto3 gets when the metadata service is its only source."""
 import json
 import os
 
-# Before the session starts: set its time-outs, and hide the machine's own configuration files.
+# Set before the session starts: its time-outs, and no configuration files of this machine.
 os.environ["AWS_METADATA_SERVICE_TIMEOUT"], os.environ["AWS_METADATA_SERVICE_NUM_ATTEMPTS"] = "10", "3"
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
 

@@ -6,7 +6,7 @@ from google.auth.compute_engine import _metadata
 from google.auth.transport.requests import Request
 
 request = Request()
-# Requests `/` and expects a header field that only this cloud sends; no other detection applies here.
+# Detects the cloud by a header field that only Google sends with `/`. The other ways of detection find nothing here.
 credentials, project = google.auth.default()
 credentials.refresh(request)
 print(

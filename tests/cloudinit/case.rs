@@ -33,7 +33,7 @@ pub(super) enum VendorData {
     /// The dialect has no vendor-data.
     Unknown,
     Taken,
-    /// The distribution's cloud-init does not request it.
+    /// Only the newer cloud-init requests it; the distribution's does not.
     TakenByNewer,
 }
 
@@ -87,14 +87,14 @@ pub(super) struct Case {
     /// Adds fields to the record.
     pub(super) record: fn(&mut Value),
     pub(super) instance_id: Word,
-    /// Method and path of a request, unique to this dialect, that every form must answer with 200.
+    /// Method and path of a request unique to this dialect. In every form it must be answered with 200.
     pub(super) asks: &'static str,
     /// What the dialect does with vendor-data.
     pub(super) vendor_data: VendorData,
     /// Whether the dialect carries only text, so that compressed user-data arrives in a MIME part.
     pub(super) text_only: bool,
     pub(super) forms: &'static [Form],
-    /// A form in which no answer can prevent sleeping: the seconds it sleeps, and why.
+    /// A form in which the client sleeps whatever the answer, for how many seconds, and why.
     pub(super) sleeps: Option<(Form, f64, &'static str)>,
     /// Deviations of the distribution's cloud-init, if it is too old.
     pub(super) too_new: Option<TooNew>,

@@ -33,7 +33,7 @@ warnings = []
 
 
 class GivenUp(BaseException):
-    """Passes every `except Exception` of a datasource."""
+    """Not an Exception, so no `except Exception` of a datasource catches it."""
 
 
 class Warnings(logging.Handler):
@@ -69,7 +69,7 @@ def watch_http(connection):
     connection.putrequest, connection.getresponse = watched_putrequest, watched_getresponse
 
 
-# Before cloud-init's modules import these names.
+# Replaced before cloud-init's modules import these names.
 time.sleep = watch_sleep(time.sleep)
 watch_http(http.client.HTTPConnection)
 
@@ -104,7 +104,7 @@ def replace_dhcp(lease):
             """Unlike the parent class, needs no DHCP client program."""
 
         def get_newest_lease(self, *_args):
-            return dictlease
+            return dict(lease)
 
     distros.Distro.dhcp_client = property(lambda self: Client())
 

@@ -18,7 +18,7 @@ const HOSTNAME: &str = "run/hostname";
 const KEYS: &str = "home/core/.ssh/authorized_keys.d/afterburn";
 /// Files that one run writes.
 const WRITTEN: [&str; 3] = [ATTRIBUTES, HOSTNAME, KEYS];
-/// Substrings of attributes that a bare record lacks.
+/// An attribute with one of these substrings may be empty with a bare record.
 const ONLY_FULL: [&str; 5] = [LOCAL, PUBLIC, V6, PRIVATE, "web"];
 
 /// Runs Afterburn for each cloud; returns a table of deviations, empty on success.

@@ -1,4 +1,4 @@
-//! Google's guest agent creates the accounts of the record's keys, runs its script and follows its changes.
+//! Google's guest agent creates accounts for the record's keys, runs the record's script and follows its changes.
 
 use crate::node::{Node, SUITE};
 use anyhow::ensure;
@@ -11,8 +11,8 @@ use support::root::Root;
 
 /// Bound on the agent's first round: it creates three host keys, and an account by running five programs.
 const FIRST_ROUND: Duration = Duration::from_secs(60);
-/// Bound on noticing a change. A waiting request of the agent ends after 60 s anyway, so a change noticed only then
-/// did not wake it.
+/// Bound on noticing a change. It is shorter than the 60 s after which the agent's waiting request ends anyway, so a
+/// change must wake the request.
 const NOTICED: Duration = Duration::from_secs(30);
 /// Bound on the agent's run time.
 const LIFE_SECONDS: u32 = 180;

@@ -74,7 +74,7 @@ fn groups() -> Vec<Case> {
         requests.iter().map(|packet| with(v4(packet), 0, &group)).collect::<Vec<_>>()
     };
     vec![
-        Case::of("a request to everybody", to([0xff; 6]), DropGroupDestination),
+        Case::of("a request to the broadcast mac", to([0xff; 6]), DropGroupDestination),
         Case::of("a request to a multicast group", to([1, 0, 0x5e, 0, 0, 1]), DropGroupDestination),
         Case::of("a request to the bridge group", to([1, 0x80, 0xc2, 0, 0, 0]), DropGroupDestination),
     ]
@@ -127,8 +127,8 @@ fn lengths() -> Vec<Case> {
         (14..42).map(|length| frame(&[], ethernet::ARP, &request)[..length].to_vec()).collect::<Vec<_>>();
     let cut = cut_arp.len();
     vec![
-        Case::of("no whole header", none, PassTruncated).refused(),
-        // A tunnel ends at its own address. A node that is not the other end ignores it.
+        Case::of("an incomplete header", none, PassTruncated).refused(),
+        // A node ignores a tunnel unless it is the tunnel's other end.
         tunnel("a request within mpls", 0x8847, &[0, 0, 0x11, 0x40]),
         tunnel("a request within pppoe", 0x8864, &[0x11, 0, 0, 1, 0, 42, 0, 0x21]),
         tunnel("a request within a trill header", 0x22f3, &[0; 6]),

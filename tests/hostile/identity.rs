@@ -25,16 +25,16 @@ fn frames_from(source: Mac) -> Vec<Vec<u8>> {
 
 pub(crate) fn cases() -> Vec<Case> {
     let other = Identity::of(OTHERS[0]);
-    let mut case_of_one_bit = Identity::of(0).mac;
-    case_of_one_bit.0[5] ^= 0x80;
+    let mut one_bit_off = Identity::of(0).mac;
+    one_bit_off.0[5] ^= 0x80;
     let mut group = Identity::of(0).mac;
     group.0[0] |= 1;
     let strangers = [
         ("another guest's mac", other.mac),
-        ("its own mac but for one bit", case_of_one_bit),
+        ("its own mac but for one bit", one_bit_off),
         ("its own mac as a group", group),
-        ("no mac", Mac([0; 6])),
-        ("everybody's mac", Mac::BROADCAST),
+        ("an all-zero mac", Mac([0; 6])),
+        ("the broadcast mac", Mac::BROADCAST),
         ("the service's mac", Mac::SERVICE),
         ("the stamp of its own slot", stamp(0)),
         ("the stamp of another's slot", stamp(1)),
@@ -56,7 +56,7 @@ pub(crate) fn cases() -> Vec<Case> {
             .answered(&[(Kind::Arp, 1)]),
     );
     cases.push(Case::of(
-        "another guest's mac and a protocol nobody serves",
+        "another guest's mac and a protocol that is not served",
         vec![with(v4(&datagram(SERVED_V4, protocol::UDP, &[0; 8])), ethernet::SOURCE, &other.mac.0)],
         DropIpv4Udp,
     ));

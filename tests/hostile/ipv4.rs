@@ -45,12 +45,12 @@ fn protocols() -> Vec<Case> {
         dropped("gre to every address", 47),
         dropped("ipv6 in ipv4 to every address", 41),
         Case::of(
-            "protocols nobody serves",
+            "protocols that are not served",
             odd.iter().map(|number| v4(&datagram(SERVED_V4, *number, &[0; 24]))).collect(),
             DropIpv4Protocol,
         ),
         Case::of("ping to every address", to_all_v4(ping), SteerIpv4Icmp).answered(&[(Kind::Echo, all)]),
-        Case::of("echo replies nobody asked for", icmp(0), SteerIpv4Icmp),
+        Case::of("unsolicited echo replies", icmp(0), SteerIpv4Icmp),
         Case::of("icmp redirects", icmp(5), SteerIpv4Icmp),
         Case::of("icmp unreachables", icmp(3), SteerIpv4Icmp),
         Case::of("icmp timestamps", icmp(13), SteerIpv4Icmp),
@@ -119,7 +119,7 @@ fn headers() -> Vec<Case> {
             DropIpv4Options,
         ),
         Case::of("a header of 4 words", first(0x44), DropIpv4Malformed),
-        Case::of("a header of none", first(0x40), DropIpv4Malformed),
+        Case::of("a header of 0 words", first(0x40), DropIpv4Malformed),
         Case::of("version 6 in an ipv4 frame", first(0x65), DropIpv4Malformed),
         Case::of("version 0", first(0x05), DropIpv4Malformed),
         Case::of("a length beyond the frame", length(1_400), SteerIpv4Tcp),
@@ -139,8 +139,8 @@ fn headers() -> Vec<Case> {
 fn sources() -> Vec<Case> {
     let from = |address: [u8; 4]| vec![v4(&altered(syn(SERVED_V4, 22), ipv4::SOURCE, &address))];
     vec![
-        Case::of("from nowhere", from([0; 4]), SteerIpv4Tcp),
-        Case::of("from everybody", from([255; 4]), SteerIpv4Tcp),
+        Case::of("from 0.0.0.0", from([0; 4]), SteerIpv4Tcp),
+        Case::of("from 255.255.255.255", from([255; 4]), SteerIpv4Tcp),
         Case::of("from a group", from([224, 0, 0, 1]), SteerIpv4Tcp),
     ]
 }
@@ -149,7 +149,7 @@ fn cut() -> Vec<Case> {
     let whole = v4(&syn(SERVED_V4, 80));
     let at =
         |lengths: std::ops::Range<usize>| lengths.map(|length| whole[..length].to_vec()).collect::<Vec<_>>();
-    // A packet cut before its destination passes; one with a served destination is ours, though no stack accepts it.
+    // A packet cut before its destination passes. One with a served destination is steered, though no stack accepts it.
     let nobodys = at(14..34);
     let leaves = nobodys.len();
     vec![

@@ -41,11 +41,11 @@ fn protocols() -> Vec<Case> {
     vec![
         Case::of("udp to every v6 address", of(protocol::UDP), DropIpv6Udp),
         Case::of("sctp to every v6 address", of(132), DropIpv6Protocol),
-        Case::of("nothing at all to every v6 address", of(59), DropIpv6Protocol),
+        Case::of("no next header to every v6 address", of(59), DropIpv6Protocol),
         Case::of("ipv4 in ipv6 to every address", of(4), DropIpv6Protocol),
         Case::of("icmp of ipv4 over ipv6", of(protocol::ICMP), DropIpv6Protocol),
         Case::of("ping to every v6 address", to_all_v6(ping6), SteerIpv6Icmp).answered(&[(Kind::Echo, all)]),
-        Case::of("v6 echo replies nobody asked for", icmp(129), SteerIpv6Icmp),
+        Case::of("unsolicited v6 echo replies", icmp(129), SteerIpv6Icmp),
         Case::of("packets too big", icmp(2), SteerIpv6Icmp),
         Case::of("router advertisements to the service", icmp(134), SteerIpv6Icmp),
         Case::of("ssh to every v6 address", closed(22), SteerIpv6Tcp).answered(&[(Kind::Reset, all)]),

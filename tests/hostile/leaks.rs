@@ -1,5 +1,5 @@
 //! Indirect ways to a served address, and claims to own one. They would reach a neighbour that has the address, or
-//! make a neighbour ask the guest for it.
+//! make a neighbour send its requests to the guest.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -45,7 +45,7 @@ fn tags() -> Vec<Case> {
         .collect();
     let most = ethernet::MAX_TAGS;
     cases.extend([
-        Case::of("more tags than are looked behind", behind(&vec![CUSTOMER; most + 1]), DropVlanDepth),
+        Case::of("more tags than are parsed", behind(&vec![CUSTOMER; most + 1]), DropVlanDepth),
         Case::of("far more tags", behind(&[SERVICE; 40]), DropVlanDepth),
         Case::of("an old service tag", behind(&[OLD]), DropVlan),
         Case::of("tags of every kind", behind(&[SERVICE, OLD, CUSTOMER, OLD]), DropVlan),
@@ -211,8 +211,8 @@ fn routes() -> Vec<Case> {
         routed("a segment list with a served address", by(4, &[elsewhere, SERVED_V6, elsewhere])),
         routed("mobility to a served address", by(2, &[SERVED_V6])),
         routed("a routing header behind options", behind(1)),
-        routed("a routing header behind more options than anybody sends", behind(6)),
-        routed("a routing header behind more headers than are looked behind", behind(9)),
+        routed("a routing header behind unusually many options", behind(6)),
+        routed("a routing header behind more headers than are parsed", behind(9)),
         Case::of("a routing header around served addresses", by(4, &[elsewhere]), PassIpv6).leaving(1),
     ]
 }

@@ -58,7 +58,7 @@ pub(crate) fn cases() -> Vec<Case> {
         let cut = whole.clone().answered(&[(Kind::Reset, 3)]).outcome;
         Case { by_tcx: Some(cut), ..whole }
     };
-    let (name, beyond) = ("a checksum beyond all counting", header(0, 0, (u16::MAX, u16::MAX)));
+    let (name, beyond) = ("a checksum at the largest offset", header(0, 0, (u16::MAX, u16::MAX)));
     let refusal = refused(name, syn(), beyond).outcome;
     vec![
         opens("a checksum left to the host", header(0, 0, SUM)).by_tcx(SteerIpv4Tcp),
@@ -66,13 +66,13 @@ pub(crate) fn cases() -> Vec<Case> {
         Case { by_tcx: Some(refusal.clone()), ..opens(name, beyond) },
         Case { by_tcx: Some(refusal), ..opens("a checksum in the addresses", header(0, 0, (14, 16))) },
         refused("a checksum behind the frame", syn(), header(0, 0, (1_000, 16))),
-        refused("segments of no size", ours(3_000), header(TCPV4, 0, SUM)),
+        refused("segments of size 0", ours(3_000), header(TCPV4, 0, SUM)),
         refused("segments of an unknown kind", ours(3_000), header(9, 1_460, SUM)),
         refused("ipv4 that claims to be ipv6", ours(3_000), header(TCPV6, 1_440, SUM)),
         case("udp to be cut", DropIpv4Udp, udp(4_000), header(UDP, 1_400, (34, 6))),
         case("a datagram of 9 kB", DropIpv4Udp, udp(9_000), [0; 10]),
         case("a datagram of 65 kB", DropIpv4Udp, udp(65_000), [0; 10]),
-        case("20 kB for elsewhere", PassIpv4, segment(OTHER_V4, 20_000), header(TCPV4, 1_460, SUM))
+        case("20 kB to another address", PassIpv4, segment(OTHER_V4, 20_000), header(TCPV4, 1_460, SUM))
             .leaving(1),
         cut("segments of 3 kB", TCPV4),
         cut("segments of 3 kB with ecn", TCPV4 | ECN),

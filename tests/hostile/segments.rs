@@ -8,7 +8,7 @@ use support::frames::{self, SERVED_V4, with};
 
 use crate::make::{sized, v4};
 
-/// Offset of the TCP flags in an IPv4 packet.
+/// Offsets of the TCP flags and of the data offset in an IPv4 packet.
 const FLAGS: usize = ipv4::HEADER + 13;
 const OFFSET: usize = ipv4::HEADER + 12;
 /// Offset of the TCP checksum in a frame.

@@ -1,12 +1,12 @@
-//! Which module of a room imports which other, read from the sources.
+//! The imports among the modules of a room, read from the sources.
 //!
-//! A room is a directory of modules: `src` of a crate, or a directory below it. What a file says in comments, in
-//! strings and under `#[cfg(test)]` does not count, nor does what the room's own root file imports.
+//! A room is a directory of modules: `src` of a crate, or a directory below it. Comments, strings, code under
+//! `#[cfg(test)]` and the imports of the room's root file do not count.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The modules of a room, and for each the modules it imports with one path that does so.
+/// For each module of a room: the modules that it imports, each with one of the importing paths.
 pub(crate) type Graph = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Reads the modules below `room`, a directory below `src`.
@@ -26,7 +26,7 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     let inside = |path: &[String]| path.strip_prefix(&base[..]).map(<[String]>::to_vec);
     let modules: BTreeSet<String> =
         sources.keys().filter(|at| !is_test(at)).filter_map(|at| inside(at)?.first().cloned()).collect();
-    // What the root file imports from its modules can be imported from the root.
+    // Other modules can import from the root what the root file imports from its modules.
     let root = sources.get(&base).into_iter().flat_map(|source| source.paths(&base));
     let again: BTreeMap<String, String> = root
         .filter_map(|path| {
@@ -50,7 +50,7 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     graph
 }
 
-/// A shortest circle of imports, as the paths that tie it; none in a good room.
+/// A shortest circle of imports, as a list of the importing paths; `None` if there is no circle.
 pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {
         let mut ways = vec![(start, Vec::new())];
@@ -103,7 +103,7 @@ fn module(src: &Path, file: &Path) -> Vec<String> {
     module
 }
 
-/// The words of a file outside tests, and the names of its modules of tests.
+/// The words of a file without its tests, and the names of its test modules.
 #[derive(Debug, Default)]
 struct Source {
     words: Vec<String>,
@@ -134,7 +134,7 @@ impl Source {
         source
     }
 
-    /// Every path of the crate that the file names, from the crate's root; `at` is the file's module.
+    /// Every path within the crate that the file names, from the crate's root; `at` is the file's module.
     fn paths(&self, at: &[String]) -> Vec<Vec<String>> {
         let (mut paths, mut rest) = (Vec::new(), &self.words[..]);
         while let Some(word) = rest.first() {
@@ -164,7 +164,7 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphanumeric() || c == '_')
 }
 
-/// Where an item behind `#[cfg(test)]` ends.
+/// The number of words of the item that follows `#[cfg(test)]`.
 fn end_of_item(words: &[String]) -> usize {
     let mut depth = 0;
     for (at, word) in words.iter().enumerate() {
@@ -209,7 +209,7 @@ fn absolute(at: &[String], path: &[String]) -> Option<Vec<String>> {
     }
 }
 
-/// Names, `::` and single characters; without comments, and with empty strings.
+/// The names, `::` and single characters of a text, without comments and literals of strings and characters.
 fn words(text: &str) -> Vec<String> {
     let (mut words, mut rest) = (Vec::new(), text);
     while let Some(first) = rest.chars().next() {
@@ -249,7 +249,7 @@ fn raw_string(text: &str) -> Option<usize> {
     inside[hashes..].starts_with('"').then_some(hashes)
 }
 
-/// Octets of a string in quotes.
+/// The length of a string literal, in octets.
 fn quoted(text: &str) -> usize {
     let mut escaped = false;
     let end = text.char_indices().skip(1).find(|(_, c)| {
@@ -260,7 +260,7 @@ fn quoted(text: &str) -> usize {
     end.map_or(text.len(), |(at, _)| at + 1)
 }
 
-/// Octets of a character in quotes, or of the quote of a lifetime.
+/// The length of a character literal, in octets; 1 for the quote of a lifetime.
 fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     let Some((_, first)) = chars.next() else { return 1 };
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_circle_is_named_by_what_ties_it() {
+    fn a_circle_is_reported_as_the_imports_that_form_it() {
         let graph = |edges: &[(&str, &str)]| {
             let mut graph = Graph::new();
             for (from, to) in edges {

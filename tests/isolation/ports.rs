@@ -19,7 +19,7 @@ use support::tap::{Shape, Tap};
 
 use crate::vm::Node;
 
-/// Writes a guest's record after a change.
+/// Writes a guest's record with a change.
 fn write(identity: &Identity, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
     let mut record: Value = serde_json::from_str(&identity.record(1))?;
     change(&mut record);
@@ -112,7 +112,7 @@ fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
             station.say(&syn).expect("it is sent");
             let now = agent.metrics().and_then(|metrics| metrics.frames(IMPOSTOR)).expect("a counter");
             assert_eq!(now, refused + 1, "the MAC of NIC {nic} on the tap of NIC {at}");
-            assert!(station.hear().expect("a look").is_empty(), "it is not answered");
+            assert!(station.hear().expect("received frames").is_empty(), "the SYN must get no answer");
         }
     }
 }
@@ -214,6 +214,9 @@ fn a_guest_with_another_guests_address_gets_its_own_record() {
         victim.fall_silent().expect("silence");
         spy.address = address;
         assert_served(&identities[0], spy);
-        assert!(victim.hear().expect("a look").is_empty(), "the victim received something for {address}");
+        assert!(
+            victim.hear().expect("received frames").is_empty(),
+            "the victim received something for {address}"
+        );
     }
 }

@@ -119,7 +119,8 @@ const CLAIMS: [Claim; 9] = [
     Claim { name: "source address", change: unchanged, fields: no_fields, spoofs: true },
 ];
 
-/// Sends every request with this claim and finds no mark of the victim. Returns the number of answers with status 200.
+/// Sends every request with this claim. Fails if an answer or a frame has a mark of the victim. Returns the number of
+/// answers with status 200.
 fn learns_nothing(
     spy: &mut Station,
     questions: &[Question],
@@ -142,7 +143,7 @@ fn learns_nothing(
         if let Some(mark) = leaked(&body) {
             anyhow::bail!("the victim's `{mark}` is in the answer to {}", asked());
         }
-        // Nor may any frame contain a mark.
+        // No frame may contain a mark either.
         for frame in spy.transcript() {
             // A spoofed packet's answer goes to the victim's address, so skip the IP header.
             let payload = frame.get(if claim.spoofs { 34 } else { 14 }..).unwrap_or_default();
@@ -154,7 +155,7 @@ fn learns_nothing(
     Ok(good)
 }
 
-/// The octets without this text, which is no secret here.
+/// The octets without `text`, which is no secret here.
 fn without(octets: &[u8], text: &str) -> Vec<u8> {
     let mut rest = octets.to_vec();
     while let Some(at) = rest.windows(text.len().max(1)).position(|part| part == text.as_bytes()) {
@@ -180,16 +181,19 @@ fn no_claim_in_any_dialect_gets_an_octet_of_another_vm() {
     spy.remembers = true;
 
     let marks = victims_marks(&mut victim).expect("the victim's marks");
-    let keys = tokens(&mut victim, 300).expect("tokens of the victim's");
+    let keys = tokens(&mut victim, 300).expect("tokens of the victim");
     let stolen: Vec<_> = keys.iter().map(|(_, field, token)| (*field, token.clone())).collect();
     for (words, of) in [("its own", SPY), ("the victim's", VICTIM)] {
         let questions = questions(of);
         for claim in &CLAIMS {
             spy.address = if claim.spoofs { VICTIM.address() } else { SPY.address() };
             for keys in [&[][..], &stolen] {
-                let label =
-                    format!("claim by {}, paths in {words} words, {} stolen keys", claim.name, keys.len());
-                // Requests in the spy's own words succeed, so the service does answer.
+                let label = format!(
+                    "claim by {}, paths with {words} identifiers, {} stolen keys",
+                    claim.name,
+                    keys.len()
+                );
+                // Enough requests succeed to show that the service answers.
                 let good = learns_nothing(&mut spy, &questions, &marks, claim, keys)
                     .unwrap_or_else(|error| panic!("{label}: {error:#}"));
                 let enough = good > 20 || claim.name == "path";

@@ -111,7 +111,7 @@ fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
             let rest = talk.say(&get(PATHS[1])[10..]);
             rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
             station.wait(IN_VAIN);
-            for reply in station.segments().expect("a look") {
+            for reply in station.segments().expect("received segments") {
                 assert!(reply.payload.is_empty(), "{} receives {:?}", identity.hostname, reply.payload);
             }
             // The previous guest's own MAC gets nothing either: its record is gone.
@@ -145,7 +145,10 @@ fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     let rest = talk.say(&get(PATHS[1])[10..]);
     rest.iter().try_for_each(|segment| moved.say(segment)).expect("it is sent");
     moved.wait(IN_VAIN);
-    assert!(moved.segments().expect("a look").is_empty(), "the rest of the request gets no answer there");
+    assert!(
+        moved.segments().expect("received segments").is_empty(),
+        "the rest of the request gets no answer there"
+    );
     assert_served(&guests.identities[1], stays);
     // Another guest's tap takes over the name.
     let heir = Identity::of(2);
@@ -188,15 +191,15 @@ fn taps_that_swap_names_serve_no_guest_the_others_record() {
         }
         let mut talks: Vec<_> = guests.stations.iter_mut().map(send_half).collect();
         swap(guests.node.host.ns());
-        // On a port with another guest's name, a guest is unknown: neither the rest of its request nor a new one gets
-        // an answer.
+        // A guest is unknown on a port with another guest's name. Neither the rest of its request nor a new request
+        // gets an answer.
         for (talk, station) in talks.iter_mut().zip(&mut guests.stations) {
             let settled = eventually(NOTICE, || gets_no_answer(station));
             settled.unwrap_or_else(|error| panic!("round {round}: {error:#}"));
             let rest = talk.say(&get(PATHS[1])[10..]);
             rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
             station.wait(IN_VAIN);
-            assert!(station.segments().expect("a look").is_empty(), "round {round}");
+            assert!(station.segments().expect("received segments").is_empty(), "round {round}");
         }
         swap(guests.node.host.ns());
     }

@@ -74,7 +74,7 @@ fn a_guessed_stolen_or_expired_token_is_refused_in_every_dialect() {
 
     let short = tokens(&mut spy, 1).expect("tokens for a second");
     let own = tokens(&mut spy, 300).expect("tokens");
-    let stolen = tokens(&mut victim, 300).expect("tokens of the victim's");
+    let stolen = tokens(&mut victim, 300).expect("tokens of the victim");
     std::thread::sleep(Duration::from_millis(2_100));
     for (at, (question, field, token)) in own.iter().enumerate() {
         let is_good = |station: &mut Station, token: &str| {

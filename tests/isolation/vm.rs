@@ -65,7 +65,7 @@ impl Vm {
         record
     }
 
-    /// Writes the record after a change.
+    /// Writes the record with a change.
     pub(crate) fn write(self, records: &std::path::Path, change: impl FnOnce(&mut Value)) -> Result<()> {
         let mut record = self.record();
         change(&mut record);
@@ -77,8 +77,8 @@ impl Vm {
         records.join(format!("vm-{}.json", self.0))
     }
 
-    /// What no other VM may receive: the number that the record repeats everywhere, in plain and in base64, and the
-    /// parts of its addresses and UUID.
+    /// Texts that no other VM may receive: the number that the record repeats everywhere, in plain and in base64, and
+    /// the parts of its addresses and UUID.
     pub(crate) fn marks(self) -> Marks {
         let Self(number) = self;
         let [_, a, b, c] = number.to_be_bytes();

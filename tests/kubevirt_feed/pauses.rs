@@ -57,7 +57,7 @@ async fn assert_few_requests(server: &ApiServer, pace: &Pace, since: (Instant, u
     assert!(requests >= WATCHES, "{what}: {requests} requests");
 }
 
-const SUFFERING: [Manner; 7] = [
+const FAILURES: [Manner; 7] = [
     Manner::Away,
     Manner::Breaking,
     Manner::Forbidding,
@@ -69,7 +69,7 @@ const SUFFERING: [Manner; 7] = [
 
 #[tokio::test]
 async fn an_agent_started_while_the_server_fails_backs_off() {
-    let cases = SUFFERING.map(|manner| async move {
+    let cases = FAILURES.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
         server.behave(manner);
         let since = (Instant::now(), server.requests());
@@ -100,7 +100,7 @@ async fn an_agent_started_before_the_server_listens_backs_off() {
 #[tokio::test]
 async fn the_feed_backs_off_from_a_server_that_fails_longer_than_a_relist_interval() {
     let pace = Pace { relist: Duration::from_millis(500), ..QUICK };
-    let cases = SUFFERING.map(|manner| async move {
+    let cases = FAILURES.map(|manner| async move {
         let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
         server.put(vmi(1));
         let mut node = Node::paced(&server, &kubelet, None, pace);
@@ -223,7 +223,7 @@ async fn the_contact_reports_the_last_answer_and_the_current_failure() {
         until(kind, &|| report().failing.is_some_and(|failing| failing.kind == kind)).await;
         let now = report();
         assert!(now.failures[kind] > before, "{kind}: {now:?}");
-        // Lists of a server that expires their versions still count as answers.
+        // A server in manner `Expired` still answers lists.
         let since = now.failing.as_ref().map_or(0.0, |failing| failing.since);
         assert!(
             now.answered.unwrap_or(now.asked_for) >= since || manner == Manner::Expired,

@@ -19,7 +19,7 @@ use support::tap_client::storm;
 use crate::node::{Node, REQUEST, eventually_gets, may_run, primary, vmi, wait_for};
 
 const PATH: &str = "/v1/user-data";
-/// The same document for a client with more patience: an early request is held for 8 s instead of 4 s.
+/// The same document for another client: the agent holds an early request for it for 8 s instead of 4 s.
 const HELD: &str = "/openstack/latest/user_data";
 
 /// Sends a request on another thread, runs `meanwhile`, and returns the answer.
@@ -51,10 +51,10 @@ fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     let mut pod = node.pod(1);
     pod.secret("# early\n");
     pod.launch();
-    // Through its gateway, like a KubeVirt guest: TCP retransmits until the agent answers.
+    // The guest's route leads through its gateway, as in KubeVirt, so its TCP retransmits until the agent answers.
     let guest = pod.boot_as(Binding::Masquerade, Route::Gateway);
     let answer = fetch_while(&agent, &guest, || {
-        wait_for(&agent, "the guest asks", || {
+        wait_for(&agent, "the guest sends a request", || {
             ensure!(guest.sent().delivered > 1, "it has not sent anything yet");
             Ok(())
         });
@@ -103,8 +103,8 @@ fn a_tap_created_after_its_vmi_is_served() {
     pod.secret("# late\n");
     node.server.put(pod.vmi());
     pod.launch();
-    wait_for(&agent, "a look for the tap", || {
-        ensure!(agent.said().contains("no such interface yet"), "the agent has not looked yet");
+    wait_for(&agent, "a search for the tap", || {
+        ensure!(agent.said().contains("no such interface yet"), "the agent has not searched yet");
         Ok(())
     });
     let guest = pod.boot();

@@ -220,7 +220,7 @@ impl<'a> Pod<'a> {
         guest
     }
 
-    /// Ends the guest and the launcher. Returns the node's end of the pod's NIC, which exists until the namespace goes.
+    /// Ends the guest and the launcher. Returns the node's end of the pod's NIC, which exists as long as the namespace.
     pub(crate) fn end(self, guest: Guest) -> String {
         drop(guest);
         self.end_alone()
@@ -230,7 +230,7 @@ impl<'a> Pod<'a> {
     pub(crate) fn end_alone(mut self) -> String {
         assert!(is_there(self.node.host.ns(), &self.outer));
         let launcher = self.launcher.take().expect("a launcher");
-        self.network.leave_to_its_processes().expect("the name is taken off");
+        self.network.leave_to_its_processes().expect("the name is removed");
         launcher.end().expect("it ran until now");
         self.outer
     }
@@ -285,7 +285,7 @@ pub(crate) fn gets(guest: &Guest, path: &str, wanted: &str) -> Result<()> {
 /// Waits until the pod's namespace, and with it the node's end of its NIC, is gone.
 #[track_caller]
 pub(crate) fn wait_until_namespace_is_gone(agent: &Agent<'_>, node: &Node, outer: &str) {
-    wait_for(agent, "the pod's namespace goes", || {
+    wait_for(agent, "the end of the pod's namespace", || {
         ensure!(!is_there(node.host.ns(), outer), "it is still there");
         Ok(())
     });

@@ -62,7 +62,7 @@ impl Node {
         times_of(storm(self.guests.clone(), &[PATH], patience))
     }
 
-    /// Like [`all_ask`](Self::all_ask), but each guest opens a new connection when one has no answer within `attempt`.
+    /// Like [`all_ask`](Self::all_ask), but a guest opens a new connection if it has no answer within `attempt`.
     pub(crate) fn all_ask_again(&self, patience: Duration, attempt: Duration) -> Result<Vec<Duration>> {
         times_of(impatient_storm(self.guests.clone(), &[PATH], patience, attempt))
     }

@@ -243,7 +243,8 @@ fn pipelining(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// Sends a body of the largest size on every connection a port may have.
 ///
 /// The service buffers as many octets as one VM may use and answers the other requests with 503. How many bodies it
-/// accepts in all depends on the order of their segments. A body that takes too long gets 408. Each gets an answer.
+/// accepts in all depends on the order of their segments. A body that takes too long gets 408. No request lacks an
+/// answer.
 fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head =
         format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {BODY_MAX}\r\n\r\n");
@@ -322,8 +323,8 @@ fn waits(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let request = b"GET /computeMetadata/v1/instance/hostname?wait_for_change=true HTTP/1.1\r\nHost: x\r\n\
                     Metadata-Flavor: Google\r\nConnection: close\r\n\r\n";
     let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
-    // The guest retransmits unacknowledged segments, because frames beyond the port's limit are dropped. Where a reset
-    // is dropped, its connection remains until its timeout, and the last requests have no room until then.
+    // The guest retransmits unacknowledged segments, because frames beyond the port's limit are dropped. If a reset is
+    // dropped, its connection remains until its timeout, and the last requests have no room until then.
     mob.pour(request.len(), RECOVERY, |at| request[at])?;
     let ended = |talks: &[Talk]| talks.iter().filter(|talk| talk.ended).count();
     mob.until(MOST, |talks| ended(talks) >= PER_PORT - WAITS_PER_VM)?;
@@ -382,8 +383,8 @@ fn requests_held_for_a_missing_record_cost_only_their_sender() {
 
 /// Sends twice as many requests as a port may have connections; every held request must get 503 at its timeout.
 ///
-/// The other requests are held once connections end. On a slow machine some of them get 503 before the last of the
-/// first ones.
+/// The requests beyond the limit are held once earlier connections end. On a slow machine some of them get 503 before
+/// the last of the earlier ones.
 fn held(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 2 * PER_PORT)?;
     for talk in &mut mob.talks {

@@ -108,7 +108,7 @@ fn closed_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     mob.until(CLOSED, |_| false)?;
     for talk in &mob.talks {
         let came = talk.received.len();
-        ensure!(came <= PROBES, "{came} octets came through a closed window");
+        ensure!(came <= PROBES, "{came} octets arrived through a closed window");
     }
     mob.leave()
 }
@@ -123,7 +123,7 @@ fn closing_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     mob.until(CLOSED, |_| false)?;
     for talk in &mob.talks {
         let came = talk.received.len();
-        ensure!(came <= usize::from(FIRST) + PROBES, "{came} octets came through a window of {FIRST}");
+        ensure!(came <= usize::from(FIRST) + PROBES, "{came} octets arrived through a window of {FIRST}");
     }
     mob.leave()
 }
@@ -132,7 +132,7 @@ fn windows_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = asking(station, 16, |talk| talk.window = 1)?;
     mob.until(Duration::from_secs(5), |talks| talks.iter().all(|talk| talk.received.len() > 200))?;
     for talk in &mob.talks {
-        ensure!(talk.received.starts_with(b"H"), "nothing came through a window of one octet");
+        ensure!(talk.received.starts_with(b"H"), "nothing arrived through a window of one octet");
         ensure!(
             b"HTTP/1.1 200 OK\r\n".starts_with(&talk.received[..talk.received.len().min(17)]),
             "not an answer"

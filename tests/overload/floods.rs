@@ -34,7 +34,7 @@ fn flood(station: &mut Station, count: usize, make: impl Fn(&Station, usize) -> 
     }
     station.hear()?;
     let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
-    ensure!(heard <= sent, "{heard} octets answer {sent}");
+    ensure!(heard <= sent, "{heard} octets of answers to {sent} octets");
     Ok(())
 }
 

@@ -48,7 +48,7 @@ fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering
         steering.attach(&port).expect("attached");
         steering.bind(&port, MAC, 0).expect("bound");
 
-        // From here on only the launcher keeps the namespace alive, as QEMU's descriptor would keep the tap.
+        // From here on only the launcher keeps the namespace alive.
         network.leave_to_its_processes().expect("removed");
         drop(tap);
         assert!(is_there(&node.ns, &outer), "the launcher must keep its namespace alive");

@@ -124,17 +124,17 @@ fn a_symbolic_link_to_a_launchers_socket_is_not_followed() {
     });
 }
 
-/// The file with the last process number that the kernel assigned.
+/// The file with the last PID that the kernel assigned.
 const LAST_NUMBER: &str = "/proc/sys/kernel/ns_last_pid";
-/// Attempts per process number. Other processes of this machine may take the number.
+/// Attempts per PID. Other processes of this machine may take it.
 const TRIES: usize = 20;
-/// Process numbers to try.
+/// Number of PIDs to try.
 const ROUNDS: usize = 50;
 
-/// Starts launchers until one has the process number `pid`.
+/// Starts launchers until one has the given PID.
 fn launch_as(pid: u32, start: impl Fn() -> Launcher) -> Option<Launcher> {
     for _ in 0..TRIES {
-        // The thread that starts the launcher gets the number before it, unless another process is faster.
+        // The thread that starts the launcher gets the PID before it, unless another process is faster.
         fs::write(LAST_NUMBER, (pid - 2).to_string()).expect("the next number");
         let launcher = start();
         if launcher.pid() == pid {
@@ -145,9 +145,9 @@ fn launch_as(pid: u32, start: impl Fn() -> Launcher) -> Option<Launcher> {
 }
 
 #[test]
-fn a_reused_process_number_leads_to_no_other_pod() {
+fn a_reused_pid_leads_to_no_other_pod() {
     let refused = fs::OpenOptions::new().write(true).open(LAST_NUMBER).err();
-    let refused = refused.map(|error| format!("process numbers cannot be reused here: {error}"));
+    let refused = refused.map(|error| format!("PIDs cannot be reused here: {error}"));
     if !allowed() || !privileged::or_skip_for(refused.as_deref()) {
         return;
     }
@@ -180,7 +180,7 @@ fn a_reused_process_number_leads_to_no_other_pod() {
                 break;
             }
         }
-        let (again, second, port, netns) = given.expect("a reused process number");
+        let (again, second, port, netns) = given.expect("a reused PID");
         pods.watch(&second, no_volumes()).expect("room for it");
         // While a record still names the first launcher, its path leads nowhere and the second pod waits.
         let error = node.ns.run_in(|| exists(&port)).expect_err("another process");

@@ -17,12 +17,12 @@ use tokio::time::timeout;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// Wait after which something counts as not happening. The agent searches for a pod every 50 ms.
 pub(crate) const MOMENT: Duration = Duration::from_millis(500);
-/// The MAC of the pod's NIC, which is the guest's with either binding.
+/// The MAC of the pod's NIC. With either binding the guest has the same MAC.
 pub(crate) const MAC: Mac = Mac([0x02, 0, 0, 0, 0, 0x0a]);
 
 pub(crate) type Events = Receiver<(PodUid, PodEvent)>;
 
-/// Lets a test that needs a certain process number run alone, because these numbers are shared by the whole machine.
+/// Lets a test that needs a certain PID run alone, because the whole machine shares the PIDs.
 static TURNS: RwLock<()> = RwLock::new(());
 
 #[expect(dead_code, reason = "held, not read")]
@@ -100,7 +100,7 @@ pub(crate) fn follow(places: Places, uid: &PodUid) -> (Pods, Events) {
     (pods, events)
 }
 
-/// The next event of a pod, except that its launcher is absent.
+/// The next event other than [`PodEvent::Absent`].
 pub(crate) async fn next_event(events: &mut Events) -> PodEvent {
     loop {
         match timeout(PATIENCE, events.recv()).await {
@@ -123,7 +123,7 @@ pub(crate) async fn pod_where(events: &mut Events, holds: impl Fn(&Pod) -> bool)
     }
 }
 
-/// Asserts that for [`MOMENT`] no event arrives, except that the launcher is absent.
+/// Asserts that no event other than [`PodEvent::Absent`] arrives within [`MOMENT`].
 pub(crate) async fn expect_no_event(events: &mut Events) {
     while let Ok(event) = timeout(MOMENT, events.recv()).await {
         assert!(matches!(event, Some((_, PodEvent::Absent))), "{event:?}");

@@ -1,11 +1,11 @@
-//! A client that reads a whole tree by its listings.
+//! A client that reads every name that the listings of a tree contain.
 
 use metadata_content::http::{Response, Status};
 use metadata_content::store::Host;
 use proptest::prelude::*;
 use support::question::{Insider, quoted};
 
-/// More levels than any tree has.
+/// A depth that no tree reaches.
 const DEEPEST: usize = 12;
 
 /// The format of a tree's listings.

@@ -183,7 +183,7 @@ fn a_port_of_a_renamed_namespace_is_attached_under_the_new_name() {
     let pod = Namespace::new("pod").expect("a namespace");
     let (tap, first) = port(&pod, "tap0", &node.ns);
     node.steering.attach(&first).expect("attached");
-    // A process of the pod names its namespace; another process gives it another name.
+    // The namespace loses its name. From then on the path of a process in it is its name.
     let mut process = pod.spawn(Command::new("sleep").arg("30")).expect("a process inside");
     let second =
         PortName { netns: Some(format!("/proc/{}/ns/net", process.id())), ifname: first.ifname.clone() };
@@ -231,7 +231,7 @@ fn an_attached_port_does_not_keep_its_namespace_alive() {
     }
     let mut node = Node::start();
     let pod = Namespace::new("pod").expect("a namespace");
-    // When a namespace ends, the veth in it and that veth's peer vanish, which shows outside.
+    // When a namespace ends, the veth in it and that veth's peer vanish, which the test sees from outside.
     node.ns.ip(&format!("link add probe type veth peer name far netns {}", pod.name())).expect("a probe");
     let (tap, name) = port(&pod, "tap0", &node.ns);
     node.steering.attach(&name).expect("attached");

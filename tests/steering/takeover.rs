@@ -73,7 +73,7 @@ fn a_takeover_changes_nothing_until_it_moves_all_ports_at_once() {
     new.bind(&node.name, BOB, 8).expect("bound after the takeover");
     let links = node.ns.ip("-o link").expect("the list of links");
     assert!(!links.contains("imds-out") && links.contains("imds-o32"), "{links}");
-    // The agent after that starts on the first side again, however this one ended.
+    // The next agent starts on the first side again, however this one ended.
     drop(new);
     let name = node.name.clone();
     let next = node.restart();

@@ -1,4 +1,4 @@
-//! Crowds of guests keep asking while agents take over from each other, and none fails.
+//! Crowds of guests send requests while agents take over from each other, and no request fails.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -72,12 +72,12 @@ fn crowd_is_taken_over(workers: &str, place: &Place) {
                 anyhow::ensure!(now.values().all(|[.., drain]| *drain == 0) && node.claims() == 0);
                 Ok(now)
             };
-            let now = eventually(PATIENCE, cleared).expect("no trace of the previous agent");
+            let now = eventually(PATIENCE, cleared).expect("no entry refers to the previous agent");
             assert!(now.values().all(|[_, hub, _]| hub / 32 == side), "hubs of side {side}: {now:?}");
             let slots = |all: &BTreeMap<[u8; 16], [u32; 3]>| {
                 all.iter().map(|(key, [slot, ..])| (*key, *slot)).collect::<Vec<_>>()
             };
-            assert_eq!(slots(&now), slots(&before), "everybody keeps their slot");
+            assert_eq!(slots(&now), slots(&before), "every guest keeps its slot");
             std::thread::sleep(Duration::from_millis(500));
         }
         stop.store(true, Ordering::Relaxed);
@@ -91,8 +91,8 @@ fn crowd_is_taken_over(workers: &str, place: &Place) {
     println!("{workers} workers: {rounds} rounds, {resets} resets, {resent} segments sent again");
     assert!(rounds >= 2 * guests.len(), "{rounds} rounds: too few for a result");
     assert_eq!(resets, 0);
-    // These guests retransmit after at least 10 ms, and a busy machine sometimes takes longer. One segment per guest and
-    // takeover is acceptable.
+    // These guests retransmit after as little as 10 ms, and a busy machine sometimes takes longer to answer. One
+    // segment per guest and takeover is acceptable.
     assert!(resent <= 2 * guests.len(), "{resent} segments sent again");
 }
 
@@ -106,7 +106,7 @@ impl Drop for Stop<'_> {
 }
 
 #[test]
-fn a_pod_that_was_taken_over_from_lives_until_sigterm() {
+fn the_pod_of_a_previous_agent_stays_alive_until_sigterm() {
     if !privileged::or_skip() {
         return;
     }

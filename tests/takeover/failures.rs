@@ -1,4 +1,5 @@
-//! Guests are served whichever agent dies during a takeover, and a refused takeover changes nothing.
+//! If either agent dies during a takeover, guests are served again after the next start at the latest. A refused
+//! takeover changes nothing.
 
 use std::time::Duration;
 
@@ -50,7 +51,7 @@ fn a_successor_dead_after_the_promise_leaves_ports_closed_until_the_next_start()
     drop(taker);
     assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
     assert_eq!(node.bpffs.port_links().len(), 1, "its port is closed");
-    assert!(guest.fetch("/v1/meta-data", Duration::from_secs(2)).is_err(), "nobody answers");
+    assert!(guest.fetch("/v1/meta-data", Duration::from_secs(2)).is_err(), "no agent answers");
     let _next = node.agent(&guests, &["--takeover"]);
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
     assert_eq!(node.identities(), before);
@@ -78,7 +79,7 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
         anyhow::ensure!(node.identities().values().all(|[.., drain]| *drain == 0) && node.claims() == 0);
         Ok(())
     };
-    eventually(PATIENCE, cleared).expect("no trace of the dead agent");
+    eventually(PATIENCE, cleared).expect("no entry refers to the dead agent");
     assert!(second.comes_to_say("ended before its guests were served"), "{}", second.said());
 }
 

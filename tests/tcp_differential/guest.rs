@@ -1,6 +1,6 @@
 //! A minimal TCP for a guest.
 //!
-//! It has one connection at a time and port, and keeps no segments that arrive out of order. It retransmits after
+//! It has one connection at a time per port, and keeps no segments that arrive out of order. It retransmits after
 //! 200 ms, and doubles this time with each retransmission (RFC 6298).
 
 use metadata_common::maps::Slot;
@@ -22,18 +22,18 @@ const LATER: Duration = Duration::from_millis(100);
 /// The outcome of a connection, as the guest's program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// Empty if the guest gave up, because the octets received until then vary by chance.
+    /// Empty if the guest abandoned the connection: how much it received until then is random.
     pub(super) received: Vec<u8>,
     pub(super) how: How,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum How {
-    /// Both sides have closed, and the guest knows it.
+    /// Both sides have sent a FIN, and the service has acknowledged the guest's.
     Closed,
-    /// The service has reset it.
+    /// The service has reset the connection.
     Reset,
-    /// The guest has given it up.
+    /// The guest has abandoned the connection.
     Left,
 }
 

@@ -15,9 +15,9 @@ use super::script::{FIRST_PORT, KEY, Plan, Script};
 
 /// Time for all connections of a script, including retransmissions.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Time after which the stack has freed everything a guest left behind: its idle time and retransmissions end.
+/// Time after which the stack has freed all state of a silent guest: it stops retransmitting and idle state expires.
 const SETTLED: Duration = Duration::from_secs(300);
-/// Limit of turns at one instant. More turns mean an endless loop.
+/// Maximum number of turns at one instant. More turns mean an endless loop.
 const TURNS_PER_INSTANT: usize = 10_000;
 
 pub(super) fn config() -> StackConfig {

@@ -12,7 +12,7 @@ use super::guest::SLOT;
 
 pub(super) const KEY: Key = Key([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321]);
 
-/// The first port of a guest; each lane has one of its own.
+/// The port of the first lane; each further lane has the next one.
 pub(super) const FIRST_PORT: u16 = 40_000;
 
 /// Octets of the requested bodies: within one segment, within the initial window, and far beyond it.
@@ -21,7 +21,7 @@ const BODIES: [usize; 4] = [10, 9_000, 40_000, 70_000];
 /// Segment size that guests announce.
 pub(super) const SEGMENT: u16 = 1460;
 
-/// The ordinary initial sequence numbers of each lane. It also has [`UNLUCKY`] ones.
+/// The ordinary initial sequence numbers, the same for each lane. A lane also has [`UNLUCKY`] unlucky ones.
 const ORDINARY: [u32; 2] = [1_000, u32::MAX - 20];
 const UNLUCKY: usize = 4;
 /// Numbers searched. About one in 500 is unlucky, so these include enough.
@@ -37,7 +37,7 @@ pub(super) enum End {
     GuestFirst,
     /// The guest half-closes with its request and reads to the end.
     HalfClose,
-    /// The guest half-closes once it has the answer and acknowledges it, and reads to the end.
+    /// The guest half-closes some time after it acknowledged the answer, and reads to the end.
     HalfCloseLater,
     /// The request asks the service to close.
     ServiceFirst,
@@ -56,7 +56,7 @@ pub(super) struct Plan {
     pub(super) end: End,
     /// Number of sequential requests.
     pub(super) requests: usize,
-    /// Whether to acknowledge every other segment, and the last one after a delay, instead of each.
+    /// Whether the guest delays acknowledgements: it acknowledges every other segment, and the last after a delay.
     pub(super) delays: bool,
     /// Whether to reset invalid segments in SYN-SENT, as RFC 9293 §3.10.7.3 requires. Small stacks do not.
     pub(super) resets: bool,

@@ -121,7 +121,7 @@ fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
             ("a slot never used", stamp(0), drop(Verdict::HubDropNoGuest)),
             ("a slot out of range", stamp(u32::MAX), drop(Verdict::HubDropNoGuest)),
             ("a plain MAC", GUEST, drop(Verdict::HubDropUnstamped)),
-            ("everybody", Mac::BROADCAST, drop(Verdict::HubDropUnstamped)),
+            ("the broadcast MAC", Mac::BROADCAST, drop(Verdict::HubDropUnstamped)),
         ];
         for (name, destination, (action, arrives_as, verdict)) in table {
             let sent = frames::with(frames::known_good(), ethernet::DESTINATION, &destination.0);
@@ -167,7 +167,7 @@ fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
             ("a slot never used", stamp(0), (dropped, gone), (shot, gone)),
             ("a slot out of range", stamp(u32::MAX), (dropped, gone), (shot, gone)),
             ("a plain MAC", GUEST, (dropped, unstamped), (shot, unstamped)),
-            ("everybody", Mac::BROADCAST, (dropped, unstamped), (shot, unstamped)),
+            ("the broadcast MAC", Mac::BROADCAST, (dropped, unstamped), (shot, unstamped)),
         ];
         for (name, destination, by_hub, by_classifier) in table {
             let sent = frames::with(frames::known_good(), ethernet::DESTINATION, &destination.0);

@@ -1,4 +1,4 @@
-//! A node with the programs on it, and what a frame must become under each of them.
+//! A node with the eBPF programs, and the outcome each program must give a frame.
 
 use std::net::IpAddr;
 

@@ -89,8 +89,8 @@ fn only_ip_arp_and_tagged_ethertypes_are_parsed() {
     if !privileged::or_skip() {
         return;
     }
-    // A SYN to the service under every EtherType. It is malformed as ARP and as IPv6. Behind a VLAN tag, its first
-    // octets are read as another EtherType. Behind a length, it does not begin with LLC and SNAP.
+    // Each frame is a SYN to the service with another EtherType. The packet is no valid ARP or IPv6. After a VLAN
+    // EtherType, its first octets are read as a tag and another EtherType. After a length, it lacks LLC and SNAP.
     let totals = [
         (Verdict::SteerIpv4Tcp, 1),
         (Verdict::PassArpFormat, 1),

@@ -35,10 +35,10 @@ fn port_and_mac_together_identify_a_guest() {
 
         let senders = [
             ("one bit off", Mac([0x52, 0x54, 0x00, 0x12, 0x34, 0x57])),
-            ("nobody", Mac([0; 6])),
+            ("an all-zero MAC", Mac([0; 6])),
             ("a stamp", stamp(IDENTITY.slot)),
             ("the service itself", Mac::SERVICE),
-            ("everybody", Mac::BROADCAST),
+            ("the broadcast MAC", Mac::BROADCAST),
         ];
         for (name, mac) in senders {
             let frame = frames::with(syn.clone(), ethernet::SOURCE, &mac.0);

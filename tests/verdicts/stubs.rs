@@ -71,7 +71,7 @@ fn a_stub_with_nothing_behind_it_passes_frames_unchanged() {
     let frame = frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, tcp::SYN));
     in_empty_namespace(|| {
         let mut programs = Programs::load_behind_stub(NETNS).expect("the objects load");
-        programs.take_from_behind().expect("the entry goes");
+        programs.take_from_behind().expect("the entry is removed");
         for (stub, pass) in [(program::PORT_STUB, XDP_PASS), (program::PORT_TCX_STUB, TC_ACT_UNSPEC)] {
             let (action, found) = programs.run_uncounted(stub, &frame).expect("a run");
             assert_eq!((action, found), (pass, frame.clone()), "{stub}");
@@ -87,7 +87,7 @@ fn a_classifiers_stub_passes_ordinary_frames_itself() {
     let frame = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
     in_empty_namespace(|| {
         let mut programs = serving(Programs::load_behind_stub(NETNS).expect("the objects load"));
-        programs.take_from_behind().expect("the entry goes");
+        programs.take_from_behind().expect("the entry is removed");
         let outcome = programs.run(program::PORT_TCX_STUB, &frame).expect("a run");
         assert_eq!(outcome, Outcome { action: TC_ACT_UNSPEC, frame, counted: vec![] });
     });

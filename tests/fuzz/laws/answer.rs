@@ -1,8 +1,8 @@
 //! Laws between the kernel's answers and user space's: for any frame, both would give the same answer.
 //!
 //! The fuzz target and the test that replays its corpus share this file. The first octet of an input says how to
-//! complete the frame, since chance would not (1: correct the checksums; 2: set the registered guest as source).
-//! The other octets are the frame.
+//! complete the frame, which a fuzzer rarely does by chance (1: correct the checksums; 2: set the registered guest as
+//! source). The other octets are the frame.
 
 use std::net::IpAddr;
 
@@ -69,7 +69,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     }
 }
 
-/// What a fresh user-space stack sends in response to this frame.
+/// The frames that a new user-space stack sends in response to this frame.
 fn user_space(frame: &[u8]) -> Vec<Vec<u8>> {
     let config = StackConfig {
         served: vec![IpAddr::V4(SERVED_V4), IpAddr::V6(SERVED_V6)],
@@ -83,7 +83,7 @@ fn user_space(frame: &[u8]) -> Vec<Vec<u8>> {
     let mut raw = Raw::new(toy::stack(config).0);
     raw.slot = SLOT;
     let sent = raw.frame(frame);
-    assert_eq!(raw.stack.stats().faults, 0, "a fault of ours");
+    assert_eq!(raw.stack.stats().faults, 0, "an internal fault");
     sent
 }
 

@@ -1,7 +1,7 @@
 //! Laws of the steering policy, which hold for every sequence of octets a guest may send as a frame.
 //!
-//! The fuzz target and the test that replays its corpus share this file. smoltcp's parsers give the second opinion
-//! on what a frame is.
+//! The fuzz target and the test that replays its corpus share this file. The laws compare the policy with smoltcp's
+//! parsers.
 
 use metadata_common::answer::{Reply, answer};
 use metadata_common::classify::{Served, classify};
@@ -82,13 +82,13 @@ pub(crate) fn assert_all(frame: &[u8]) {
     let verdict = classify(frame, &node);
     assert_eq!(classify(frame, &node), verdict, "the verdict depends on something else than the frame");
 
-    let nobody = classify(frame, &Node { serving: false });
-    // Frames nested deeper than the parser goes are dropped whatever their destination, for the depth or the tags.
+    let unserved = classify(frame, &Node { serving: false });
+    // Frames nested more deeply than the parser follows are dropped whatever their destination.
     let beyond = matches!(
-        nobody,
+        unserved,
         Verdict::DropVlanDepth | Verdict::DropIpv6Routing | Verdict::DropVlan | Verdict::DropSnap
     );
-    assert!(nobody.fate() == Fate::Pass || beyond, "{nobody:?} on a node that serves no address");
+    assert!(unserved.fate() == Fate::Pass || beyond, "{unserved:?} on a node that serves no address");
 
     if verdict.fate() != Fate::Pass && !beyond {
         let names = |address: &[u8]| frame.windows(address.len()).any(|octets| octets == address);

@@ -40,7 +40,7 @@ const RX_RING: u32 = 4;
 /// Ring cursors start near the wrap.
 const START: u32 = u32::MAX - 9;
 /// Maximum number of actions in one input.
-const DEEDS: usize = 512;
+const ACTIONS: usize = 512;
 /// Turns of the stack's clock within one instant.
 const TURNS: usize = 64;
 const REQUESTS: [&[u8]; 6] = [
@@ -79,7 +79,7 @@ impl FrameSource for Source {
 
 /// A guest's state of its last connection.
 #[derive(Clone, Copy, Default)]
-struct Stand {
+struct Flow {
     port: u16,
     ours: u32,
     theirs: u32,
@@ -94,7 +94,7 @@ struct Scene {
     stack: Stack<Serve<Pattern>>,
     config: StackConfig,
     now: Duration,
-    stands: [Stand; GUESTS as usize],
+    flows: [Flow; GUESTS as usize],
     /// Frames the kernel queued, descriptors it must not send, and frames handed to the stack.
     queued: u64,
     bad: u64,
@@ -108,19 +108,19 @@ struct Scene {
 pub(crate) fn assert_all(input: &[u8]) {
     let mut scene = Scene::new();
     let mut rest = input;
-    for _ in 0..DEEDS {
-        let Some((&[deed, who, high, low], after)) = rest.split_first_chunk() else { break };
+    for _ in 0..ACTIONS {
+        let Some((&[action, who, high, low], after)) = rest.split_first_chunk() else { break };
         rest = after;
         let number = u16::from_be_bytes([high, low]);
         let slot = Slot::from(who) % GUESTS;
-        match deed & 7 {
+        match action & 7 {
             0 | 1 => {
                 let (octets, after) = rest.split_at(rest.len().min(number.into()));
                 rest = after;
-                scene.frame(deed, slot, octets);
+                scene.frame(action, slot, octets);
             }
             2 => scene.syn(slot, number),
-            3 => scene.segment(deed >> 3, slot, number),
+            3 => scene.segment(action >> 3, slot, number),
             4 => scene.receive(usize::from(low)),
             5 => scene.pass(Duration::from_millis(16) * u32::from(number)),
             6 => scene.forget_or_wake(slot, low & 1 == 0),
@@ -151,7 +151,7 @@ impl Scene {
             stack: pattern::stack(config.clone()).0,
             config,
             now: Duration::ZERO,
-            stands: Default::default(),
+            flows: Default::default(),
             queued: 0,
             bad: 0,
             handed: 0,
@@ -189,12 +189,12 @@ impl Scene {
     fn syn(&mut self, slot: Slot, number: u16) {
         let port = number % 4 + 1;
         let ours = u32::from(number) << 16;
-        self.stands[slot as usize].port = port;
+        self.flows[slot as usize].port = port;
         self.deliver(&Segment::syn(port, ours).frame(slot));
     }
 
     fn segment(&mut self, flags: u8, slot: Slot, number: u16) {
-        let Stand { port, ours, theirs, .. } = self.stands[slot as usize];
+        let Flow { port, ours, theirs, .. } = self.flows[slot as usize];
         let control = match flags & 3 {
             0 | 1 => TcpControl::None,
             2 => TcpControl::Fin,
@@ -212,7 +212,7 @@ impl Scene {
     /// Hands frames to the stack, as a worker does.
     fn receive(&mut self, most: usize) {
         let now = at(self.now);
-        let (stack, stands, handed) = (&mut self.stack, &mut self.stands, &mut self.handed);
+        let (stack, flows, handed) = (&mut self.stack, &mut self.flows, &mut self.handed);
         let mut sent = Sent::default();
         self.link.receive(most, |slot, frame| {
             *handed += 1;
@@ -220,10 +220,10 @@ impl Scene {
             let first = sent.0.len();
             stack.receive(now, slot, frame, &mut sent);
             assert_counted_once(&before, &stack.stats());
-            if let Some(stand) = stands.get_mut(slot as usize) {
-                stand.known = true;
+            if let Some(flow) = flows.get_mut(slot as usize) {
+                flow.known = true;
             }
-            sent.0[first..].iter().for_each(|frame| check_sent(stands, frame));
+            sent.0[first..].iter().for_each(|frame| check_sent(flows, frame));
         });
         self.step();
     }
@@ -235,7 +235,7 @@ impl Scene {
             match self.stack.step(at(self.now), &mut sent) {
                 Some(next) if next <= self.now => {}
                 next => {
-                    sent.0.iter().for_each(|frame| check_sent(&mut self.stands, frame));
+                    sent.0.iter().for_each(|frame| check_sent(&mut self.flows, frame));
                     return next;
                 }
             }
@@ -246,7 +246,7 @@ impl Scene {
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(next) = self.step().filter(|next| *next <= end) {
-            assert!(next > self.now, "time stands still");
+            assert!(next > self.now, "time does not advance");
             self.now = next;
         }
         self.now = end;
@@ -263,7 +263,7 @@ impl Scene {
         }
         let mut sent = Sent::default();
         self.stack.wake(at(self.now), slot, &mut sent);
-        sent.0.iter().for_each(|frame| check_sent(&mut self.stands, frame));
+        sent.0.iter().for_each(|frame| check_sent(&mut self.flows, frame));
     }
 
     /// Asserts what holds between two actions.
@@ -325,18 +325,18 @@ fn assert_counted_once(before: &StackStats, after: &StackStats) {
 }
 
 /// Asserts that a sent frame fits the guest's MTU and goes to a guest that has sent something.
-fn check_sent(stands: &mut [Stand], frame: &[u8]) {
+fn check_sent(flows: &mut [Flow], frame: &[u8]) {
     assert!((HEADER_LEN..=MAX_FRAME).contains(&frame.len()), "{} octets", frame.len());
     let to = Mac(frame[..6].try_into().expect("six octets"));
-    let stand = slot_of(to).and_then(|slot| stands.get_mut(slot as usize));
-    let stand = stand.filter(|stand| stand.known).unwrap_or_else(|| panic!("a frame for {to}"));
+    let flow = slot_of(to).and_then(|slot| flows.get_mut(slot as usize));
+    let flow = flow.filter(|flow| flow.known).unwrap_or_else(|| panic!("a frame for {to}"));
     if frame[12..14] != [8, 0] || frame[23] != 6 {
         return;
     }
     let reply = Reply::read(frame);
-    if reply.ports.1 == stand.port && !reply.flags.3 {
+    if reply.ports.1 == flow.port && !reply.flags.3 {
         let length = reply.payload.len() as u32 + u32::from(reply.flags.0) + u32::from(reply.flags.2);
-        (stand.ours, stand.theirs) = (reply.ack, reply.seq.wrapping_add(length));
+        (flow.ours, flow.theirs) = (reply.ack, reply.seq.wrapping_add(length));
     }
 }
 

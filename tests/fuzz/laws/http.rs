@@ -165,7 +165,7 @@ fn is_answer(output: &[u8], request: &[u8]) -> bool {
     }
     assert!(names.contains(&"Date") && !names.contains(&"Transfer-Encoding"), "{head}");
     assert_eq!(length.is_none(), status == 204, "{head}");
-    // A HEAD behind a bare CR or too many empty lines is refused before its method is parsed.
+    // A HEAD after a bare CR or too many empty lines is refused before its method is parsed.
     let mut line = request;
     while let Some(rest) = line.strip_prefix(b"\r\n").or_else(|| line.strip_prefix(b"\n")) {
         line = rest;

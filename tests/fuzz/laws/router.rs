@@ -1,7 +1,7 @@
 //! Laws of the router, which hold for every request to a VM whose record has every field.
 //!
-//! The fuzz target and the test that replays its corpus share this file. An input is a request in text: `method
-//! target address port source-port`, one header field a line, an empty line, the body.
+//! The fuzz target and the test that replays its corpus share this file. An input is a request as text: a line
+//! `method target address port source-port`, a line for each header field, an empty line, and the body.
 
 use std::net::IpAddr;
 use std::sync::LazyLock;

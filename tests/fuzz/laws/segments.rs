@@ -31,9 +31,9 @@ const REQUESTS: [&[u8]; 6] = [
     b"GET ",
 ];
 
-/// What a guest knows about one four-tuple.
+/// A guest's state of one four-tuple.
 #[derive(Default)]
-struct Stand {
+struct Flow {
     /// The guest's next sequence number and the service's.
     ours: u32,
     theirs: u32,
@@ -50,26 +50,26 @@ struct Stand {
 pub(crate) fn assert_all(input: &[u8]) {
     let config = StackConfig { connections: 2, connections_per_port: 2, slots: 8, ..StackConfig::default() };
     let mut raw = Raw::new(stack(config).0);
-    let mut stands: [Stand; 3] = Default::default();
+    let mut flows: [Flow; 3] = Default::default();
     for octets in input.as_chunks::<SEGMENT>().0.iter().take(SEGMENTS) {
         let mut replies = Vec::new();
         if octets[0] >> 6 == 3 {
             replies = raw.wait(Duration::from_millis(40) * u32::from(octets[7]));
         }
-        let port = usize::from(octets[0] >> 6) % stands.len();
-        let stand = &mut stands[port];
-        let segment = segment(octets, port, stand);
+        let port = usize::from(octets[0] >> 6) % flows.len();
+        let flow = &mut flows[port];
+        let segment = segment(octets, port, flow);
         if let Some(ack) = segment.ack {
-            let edge = ack.wrapping_add(segment.window.into()).wrapping_sub(stand.initial);
-            stand.allowed = stand.allowed.max(edge);
+            let edge = ack.wrapping_add(segment.window.into()).wrapping_sub(flow.initial);
+            flow.allowed = flow.allowed.max(edge);
             // The low bits of the initial number encode the guest's own options; it may acknowledge other bits.
-            stand.mixed |= (1..128).contains(&(ack.wrapping_sub(1) ^ stand.initial));
+            flow.mixed |= (1..128).contains(&(ack.wrapping_sub(1) ^ flow.initial));
         }
         let now = raw.send(&segment);
         assert!(now.len() <= SEGMENTS_IN_FLIGHT as usize + 2, "{} segments for one", now.len());
         replies.extend(now);
         for reply in &replies {
-            check_reply(&mut stands[usize::from(reply.ports.1) - 1], reply);
+            check_reply(&mut flows[usize::from(reply.ports.1) - 1], reply);
         }
         let stats = raw.stack.stats();
         assert_eq!(stats.faults, 0, "an internal fault");
@@ -80,7 +80,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     assert_eq!((stats.connections, stats.ports, raw.stack.time_waits(), stats.faults), (0, 0, 0, 0));
 }
 
-fn segment(octets: &[u8; SEGMENT], port: usize, stand: &Stand) -> Segment {
+fn segment(octets: &[u8; SEGMENT], port: usize, flow: &Flow) -> Segment {
     let near =
         |base: u32, at: usize| base.wrapping_add(i16::from_be_bytes([octets[at], octets[at + 1]]) as u32);
     let flags = octets[0];
@@ -95,8 +95,8 @@ fn segment(octets: &[u8; SEGMENT], port: usize, stand: &Stand) -> Segment {
         .get(choice.wrapping_sub(1))
         .map_or_else(|| vec![b'x'; choice * 13], |request| request.to_vec());
     Segment {
-        seq: near(stand.ours, 2),
-        ack: (flags & 0x10 != 0).then(|| near(stand.theirs, 4)),
+        seq: near(flow.ours, 2),
+        ack: (flags & 0x10 != 0).then(|| near(flow.theirs, 4)),
         window: if flags & 0x20 != 0 { 0 } else { u16::from(octets[6]) * 256 },
         ..Segment::syn(port as u16 + 1, 0)
     }
@@ -105,7 +105,7 @@ fn segment(octets: &[u8; SEGMENT], port: usize, stand: &Stand) -> Segment {
 }
 
 /// Checks one segment of the service against everything sent before.
-fn check_reply(stand: &mut Stand, reply: &Reply) {
+fn check_reply(flow: &mut Flow, reply: &Reply) {
     let (syn, ack, fin, rst) = reply.flags;
     assert!(usize::from(reply.window) <= RECEIVE_BUFFER, "a window of {}", reply.window);
     assert!(ack || rst, "only a reset may lack an acknowledgement");
@@ -114,22 +114,22 @@ fn check_reply(stand: &mut Stand, reply: &Reply) {
     }
     let next = reply.seq.wrapping_add(reply.payload.len() as u32 + u32::from(syn) + u32::from(fin));
     if syn {
-        if stand.initial != reply.seq {
-            let mixed = !stand.octets.is_empty() || stand.allowed > 0;
-            *stand = Stand { initial: reply.seq, allowed: 1, mixed, ..Stand::default() };
+        if flow.initial != reply.seq {
+            let mixed = !flow.octets.is_empty() || flow.allowed > 0;
+            *flow = Flow { initial: reply.seq, allowed: 1, mixed, ..Flow::default() };
         }
-        (stand.ours, stand.theirs) = (reply.ack, next);
+        (flow.ours, flow.theirs) = (reply.ack, next);
         return;
     }
-    (stand.ours, stand.theirs) = (reply.ack, next);
-    if stand.mixed || reply.payload.is_empty() {
+    (flow.ours, flow.theirs) = (reply.ack, next);
+    if flow.mixed || reply.payload.is_empty() {
         return;
     }
-    let from = reply.seq.wrapping_sub(stand.initial);
+    let from = reply.seq.wrapping_sub(flow.initial);
     for (at, octet) in (from..).zip(&reply.payload) {
-        let first = *stand.octets.entry(at).or_insert(*octet);
+        let first = *flow.octets.entry(at).or_insert(*octet);
         assert_eq!(first, *octet, "octet {at} differs when retransmitted");
     }
     let end = from + reply.payload.len() as u32;
-    assert!(end <= stand.allowed.max(from) + 1, "octet {end} is beyond the window, {}", stand.allowed);
+    assert!(end <= flow.allowed.max(from) + 1, "octet {end} is beyond the window, {}", flow.allowed);
 }

@@ -14,7 +14,7 @@
 use metadata_content::token::{Keyring, Kind, TOKEN_CHARS};
 
 const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
-/// One is a prefix of another and one is empty: the signature must separate the name from what is signed before it.
+/// One name is a prefix of another and one is empty: the signed text must delimit the name.
 const VMS: [&str; 4] =
     ["7c0f1a52-3b5e-4d1a-9d2c-000000000001", "7c0f1a52-3b5e-4d1a-9d2c-000000000002", "7c0f1a52", ""];
 const MADE_AT: u64 = 1_767_225_600;

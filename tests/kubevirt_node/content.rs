@@ -180,7 +180,7 @@ fn guests_with_one_mac_in_two_pods_get_their_own_records() {
     for (guest, text) in guests.iter().zip(["# first\n", "# second\n"]) {
         eventually_gets(&agent, guest, "/v1/user-data", text);
     }
-    // This also holds when one changes and when one ends.
+    // This also holds after one changes or ends.
     pods[0].secret("# changed\n");
     eventually_gets(&agent, &guests[0], "/v1/user-data", "# changed\n");
     gets(&guests[1], "/v1/user-data", "# second\n").expect("its own");
@@ -232,7 +232,7 @@ fn both_bindings_are_served_and_so_is_a_nic_plugged_in_later() {
 }
 
 #[test]
-fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
+fn a_vm_without_a_launcher_is_reported_until_it_is_served() {
     if !may_run() {
         return;
     }
@@ -261,7 +261,7 @@ fn a_vm_whose_launcher_is_not_found_is_named_until_it_is_served() {
 }
 
 #[test]
-fn an_unservable_vm_is_named_in_the_status_and_in_an_event() {
+fn an_unservable_vm_is_reported_in_the_status_and_in_an_event() {
     if !may_run() {
         return;
     }
