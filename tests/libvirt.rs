@@ -111,7 +111,7 @@ fn a_domain_is_served_from_start_to_end_across_restarts_of_libvirtd() {
     // Stopping the agent and restarting libvirtd must not change the record of the domain.
     let before = fs::read(node.record()).expect("a record");
     node.libvirt.restart().expect("libvirtd restarts");
-    assert_eq!(node.libvirt.virsh(&["domstate", "web-1"]).expect("the domain is known"), "running");
+    assert_eq!(node.libvirt.status_of("web-1").expect("the domain is known"), "VM status: running");
     assert_eq!(fs::read(node.record()).expect("a record"), before, "the record changed without a reason");
 
     let _agent = node.agent().expect("an agent");
@@ -152,7 +152,7 @@ fn a_domain_runs_in_spite_of_bad_metadata_or_a_failing_hook() {
             .unwrap_or_else(|e| panic!("{case}: {e:#}"));
         assert!(!node.record().exists(), "{case}");
         node.libvirt.restart().unwrap_or_else(|error| panic!("{case}: {error:#}"));
-        assert_eq!(node.libvirt.virsh(&["domstate", "web-1"]).expect(case), "running", "{case}");
+        assert_eq!(node.libvirt.status_of("web-1").expect(case), "VM status: running", "{case}");
         node.libvirt.virsh(&["destroy", "web-1"]).unwrap_or_else(|error| panic!("{case}: {error:#}"));
     }
 }

@@ -154,12 +154,24 @@ impl Libvirt {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(
             output.status.success(),
-            "virsh {} ended with {}: {}",
+            "virsh {} ended with {}: {}\nlibvirtd's log:\n{}",
             words.join(" "),
             output.status,
-            said.trim()
+            said.trim(),
+            self.log()
         );
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// Asks a domain's QEMU for its status.
+    ///
+    /// The answer shows that libvirtd is connected to QEMU. `destroy` fails while a new libvirtd still connects, because
+    /// libvirtd then finds the domain stopped.
+    ///
+    /// # Errors
+    /// When the domain does not run.
+    pub fn status_of(&self, name: &str) -> Result<String> {
+        self.virsh(&["qemu-monitor-command", name, "--hmp", "info status"])
     }
 
     /// Defines a domain and starts it.
@@ -192,10 +204,12 @@ impl Libvirt {
 
     fn answers(&self) -> Result<()> {
         let asked = eventually(START_PATIENCE, || self.virsh(&["list"]));
-        asked.map(drop).with_context(|| {
-            let said = fs::read_to_string(self.room.path().join("libvirtd.err")).unwrap_or_default();
-            format!("libvirtd does not answer; it said:\n{said}")
-        })
+        asked.map(drop).with_context(|| format!("libvirtd does not answer; its log:\n{}", self.log()))
+    }
+
+    /// The errors and warnings that the daemon has logged so far.
+    fn log(&self) -> String {
+        fs::read_to_string(self.room.path().join("libvirtd.err")).unwrap_or_default()
     }
 }
 
