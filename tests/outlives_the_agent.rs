@@ -422,7 +422,11 @@ fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one(
     guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
     assert_eq!(metadata_frames(&ear), 0, "a clean stop must leave the port closed");
     let released = node.release(&[]);
-    assert!(released.status.success() && said(&released).contains("took 1 program"), "{}", said(&released));
+    assert!(
+        released.status.success() && said(&released).contains("removed 1 program"),
+        "{}",
+        said(&released)
+    );
     eventually(PATIENCE, || {
         guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
         ensure!(metadata_frames(&ear) > 0, "the port is still closed");

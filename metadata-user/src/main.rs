@@ -26,12 +26,12 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 /// The instance metadata service of a hypervisor node.
 ///
-/// An XDP program on each VM's tap steers packets for 169.254.169.254 to this agent, which answers with
-/// what it computed from the VM's record. Who is asking is decided by the tap and the MAC, in the kernel.
+/// An XDP program on each VM's tap steers packets for 169.254.169.254 to this agent. The agent answers with
+/// responses that it computed from the VM's record. The kernel identifies the VM by its tap and MAC.
 #[derive(Parser)]
 #[command(name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
-    /// What to log: error, warn, info, debug, trace, or a tracing filter such as `info,metadata_steer=debug`
+    /// The log level (error, warn, info, debug or trace), or a tracing filter such as `info,metadata_steer=debug`
     /// [default: `log` of the configuration, or info].
     #[arg(long, global = true, env = "XDP_IMDS_LOG", value_name = "FILTER", value_parser = filter)]
     log: Option<String>,
@@ -43,15 +43,15 @@ const EXAMPLES: &str = "\
 Examples:
   Serve every VM whose record names its tap:
       xdp-imds serve --records /etc/xdp-imds/records.d
-  Serve one tap by hand, its guest known by MAC:
+  Serve one tap whose guest has this MAC:
       xdp-imds serve --records ./records --port vnet0=52:54:00:12:34:56
-  A tap in another network namespace (a name under /run/netns, or a path):
+  Serve a tap in another network namespace (a name under /run/netns, or a path):
       xdp-imds serve --records ./records --port tap0@/proc/4242/ns/net=52:54:00:12:34:56
   Register a VM before it boots, and wait until its tap is attached:
       xdp-imds register -f web-1.yaml --wait
-  Look before serving: can this node serve, and if not, what is wrong?
+  Check whether this node can serve:
       xdp-imds doctor --records ./records
-  Are the records valid, and what would each path answer?
+  Validate the records, and show what each path would answer:
       xdp-imds check --paths ./records
       xdp-imds explain ./records/web-1.yaml GET /latest/user-data
 
@@ -60,18 +60,18 @@ In the guest:
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Own taps and serve their guests until SIGTERM. Needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF,
-    /// CAP_SYS_ADMIN and CAP_IPC_LOCK; with taps in namespaces named /proc/PID/ns/net, CAP_SYS_PTRACE too.
+    /// Attach to taps and serve their guests until SIGTERM. Needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF,
+    /// CAP_SYS_ADMIN and CAP_IPC_LOCK; for taps in namespaces named /proc/PID/ns/net also CAP_SYS_PTRACE.
     Serve(Serve),
-    /// Take all programs and maps that agents have pinned off the taps, which are then as if there never was one.
-    /// Needs the privileges of `serve`.
+    /// Remove all programs and maps that an agent has pinned. Afterwards the taps pass all frames. Needs the
+    /// privileges of `serve`.
     Release {
         #[command(flatten)]
         agent: which::Agent,
         /// The directory of pins [default: the agent's, or /sys/fs/bpf/xdp-imds].
         #[arg(long, value_name = "DIR")]
         pins: Option<PathBuf>,
-        /// Even while an agent runs on them: its ports are open when it ends.
+        /// Remove the pins even while an agent uses them. Its ports pass all frames once it ends.
         #[arg(long)]
         force: bool,
     },
@@ -80,63 +80,63 @@ enum Verb {
         /// Directory of VM records (*.yaml, *.yml or *.json, one VM each), or one such file.
         #[arg(value_name = "DIR")]
         dir: PathBuf,
-        /// Every path instead of a line per dialect.
+        /// Print every path instead of one line per dialect.
         #[arg(long)]
         paths: bool,
-        /// The agent's configuration file: its `metadata` says how much records may hold.
+        /// The agent's configuration file, whose `metadata` limits records.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Show how the agent of this node is, or one of its guests. Ends with 0 when all is well, 1 when something is to
-    /// be done, 2 when there is no agent.
+    /// Show the state of this node's agent or of one guest. Exit codes: 0 no problem, 1 a problem to solve, 2 no
+    /// agent.
     Status {
-        /// Only this guest: its port, its MAC, the name or UUID of its VM, or its record.
+        /// Show only this guest, named by its port, its MAC, the name or UUID of its VM, or its record.
         #[arg(value_name = which::GUEST)]
         guest: Option<String>,
         #[command(flatten)]
         agent: which::Agent,
-        /// Every port, not only those that are not attached.
+        /// Show every port, not only those that are not attached.
         #[arg(long, conflicts_with = "guest")]
         all: bool,
-        /// As JSON, for programs.
+        /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Register a VM with the agent of this node, before it boots: by its record, until `rm`. What is registered outlives
-    /// the agent and comes before what feeds tell of the same VM.
+    /// Register the record of a VM with this node's agent, before the VM boots. The registration lasts until `rm`, also
+    /// across restarts of the agent. It overrides records of the same VM from feeds.
     #[command(after_help = instances::EXIT)]
     Register(instances::Register),
-    /// List the VMs the agent knows, with their sources and states.
+    /// List the instances that the agent knows, with their sources and states.
     #[command(after_help = instances::EXIT)]
     Ls(instances::Ls),
-    /// Show one of them. Secrets are never shown.
+    /// Show one instance, without its secrets.
     #[command(after_help = instances::EXIT)]
     Get(instances::Get),
-    /// Take a VM out that was registered; a record of the same VM from another source then comes into force.
+    /// Remove the registration of a VM. A record of the same VM from another source then comes into force.
     #[command(after_help = instances::EXIT)]
     Rm(instances::Rm),
-    /// Look at kernel, privileges, directories and ports, and say what is wrong and what to do. Changes nothing.
-    /// Run it as the agent is run: by its user, in its namespaces, with its limits.
+    /// Check kernel, privileges, directories and ports, and print each problem with its remedy. Changes nothing.
+    /// Run it like the agent: as the same user, in the same namespaces, with the same limits.
     #[command(after_help = doctor::EXIT)]
     Doctor(doctor::Arguments),
-    /// Show what one guest sends and is sent, frame by frame, and what became of each. Asks the agent, which does this for
-    /// one at a time.
+    /// Show each frame to and from one guest, with its verdict. Needs a running agent, which runs one trace at a time.
     Trace(trace::Arguments),
-    /// Show which dialect answers a request, with what, and why. Needs no privilege.
+    /// Show which dialect answers a request, the answer and the reason. Needs no privilege.
     Explain(Explain),
-    /// Print a new token key for several nodes to share, for `token_key` of the configuration. It is a secret. Needs no
-    /// privilege.
+    /// Print a new token key that several nodes can share by `token_key` of the configuration. The key is a secret. Needs
+    /// no privilege.
     TokenKey {
-        /// The key in use: tokens signed with it stay good until they expire.
+        /// The file of the present key. Tokens signed with that key stay valid until they expire.
         #[arg(long, value_name = "FILE")]
         after: Option<PathBuf>,
     },
-    /// Answer a cluster's admission reviews: VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS serial (or asset
-    /// tag) that points their guests here, and their pods a token and what annotations name. Needs no privilege.
+    /// Serve admission reviews of a Kubernetes cluster. VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS
+    /// serial or asset tag that points their guests to this service. Their pods get a token, and the volumes that
+    /// annotations name. Needs no privilege.
     #[cfg(feature = "kubevirt")]
     Webhook(webhook::Arguments),
-    /// Write what a VM would be answered to a disk image that its guest finds by label, for VMs that boot
-    /// without a network. Needs no privilege.
+    /// Write a VM's metadata to a disk image that its guest finds by label, for VMs that boot without a network. Needs no
+    /// privilege.
     Export {
         /// The form of the disk.
         #[arg(value_name = "FORM", value_enum)]
@@ -144,15 +144,15 @@ enum Verb {
         /// Directory of VM records, or one such file.
         #[arg(value_name = "RECORDS")]
         records: PathBuf,
-        /// Where to write an image (*.iso, mode 0600) per record.
+        /// Directory for the images, one per record (*.iso, mode 0600).
         #[arg(value_name = "DIR")]
         dir: PathBuf,
-        /// The agent's configuration file: its `metadata` says how much records may hold.
+        /// The agent's configuration file, whose `metadata` limits records.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Make or take away the record of a libvirt domain, whose XML is on standard input. For a script in
-    /// /etc/libvirt/hooks/qemu.d; prints nothing and always ends with 0, what it does is in the host's log.
+    /// Write or remove the record of a libvirt domain, whose XML is read from standard input. For a script in
+    /// /etc/libvirt/hooks/qemu.d. Prints nothing, always exits with 0, and logs to the host's log.
     LibvirtHook(hook::Arguments),
 }
 
@@ -192,16 +192,16 @@ struct Explain {
     /// The request's body.
     #[arg(short = 'd', long = "data", value_name = "TEXT", default_value = "")]
     body: String,
-    /// The address asked; by default the URL's, or 169.254.169.254.
+    /// The destination address [default: the URL's, or 169.254.169.254].
     #[arg(long, value_name = "ADDR")]
     to: Option<IpAddr>,
-    /// The port asked; by default the URL's, or 80.
+    /// The destination port [default: the URL's, or 80].
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// The port the guest asks from: Scaleway's dialect answers user-data only to ports below 1024.
+    /// The guest's source port. Scaleway's dialect answers user-data only to ports below 1024.
     #[arg(long, value_name = "PORT", default_value_t = 40_000)]
     source_port: u16,
-    /// The agent's configuration file: its `metadata` says how much records may hold.
+    /// The agent's configuration file, whose `metadata` limits records.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -229,18 +229,18 @@ struct Serve {
     /// Write a line of JSON for each request to this file, or to `stderr`.
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
-    /// Take the ports over from the agent that runs with these pins and this run directory, while guests are served: none of
-    /// them notices. Starts as usual when none runs.
+    /// Take the ports over from the running agent with the same pins and run directory, without an interruption for
+    /// guests. Without such an agent, start as usual.
     #[arg(long, conflicts_with = "no_pins")]
     takeover: bool,
-    /// Once another agent has taken over from this one, wait for SIGTERM instead of ending, and answer `/healthz` meanwhile:
-    /// for supervisors that start what has ended again, such as kubelet.
+    /// After another agent has taken over from this one, wait for SIGTERM and answer `/healthz` instead of exiting. For
+    /// supervisors such as kubelet, which restart a program that exits.
     #[arg(long, requires = "takeover")]
     linger: bool,
-    /// Which taps without a record are closed, so that nothing for a metadata address leaves them [default: none].
+    /// Taps without a record to close, so that no frame for a metadata address leaves them [default: none].
     #[arg(long, value_name = "WHICH", value_enum)]
     guard: Option<Guarded>,
-    /// Whether the agent gives up what serving does not take of system calls and capabilities [default: on].
+    /// Whether the agent drops the system calls and capabilities that serving does not need [default: on].
     #[arg(long, value_name = "MODE", value_enum)]
     sandbox: Option<config::Sandbox>,
 }
@@ -256,8 +256,8 @@ impl Serve {
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),
-            "no records to serve: give --records DIR, or `records:` or `kubevirt: {{}}` in the configuration file; with \
-             `api: {{}}` there, VMs may be registered without"
+            "no records to serve: give --records DIR, or set `records:`, `kubevirt: {{}}` or (to register VMs) `api: {{}}` in the \
+             configuration file"
         );
         Ok(config)
     }
@@ -268,13 +268,13 @@ fn filter(text: &str) -> Result<String, String> {
     EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
-/// The client of the cluster's API logs each failed request as an error, and not which: the feed says what it means. A
-/// filter that names it brings it back.
+/// The crate of the Kubernetes client. It logs each failed request as an error without naming the request; the feed logs
+/// what failed. A filter that names the crate enables its lines.
 const NOISE: &str = "kube_client";
 
 /// The log on standard error, whose filter can change.
 struct Log {
-    /// What the command line or the environment asks for: it wins.
+    /// The filter of the command line or the environment, which overrides that of the configuration.
     asked: Option<String>,
     filter: reload::Handle<EnvFilter, Registry>,
 }
@@ -301,12 +301,12 @@ impl Log {
         let text = self.asked.as_deref().or(config.log.as_deref()).unwrap_or("info");
         // Both were checked when they were read.
         if let Err(error) = self.filter.reload(Self::filter(text)) {
-            tracing::warn!("what is logged stays as it was: {error}");
+            tracing::warn!("the log filter stays unchanged: {error}");
         }
     }
 }
 
-/// Serves by a configuration that is read again as it was first.
+/// Runs the agent. A reload reads the configuration from the same sources.
 fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     log.follow(&config);
     let entry = match serve.takeover {
@@ -317,14 +317,14 @@ fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
     agent::serve(config, agent::Origin { read, applied: Box::new(move |config| log.follow(config)) }, entry)
 }
 
-/// Prints how the agent is; whoever asked stops reading when they have seen enough.
-fn look(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Result<ExitCode> {
+/// Prints the agent's status.
+fn print_status(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     let outcome = status::run(run, guest, all, json, &mut out);
     out.flush()?;
     let outcome = outcome.or_else(|error| match error.downcast_ref() {
         Some(ClientError::NoAgent { .. } | ClientError::Forbidden { .. }) => {
-            eprintln!("xdp-imds: {}", told(&error));
+            eprintln!("xdp-imds: {}", described(&error));
             Ok(Outcome::NoAgent)
         }
         _ => Err(error),
@@ -339,22 +339,22 @@ fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Takes off what is pinned and says what that was.
+/// Removes the pins and prints their number.
 fn release(pins: Option<&Path>, force: bool) -> anyhow::Result<()> {
     let Some(pins) = pins else {
-        println!("this agent pins nothing: its programs go when it ends");
+        println!("this agent pins nothing; the kernel removes its programs when it ends");
         return Ok(());
     };
     let Released { links, maps } = metadata_steer::release(pins, force)?;
     match (links, maps) {
         (0, 0) => println!("nothing is pinned in {}", pins.display()),
-        _ => println!("took {links} programs off their devices and forgot {maps} maps"),
+        _ => println!("removed {links} programs from their devices, and {maps} maps"),
     }
     Ok(())
 }
 
-/// An error with its causes, each said once: some errors say theirs themselves.
-fn told(error: &anyhow::Error) -> String {
+/// An error with its causes. A cause that the text already contains is left out.
+fn described(error: &anyhow::Error) -> String {
     let causes = error.chain().map(ToString::to_string);
     let said =
         causes.reduce(|said, cause| if said.contains(&cause) { said } else { format!("{said}: {cause}") });
@@ -365,7 +365,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) if hook::is_asked(std::env::args_os()) => {
-            // Standard output and the exit code are libvirt's; a log that cannot be written to is no reason either.
+            // libvirt interprets standard output and the exit code. A failure to write the log must not change them.
             let _ = write!(io::stderr(), "{error}");
             return ExitCode::SUCCESS;
         }
@@ -373,15 +373,15 @@ fn main() -> ExitCode {
     };
     let ansi = io::stderr().is_terminal();
     let log = Log::start(cli.log, ansi);
-    // Every verb reads records.
+    // Every verb reads records, which hold secrets.
     if let Err(error) = sandbox::keep_memory_private() {
-        tracing::warn!("what is in memory may be dumped: {error}");
+        tracing::warn!("core dumps can contain secrets, because this process cannot disable them: {error}");
     }
     let done = match cli.verb {
         Verb::Serve(serve) => {
             let served = serve.config().and_then(|config| {
-                let advice = "run `xdp-imds doctor` as the agent is run to see what is wrong and what to do";
-                run(config, serve, log).map_err(|error| anyhow::anyhow!("{}; {advice}", told(&error)))
+                let advice = "run `xdp-imds doctor` like the agent to see what is wrong and what to do";
+                run(config, serve, log).map_err(|error| anyhow::anyhow!("{}; {advice}", described(&error)))
             });
             served.map(|()| ExitCode::SUCCESS)
         }
@@ -398,7 +398,7 @@ fn main() -> ExitCode {
         Verb::Get(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
         Verb::Rm(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
         Verb::Status { guest, agent, all, json } => {
-            agent.run().and_then(|run| look(guest.as_deref(), &run, all, json))
+            agent.run().and_then(|run| print_status(guest.as_deref(), &run, all, json))
         }
         Verb::TokenKey { after } => token_key(after.as_deref()).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "kubevirt")]
@@ -432,21 +432,21 @@ fn main() -> ExitCode {
         }
     };
     done.unwrap_or_else(|error| {
-        eprintln!("xdp-imds: {}", told(&error));
+        eprintln!("xdp-imds: {}", described(&error));
         ExitCode::FAILURE
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::told;
+    use super::described;
     use anyhow::Context as _;
     use metadata_user::config::Config;
 
     #[test]
-    fn a_cause_is_said_once() {
+    fn a_cause_appears_once() {
         let error = Config::read("/nowhere".as_ref()).context("starting").expect_err("there is no such file");
         let cause = "No such file or directory (os error 2)";
-        assert_eq!(told(&error), format!("starting: cannot read the configuration /nowhere: {cause}"));
+        assert_eq!(described(&error), format!("starting: cannot read the configuration /nowhere: {cause}"));
     }
 }

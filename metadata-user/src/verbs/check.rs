@@ -1,4 +1,4 @@
-//! `xdp-imds check`: what a directory of records would serve, before a guest asks.
+//! `xdp-imds check`: validates the records of a directory and prints what they would serve.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -17,9 +17,9 @@ use metadata_feed::directory;
 pub struct Findings {
     /// Records that can be served.
     pub good: usize,
-    /// Records that cannot, and conflicts between records that can.
+    /// Records that cannot be served, and conflicts between records.
     pub errors: usize,
-    /// Things that are probably not meant.
+    /// Problems that do not prevent serving.
     pub warnings: usize,
 }
 
@@ -29,12 +29,11 @@ impl From<Findings> for ExitCode {
     }
 }
 
-/// Checks the records in a directory, or one record file, which must keep to `limits`: writes what would be served
-/// to `out` (each path with
-/// `paths`, else a line per dialect), warnings and errors with file and line to `err`.
+/// Checks one record file, or all of a directory, against `limits`. Prints to `out` each path with `paths`, or else one
+/// line per dialect. Prints warnings and errors with file and line to `err`.
 ///
 /// # Errors
-/// When `path` cannot be read, or the results cannot be written. Bad records are [`Findings`].
+/// When `path` cannot be read, or the results cannot be written. Invalid records are [`Findings`].
 pub fn run(
     path: &Path,
     limits: &Limits,
@@ -62,7 +61,7 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
-/// What earlier records claimed, and which record did.
+/// The UUIDs and MACs of earlier records, with the name of the record.
 #[derive(Default)]
 struct Seen {
     uuids: HashMap<Uuid, String>,
@@ -117,11 +116,11 @@ impl Check<'_> {
         writeln!(err, "error: {error}")
     }
 
-    /// A VM is known by its MAC on its port, and by its UUID: no two records may claim the same.
+    /// Reports a UUID, or a MAC on one port, that an earlier record has too.
     fn conflicts(&mut self, record: &Record, name: &str, path: &Path, err: &mut dyn Write) -> io::Result<()> {
         if let Some(other) = self.seen.uuids.insert(record.vm.uuid.clone(), name.to_owned()) {
             let place = place(path, &["vm".into(), "uuid".into()]);
-            let remedy = "give each VM its own";
+            let remedy = "give each VM a UUID of its own";
             self.fail(
                 err,
                 format_args!("{place}: {} is already the UUID of {other}; {remedy}", record.vm.uuid),
@@ -140,10 +139,10 @@ impl Check<'_> {
                 (Some((_, other)), _, Some(port)) => {
                     let place = place(path, &field);
                     let message = format!("{place}: {mac} on port {port} already belongs to {other}");
-                    self.fail(err, format_args!("{message}; a VM is known by its MAC on its port"))?;
+                    self.fail(err, format_args!("{message}; each MAC on a port identifies one VM"))?;
                 }
                 (_, Some((_, other)), _) => {
-                    let message = format!("{mac} is also in {other}; this works only on different ports");
+                    let message = format!("{mac} is also in {other}; name different ports in both");
                     self.warn(err, Warning { place: place(path, &field), message })?;
                 }
                 _ => {}
@@ -153,7 +152,7 @@ impl Check<'_> {
     }
 }
 
-/// The place of a field in a file; without position when it can no longer be read.
+/// The place of a field in a file; without a position if the file can no longer be read.
 fn place(path: &Path, field: &[Step]) -> metadata_content::record::Place {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     Record::locate(&path.to_string_lossy(), &text, field)
@@ -205,13 +204,16 @@ fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
         let mac = nic.mac.map(|mac| mac.to_string()).unwrap_or_default();
         match port {
             Some(port) => writeln!(out, "  NIC {mac} on {port}")?,
-            None => writeln!(out, "  NIC {mac}, served where --port or the configuration names its MAC")?,
+            None => writeln!(
+                out,
+                "  NIC {mac}, served on the port that --port or the configuration gives for its MAC"
+            )?,
         }
     }
     Ok(())
 }
 
-/// A line per dialect: where it is, and how many paths it has.
+/// Prints each dialect with its number of paths and one of them.
 fn print_dialects(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
     let mut dialects: Vec<(&str, Host, usize, &str)> = Vec::new();
     for (host, path, route) in responses.routes() {
@@ -228,7 +230,7 @@ fn print_dialects(responses: &Responses, out: &mut dyn Write) -> io::Result<()> 
     writeln!(out)
 }
 
-/// A line per path.
+/// Prints each path.
 fn print_paths(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
     let rows: Vec<Row> = responses.routes().map(Row::new).collect();
     let width = |of: fn(&Row) -> &str| rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0);
@@ -261,7 +263,7 @@ mod tests {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o640)).expect("the mode is set");
     }
 
-    /// A directory of records, checked; its path is left out of what was written.
+    /// Checks a directory of records, and removes its path from the output.
     fn checked(records: &[(&str, String)]) -> (Findings, String, String) {
         let dir = tempfile::tempdir().expect("a directory is made");
         for (name, text) in records {
@@ -277,7 +279,7 @@ mod tests {
         (findings, text(out), text(err))
     }
 
-    /// Another VM than the full record's, on a port.
+    /// A record of another VM, with a port.
     fn other(uuid: &str, mac: &str, port: &str) -> String {
         let text = FULL.replacen(UUID, uuid, 1).replacen("52:54:00:12:34:57", "52:54:00:99:99:99", 1);
         let nic = format!("\"{mac}\"\n    port: {{ifname: {port}}}");
@@ -290,13 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn a_good_record_is_shown_as_the_dialects_it_is_served_in() {
+    fn a_valid_record_is_printed_with_its_dialects() {
         let (findings, out, err) = checked(&[("web.yaml", with_dialects("nocloud, kubevirt"))]);
         assert_eq!((findings, err.as_str()), (Findings { good: 1, ..Findings::default() }, ""));
         let wanted = "\
 web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
-  NIC 52:54:00:12:34:56, served where --port or the configuration names its MAC
-  NIC 52:54:00:12:34:57, served where --port or the configuration names its MAC
+  NIC 52:54:00:12:34:56, served on the port that --port or the configuration gives for its MAC
+  NIC 52:54:00:12:34:57, served on the port that --port or the configuration gives for its MAC
 ";
         assert!(out.starts_with(wanted), "{out}");
         assert!(
@@ -311,7 +313,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn every_path_is_shown_on_request() {
+    fn every_path_is_printed_on_request() {
         let dir = tempfile::tempdir().expect("a directory is made");
         put(dir.path(), "web.yaml", &with_dialects("nocloud, kubevirt"));
         let mut out = Vec::new();
@@ -329,7 +331,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn bad_records_are_named_by_line_and_the_others_still_shown() {
+    fn invalid_records_are_reported_by_line_and_others_are_printed() {
         let bad = FULL.replacen("52:54:00:12:34:57", "x", 1);
         let (findings, out, err) = checked(&[("bad.yaml", bad), ("good.yaml", FULL.to_owned())]);
         assert_eq!(findings, Findings { good: 1, errors: 1, warnings: 0 });
@@ -380,7 +382,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn one_file_can_be_checked_alone_and_an_empty_directory_is_said_to_be_empty() {
+    fn one_file_can_be_checked_and_an_empty_directory_is_reported() {
         let dir = tempfile::tempdir().expect("a directory is made");
         let mut out = Vec::new();
         let findings = run(dir.path(), &Limits::DEFAULT, false, &mut out, &mut Vec::new())
@@ -398,7 +400,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn the_policy_for_custom_keys_is_the_configurations() {
+    fn the_configuration_limits_custom_keys() {
         let dir = tempfile::tempdir().expect("a directory is made");
         put(dir.path(), "a.yaml", &FULL.replacen("{role: web}", "{a: x, b: xx}", 1));
         for (metadata_keys, metadata_chars, good) in [(2, 2, 1), (1, 2, 0), (2, 1, 0)] {

@@ -1,4 +1,4 @@
-//! `xdp-imds explain`: which dialect answers a request, with what, and why.
+//! `xdp-imds explain`: prints which dialect answers a request, the answer and the reason.
 
 use std::fmt;
 use std::io::Write;
@@ -37,16 +37,16 @@ pub struct Question {
     pub fields: Vec<String>,
     /// The body.
     pub body: String,
-    /// The address asked; 169.254.169.254, or the one in the URL.
+    /// The destination address; by default the URL's, or 169.254.169.254.
     pub to: Option<IpAddr>,
-    /// The port asked; 80, or the one in the URL.
+    /// The destination port; by default the URL's, or 80.
     pub port: Option<u16>,
-    /// The guest's port: one dialect answers only those below 1024.
+    /// The guest's source port. One dialect answers only ports below 1024.
     pub source_port: u16,
 }
 
 impl fmt::Debug for Question {
-    /// Without header fields and body, which carry tokens and passwords.
+    /// Leaves out header fields and body, which can hold tokens and passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { record, method, target, .. } = self;
         let mut shown = f.debug_struct("Question");
@@ -55,7 +55,7 @@ impl fmt::Debug for Question {
 }
 
 impl Question {
-    /// Address and port asked, by option, by URL, or the usual ones.
+    /// Destination address and port: the option's, the URL's or the default.
     fn local(&self) -> (IpAddr, u16) {
         let authority = self.target.split_once("://").map(|(_, rest)| {
             let authority = rest.split(['/', '?']).next().unwrap_or_default();
@@ -91,7 +91,7 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut buffer = [0; TARGET_MAX];
     let target = match normalise(&question.target, &mut buffer) {
         Ok(target) => target,
-        Err(error) => bail!("{} names nothing: {error}; a guest hears 400 or 404", question.target),
+        Err(error) => bail!("{} is not a valid path: {error}; a guest gets 400 or 404", question.target),
     };
     let request = Request { method, target, headers: Headers::new(&fields), body: question.body.as_bytes() };
     let unix_seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
@@ -103,7 +103,7 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
     match responses.answer(now, &connection, &request, None) {
         Outcome::Ready(response) | Outcome::Changed(response) => answer(&response, method, out)?,
         Outcome::Park(parked) => {
-            writeln!(out, "  answer      none before something changes, or {:?} are over", parked.until)?;
+            writeln!(out, "  answer      after a change, or after {:?}", parked.until)?;
         }
     }
     Ok(())
@@ -120,7 +120,7 @@ fn rendered(question: &Question) -> anyhow::Result<Responses> {
     Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str())))
 }
 
-/// The route, and what of its conditions holds.
+/// Prints the route and whether its conditions hold.
 fn why(
     responses: &Responses,
     now: Now,
@@ -143,12 +143,12 @@ fn why(
                 }
             }
             match route.endpoint() {
-                Endpoint::Fixed(_) => writeln!(out, "  computed    when the record came")?,
-                Endpoint::Live(live) => writeln!(out, "  computed    now: {}", live.about())?,
+                Endpoint::Fixed(_) => writeln!(out, "  computed    when the agent loaded the record")?,
+                Endpoint::Live(live) => writeln!(out, "  computed    for each request: {}", live.about())?,
             }
         }
         Explained::Others { routes } => {
-            writeln!(out, "  no route    takes this method here; there are:")?;
+            writeln!(out, "  no route    accepts this method here; there are:")?;
             for (path, route) in routes {
                 let header = route.header().map(|header| format!(" with {header}")).unwrap_or_default();
                 writeln!(
@@ -161,10 +161,7 @@ fn why(
             }
         }
         Explained::Nothing => {
-            writeln!(
-                out,
-                "  no route    of any dialect the record serves is at this path, or takes what is below another"
-            )?;
+            writeln!(out, "  no route    of the record's dialects matches this path")?;
         }
     }
     Ok(())
@@ -230,7 +227,7 @@ mod tests {
     fn a_request_is_explained_by_dialect_route_and_answer() {
         let said = explained("GET", "//v1//user-data", &[]);
         let wanted = "GET /v1/user-data at 169.254.169.254 port 80\n  dialect     nocloud\n  route       \
-                      GET, HEAD /v1/user-data\n  computed    when the record came\n  answer      200 OK\n\n\
+                      GET, HEAD /v1/user-data\n  computed    when the agent loaded the record\n  answer      200 OK\n\n\
                       HTTP/1.1 200 OK\r\n";
         assert!(said.starts_with(wanted), "{said}");
         assert!(said.ends_with("\n#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n"), "{said}");
@@ -247,18 +244,18 @@ mod tests {
     }
 
     #[test]
-    fn what_no_dialect_answers_is_said_to_be_that() {
-        assert!(explained("GET", "/nope", &[]).contains("no route    of any dialect"));
+    fn a_request_without_a_route_is_reported() {
+        assert!(explained("GET", "/nope", &[]).contains("no route    of the record's dialects"));
         let said = explained("POST", "/healthz", &[]);
         assert!(
-            said.contains("takes this method here") && said.contains("GET, HEAD /healthz (kubevirt)"),
+            said.contains("accepts this method here") && said.contains("GET, HEAD /healthz (kubevirt)"),
             "{said}"
         );
         assert!(said.contains("answer      405 Method Not Allowed"), "{said}");
     }
 
     #[test]
-    fn a_url_says_address_and_port() {
+    fn a_url_sets_address_and_port() {
         for (url, at) in [
             ("http://169.254.42.42/conf", "/conf at 169.254.42.42 port 80\n"),
             ("http://169.254.169.254:8080/", "/ at 169.254.169.254 port 8080\n"),

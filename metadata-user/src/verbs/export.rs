@@ -1,7 +1,7 @@
-//! `xdp-imds export` writes the same documents to a disk image, for VMs that must boot without a network.
+//! `xdp-imds export` writes a VM's metadata to a disk image, for VMs that boot without a network.
 //!
-//! An image holds what HTTP would answer, octet for octet: each file is one path asked of the record's own
-//! responses. A guest that finds such a disk asks no HTTP service of the same dialect.
+//! Each file of the image is the body that HTTP would serve at one path, octet for octet. A guest that finds such a disk
+//! sends no HTTP requests of the same dialect.
 
 use std::fs::File;
 use std::io::{Cursor, Write};
@@ -26,7 +26,7 @@ use metadata_content::store::{Endpoint, Host, Interner, Outcome, Responses, Vm};
 use metadata_feed::directory;
 use metadata_state::private_file;
 
-/// A form of disk.
+/// The format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// OpenStack's ConfigDrive (label `config-2`; cloud-init `DataSourceConfigDrive.py`, cloudbase-init).
@@ -53,11 +53,11 @@ impl Form {
     }
 }
 
-/// Writes an image per record (a file, or a directory of them, within `limits`) into `dir`, named after the record file and
-/// readable by its owner only; says to `out` what was written.
+/// Writes an image for each record of a file or directory to `dir`. An image has its record's file name, and only its
+/// owner can read it. Prints each image to `out`. Records must keep to `limits`.
 ///
 /// # Errors
-/// A record is bad or does not serve the dialect, or an image cannot be written. Images written before stay.
+/// A record is invalid or does not serve the dialect, or an image cannot be written. Images written before stay.
 pub fn run(
     form: Form,
     records: &Path,
@@ -102,7 +102,7 @@ fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
         // Rock Ridge for Linux, Joliet for Windows: the names have lower case and hyphens.
         features: CreationFeatures::extensions(),
         path_separator: PathSeparator::ForwardSlash,
-        // Guests compare the label as it is written.
+        // Guests compare the label with its case.
         strict_charset: false,
     };
     let tree = InputTree::new(PathSeparator::ForwardSlash, entries);
@@ -110,7 +110,7 @@ fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
     Ok(image.context("writing an ISO 9660 image")?.into_inner())
 }
 
-/// The answers that a record gives.
+/// The answers of a record.
 struct Documents {
     responses: Responses,
 }
@@ -132,13 +132,15 @@ impl Documents {
             Outcome::Ready(response) | Outcome::Changed(response) => match response.status().0 {
                 200 => Ok(Some(response.body().to_bytes().to_vec())),
                 204 | 404 => Ok(None),
-                status => bail!("{path} is answered {status}; is a file the record names missing?"),
+                status => bail!(
+                    "the answer at {path} has status {status}; check that the files exist which the record names"
+                ),
             },
             Outcome::Park(_) => Ok(None),
         }
     }
 
-    /// Those of the paths that are there, as files named by their last segment.
+    /// The paths that exist, as files named by their last segment.
     fn files(&self, dir: &str, names: &[&str]) -> anyhow::Result<Vec<InputEntry>> {
         let mut files = Vec::new();
         for name in names {
@@ -191,7 +193,7 @@ impl Documents {
         Ok(tree)
     }
 
-    /// EC2's tree as one document (nova writes it beside OpenStack's); without what needs a token.
+    /// EC2's tree as one document, as nova writes it beside OpenStack's. Paths that need a token are left out.
     fn ec2_meta_data(&self) -> Option<Value> {
         let leaves: Vec<(String, &str)> = self
             .responses

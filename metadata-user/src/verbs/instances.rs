@@ -15,50 +15,51 @@ use metadata_feed::directory;
 
 use super::which::Agent;
 
-/// How the verbs end.
+/// The exit codes of the verbs.
 pub const EXIT: &str = "\
-Exit codes: 0 done; 1 refused, with what is wrong; 2 no agent to ask; 3 registered, and not
-attached in time; 4 another record or change is in the way, or there is none to take out.";
+Exit codes: 0 done; 1 refused, with the reason; 2 no agent; 3 registered, but not attached in
+time; 4 a conflict with another record or change, or nothing to remove.";
 
-/// How long to wait before an agent that is busy is asked again.
+/// Pause before the next request to an agent that is busy.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The options of `xdp-imds register`.
 #[derive(clap::Args, Debug)]
 pub struct Register {
-    /// The VM's record, YAML or JSON; files it names by `source` are read beside it. `-` is standard input.
+    /// The VM's record in YAML or JSON. Files that it names by `source` are read from its directory. `-` is standard
+    /// input.
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
-    /// What it is called here; by default the VM's name in the record.
+    /// The instance's name in the API [default: the VM's name in the record].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// End only when all ports of the VM are attached: it may boot then.
+    /// Wait until all ports of the VM are attached. The VM can boot then.
     #[arg(long)]
     wait: bool,
-    /// Longest to wait, in seconds, 60 at most.
+    /// Maximum wait, in seconds, up to 60.
     #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "wait",
           value_parser = clap::value_parser!(u64).range(..=60))]
     timeout: u64,
-    /// Only if nothing is registered under that name.
+    /// Register only if no instance has this name.
     #[arg(long, conflicts_with = "if_match")]
     new: bool,
-    /// Only if what is registered has this tag, as `get` shows it.
+    /// Replace only an instance with this tag, as `get` prints it.
     #[arg(long, value_name = "ETAG")]
     if_match: Option<String>,
     #[command(flatten)]
-    asked: Asked,
+    common: Common,
 }
 
-/// The words for a [`Source`].
+/// A [`Source`] on the command line.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum SourceWord {
-    /// The local API: by the name in its URL.
+    /// The local API; an instance's name is the one in its URL.
     Api,
-    /// A directory of files: by the file's name.
+    /// A directory of files; the name is the file's.
     File,
-    /// A hypervisor's hook: by the VM's UUID.
+    /// A hypervisor's hook; the name is the VM's UUID.
     Hook,
-    /// KubeVirt: by namespace and name.
+    /// KubeVirt; the name is the VMI's namespace and name.
     Kubevirt,
 }
 
@@ -76,48 +77,48 @@ impl From<SourceWord> for Source {
 /// The options of `xdp-imds ls`.
 #[derive(clap::Args, Debug)]
 pub struct Ls {
-    /// Only those of this source.
+    /// List only instances of this source.
     #[arg(long, value_name = "SOURCE", value_enum)]
     source: Option<SourceWord>,
     #[command(flatten)]
-    asked: Asked,
+    common: Common,
 }
 
 /// The options of `xdp-imds get`.
 #[derive(clap::Args, Debug)]
 pub struct Get {
-    /// What it is called.
+    /// The instance's name.
     #[arg(value_name = "NAME")]
     name: String,
-    /// Where it comes from.
+    /// The instance's source.
     #[arg(long, value_name = "SOURCE", value_enum, default_value = "api")]
     source: SourceWord,
     #[command(flatten)]
-    asked: Asked,
+    common: Common,
 }
 
 /// The options of `xdp-imds rm`.
 #[derive(clap::Args, Debug)]
 pub struct Rm {
-    /// What it is called.
+    /// The instance's name.
     #[arg(value_name = "NAME")]
     name: String,
-    /// Only if it has this tag, as `get` shows it.
+    /// Remove only an instance with this tag, as `get` prints it.
     #[arg(long, value_name = "ETAG")]
     if_match: Option<String>,
-    /// Well done, too, if there is none.
+    /// Exit with 0 also if there is no such instance.
     #[arg(long, conflicts_with = "if_match")]
     force: bool,
     #[command(flatten)]
-    asked: Asked,
+    common: Common,
 }
 
-/// What all of them take.
+/// The options of all these verbs.
 #[derive(clap::Args, Debug)]
-struct Asked {
+struct Common {
     #[command(flatten)]
     agent: Agent,
-    /// As JSON, for programs; problems too.
+    /// Print JSON, for problems too.
     #[arg(long)]
     json: bool,
 }
@@ -126,7 +127,7 @@ impl Register {
     /// Registers a VM. Returns the exit code.
     ///
     /// # Errors
-    /// The record cannot be read, or `out` takes nothing.
+    /// The record cannot be read, or `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
         let record = read(&self.file)?;
         let name = self.name.clone().unwrap_or_else(|| record.vm.name.to_string());
@@ -134,21 +135,21 @@ impl Register {
             bail!("`{name}` cannot be the name of an instance: give another by --name");
         }
         let json = record.to_json().context("the record")?;
-        let run = self.asked.agent.run()?;
+        let run = self.common.agent.run()?;
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let done = loop {
             let wait = self.wait.then(|| until.saturating_duration_since(Instant::now()));
             let matches = self.if_match.as_deref();
             let conditions = Conditions { matches, is_new: self.new, wait };
             match client::put(&run, &name, &json, &conditions) {
-                // So many VMs may boot at once that not all can wait at once.
+                // The agent limits the number of requests that wait.
                 Err(failure) if failure.status() == Some(503) && Instant::now() + PAUSE < until => {
                     std::thread::sleep(PAUSE);
                 }
                 done => break done,
             }
         };
-        self.asked.told(out, done, |(instance, created), out| {
+        self.common.finish(out, done, |(instance, created), out| {
             let done = if *created { "registered" } else { "up to date" };
             writeln!(out, "{name}: {done}, {}", instance.state.name())?;
             ports(&instance.ports, out)
@@ -160,10 +161,10 @@ impl Ls {
     /// Lists instances. Returns the exit code.
     ///
     /// # Errors
-    /// `out` takes nothing.
+    /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
-        let listed = client::list(&self.asked.agent.run()?, self.source.map(Into::into));
-        self.asked.told(out, listed, |instances, out| table(instances, out))
+        let listed = client::list(&self.common.agent.run()?, self.source.map(Into::into));
+        self.common.finish(out, listed, |instances, out| table(instances, out))
     }
 }
 
@@ -171,32 +172,32 @@ impl Get {
     /// Shows an instance. Returns the exit code.
     ///
     /// # Errors
-    /// `out` takes nothing.
+    /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
-        let found = client::look(&self.asked.agent.run()?, self.source.into(), &self.name);
-        self.asked.told(out, found, one)
+        let found = client::look(&self.common.agent.run()?, self.source.into(), &self.name);
+        self.common.finish(out, found, one)
     }
 }
 
 impl Rm {
-    /// Takes an instance out. Returns the exit code.
+    /// Removes an instance. Returns the exit code.
     ///
     /// # Errors
-    /// `out` takes nothing.
+    /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
         let matches = self.if_match.as_deref().or((!self.force).then_some("*"));
         let conditions = Conditions { matches, ..Conditions::default() };
-        let removed = client::remove(&self.asked.agent.run()?, &self.name, &conditions);
-        if self.asked.json && removed.is_ok() {
+        let removed = client::remove(&self.common.agent.run()?, &self.name, &conditions);
+        if self.common.json && removed.is_ok() {
             return Ok(0);
         }
-        self.asked.told(out, removed, |(), out| writeln!(out, "{}: taken out", self.name))
+        self.common.finish(out, removed, |(), out| writeln!(out, "{}: removed", self.name))
     }
 }
 
-impl Asked {
-    /// Tells how it went, and what that is as an exit code.
-    fn told<T: serde::Serialize>(
+impl Common {
+    /// Prints the outcome. Returns its exit code.
+    fn finish<T: serde::Serialize>(
         &self,
         out: &mut dyn Write,
         done: Result<T, Failure>,
@@ -232,7 +233,8 @@ fn code(failure: &Failure) -> u8 {
     }
 }
 
-/// Reads a record with the files it names. The agent, which knows its policy, checks it again.
+/// Reads a record with the files that it names, within the largest limits that a configuration can set. The agent checks
+/// the record against its own limits.
 fn read(path: &Path) -> anyhow::Result<Record> {
     let limits = Limits {
         metadata_keys: Limits::METADATA_KEYS_MOST,
@@ -358,7 +360,7 @@ web.yaml  file    shadowed   web-1
     }
 
     #[test]
-    fn an_instance_is_shown_with_what_is_known_of_it() {
+    fn an_instance_is_printed_with_its_known_fields() {
         let mut out = Vec::new();
         one(&instance(), &mut out).expect("written");
         let expected = "\
@@ -375,7 +377,7 @@ ports       vnet0 52:54:00:00:00:01 unbound, held by file/web.yaml, no such inte
     }
 
     #[test]
-    fn the_exit_code_says_what_to_do_next() {
+    fn each_failure_has_its_exit_code() {
         let problem = |status| {
             let (kind, title, detail) = Default::default();
             let (conflict, registered) = (None, None);

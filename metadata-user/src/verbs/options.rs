@@ -1,42 +1,43 @@
-//! The options that say what an agent serves and with what: `serve` takes them, and `doctor`, which looks at the same.
+//! The options of `serve` that `doctor` takes too, so that it checks what the agent would use.
 
 use std::path::{Path, PathBuf};
 
 use crate::config::{self, Config, ConfigError, PortSpec};
 use metadata_steer::Mode;
 
-/// Options that win over the configuration file.
+/// Options that override the configuration file.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// Directory of VM records, one VM a file; watched for changes (write elsewhere, then rename into it).
+    /// Directory of VM records, one file per VM. The agent watches it: write a file elsewhere, then rename it into this
+    /// directory.
     #[arg(long, value_name = "DIR")]
     records: Option<PathBuf>,
-    /// A tap to own, and the MAC of its guest; repeat for more. Records may name taps themselves
-    /// (`network.nics[].port`), then none is needed here. A tap that is not there yet is attached when it appears.
+    /// A tap to attach to, and the MAC of its guest; repeat for more. Taps that records name (`network.nics[].port`) need
+    /// no option. A tap that does not exist yet is attached when it appears.
     #[arg(long = "port", value_name = "IFNAME[@NETNS][=MAC]")]
     ports: Vec<PortSpec>,
-    /// Configuration file (YAML); the options here win over it.
+    /// Configuration file (YAML). Options override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Directory of what outlives the agent (token keys, one-shot passwords, guest attributes), made if need be;
-    /// /var/lib/xdp-imds by default.
+    /// Directory of the state that outlives the agent (token keys, one-shot passwords, guest attributes); created if it is
+    /// missing [default: /var/lib/xdp-imds].
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Directory on a bpffs below which links and maps are pinned, so that ports stay closed while no agent runs and the
-    /// next one goes on with them; /sys/fs/bpf/xdp-imds by default. Two agents on a node need two.
+    /// Directory on a bpffs in which links and maps are pinned, so that ports stay closed while no agent runs and the next
+    /// agent inherits them [default: /sys/fs/bpf/xdp-imds]. Each agent of a node needs its own.
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
-    /// Pin nothing: when the agent ends, taps are as if there never was one.
+    /// Pin nothing: taps pass all frames when the agent ends.
     #[arg(long, conflicts_with = "pins")]
     no_pins: bool,
-    /// Directory of the sockets by which the running agent is reached, made if need be; /run/xdp-imds by default. Two
-    /// agents on a node need two.
+    /// Directory of the running agent's sockets; created if it is missing [default: /run/xdp-imds]. Each agent of a node
+    /// needs its own.
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
-    /// By which program taps are steered [default: auto].
+    /// The program that steers taps [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
-    /// Prefix of the hub's device names; two agents in one namespace need two.
+    /// Prefix of the hub's device names. Each agent of a namespace needs its own.
     #[arg(long, value_name = "NAME")]
     hub: Option<String>,
     /// Threads that answer guests [default: 1].
@@ -51,10 +52,10 @@ impl Options {
         self.config.as_deref()
     }
 
-    /// The configuration in the file, or the default, with these options in it. It is still to be validated.
+    /// Returns the configuration of the file, or the default one, with these options applied. The caller validates it.
     ///
     /// # Errors
-    /// The file cannot be read or is none.
+    /// The file cannot be read, or is not a configuration.
     pub fn config(self) -> Result<Config, ConfigError> {
         let mut config = self.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
         config.ports.extend(self.ports);

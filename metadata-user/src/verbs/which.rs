@@ -8,13 +8,13 @@ use metadata_control::status;
 
 use crate::config::{Config, DEFAULT_PINS};
 
-/// How a guest is named: `xdp-imds status --all` lists ports, `xdp-imds ls` VMs.
+/// The ways to name a guest. `xdp-imds status --all` lists ports, and `xdp-imds ls` lists VMs.
 pub const GUEST: &str = "PORT|MAC|VM";
 
-/// The agent that a verb asks.
+/// The agent that a verb talks to.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Agent {
-    /// The agent's run directory, which has its sockets [default: `run` of the configuration, or /run/xdp-imds].
+    /// The run directory with the agent's sockets [default: `run` of the configuration, or /run/xdp-imds].
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
     /// The agent's configuration file, for its directories.
@@ -35,7 +35,7 @@ impl Agent {
         }
     }
 
-    /// The directory of pins: `given`, or as the configuration says, or as the agent of the run directory answers.
+    /// The directory of pins: `given`, or that of the configuration, or that which the agent of the run directory reports.
     /// `None` if that agent pins nothing.
     ///
     /// # Errors
@@ -47,7 +47,7 @@ impl Agent {
             (None, Some(run), None) => {
                 let answer = status::get(run, "/v1/status");
                 let answer = answer.context(
-                    "an agent that has ended cannot be asked: name its pins by --pins or --config",
+                    "expected a running agent; name the pins of an agent that has ended by --pins or --config",
                 )?;
                 Ok(serde_json::from_slice::<status::Status>(&answer)?.pins)
             }
@@ -66,7 +66,7 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     #[test]
-    fn options_win_over_the_configuration_and_that_over_defaults() {
+    fn options_override_the_configuration_which_overrides_defaults() {
         let directory = tempfile::tempdir().expect("a directory");
         let file = directory.path().join("config.yaml");
         std::fs::write(&file, "run: /configured/run\npins: /configured/pins\n").expect("a file");
@@ -86,10 +86,10 @@ mod tests {
     }
 
     #[test]
-    fn pins_are_asked_of_an_agent_that_only_its_run_directory_names() {
+    fn the_pins_of_an_agent_known_only_by_its_run_directory_need_it_to_run() {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = Agent { run: Some(directory.path().into()), config: None };
-        let error = agent.pins(None).expect_err("nobody answers there");
+        let error = agent.pins(None).expect_err("no agent listens there");
         let shown = format!("{error:#}");
         assert!(shown.contains("--pins") && shown.contains("no agent serves"), "{shown}");
     }

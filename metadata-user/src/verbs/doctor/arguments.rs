@@ -3,26 +3,26 @@
 use super::Question;
 use crate::verbs::options::Options;
 
-/// What the exit codes mean.
+/// The meaning of the lines and exit codes.
 pub const EXIT: &str = "\
-One line a check: `ok`, `warn` (it works, but not as well as it might, or was not found out) or
-`FAIL` (serving would fail, at once or for one port), with what was found, what was expected and
-what to do.
+Each line is one check: `ok`, `warn` (serving works with a restriction, or the result is unknown)
+or `FAIL` (serving would fail, at the start or for one port), with the state found, the state
+expected and the remedy.
 
-Exit code: 0 when nothing failed, 1 when something did, 2 when the options are wrong.";
+Exit codes: 0 no check failed, 1 a check failed, 2 wrong options.";
 
 /// The options of `xdp-imds doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
     #[command(flatten)]
     options: Options,
-    /// Write one JSON document instead of lines.
+    /// Print one JSON document instead of lines.
     #[arg(long)]
     json: bool,
 }
 
 impl Arguments {
-    /// What they ask.
+    /// Returns the input of the checks.
     #[must_use]
     pub fn question(self) -> Question {
         let file = self.options.file().map(Into::into);

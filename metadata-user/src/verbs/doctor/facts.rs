@@ -1,4 +1,4 @@
-//! What was seen: plain data, so that every check can be shown any node.
+//! The facts that checks decide on. They are plain data, so that tests can present any node.
 
 use std::path::PathBuf;
 
@@ -6,22 +6,22 @@ use metadata_base::port::PortName;
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Search};
 
-/// Everything the checks look at.
+/// All facts.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// What the agent would run with, as far as checks ask.
+    /// The part of the agent's configuration that checks need.
     pub wanted: Wanted,
     /// The kernel.
     pub kernel: Kernel,
-    /// This process, which the agent would be like.
+    /// This process. The agent would have the same rights and limits.
     pub process: Process,
-    /// The place for pins; `None` when nothing is to be pinned.
+    /// The directory of pins; `None` if the agent pins nothing.
     pub pins: Option<Pins>,
-    /// The directories the agent uses: what for, and what is there.
+    /// The agent's directories, by purpose.
     pub directories: Vec<(&'static str, Directory)>,
     /// The records; `None` without a directory of them.
     pub records: Option<Records>,
-    /// The node around it.
+    /// The node.
     pub node: Node,
     /// The ports that configuration and records name.
     pub ports: Vec<Port>,
@@ -29,74 +29,74 @@ pub struct Facts {
     pub kubevirt: Option<Kubevirt>,
 }
 
-/// What the feed of KubeVirt needs.
+/// The needs of KubeVirt's feed.
 #[derive(Clone, Debug)]
 pub struct Kubevirt {
-    /// The node's name, or why there is none.
+    /// The node's name, or the reason why it is unknown.
     pub node: Result<String, String>,
-    /// Why there is no way to the API server, if so; `None` when it is not watched.
+    /// Whether the API server can be addressed, or the reason why not; `None` if the feed does not watch it.
     pub api: Option<Result<(), String>>,
     /// kubelet's directory of pods.
     pub pods: Directory,
-    /// Where the control groups are mounted.
+    /// The mount of the control groups.
     pub cgroups: Directory,
-    /// The directory of the node hook's socket, when that is on.
+    /// The directory of the node hook's socket; `None` while the hook is off.
     pub hook: Option<Directory>,
 }
 
-/// Of the configuration.
+/// The part of the configuration that checks need.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// By which program ports are to be steered.
+    /// The program that steers ports.
     pub steer: Mode,
     /// The prefix of the hub's devices.
     pub hub: String,
-    /// Threads that answer.
+    /// Number of workers.
     pub workers: u32,
-    /// Octets of memory one worker keeps from being swapped.
+    /// Locked memory of one worker, in octets.
     pub pinned_memory: u64,
-    /// Who tells of VMs beside a directory of records, if anybody.
+    /// Feeds other than a directory of records.
     pub feeds: Vec<&'static str>,
 }
 
 /// The kernel.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// What uname(2) says: `6.1.0-13-amd64`.
+    /// The release that uname(2) returns, such as `6.1.0-13-amd64`.
     pub release: String,
     /// Whether it has each feature.
     pub features: Vec<(Feature, Result<bool, Failure>)>,
-    /// What came of beginning to serve in a network namespace of its own.
+    /// The result of a rehearsal: the start of serving in a temporary network namespace.
     pub rehearsal: Result<(), Failure>,
     /// Lockdown, as the kernel writes it: `[none] integrity confidentiality`.
     pub lockdown: Option<String>,
     /// `kernel.unprivileged_bpf_disabled`.
     pub unprivileged_bpf: Option<String>,
-    /// Opening `/dev/net/tun`.
+    /// The result of opening `/dev/net/tun`.
     pub tun: Result<(), Failure>,
 }
 
 /// Capability sets, a bit for each by its number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// What counts.
+    /// Capabilities in effect.
     pub effective: u64,
-    /// What can be made to count.
+    /// Capabilities that the process can put in effect.
     pub permitted: u64,
-    /// What can ever be had.
+    /// Upper bound of the capabilities that the process can gain.
     pub bounding: u64,
 }
 
 /// This process.
 #[derive(Clone, Debug)]
 pub struct Process {
-    /// Whom it runs as.
+    /// The effective user.
     pub uid: u32,
-    /// Its capabilities; `None` when `/proc` does not tell.
+    /// The capabilities; `None` if `/proc` cannot be read.
     pub capabilities: Option<Capabilities>,
-    /// 0 none, 1 strict, 2 a filter.
+    /// The seccomp mode: 0 none, 1 strict, 2 filter.
     pub seccomp: Option<u32>,
-    /// It is in the user namespace the node began with.
+    /// True in the node's initial user namespace.
     pub initial_user_namespace: bool,
     /// Its limits.
     pub resources: Resources,
@@ -106,60 +106,60 @@ pub struct Process {
     pub unix_time: u64,
 }
 
-/// Limits of a process; `None` is none.
+/// Limits of a process; `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// The hard limit on open files, which the agent raises its own to.
+    /// The hard limit of open files. The agent raises its soft limit to it.
     pub open_files: Option<u64>,
-    /// Octets that may be kept from being swapped.
+    /// The limit of locked memory, in octets.
     pub locked_memory: Option<u64>,
 }
 
-/// The file system something is in, or would be made in.
+/// The file system that contains a path, or would contain it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSystem {
-    /// The nearest directory that is there.
+    /// The nearest directory that exists.
     pub at: PathBuf,
-    /// It is a bpffs.
+    /// True for a bpffs.
     pub bpf: bool,
-    /// Nothing can be written.
+    /// True for a read-only mount.
     pub read_only: bool,
-    /// Octets that are free.
+    /// Free space, in octets.
     pub free: u64,
 }
 
-/// The place for pins.
+/// The directory of pins.
 #[derive(Clone, Debug)]
 pub struct Pins {
-    /// As configured.
+    /// The configured path.
     pub path: PathBuf,
-    /// What it is in.
+    /// Its file system.
     pub file_system: Result<FileSystem, Failure>,
-    /// Versions of the layout that are there.
+    /// Versions of the layout that exist in it.
     pub versions: Vec<String>,
-    /// Links of the layout this agent knows.
+    /// Links in this agent's version of the layout.
     pub links: Result<Vec<PinnedLink>, Failure>,
 }
 
 /// A directory.
 #[derive(Clone, Debug)]
 pub struct Directory {
-    /// As configured.
+    /// The configured path.
     pub path: PathBuf,
-    /// What is there; `None` when nothing is.
+    /// Its properties; `None` if it does not exist.
     pub found: Result<Option<Found>, Failure>,
-    /// What it is in.
+    /// Its file system.
     pub file_system: Result<FileSystem, Failure>,
 }
 
-/// A directory that is there.
+/// A path that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// It is a directory.
+    /// True for a directory.
     pub directory: bool,
     /// Permission bits.
     pub mode: u32,
-    /// Whose it is.
+    /// The owner.
     pub owner: u32,
 }
 
@@ -168,11 +168,11 @@ pub struct Found {
 pub struct Records {
     /// How many there are.
     pub count: usize,
-    /// Those that cannot be served, and why: the first few.
+    /// The first few invalid records, with the error.
     pub refused: Vec<(String, String)>,
-    /// How many cannot be served.
+    /// Number of invalid records.
     pub refused_count: usize,
-    /// One that cannot be opened for want of permission.
+    /// A record that the process has no permission to open.
     pub unreadable: Option<String>,
 }
 
@@ -181,15 +181,15 @@ pub struct Records {
 pub struct Node {
     /// Devices under the hub's names: name and kind.
     pub hub: Result<Vec<(String, String)>, Failure>,
-    /// Steered frames that found the ring of a hub's veth full, since the hub was made.
+    /// Steered frames lost because the ring of a hub's veth was full, since the hub was created.
     pub veth_full: u64,
-    /// Frames of quiet guests in other namespaces that found a hub's ring full, since the maps were made.
+    /// Frames of quiet guests in other namespaces lost because a hub's ring was full, since the maps were created.
     pub ring_full: u64,
-    /// The agent that answers in the run directory: its process.
+    /// The process of the agent that listens in the run directory.
     pub agent: Option<u32>,
-    /// A socket in the run directory nobody listens on any more.
+    /// A socket in the run directory without a listener.
     pub stale_socket: Option<PathBuf>,
-    /// What the node does with the served addresses.
+    /// The node's own uses of the served addresses.
     pub addresses: Result<Vec<AddressUse>, Failure>,
     /// `net.bridge.bridge-nf-call-iptables`.
     pub bridge_filter: Option<String>,
@@ -198,10 +198,10 @@ pub struct Node {
 /// A port.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// As it is named.
+    /// The port's name.
     pub name: PortName,
-    /// Its device, if its namespace has it.
+    /// The port's device; `None` if its namespace has none of that name.
     pub device: Result<Option<Device>, Failure>,
-    /// Where else there are devices of that name, when it has not.
+    /// Devices of that name in other namespaces, if `device` is `None`.
     pub elsewhere: Option<Search>,
 }

@@ -1,14 +1,13 @@
-//! `xdp-imds doctor`: what is wrong with this node for this configuration, and what to do.
+//! `xdp-imds doctor`: finds what prevents a configuration from working on this node, and prints the remedies.
 //!
 //! # The tour
 //!
-//! `gather` looks: at the kernel by using it, at this process, at directories, ports and the node. It changes
-//! nothing that lasts; what a probe makes goes with this process. What it saw are [`Facts`], plain data. `checks` say
-//! what they think of them, a [`Check`] each, and `print` shows those: a line each, or JSON.
+//! `gather` collects [`Facts`], which are plain data, about the kernel, this process, directories, ports and the node.
+//! It tests the kernel by using it. It changes nothing lasting: the kernel removes what a probe made when this process
+//! ends. `checks` turns the facts into one [`Check`] each. `print` prints them as lines or JSON.
 //!
-//! A check that fails says why and what to do. Serving would fail too, at once or for one port; a warning is about
-//! what works, but not as well as it might or not for ever. Facts that could not be had make a warning where they
-//! leave something open.
+//! A failed check names the reason and the remedy; serving would fail too, at the start or for one port. A warning means
+//! that serving works with a restriction, or that a fact is unknown.
 
 mod arguments;
 mod checks;
@@ -30,45 +29,45 @@ pub use facts::{
 
 use crate::config::Config;
 
-/// What the doctor is asked to look at.
+/// The input of the checks.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// What the agent would run with, or why its configuration cannot be used.
+    /// The agent's configuration, or the reason why it cannot be used.
     pub config: Result<Config, String>,
-    /// The configuration file, to name it.
+    /// The configuration file, if there is one.
     pub file: Option<PathBuf>,
     /// Write JSON instead of lines.
     pub json: bool,
 }
 
-/// What one check came to.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Status {
-    /// As it should be.
+    /// No problem.
     Ok,
-    /// It works, but not as well as it might, or not for ever; or it could not be found out.
+    /// Serving works with a restriction, or the result is unknown.
     Warn,
     /// Serving would fail.
     Fail,
 }
 
-/// One thing that was looked at.
+/// A check and its result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Check {
-    /// What was looked at, by a name that stays: `port.xdp`.
+    /// The stable name of the check, such as `port.xdp`.
     pub name: &'static str,
-    /// Which one, where there are several: a port, a directory, an address.
+    /// The port, directory or address, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
-    /// What it came to.
+    /// The result.
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// What should have been found; of a check that is well, nothing.
+    /// What was expected; `None` without a problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// What to do; of a check that is well, nothing.
+    /// The remedy; `None` without a problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -102,15 +101,15 @@ impl Check {
     }
 }
 
-/// Looks at everything and writes what it came to.
+/// Runs all checks and prints their results.
 ///
-/// The exit code is 0 when nothing failed, also with warnings, and 1 when something did.
+/// The exit code is 1 if a check failed, and 0 otherwise, also with warnings.
 ///
 /// # Errors
 /// When the result cannot be written.
 pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let mut checks = vec![checks::configuration(question)];
-    // With a configuration that cannot be used, the node is looked at for the default one.
+    // If the configuration cannot be used, the checks run for the default one.
     let config = question.config.clone().unwrap_or_default();
     checks.extend(checks::all(&gather::facts(&config)));
     if question.json {

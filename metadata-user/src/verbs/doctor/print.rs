@@ -1,4 +1,4 @@
-//! Checks as lines for people, and as JSON for everything else.
+//! Prints checks as lines for people, or as JSON for programs.
 
 use std::io::{self, Write};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Check, Status};
 
-/// The JSON's version: it goes up when a member changes its meaning or goes.
+/// The version of the JSON. It increases when a member is removed or changes its meaning.
 const SCHEMA: &str = "doctor/1";
 
 #[derive(Serialize)]
@@ -17,12 +17,12 @@ struct Document<'a> {
     checks: &'a [Check],
 }
 
-/// The worst that any check came to.
+/// The worst result of all checks.
 fn worst(checks: &[Check]) -> Status {
     checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
 }
 
-/// One JSON document.
+/// Prints one JSON document.
 pub(super) fn json(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     let version = env!("CARGO_PKG_VERSION");
     let document = Document { schema: SCHEMA, version, status: worst(checks), checks };
@@ -30,7 +30,7 @@ pub(super) fn json(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// One line a check, and one for all of them.
+/// Prints one line per check, and a last line with their numbers.
 pub(super) fn lines(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     for check in checks {
         writeln!(out, "{}", line(check))?;
@@ -56,7 +56,7 @@ fn line(check: &Check) -> String {
     let subject = subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
     let expected = expected.as_ref().map_or_else(String::new, |expected| format!("; expected {expected}"));
     let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!(". {remedy}"));
-    // What a file or another program is called must not look like a line of ours.
+    // The name of a file or program could contain a line break and imitate a line of ours.
     format!("{word}  {name}{subject}: {found}{expected}{remedy}").replace(|c: char| c.is_control(), " ")
 }
 

@@ -67,11 +67,11 @@ fn a_config_drive_holds_what_http_answers() {
         ec2["public-keys"]["0"]["openssh-key"].as_str().is_some_and(|key| key.starts_with("ssh-ed25519 "))
     );
     assert_eq!(text("/ec2/2009-04-04/user-data"), USER_DATA);
-    assert!(!ec2.to_string().contains("sk-example"), "credentials are for those who have a token");
+    assert!(!ec2.to_string().contains("sk-example"), "credentials need a token");
 }
 
 #[test]
-fn a_nocloud_seed_has_user_data_also_when_there_is_none() {
+fn a_nocloud_seed_has_a_user_data_file_even_without_user_data() {
     let bare =
         FULL.lines().filter(|line| !line.starts_with("user_data:") && !line.starts_with("vendor_data:"));
     let bare: String = bare.map(|line| format!("{line}\n")).collect();

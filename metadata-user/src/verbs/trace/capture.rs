@@ -1,4 +1,4 @@
-//! A trace as a pcapng file, for its owner alone (draft-ietf-opsawg-pcapng).
+//! Writes a trace to a pcapng file (draft-ietf-opsawg-pcapng) that only its owner can read.
 
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
@@ -18,27 +18,27 @@ use metadata_control::trace::wire::{Frame, octets};
 
 /// `if_tsresol`: timestamps are nanoseconds.
 const NANOSECONDS: u8 = 9;
-/// `epb_flags`: who sent it, as seen from the node.
+/// Values of `epb_flags`: the direction, as seen from the node.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
 const MODE: u32 = 0o600;
 
-/// A file being written.
+/// An open pcapng file.
 pub(super) struct Capture {
     writer: PcapNgWriter<BufWriter<File>>,
-    /// What to add to the kernel's clock for the time of day, nanoseconds.
+    /// Difference of the time of day and the kernel's monotonic clock, in nanoseconds.
     unix_offset: i128,
-    /// Frames lost before the next.
+    /// Frames lost before the next one.
     lost: u64,
 }
 
 impl Capture {
-    /// Makes the file, which must not be there yet.
+    /// Creates the file. Fails if it exists.
     pub(super) fn create(path: &Path) -> io::Result<File> {
         OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
     }
 
-    /// Begins a trace of `who`, at a moment by both clocks.
+    /// Writes the file's head. The two times are the same moment.
     pub(super) fn begin(file: File, who: &str, monotonic_ns: u64, unix_ns: u64) -> io::Result<Self> {
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(io_error)?;
         let options = vec![
@@ -98,7 +98,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
-    fn a_capture_reads_back_with_its_verdicts_and_losses_and_is_its_owners_alone() {
+    fn a_private_capture_reads_back_with_its_verdicts_and_losses() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join("trace.pcapng");
         let file = Capture::create(&path).expect("a file");

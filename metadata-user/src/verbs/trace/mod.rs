@@ -1,8 +1,8 @@
-//! `xdp-imds trace`: what one guest sends and is sent, frame by frame, with what became of each.
+//! `xdp-imds trace`: prints each frame to and from one guest, with its verdict.
 //!
-//! The agent has the maps, so it is asked (`wire`); who may enter its run directory may ask. Shown are addresses,
-//! ports, flags and the first line of a message (`sketch`, `message`), never header fields or bodies: they hold
-//! tokens and passwords. `--write` keeps headers alone unless `--payload` asks for all that was captured.
+//! The agent owns the eBPF maps, so the verb asks the agent over a socket in its run directory (`wire`). It prints
+//! addresses, ports, flags and the first line of an HTTP message (`sketch`, `message`), and never header fields or bodies,
+//! because they hold tokens and passwords. `--write` writes headers only, and with `--payload` everything captured.
 
 mod capture;
 mod print;
@@ -24,44 +24,44 @@ use print::Tally;
 
 use super::which::{Agent, GUEST};
 
-/// Longest the agent may be silent: it gives a sign of life each second.
+/// Limit for the agent's silence. The agent sends an empty line each second.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Octets of a refusal.
+/// Maximum size of a refusal, in octets.
 const REFUSAL_MOST: u64 = 4_096;
-/// Octets of one answer: what an hour of frames takes is far less.
+/// Maximum size of a trace, in octets; an hour of frames takes far less.
 const ANSWER_MOST: u64 = 64 << 30;
 
 /// The options of `xdp-imds trace`.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// Only this guest: its port, its MAC, or the name, UUID or record of its VM. By port, frames from other MACs are
-    /// shown too, but not what the agent itself answers.
+    /// The guest: its port, its MAC, or the name, UUID or record of its VM. A trace by port also shows frames from other
+    /// MACs, but not the answers of the agent.
     #[arg(value_name = GUEST)]
     target: String,
     #[command(flatten)]
     agent: Agent,
-    /// Frames that are not for the metadata service too.
+    /// Show also frames that are not for the metadata service.
     #[arg(long)]
     all: bool,
-    /// Write frames to a pcapng file too (mode 0600), which must not be there yet: their headers, and the verdict as a
-    /// comment.
+    /// Write the headers of frames also to a new pcapng file (mode 0600), with the verdict as a comment. The file must not
+    /// exist.
     #[arg(long, value_name = "FILE.pcapng")]
     write: Option<PathBuf>,
-    /// Write all that is captured of a frame (256 octets), payload with its tokens and passwords included.
+    /// Write the first 256 octets of each frame, including payload with tokens and passwords.
     #[arg(long, requires = "write")]
     payload: bool,
-    /// End after so many frames.
+    /// End after this number of frames.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End after so many seconds.
+    /// End after this number of seconds.
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
 }
 
-/// Traces until enough was seen, a signal comes or the agent ends; then writes the table by verdict.
+/// Traces until a limit, a signal or the end of the agent, and then prints the table of verdicts.
 ///
 /// # Errors
-/// There is no agent, it refuses, or a file or the output cannot be written.
+/// No agent runs, the agent refuses, or a file or the output cannot be written.
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
     let answer = ask(arguments)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -96,7 +96,7 @@ async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> an
             Go::Ended(reason) => break Some(reason),
         }
     };
-    // The agent stops watching when this goes.
+    // The agent ends the trace when this connection closes.
     drop(answer);
     seen.end(out)?;
     match ended {
@@ -105,7 +105,7 @@ async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> an
     }
 }
 
-/// Asks the agent for the lines of a trace.
+/// Starts a trace. Returns the stream of its lines.
 fn ask(arguments: &Arguments) -> anyhow::Result<Answer> {
     let Arguments { agent, target, all, payload, .. } = arguments;
     let query = form_urlencoded::Serializer::new(String::new())
@@ -125,14 +125,14 @@ fn ask(arguments: &Arguments) -> anyhow::Result<Answer> {
     bail!("the agent refuses ({status}): {}", String::from_utf8_lossy(&text).trim())
 }
 
-/// Whether there is more to see.
+/// What to do after a line.
 enum Go {
     On,
     Enough,
     Ended(String),
 }
 
-/// What was seen, and where it goes.
+/// The frames so far, and their file.
 struct Seen {
     tally: Tally,
     left: Option<u64>,
@@ -152,11 +152,13 @@ impl Seen {
     }
 
     fn line(&mut self, line: &str, out: &mut dyn Write) -> anyhow::Result<Go> {
-        // A line of a newer agent may be of a kind this one does not know; an empty one is a sign of life.
+        // A newer agent may send lines of an unknown kind. An empty line shows that the agent still runs.
         let Ok(line) = serde_json::from_str(line) else { return Ok(Go::On) };
         match line {
             Line::Begin { schema, .. } if schema != SCHEMA => {
-                bail!("the agent writes {schema}, and this is {SCHEMA}: use the agent's own version")
+                bail!(
+                    "the agent writes {schema}, but this program reads {SCHEMA}; use the agent's version of it"
+                )
             }
             Line::Begin { who, unseen, monotonic_ns, unix_ns, .. } => {
                 self.tally.begin(monotonic_ns);
@@ -170,7 +172,10 @@ impl Seen {
             }
             Line::Lost { frames } => {
                 self.tally.lose(frames);
-                writeln!(out, "--- {frames} frames were lost: they came faster than they could be read")?;
+                writeln!(
+                    out,
+                    "--- {frames} frames were lost, because they arrived faster than the agent could read them"
+                )?;
                 self.capture.iter_mut().for_each(|capture| capture.lose(frames));
             }
             Line::Frame(frame) => {
@@ -202,9 +207,9 @@ impl Seen {
 
 fn warn(path: &Path, payload: bool) {
     let what = if payload {
-        "keeps payload: tokens, passwords and user-data of the guest are in it; delete it when it has served"
+        "will contain payload with tokens, passwords and user-data of the guest; delete it after use"
     } else {
-        "keeps headers alone (--payload keeps all that is captured, secrets included)"
+        "will contain headers only (with --payload also payload, including secrets)"
     };
     eprintln!("xdp-imds: {} {what}", path.display());
 }

@@ -1,4 +1,4 @@
-//! A trace for people: a line a frame, and a table at its end.
+//! Prints a trace: one line per frame, and a table at the end.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -8,7 +8,7 @@ use metadata_common::verdict::{Fate, Verdict};
 use metadata_control::trace::sketch;
 use metadata_control::trace::wire::{Frame, octets};
 
-/// What became of a frame, in words.
+/// Describes a verdict in words.
 pub(super) fn verdict(name: &str) -> String {
     let Some(verdict) = Verdict::ALL.iter().find(|verdict| verdict.name() == name) else {
         return name.into();
@@ -30,7 +30,7 @@ pub(super) fn verdict(name: &str) -> String {
     format!("{deed}: {why}")
 }
 
-/// What has been seen so far.
+/// The counts so far.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     began_ns: u64,
@@ -67,7 +67,7 @@ impl Tally {
         writeln!(out, "{}", line.replace(|c: char| c.is_control(), "?"))
     }
 
-    /// The table by verdict.
+    /// Writes the table of verdicts.
     pub(super) fn summary(&self, out: &mut dyn Write) -> io::Result<()> {
         let all: u64 = self.verdicts.values().map(|(frames, _)| frames).sum();
         writeln!(out, "\n{:>9}  {:>11}  way     verdict", "frames", "octets")?;
@@ -88,7 +88,7 @@ mod tests {
     use metadata_control::trace::wire::Frame;
 
     #[test]
-    fn verdicts_are_told_in_words() {
+    fn verdicts_are_described_in_words() {
         let cases = [
             ("pass_ipv4", "passed: ipv4"),
             ("steer_ipv4_tcp", "steered to the agent: ipv4 tcp"),
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_are_counted_by_way_and_verdict() {
+    fn frames_are_counted_by_direction_and_verdict() {
         let mut tally = Tally::default();
         tally.begin(1_000_000);
         let frame = Frame { time_ns: 2_234_567, verdict: "drop_vlan".into(), length: 60, ..Frame::default() };

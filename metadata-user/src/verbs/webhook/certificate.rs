@@ -1,4 +1,4 @@
-//! The server's certificate, which is replaced while it serves.
+//! The server's certificate, which is reloaded while the server runs.
 
 use std::fs;
 use std::io;
@@ -13,12 +13,12 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-/// Most octets of either file.
+/// Maximum size of either file, in octets.
 const FILE_MAX: u64 = 256 << 10;
-/// Most certificates of a chain.
+/// Maximum number of certificates in a chain.
 const CHAIN_MAX: usize = 16;
 
-/// Why a certificate cannot be used. Says nothing of what the files hold.
+/// The reason why a certificate cannot be used, without the content of its files.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// A file cannot be read.
@@ -37,7 +37,7 @@ pub enum CertificateError {
         /// Its octets.
         found: u64,
     },
-    /// No certificates in PEM.
+    /// The file has no certificates in PEM, or too many.
     #[error("expected 1 to {CHAIN_MAX} certificates in PEM in {}, found {found}", path.display())]
     Chain {
         /// The file.
@@ -45,13 +45,13 @@ pub enum CertificateError {
         /// What it has.
         found: String,
     },
-    /// No private key in PEM.
+    /// The file has no private key in PEM.
     #[error("expected a private key in PEM (PKCS#8, PKCS#1 or SEC1) in {}, found none", path.display())]
     Key {
         /// The file.
         path: PathBuf,
     },
-    /// The two do not belong together, or are of a kind that is not known.
+    /// Key and certificate do not match, or their type is not supported.
     #[error("the key does not fit the certificate: {0}; both are read again when they change")]
     Mismatch(rustls::Error),
 }
@@ -71,7 +71,7 @@ struct Files {
     provider: Arc<CryptoProvider>,
 }
 
-/// What handshakes are made with.
+/// The certificate and key for new handshakes.
 #[derive(Debug)]
 pub(super) struct Current(ArcSwap<CertifiedKey>);
 
@@ -95,19 +95,19 @@ impl Certificate {
         Ok(Self { files, seen, current })
     }
 
-    /// For handshakes: always the last good one.
+    /// The certificate for handshakes: the most recent valid one.
     pub(super) fn current(&self) -> Arc<Current> {
         Arc::clone(&self.current)
     }
 
-    /// Takes up what is in the files by now; true if that is something new. What cannot be used is told once, and leaves
-    /// the last good one in force.
-    pub(super) fn look(&mut self) -> Result<bool, CertificateError> {
+    /// Loads the files if they have changed; returns true if so. Invalid files are reported once, and the previous
+    /// certificate stays in use.
+    pub(super) fn reload(&mut self) -> Result<bool, CertificateError> {
         let digest = self.files.digest()?;
         if digest == self.seen {
             return Ok(false);
         }
-        // Between two changes of kubelet's the pair may not fit; the next look finds what does.
+        // While kubelet replaces both files, they may not match. The next call then loads the matching pair.
         self.seen = digest;
         self.current.0.store(Arc::new(self.files.load()?));
         Ok(true)
@@ -115,7 +115,7 @@ impl Certificate {
 }
 
 impl Files {
-    /// Changes with the files' content.
+    /// A digest of both files' content.
     fn digest(&self) -> Result<Vec<u8>, CertificateError> {
         use sha2::Digest as _;
         let mut hash = sha2::Sha256::new();
@@ -140,7 +140,7 @@ impl Files {
                 _ => format!("more than {CHAIN_MAX}"),
             }));
         }
-        // The parser's own words may repeat a part of it.
+        // The parser's error could contain a part of the key.
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?)
             .map_err(|_| CertificateError::Key { path: self.key.clone() })?;
         CertifiedKey::from_der(chain, key, &self.provider).map_err(CertificateError::Mismatch)
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_leaves_the_last_good_one() {
+    fn a_mismatched_pair_leaves_the_previous_certificate_in_use() {
         let room = tempfile::tempdir().expect("a directory");
         let [certificate, key] = ["tls.crt", "tls.key"].map(|name| room.path().join(name));
         let [(first, first_key), (second, second_key)] = ["a.svc", "b.svc"].map(pair);
@@ -178,21 +178,21 @@ mod tests {
         let mut read = Certificate::read(&certificate, &key, &Arc::new(default_provider())).expect("a pair");
         let served = |read: &Certificate| read.current.0.load().cert[0].clone();
         let before = served(&read);
-        assert!(!read.look().expect("the same"), "nothing has changed");
+        assert!(!read.reload().expect("the same"), "nothing has changed");
         fs::write(&certificate, &second).expect("written");
-        let refused = read.look().expect_err("the key of another");
+        let refused = read.reload().expect_err("the key of another");
         assert!(matches!(refused, CertificateError::Mismatch(_)), "{refused}");
         assert_eq!(served(&read), before);
-        assert!(!read.look().expect("told already"), "once is enough");
+        assert!(!read.reload().expect("no second error"), "a failure is reported once");
         fs::write(&key, &second_key).expect("written");
-        assert!(read.look().expect("a pair"), "both are new");
+        assert!(read.reload().expect("a pair"), "both are new");
         assert_ne!(served(&read), before);
         fs::remove_file(&key).expect("removed");
-        assert!(matches!(read.look(), Err(CertificateError::Read { .. })));
+        assert!(matches!(read.reload(), Err(CertificateError::Read { .. })));
     }
 
     #[test]
-    fn files_that_hold_something_else_are_refused_without_a_word_of_them() {
+    fn invalid_files_are_refused_without_their_content_in_the_error() {
         let room = tempfile::tempdir().expect("a directory");
         let [certificate, key] = ["tls.crt", "tls.key"].map(|name| room.path().join(name));
         let (good, good_key) = pair("a.svc");

@@ -1,9 +1,9 @@
-//! `xdp-imds webhook`: points the guests of VMs that are made at the metadata service, by their SMBIOS, and gives their pods
-//! what the agent is to read there, where the cluster has no MutatingAdmissionPolicy for it.
+//! `xdp-imds webhook` sets the SMBIOS fields that point guests of new VMs to the metadata service, and gives their pods
+//! the volumes that the agent reads. It is for clusters without our MutatingAdmissionPolicy.
 //!
-//! [`rules`] decides, `review` speaks Kubernetes, `certificate` keeps the server's certificate fresh. It answers
-//! `POST /mutate` (VirtualMachines), `POST /mutate-pods` ([`pods`]) and `GET /healthz` over TLS, knows no other service and
-//! keeps nothing.
+//! [`rules`] and [`pods`] decide, `review` reads and writes admission reviews, and `certificate` reloads the server's
+//! certificate. The server answers `POST /mutate` (VirtualMachines), `POST /mutate-pods` (pods) and `GET /healthz` over
+//! TLS. It sends no requests and stores nothing.
 
 mod certificate;
 pub mod pods;
@@ -39,39 +39,39 @@ use certificate::Certificate;
 pub use certificate::CertificateError;
 pub use review::{Judge, ReviewError, Reviewed, answer};
 
-/// Octets of a review: the object before and after, each at most what the API server takes.
+/// Maximum size of a review, in octets. It holds the object before and after the change; the API server limits each.
 pub const BODY_MAX: usize = 8 << 20;
-/// Connections at once; further ones wait to be accepted. An API server holds few and keeps them.
+/// Maximum number of connections; further ones wait. An API server keeps a few open.
 pub const CONNECTIONS: usize = 256;
-/// Time for a handshake.
+/// Limit for a TLS handshake.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Time for a body.
+/// Limit for the receipt of a body.
 pub const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Longest a connection lasts.
+/// Limit for a connection.
 pub const LIFE: Duration = Duration::from_secs(600);
-/// How often the certificate's files are looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long it goes on when it is stopped: until the API server has heard of that.
+/// Interval between two checks of the certificate's files.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Time that the server continues after SIGTERM, until the API server stops sending it reviews.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// What to listen on, and with which certificate.
+/// The options of `xdp-imds webhook`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Arguments {
     /// The address to listen on.
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
     pub listen: SocketAddr,
-    /// The server's certificate and what it was signed with, in PEM; read again when it changes.
+    /// The server's certificate chain, in PEM. The server reads it again when it changes.
     #[arg(long, value_name = "FILE")]
     pub certificate: PathBuf,
-    /// Its private key, in PEM; likewise.
+    /// The certificate's private key, in PEM. The server reads it again when it changes.
     #[arg(long, value_name = "FILE")]
     pub key: PathBuf,
 }
 
-/// Serves until SIGTERM or SIGINT, and a little longer.
+/// Serves until SIGINT, or until [`LINGER`] after SIGTERM.
 ///
 /// # Errors
-/// The certificate cannot be used, or the address not listened on.
+/// The certificate cannot be used, or the address cannot be bound.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -95,7 +95,6 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
-/// A server with a certificate.
 struct Server {
     certificate: Certificate,
     tls: TlsAcceptor,
@@ -117,28 +116,28 @@ impl Server {
         let places = Places { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Wait };
         let attend = |stream, _| attend(stream, tls.clone(), app.clone());
         let mut serving = pin!(metadata_listen::serve(&listener, places, attend));
-        let mut look = interval(LOOK_EVERY);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut troubled = false;
+        let mut check = interval(CHECK_INTERVAL);
+        check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut failing = false;
         loop {
             tokio::select! {
                 never = &mut serving => match never {},
-                _ = look.tick() => troubled = self.renew(troubled),
+                _ = check.tick() => failing = self.renew(failing),
             }
         }
     }
 
-    /// Looks at the certificate's files; true if there was trouble, which is told when it begins.
-    fn renew(&mut self, troubled: bool) -> bool {
-        match self.certificate.look() {
-            Ok(false) => troubled,
+    /// Reloads a changed certificate. Returns true while that fails; only the first failure is logged.
+    fn renew(&mut self, failing: bool) -> bool {
+        match self.certificate.reload() {
+            Ok(false) => failing,
             Ok(true) => {
-                info!("a new certificate");
+                info!("loaded a new certificate");
                 false
             }
             Err(error) => {
-                if !troubled {
-                    warn!("the certificate stays as it was: {error}");
+                if !failing {
+                    warn!("the previous certificate stays in use: {error}");
                 }
                 true
             }

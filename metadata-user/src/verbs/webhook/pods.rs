@@ -1,13 +1,13 @@
-//! What becomes of a launcher's pod: it gets as volumes what the agent reads where kubelet has mounted it.
+//! Adds volumes to a launcher's pod. kubelet mounts them, and the agent reads them from the host.
 //!
-//! | of a pod annotated `imds.kubevirt.io/enabled: "true"` | volume |
+//! | annotation of the pod, besides `imds.kubevirt.io/enabled: "true"` | volume |
 //! |---|---|
-//! | always | `imds-token`: a token of its service account, renewed by kubelet |
+//! | none | `imds-token`: a token of its service account, renewed by kubelet |
 //! | `user-data-secret`, `user-data-configmap`, without `user-data` | `imds-user-data` |
 //! | `vendor-data-secret`, `vendor-data-configmap`, without `vendor-data` | `imds-vendor-data` |
 //!
-//! KubeVirt gives a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the launcher's does;
-//! nothing there reads them. A volume of that name is left as it is.
+//! KubeVirt copies a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the launcher's
+//! container mounts them, although no program there reads them. A volume that exists under such a name stays unchanged.
 
 use serde_json::{Value, json};
 
@@ -18,20 +18,20 @@ use metadata_feed::kubevirt::annotations;
 const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
 /// The container every launcher has.
 const CONTAINER: &str = "compute";
-/// Where that has the volumes.
+/// The directory of the volumes in that container.
 const MOUNTS: &str = "/var/run/xdp-imds";
-/// Octal 0400: for root alone, where kubelet lets it.
+/// Mode 0400: only root reads the files. kubelet may widen it.
 const MODE: u32 = 0o400;
-/// Life of a token in seconds; kubelet renews it when a fifth is left.
+/// Lifetime of a token, in seconds. kubelet renews it when a fifth of that is left.
 const TOKEN_SECONDS: u32 = 3_600;
 
-/// As [`judge`], for what is made; a pod's volumes stay what they are.
+/// Calls [`judge`] for a new pod. A pod's volumes cannot change later.
 #[must_use]
 pub fn judge_made(operation: Operation, pod: &Value, _old: &Value) -> Judgement {
     if operation == Operation::Create { judge(pod) } else { Judgement::default() }
 }
 
-/// Judges a Pod that is made.
+/// Returns the changes to a new pod.
 #[must_use]
 pub fn judge(pod: &Value) -> Judgement {
     let metadata = &pod["metadata"];
@@ -58,7 +58,7 @@ pub fn judge(pod: &Value) -> Judgement {
         ),
     ] {
         let source = match (annotation(secret), annotation(map)) {
-            // The agent takes what is written out before anything named.
+            // The agent prefers the inline value.
             _ if metadata["annotations"][inline].is_string() => continue,
             (Some(name), _) => json!({"secret": {"secretName": name, "defaultMode": MODE}}),
             (None, Some(name)) => json!({"configMap": {"name": name, "defaultMode": MODE}}),
@@ -99,7 +99,7 @@ impl Lists<'_> {
     }
 }
 
-/// Adds to the end of a list, or makes it.
+/// Appends to a list, or creates it.
 fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<Change> {
     match list.is_array() {
         _ if items.is_empty() => Vec::new(),
@@ -115,7 +115,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn lists_that_are_missing_are_made() {
+    fn missing_lists_are_created() {
         let pod = json!({
             "metadata": {"labels": {"kubevirt.io": "virt-launcher"},
                 "annotations": {"imds.kubevirt.io/enabled": "true"}},
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_launchers_pod_is_left_alone() {
+    fn a_pod_that_is_no_launcher_stays_unchanged() {
         let annotated = json!({"annotations": {"imds.kubevirt.io/enabled": "true"}});
         let launcher = json!({"labels": {"kubevirt.io": "virt-launcher"},
             "annotations": {"imds.kubevirt.io/enabled": "true"}});

@@ -1,10 +1,10 @@
 //! `AdmissionReview` of `admission.k8s.io/v1`
 //! (<https://kubernetes.io/docs/reference/access-authn-authz/extensible-admission-controllers/>).
 //!
-//! Whatever comes is allowed: this fills in what is missing, and keeps nobody from making a VM.
+//! Every request is allowed, so that the webhook prevents nobody from creating a VM.
 //!
-//! kube's types (`kube::core::admission`) refuse a review that lacks a field which is not read here, need another crate
-//! for patches, and would bring the client of the API server into this crate.
+//! We do not use kube's types (`kube::core::admission`): they refuse a review without fields that we do not read, need
+//! another crate for patches, and would add the Kubernetes client to this crate.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -15,26 +15,26 @@ use super::rules::{Judgement, Operation};
 
 const VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
-/// Most octets of a UID; Kubernetes' have 36.
+/// Maximum length of a UID, in octets; Kubernetes' UIDs have 36.
 const UID_MAX: usize = 256;
 
-/// Why there is no answer.
+/// The reason why a review gets no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ReviewError {
-    /// Not JSON, or not of this shape.
+    /// The body is not JSON, or lacks a field.
     #[error("expected an AdmissionReview of admission.k8s.io/v1, found: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Another version or kind.
+    /// The body has another version or kind.
     #[error(
         "expected {KIND} of {VERSION}, found {kind} of {version}; `admissionReviewVersions` must be [v1]"
     )]
     Version {
-        /// The kind.
+        /// The kind found.
         kind: String,
-        /// The version.
+        /// The version found.
         version: String,
     },
-    /// Its identifier is too long to be one.
+    /// The UID is too long.
     #[error("expected a uid of at most {UID_MAX} octets, found {0}")]
     Uid(usize),
 }
@@ -58,7 +58,7 @@ struct Request {
     name: String,
     #[serde(default)]
     object: Value,
-    /// Before an update.
+    /// The object before an update.
     #[serde(default)]
     old_object: Value,
 }
@@ -84,22 +84,22 @@ struct Response {
     warnings: Vec<String>,
 }
 
-/// The answer to a review, and what was changed where.
+/// The answer to a review, and the change for the log.
 #[derive(Debug)]
 pub struct Reviewed {
     /// The body to send.
     pub body: Vec<u8>,
-    /// `<namespace>/<name>` of what is changed, and the paths that are set.
+    /// `<namespace>/<name>` of the changed object, and the paths that change.
     pub changed: Option<(String, Vec<String>)>,
 }
 
-/// What becomes of an object, by what it is and what it was.
+/// Decides the changes to an object from its present and previous form.
 pub type Judge = fn(Operation, &Value, &Value) -> Judgement;
 
 /// Answers a review.
 ///
 /// # Errors
-/// [`ReviewError`]: it is none.
+/// [`ReviewError`]: the body is not a review.
 pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
     let Question { api_version: version, kind, request } = serde_json::from_slice(body)?;
     if version != VERSION || kind != KIND {
@@ -123,7 +123,7 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
         warnings: judged.warnings,
     };
     let paths: Vec<_> = judged.changes.into_iter().map(|change| change.path).collect();
-    // A pod has its name only once it is made.
+    // A new pod has no name yet, only the prefix of one.
     let generated = request.object["metadata"]["generateName"].as_str().unwrap_or_default();
     let name = if request.name.is_empty() { generated } else { &*request.name };
     let changed = (!paths.is_empty()).then(|| (format!("{}/{name}", request.namespace), paths));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_do_is_allowed_without_a_patch() {
+    fn a_request_without_changes_is_allowed_without_a_patch() {
         for (operation, annotations) in [
             ("CREATE", json!({})),
             ("DELETE", json!({"imds.kubevirt.io/enabled": "true"})),
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_and_other_texts_are_refused() {
+    fn other_versions_and_malformed_reviews_are_refused() {
         let mut beta = review("CREATE", &json!({}));
         beta["apiVersion"] = json!("admission.k8s.io/v1beta1");
         let refused = answer(beta.to_string().as_bytes()).expect_err("not v1");

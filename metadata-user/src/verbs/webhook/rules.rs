@@ -1,26 +1,26 @@
-//! What becomes of a VM: a pure function of the object and of what is done with it.
+//! Decides the changes to a VirtualMachine. The functions are pure.
 //!
 //! | `imds.kubevirt.io/…` of the template | |
 //! |---|---|
-//! | `enabled: "true"` | the VM is looked at; without it nothing is changed |
+//! | `enabled: "true"` | needed for any change |
 //! | `datasource` | `nocloud` (default): by the serial; `openstack`: by the chassis' asset tag |
-//! | `replace-serial: "true"` | a VM that exists is looked at too, and a serial that is a bare UUID is replaced |
+//! | `replace-serial: "true"` | an existing VM is changed too, and a serial that is a bare UUID is replaced |
 //!
-//! A VM that was pointed here stays so: whoever applies its manifest again (GitOps tools do every few minutes) sends the
-//! serial without our text, and it is appended again. `enabled: "false"` ends that.
+//! A VM that pointed to us continues to do so: a user or a GitOps tool that applies its manifest again sends the serial
+//! without our text, and we append it again. `enabled: "false"` ends that.
 //!
-//! What a user has set is kept: a serial is appended to, one with `ds=` in it and any asset tag stay as they are.
-//! cloud-init takes the token anywhere behind a blank. KubeVirt (1.7 and newer) gives VMs without a serial a random UUID as
-//! they are made, so this has to come first.
+//! Values of the user stay: our text is appended to a serial. A serial that contains `ds=` and any asset tag stay
+//! unchanged. cloud-init finds our text anywhere behind a blank. KubeVirt 1.7 and later give a new VM without a serial a
+//! random UUID, so the webhook must run first.
 
 use metadata_content::record::values::is_uuid;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// Where NoCloud's seed is, as cloud-init reads it from the serial number. It says that it needs the network: without
-/// that, cloud-init 22.4 (Debian 12) looks for it too early, and does nothing with what it fetches later.
+/// The text by which cloud-init finds NoCloud's seed in the serial number. `dsmode=net` says that the seed needs the
+/// network. Without it, cloud-init 22.4 (Debian 12) searches before the network is up and ignores what it fetches later.
 pub const SERIAL: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
-/// The asset tag by which cloud-init and cloudbase-init know OpenStack.
+/// The asset tag by which cloud-init and cloudbase-init recognize OpenStack.
 pub const ASSET: &str = "OpenStack Nova";
 
 const ENABLED: &str = "imds.kubevirt.io/enabled";
@@ -28,22 +28,22 @@ const DATASOURCE: &str = "imds.kubevirt.io/datasource";
 const REPLACE: &str = "imds.kubevirt.io/replace-serial";
 const DOMAIN: &str = "/spec/template/spec/domain";
 
-/// What is done with a VM.
+/// The operation on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// It is made.
+    /// The VM is new.
     Create,
-    /// It is changed.
+    /// The VM exists.
     Update,
 }
 
-/// A change of RFC 6902; `add` sets as well.
+/// An operation of a JSON patch (RFC 6902). `add` replaces a value that exists.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
     op: &'static str,
-    /// What is set (RFC 6901).
+    /// JSON pointer to the value (RFC 6901).
     pub path: String,
-    /// To what.
+    /// The new value.
     pub value: Value,
 }
 
@@ -53,16 +53,16 @@ impl Change {
     }
 }
 
-/// What becomes of a VM.
+/// The changes to an object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judgement {
-    /// To be applied in order.
+    /// The changes, in the order of application.
     pub changes: Vec<Change>,
-    /// What whoever made the VM should know, in a line each.
+    /// Messages for the user who sent the request, one line each.
     pub warnings: Vec<String>,
 }
 
-/// Judges a VirtualMachine. `old` is what it was before an update, null when it is made.
+/// Returns the changes to a VirtualMachine. `old` is the VM before an update, or null for a new VM.
 #[must_use]
 pub fn judge(operation: Operation, vm: &Value, old: &Value) -> Judgement {
     let annotation = |name: &str| vm.pointer("/spec/template/metadata/annotations")?.get(name)?.as_str();
@@ -86,14 +86,14 @@ pub fn judge(operation: Operation, vm: &Value, old: &Value) -> Judgement {
     }
 }
 
-/// True for a VM whose serial ends with our text or whose asset tag is ours.
+/// True if the serial ends with our text or the asset tag is ours.
 fn was_pointed_here(vm: &Value) -> bool {
     let text = |path: &str| vm.pointer(DOMAIN)?.pointer(path)?.as_str();
     text("/firmware/serial").is_some_and(|serial| serial.ends_with(SERIAL))
         || text("/chassis/asset") == Some(ASSET)
 }
 
-/// What a serial is to be, if it is to change.
+/// The new serial, or `None` if it stays.
 fn wanted(serial: &str, replaces: bool) -> Option<String> {
     match serial {
         "" => Some(SERIAL.into()),
@@ -103,13 +103,13 @@ fn wanted(serial: &str, replaces: bool) -> Option<String> {
     }
 }
 
-/// Sets `field` of `part` of the domain, both of which may be missing.
+/// Sets `field` of `part` of the domain. Both may be missing.
 fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<String>) -> Judgement {
     let inner = domain.get(part).filter(|inner| !inner.is_null());
     let present = match inner.map(|inner| inner.get(field).unwrap_or(&Value::Null)) {
         None | Some(Value::Null) => "",
         Some(Value::String(text)) => text,
-        // Not ours to mend: the API server refuses it.
+        // The API server refuses a serial that is not text.
         Some(_) => return Judgement::default(),
     };
     let change = wanted(present).map(|text| match inner {
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_exists_is_changed_only_when_that_is_asked_for() {
+    fn an_existing_vm_is_changed_only_on_request() {
         let uuid = "6a1a24a1-4061-4607-8bf4-a3963d0c5895";
         let on = json!({"imds.kubevirt.io/enabled": "true"});
         let replace = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/replace-serial": "true"});
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_has_is_kept_beside_what_is_set() {
+    fn the_users_other_values_are_kept() {
         let on = json!({"imds.kubevirt.io/enabled": "true"});
         let judged = judge(Operation::Create, &vm(&on, &json!({"cpu": {}})), &Value::Null);
         let path = "/spec/template/spec/domain/firmware".to_owned();
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn openstack_is_told_by_the_asset_tag_and_leaves_the_serial() {
+    fn openstack_sets_the_asset_tag_and_keeps_the_serial() {
         let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "openstack"});
         for (chassis, expected) in [
             (json!(null), Some(("/spec/template/spec/domain/chassis", json!({"asset": ASSET})))),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn another_datasource_is_told_of_and_changes_nothing() {
+    fn an_unknown_datasource_warns_and_changes_nothing() {
         let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "x".repeat(100)});
         let judged = judge(Operation::Create, &vm(&on, &json!({})), &Value::Null);
         assert!(judged.changes.is_empty() && judged.warnings.len() == 1, "{judged:?}");
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_vm_is_left_alone() {
+    fn an_object_that_is_no_vm_stays_unchanged() {
         for other in [json!(null), json!([]), json!({"spec": 1}), vm(&json!(null), &json!({}))] {
             assert_eq!(judge(Operation::Create, &other, &Value::Null), Judgement::default(), "{other}");
         }

@@ -1,4 +1,4 @@
-//! What the feed of KubeVirt needs before it can look for VMs.
+//! The needs of KubeVirt's feed.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::room::directory;
 use crate::config::Config;
 use metadata_feed::kubevirt::{access, node};
 
-/// The feed's needs, if the configuration has it on.
+/// Collects them; `None` while the feed is off.
 pub(super) fn kubevirt(config: &Config) -> Option<Kubevirt> {
     let options = config.kubevirt.as_ref()?;
     Some(Kubevirt {

@@ -1,4 +1,4 @@
-//! Looks, and thinks nothing of it.
+//! Collects the facts without judging them.
 
 #[cfg(feature = "kubevirt")]
 mod kubevirt;
@@ -14,9 +14,9 @@ use crate::config::Config;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_steer::{SteerConfig, hub_queues, probe};
 
-/// All there is to see for this configuration.
+/// Collects all facts for a configuration.
 pub(super) fn facts(config: &Config) -> Facts {
-    // Before anything else: the rehearsal raises the limit on open files.
+    // This goes first, because the rehearsal raises the limit of open files.
     let process = process::process();
     let (records, ports) = ports::named(config);
     Facts {

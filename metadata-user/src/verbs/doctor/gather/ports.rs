@@ -1,4 +1,4 @@
-//! The ports configuration and records name, and the devices of those names.
+//! The ports that configuration and records name, and their devices.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,10 +9,10 @@ use metadata_base::port::PortName;
 use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
 
-/// Refused records told, at most.
+/// Maximum number of invalid records reported.
 const REFUSED_TOLD: usize = 3;
 
-/// The records, and the ports they and the configuration name, each once.
+/// Returns the records, and each port that they or the configuration name.
 pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
     let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
     let records = config.records.as_deref().map(|path| {
@@ -44,7 +44,7 @@ fn refuse(records: &mut Records, name: &str, error: &FeedError) {
     }
 }
 
-/// Looks at the device of each; those that are not where they should be are looked for everywhere.
+/// Finds the device of each port. Searches all namespaces for devices that are missing in their own.
 pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
     let mut ports: Vec<Port> =
         names.into_iter().map(|name| Port { device: device(&name), name, elsewhere: None }).collect();
@@ -56,7 +56,7 @@ pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
     }
     let mut found = search(&missing);
     for port in ports.iter_mut().filter(|port| absent(port)) {
-        // Two ports of one name in different namespaces have the same places.
+        // Ports of one name in different namespaces share the result.
         port.elsewhere = Some(found.entry(port.name.ifname.clone()).or_default().clone());
     }
     ports

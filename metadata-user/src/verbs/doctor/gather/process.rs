@@ -1,4 +1,4 @@
-//! What this process is and may do.
+//! The rights and limits of this process.
 
 use std::fs;
 use std::time::SystemTime;
@@ -7,7 +7,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::super::facts::{Capabilities, Process, Resources};
 
-/// The map of the user namespace the node began with: all users, as themselves.
+/// `/proc/self/uid_map` of the initial user namespace, which maps all users to themselves.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
 pub(super) fn process() -> Process {
@@ -43,7 +43,7 @@ mod tests {
     use super::{Capabilities, capabilities};
 
     #[test]
-    fn capability_sets_are_read_as_the_kernel_writes_them() {
+    fn capability_sets_of_the_kernels_form_are_read() {
         let status = "Name:\tx\nCapInh:\t0000000000000000\nCapPrm:\t00000000000000ff\n\
                       CapEff:\t0000000000001000\nCapBnd:\t000001ffffffffff\nSeccomp:\t0\n";
         let sets = Capabilities { effective: 1 << 12, permitted: 0xff, bounding: 0x1ff_ffff_ffff };

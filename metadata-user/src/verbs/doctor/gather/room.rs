@@ -1,4 +1,4 @@
-//! Directories, and who is in them.
+//! Directories, pins and the agent of the run directory.
 
 use std::fs;
 use std::io;
@@ -14,11 +14,11 @@ use metadata_steer::probe::{Failure, pinned_links};
 
 /// `BPF_FS_MAGIC` (`linux/magic.h`).
 const BPFFS: u64 = 0xcafe_4a11;
-/// The layout of pins this agent knows.
+/// This agent's version of the layout of pins.
 const LAYOUT: &str = "v1";
-/// Versions of the layout told, at most.
+/// Maximum number of versions reported.
 const VERSIONS_TOLD: usize = 16;
-/// The sockets an agent listens on in its run directory.
+/// The sockets of an agent in its run directory.
 const SOCKETS: [&str; 2] = ["control.sock", "takeover.sock"];
 
 pub(super) fn pins(path: &Path) -> Pins {
@@ -30,7 +30,7 @@ pub(super) fn pins(path: &Path) -> Pins {
     Pins { path: path.into(), file_system: file_system(path), versions, links }
 }
 
-/// The directories of a configuration, each with what it is for.
+/// The directories of a configuration, by purpose.
 pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
     let records = config.records.as_deref().map(|path| ("records", path));
     let state = config.state.as_deref().map(|path| ("state", path));
@@ -49,7 +49,7 @@ pub(super) fn directory(path: &Path) -> Directory {
     Directory { path: path.into(), found, file_system: file_system(path) }
 }
 
-/// The file system of the nearest directory on the way to `path` that is there.
+/// The file system of the nearest ancestor of `path` that exists.
 fn file_system(path: &Path) -> Result<FileSystem, Failure> {
     let here = |at: &Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
     let at = path.ancestors().map(here).find(|at| at.exists()).unwrap_or_else(|| "/".into());
@@ -64,7 +64,7 @@ fn file_system(path: &Path) -> Result<FileSystem, Failure> {
     })
 }
 
-/// The process that listens in the run directory, or else a socket nobody listens on.
+/// The process that listens in the run directory, or else a socket without a listener.
 pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
     let mut stale = None;
     for path in SOCKETS.map(|name| run.join(name)) {
@@ -87,7 +87,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_place_that_is_not_there_yet_is_in_the_file_system_of_the_nearest_that_is() {
+    fn the_file_system_of_a_missing_path_is_that_of_its_nearest_ancestor() {
         let room = tempfile::tempdir().expect("a directory");
         let found = file_system(&room.path().join("a/b/c")).expect("a file system");
         assert_eq!((found.at.as_path(), found.bpf), (room.path(), false));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_tells_who_listens_and_when_nobody_does() {
+    fn a_socket_shows_its_listener_or_that_it_has_none() {
         let room = tempfile::tempdir().expect("a directory");
         assert_eq!(agent(room.path()), (None, None));
         let path = room.path().join("control.sock");
