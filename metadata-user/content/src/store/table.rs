@@ -46,8 +46,8 @@ enum Held {
 #[derive(Debug)]
 pub struct Store {
     table: Box<[ArcSwapOption<Held>]>,
-    /// Per slot, when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
-    /// it, so that replacing records cannot evade the limit.
+    /// Per slot: when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
+    /// it, so replaced records do not weaken the limit.
     buckets: Box<[AtomicU64]>,
 }
 
@@ -201,7 +201,7 @@ mod tests {
         store.publish(0, some()).expect("slot 0 exists");
         assert!(Arc::ptr_eq(&held, &before));
         drop(held);
-        assert_eq!(Arc::strong_count(&before), 1, "the store still holds what was replaced");
+        assert_eq!(Arc::strong_count(&before), 1, "the store still holds the replaced responses");
     }
 
     #[test]
