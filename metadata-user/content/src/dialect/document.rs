@@ -36,7 +36,7 @@ pub(super) struct Document {
 struct Long {
     /// Position of its placeholder.
     at: usize,
-    /// Escaped, without quotation marks. Base64 has no escapes, so responses with the plain text share these octets.
+    /// Escaped, without quotation marks. Other responses share a string that needs no escapes, such as base64.
     escaped: Bytes,
 }
 
