@@ -5,9 +5,9 @@
 //!                      full: counted, dropped       control loop           thread of its own
 //! ```
 //!
-//! No stage waits for the next one. A worker drops lines while its tape is full, and the collector drops lines while the
-//! disk stalls. While a tape is at least half full, the worker records only one in `sample` successful answers of a VM.
-//! It records every error as long as there is room.
+//! No stage waits for the next one. A worker drops lines while its tape is full, and the collector drops lines while
+//! the disk stalls. While a tape is at least half full, the worker records only one in `sample` successful answers of a
+//! VM. It records every error as long as there is room.
 //!
 //! [`Line`] lists the fields of a line. A line names the client, the path and the result, but no content: no query,
 //! header field or body in either direction.

@@ -30,9 +30,9 @@ use metadata_datapath::stack::{Exchange, Step};
 /// grow.
 const PIECES: usize = 4;
 
-/// In a drain, how long a connection stays open after its last answer. A client in the middle of a series sends its next
-/// request within this time, and the answer to that closes the connection. Closing at once could cross a request in
-/// flight (RFC 9112 §9.5).
+/// In a drain, how long a connection stays open after its last answer. A client in the middle of a series sends its
+/// next request within this time, and the answer to that closes the connection. Closing at once could cross a request
+/// in flight (RFC 9112 §9.5).
 const LAST_CALL: Duration = Duration::from_millis(250);
 /// Largest capacity of a head's buffer that is kept for the next request: the connection may stay idle.
 const HEAD_KEPT: usize = 2 * 1024;

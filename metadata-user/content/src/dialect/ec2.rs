@@ -2,7 +2,8 @@
 //!
 //! Every version has the same tree, so requests for all versions are looked up under `/latest`. cloud-init's crawl is
 //! strict (`cloudinit/sources/helpers/ec2.py`): it drops all metadata if a listed name is not 200, and it reads a
-//! leaf that ends with a newline as a list. So the tree lists only names that it serves, and no leaf ends with a newline.
+//! leaf that ends with a newline as a list. So the tree lists only names that it serves, and no leaf ends with a
+//! newline.
 //!
 //! Guests of OpenStack and EVE crawl `meta-data/` as well, once at first boot and without a token, and lose five
 //! seconds on a 404. If the record does not serve `ec2`, they get the same tree without credentials and without a

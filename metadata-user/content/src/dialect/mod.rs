@@ -1,8 +1,8 @@
 //! One module per dialect. Each renders a record into the paths and responses of its clouds.
 //!
-//! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!` registers
-//! it. A record is rendered once, when it changes. Answers that depend on the request (tokens, writes, queries, long
-//! polls) come from a [`Live`](crate::store::Live) in the same module.
+//! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!`
+//! registers it. A record is rendered once, when it changes. Answers that depend on the request (tokens, writes,
+//! queries, long polls) come from a [`Live`](crate::store::Live) in the same module.
 
 /// The table of dialects. It calls a macro with one row per module:
 ///

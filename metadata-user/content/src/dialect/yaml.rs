@@ -1,8 +1,8 @@
 //! Writes YAML that every parser reads as the same value.
 //!
-//! Guests use PyYAML (YAML 1.1), Go's and other parsers, which disagree on plain `no`, `12:30`, `1_000` or `2030-01-01`.
-//! So a string is plain only if every parser reads it as that string, and double-quoted otherwise. Characters that may
-//! not be literal are escaped by code point, because YAML has no surrogate pairs.
+//! Guests use PyYAML (YAML 1.1), Go's and other parsers, which disagree on plain `no`, `12:30`, `1_000` or
+//! `2030-01-01`. So a string is plain only if every parser reads it as that string, and double-quoted otherwise.
+//! Characters that may not be literal are escaped by code point, because YAML has no surrogate pairs.
 
 use std::fmt::Write as _;
 
@@ -115,8 +115,8 @@ fn escape(c: char, text: &mut String) {
     .expect("writing to a String cannot fail");
 }
 
-/// Returns whether a string is plain: it starts with a letter, has only letters, digits and `-_./`, and is no boolean or
-/// null in any version of YAML.
+/// Returns whether a string is plain: it starts with a letter, has only letters, digits and `-_./`, and is no boolean
+/// or null in any version of YAML.
 fn is_plain(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphabetic())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))

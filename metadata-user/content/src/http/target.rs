@@ -56,7 +56,7 @@ fn origin(target: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("http") && names_host).then_some(path)
 }
 
-/// Decodes one segment to `buffer[at..]` and returns the end of the result. It fits, because decoding never adds octets.
+/// Decodes one segment to `buffer[at..]` and returns its end. The result fits, because decoding never adds octets.
 fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Result<usize, TargetError> {
     let mut octets = segment.iter();
     while let Some(&octet) = octets.next() {

@@ -71,7 +71,8 @@ impl Validator<'_> {
                 self.warn(&here, message);
             }
             if key == "admin_pass" && has_password && record.serve.serves(Dialect::OpenStack) {
-                let message = "left out of OpenStack's meta, because admin.password is served as `admin_pass`; rename it";
+                let message =
+                    "left out of OpenStack's meta: admin.password is served as `admin_pass`; rename it";
                 self.warn(&here, message);
             }
             if ORACLE_KEYS.contains(&key.as_str()) && record.serve.serves(Dialect::Oracle) {
