@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_full_leaves_every_vm_one_request() {
+    fn every_vm_can_buffer_one_request_on_a_full_worker() {
         let worker = Arc::new(Account::of_worker());
         let greedy: Vec<_> = (0..BUFFERED_PER_WORKER / BUFFERED_PER_VM).map(|_| Arc::default()).collect();
         let mut tabs: Vec<_> = greedy.iter().map(|vm| tab(vm, &worker)).collect();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_answers_of_others_leave_every_vm_one_answer() {
+    fn every_vm_gets_one_answer_on_a_full_worker() {
         const ANSWER: usize = 1 << 20;
         let worker = Arc::new(Account::of_worker());
         let answer = || Bytes::from(vec![1; ANSWER]);

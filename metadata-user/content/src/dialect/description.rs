@@ -1,4 +1,4 @@
-//! The description of a dialect. Its module states it once; patience, access checks and the book follow from it.
+//! The description of a dialect. Each module states it once. `patience`, the tests of conditions and the book use it.
 
 use std::time::Duration;
 

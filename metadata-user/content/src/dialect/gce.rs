@@ -68,7 +68,7 @@ static METHODS: [Method; 8] = [
     Method::Other,
 ];
 
-/// The request has Google's flavour.
+/// The request has `Metadata-Flavor: Google` or the older field for it.
 pub(super) const FLAVOUR: Condition =
     Condition::HeaderIsOneOf(&[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")]);
 

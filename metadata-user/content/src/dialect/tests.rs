@@ -119,7 +119,7 @@ fn only_listed_dialects_are_served() {
 }
 
 #[test]
-fn unread_user_data_makes_clients_retry() {
+fn unread_user_data_is_503() {
     let record = with("user_data", json!({ "source": { "file": "user-data" } }));
     let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/user-data");
     assert_eq!(answer.status().0, 503);

@@ -90,7 +90,7 @@ fn attributes_stay_within_their_limits() {
 }
 
 #[test]
-fn attributes_have_a_total_limit_and_a_shorter_one_makes_room() {
+fn a_shorter_attribute_makes_room_below_the_total_limit() {
     let mailbox = mailbox();
     let value = vec![b'v'; ATTRIBUTE_OCTETS - 2];
     for n in 0..ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS {

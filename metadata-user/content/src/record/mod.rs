@@ -1,6 +1,6 @@
 //! The VM record: its types, how it is parsed and validated, and the values derived from it.
 //!
-//! Each VM has one record, in YAML or JSON, which is neutral of clouds. A dialect takes its values from the record's
+//! Each VM has one record, in YAML or JSON. It does not depend on a cloud: a dialect takes its values from the record's
 //! fields or derives them. The parser refuses unknown fields and bad values and reports file, line and field. So a typo
 //! cannot silently remove a VM's user-data.
 

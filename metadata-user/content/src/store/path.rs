@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ancestors_lead_to_the_root_and_give_the_rest_below_them() {
+    fn each_ancestor_gives_the_rest_of_the_path_below_it() {
         let whole = Canonical::of(Host::Metadata, "/2009-04-04/a/b");
         let mut rests = Vec::new();
         let mut at = Some(whole);

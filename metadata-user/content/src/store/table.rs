@@ -162,7 +162,7 @@ mod tests {
         let responses = some();
         store.publish(1, Arc::clone(&responses)).expect("slot 1 exists");
         assert!(matches!(store.get(1), Entry::Ready(found) if Arc::ptr_eq(&found, &responses)));
-        assert!(matches!(store.get(0), Entry::Unknown), "a neighbour saw the change");
+        assert!(matches!(store.get(0), Entry::Unknown), "another slot changed");
         store.withdraw(1).expect("slot 1 exists");
         assert!(matches!(store.get(1), Entry::Unknown));
     }
@@ -185,10 +185,10 @@ mod tests {
         let limit = RequestLimit { per_second: 100, burst: 400 };
         let admitted = |slot, at| (0..1_000).filter(|_| store.admit(slot, limit, at)).count();
         assert_eq!(admitted(0, Duration::from_secs(9)), 400);
-        assert_eq!(admitted(1, Duration::from_secs(9)), 400, "a neighbour has a bucket of its own");
+        assert_eq!(admitted(1, Duration::from_secs(9)), 400, "each slot has its own bucket");
         assert_eq!(admitted(0, Duration::from_secs(10)), 100);
         store.withdraw(0).expect("slot 0 exists");
-        assert_eq!(admitted(0, Duration::from_secs(10)), 400, "the next guest starts afresh");
+        assert_eq!(admitted(0, Duration::from_secs(10)), 400, "the next guest has a full bucket");
         assert!(!store.admit(2, limit, Duration::ZERO), "no such slot");
     }
 

@@ -21,7 +21,7 @@ fn all(guest: &Guest) -> Value {
     serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
 }
 
-/// Reads a directory of the tree as the value it is one form of.
+/// Crawls a directory of the tree and rebuilds the JSON value that it shows.
 fn crawled(guest: &Guest, directory: &str) -> Value {
     let mut value = json!({});
     for line in text(&ask(guest, directory, &[])).lines() {

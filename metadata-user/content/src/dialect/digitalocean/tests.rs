@@ -162,7 +162,7 @@ fn an_unread_payload_delays_the_document_and_not_the_tree() {
 }
 
 #[test]
-fn either_name_serves_both_clouds() {
+fn digitalocean_and_upcloud_serve_the_same_tree() {
     for (dialect, status) in [("digitalocean", 200), ("upcloud", 200), ("hetzner", 404)] {
         let mut record = full();
         record["serve"]["dialects"] = json!([dialect]);

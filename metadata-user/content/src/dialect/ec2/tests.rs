@@ -54,7 +54,7 @@ fn served(dialects: &[&str], imdsv2: &str) -> Guest {
 }
 
 #[test]
-fn a_vm_without_nics_keys_or_tags_has_no_such_names() {
+fn a_vm_without_nics_keys_or_tags_lists_none() {
     let guest = Guest::of(&bare());
     let names = "ami-id\nami-launch-index\nami-manifest-path\nblock-device-mapping/\nhostname\ninstance-action\n\
                  instance-id\ninstance-life-cycle\ninstance-type\nlocal-hostname\nplacement/\nreservation-id\n\
@@ -69,7 +69,7 @@ fn a_vm_without_nics_keys_or_tags_has_no_such_names() {
 }
 
 #[test]
-fn a_vm_with_ipv6_only_has_no_name_of_ipv4() {
+fn a_vm_with_ipv6_only_has_no_ipv4_names() {
     let mut record = full();
     let addresses = json!([
         { "method": "static", "address": "2001:db8::15/64", "public": "2001:db8:1::15" },
@@ -351,7 +351,7 @@ proptest! {
 }
 
 #[test]
-fn keys_whose_source_is_unread_make_clients_retry() {
+fn keys_with_an_unread_source_are_503() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "source": { "file": "keys" } });
     let guest = Guest::of(&record);

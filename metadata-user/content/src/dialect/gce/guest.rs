@@ -62,7 +62,7 @@ impl<'a> GuestView<'a> {
     }
 
     /// Returns the hash of an attribute's value. The ETag of a directory changes with every change of any attribute,
-    /// because a directory is too large to hash it for each parked request after each write.
+    /// because a directory is too large to hash for each parked request after each write.
     pub(super) fn etag(&self) -> Etag {
         match &self.at {
             At::Attribute(octets) => Etag::of(&octets.clone().into()),

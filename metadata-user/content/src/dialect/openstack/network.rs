@@ -9,8 +9,8 @@ use crate::record::network::{Address, Method, Mode, Network, NicRoute};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record};
 
-/// Returns the document; `None` if the guest configures its network without one. It is never a document with empty
-/// lists, which clients read as a network without NICs.
+/// Returns the document; `None` in mode `none` and without NICs, because clients read an empty list of links as a guest
+/// without NICs.
 pub(super) fn network_data(record: &Record) -> Option<Value> {
     let network = &record.network;
     if network.mode == Mode::None || network.nics.is_empty() {

@@ -23,7 +23,7 @@ fn text(answer: &Response) -> String {
 }
 
 #[test]
-fn disks_and_files_are_named_and_files_served() {
+fn disks_and_files_are_listed_and_files_are_served() {
     let mut record = full();
     record["disks"] = json!([
         {"type": "disk", "bus": "scsi", "address": "1:0:2:0", "serial": "d1", "tags": ["db"]},
