@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_answered_at_every_stage_and_live_values_only_at_here() {
+    fn documents_are_answered_at_every_stage_and_live_values_at_the_first() {
         let (node, mut questions) = node();
         for stage in [Stage::Here, Stage::Frozen, Stage::Away] {
             node.set(stage);
