@@ -142,7 +142,8 @@ pub struct Payload {
     source: Option<Source>,
 }
 
-/// Text, stored as octets that records can share.
+// Octets, so that records can share them. The book shows the next line as the type of a field.
+/// Text in UTF-8.
 #[derive(Clone, PartialEq)]
 struct Utf8(Bytes);
 
