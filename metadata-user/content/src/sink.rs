@@ -72,7 +72,7 @@ impl MessageKind {
 pub struct SinkCounts {
     /// Messages that their sinks accepted.
     pub delivered: u64,
-    /// Messages whose sinks refused them or were unreachable.
+    /// Messages that their sinks refused or that did not reach them.
     pub failed: u64,
     /// Messages dropped because they were too large or too many were waiting.
     pub dropped: u64,

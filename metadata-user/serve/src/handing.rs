@@ -1,5 +1,5 @@
-//! Answers during a handover to another agent. The handover moves what guests have written to the other agent, which
-//! then also gives the answers that depend on it.
+//! Answers during a handover to another agent. The handover moves guests' writes to the other agent, which then also
+//! gives the answers that depend on them.
 //!
 //! | | a document | a live value, or a slot without a record |
 //! |---|---|---|

@@ -104,7 +104,7 @@ pub struct Tally {
     answers: [[AtomicU64; CODES.len() + 1]; Datasource::COUNT],
     buckets: [AtomicU64; BOUNDS_NS.len() + 1],
     total_ns: AtomicU64,
-    /// Answers of the current turn whose latency is known when it ends.
+    /// Answers sent in the turn that received their request. Their latency is known when the turn ends.
     fresh: AtomicU64,
     waiting: [AtomicU64; Reason::ALL.len()],
     ended: [[AtomicU64; End::ALL.len()]; Reason::ALL.len()],

@@ -1,6 +1,6 @@
 //! AliYun (Alibaba Cloud): one document at `meta-data/all`, and its members as a tree for other clients.
 //!
-//! The dialect has an address of its own. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
+//! The dialect has its own address. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
 //! (`cloudinit/sources/DataSourceAliYun.py`).
 
 use std::sync::LazyLock;

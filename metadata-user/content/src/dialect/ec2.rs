@@ -42,7 +42,7 @@ pub(super) static DIALECT: Description = Description::new(
 const TOKEN: &str = "X-aws-ec2-metadata-token";
 /// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
-/// Time of events whose time the record does not state.
+/// Time stated for events that have no time in the record.
 const EPOCH: &str = "1970-01-01T00:00:00Z";
 /// Image id of a VM without an image.
 const NO_IMAGE: &str = "ami-00000000";

@@ -117,7 +117,7 @@ impl<'a> Sheet<'a> {
         response
     }
 
-    /// Builds the 503 for a payload whose source has not been read yet. Clients retry it.
+    /// Builds the 503 for a payload that has not been read from its source yet. Clients retry it.
     pub(super) fn unread(&mut self) -> Response {
         self.share(Response::error(Status(503), &[("Retry-After", "1")]))
     }

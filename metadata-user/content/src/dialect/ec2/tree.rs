@@ -64,7 +64,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet.guarded(path, self.guards, response);
     }
 
-    /// Adds a directory with a given listing. Names that leaves added to its listing are dropped.
+    /// Adds a directory with this listing, which replaces the names that its leaves have added.
     pub(super) fn directory(&mut self, path: &'static str, guards: &'static [Guard], listing: String) {
         if self.listings.remove(path).is_none() {
             let (above, name) = split(Cow::Borrowed(path));
