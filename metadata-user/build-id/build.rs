@@ -18,7 +18,7 @@ fn main() {
     let top = manifest.ancestors().nth(2).expect("this crate is two directories below the project");
     let mut files = Vec::new();
     for source in SOURCES {
-        // Cargo compares directories by everything below them.
+        // For a directory, Cargo checks all files below it.
         println!("cargo::rerun-if-changed={}", top.join(source).display());
         collect(top, Path::new(source), &mut files);
     }
@@ -67,8 +67,8 @@ fn dependencies(lock: &[u8]) -> Vec<u8> {
         .into_bytes()
 }
 
-/// FNV-1a with 128 bits. It detects accidental changes, and no attacker gains from a collision. A digest crate would
-/// have to be compiled before each agent.
+/// FNV-1a with 128 bits. It detects accidental changes; no attacker gains from a collision. A digest crate would delay
+/// each build of the agent.
 struct Fnv(u128);
 
 impl Fnv {

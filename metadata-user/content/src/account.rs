@@ -12,7 +12,7 @@ use crate::http::body::BODY_MAX;
 /// Maximum concurrent connections of one VM, unless its record sets `serve.limits.conns`.
 pub const CONNECTIONS_PER_VM: usize = 128;
 /// Maximum number of requests of one VM that wait for its record or its rate limit. Each one is retried 20 times per
-/// second. A client with parallel requests has only a few.
+/// second. Usual clients send at most a few requests in parallel.
 pub const HELD_PER_VM: usize = 32;
 /// Maximum octets buffered for incomplete and held requests of one VM: sixteen bodies of maximum size. Buffers grow by
 /// doubling, so memory use is up to twice as much.
@@ -28,7 +28,7 @@ pub const COMPUTED_PER_VM: usize = 4 << 20;
 /// answer, so that the unread answers of others do not block it.
 pub const COMPUTED_PER_WORKER: usize = 64 << 20;
 /// Minimum size of a computed answer that is counted, in octets.
-/// The stack limits smaller ones per connection (`SEND_AHEAD` of `metadata-datapath`).
+/// The stack limits smaller answers per connection (`SEND_AHEAD` of `metadata-datapath`).
 pub const COMPUTED_FROM: usize = 4 << 10;
 
 /// A counted resource.
@@ -156,7 +156,8 @@ impl Tab {
         self.buffered -= octets;
     }
 
-    /// Counts octets of this connection alone until their last reference is dropped; `None` if there is no room.
+    /// Counts an answer that only this connection uses until its last reference is dropped; `None` if there is no room.
+    /// Does not count answers below [`COMPUTED_FROM`].
     pub fn charge(&self, bytes: Bytes) -> Option<Bytes> {
         if bytes.len() < COMPUTED_FROM {
             return Some(bytes);
@@ -226,7 +227,7 @@ mod tests {
         drop(tab);
         let part = bytes.slice(10..20);
         drop(bytes);
-        assert_eq!(used(&vm), [0, 0, 0, 5000], "a part of it is still to be sent");
+        assert_eq!(used(&vm), [0, 0, 0, 5000], "a part of the answer is not sent yet");
         drop(part);
         assert_eq!((used(&vm), worker.used(Resource::Buffered)), ([0; 4], 0));
     }
@@ -237,7 +238,7 @@ mod tests {
         let mut tabs: Vec<_> = (0..HELD_PER_VM + 1).map(|_| tab(&vm, &worker)).collect();
         assert_eq!(tabs.iter_mut().filter_map(|tab| tab.hold().then_some(())).count(), HELD_PER_VM);
         tabs[0].let_go();
-        assert!(tabs[HELD_PER_VM].hold(), "one has left");
+        assert!(tabs[HELD_PER_VM].hold(), "one was released");
         let kept = tabs.iter_mut().filter_map(|tab| tab.buffer(BODY_MAX).then_some(())).count();
         assert_eq!(kept, BUFFERED_PER_VM / BODY_MAX);
         let large = Bytes::from(vec![1; COMPUTED_PER_VM / 4]);
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_is_full_leaves_every_vm_one_request() {
+    fn every_vm_can_buffer_one_request_on_a_full_worker() {
         let worker = Arc::new(Account::of_worker());
         let greedy: Vec<_> = (0..BUFFERED_PER_WORKER / BUFFERED_PER_VM).map(|_| Arc::default()).collect();
         let mut tabs: Vec<_> = greedy.iter().map(|vm| tab(vm, &worker)).collect();
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn unread_answers_of_others_leave_every_vm_one_answer() {
+    fn every_vm_gets_one_answer_on_a_full_worker() {
         const ANSWER: usize = 1 << 20;
         let worker = Arc::new(Account::of_worker());
         let answer = || Bytes::from(vec![1; ANSWER]);
@@ -273,7 +274,7 @@ mod tests {
             .collect();
         assert!(held.iter().all(Option::is_some));
         let modest = tab(&Arc::default(), &worker);
-        let first = modest.charge(answer()).expect("one is always taken");
+        let first = modest.charge(answer()).expect("a first answer always has room");
         assert!(modest.charge(answer()).is_none(), "the worker has no room");
         drop(first);
         drop(held);

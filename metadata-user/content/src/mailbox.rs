@@ -1,8 +1,8 @@
 //! State that a guest writes: passwords, attributes, documents, and its parked requests.
 //!
-//! A mailbox belongs to a VM, not to a slot: all its NICs share it, and it outlives changes of the VM's record. Only
-//! requests that write or wait use it, so answers rendered in advance never take its lock. Everything in it has a
-//! limit; a VM that reaches all of them occupies about 350 KiB.
+//! A mailbox belongs to a VM, not to a slot: all NICs of the VM share it, and it outlives changes of the VM's record.
+//! Answers rendered in advance never take its lock. All its parts have limits; a VM that reaches every limit occupies
+//! about 350 KiB.
 //!
 //! With a state directory, the passwords' state, guest attributes and documents outlive the agent, in one file per VM.
 //! `mailboxes` of `metadata-state` writes these files through [`Kept`].
@@ -142,8 +142,8 @@ impl Mailbox {
         *noted = Noted { name: name.into(), password: digest };
     }
 
-    /// Replaces the state by the one another agent stored. Then compares the record's password with the one that the
-    /// guest confirmed.
+    /// Replaces the state by the one that another agent stored. Drops the guest's confirmation in it if that was for
+    /// another password than the record's.
     pub fn replace(&self, state: State) {
         self.kept.replace(state);
         let noted = locked(&self.noted);
@@ -209,7 +209,7 @@ impl Mailbox {
     }
 
     /// Removes a guest attribute; returns false if there was none.
-    #[must_use = "the guest hears whether there was one"]
+    #[must_use = "the guest's status depends on it"]
     pub fn delete_attribute(&self, namespace: &str, key: &str) -> bool {
         let removed: Result<(), ()> =
             self.kept.try_change(|state| state.attributes.remove(namespace, key).then_some(true).ok_or(()));
@@ -251,7 +251,7 @@ impl Mailbox {
 
     /// Registers one parked request. Dropping the result removes it.
     ///
-    /// Beyond [`WAITS_PER_VM`] it ends the oldest one and counts that.
+    /// If [`WAITS_PER_VM`] requests are parked already, ends and counts the oldest.
     #[must_use]
     pub fn wait(&self) -> Arc<Wait> {
         let (wait, ended) = locked(&self.waits).enter();
@@ -261,9 +261,9 @@ impl Mailbox {
         wait
     }
 
-    /// Passes a message of the guest to the sink that the record names for it, if any.
+    /// Queues a message of the guest for the sink that the record names for its kind, if any.
     ///
-    /// Never waits and never fails: a message that cannot be passed on is counted ([`crate::sink::SinkCounts`]).
+    /// Never waits and never fails: a message without room is counted ([`crate::sink::SinkCounts::dropped`]).
     pub fn tell(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
         let name = Arc::clone(&locked(&self.noted).name);
         self.outbox.tell(sinks, kind, name, body, now_unix);

@@ -1,8 +1,8 @@
 //! Messages from guests to their operators.
 //!
 //! A guest reports readiness or progress, phones home, or posts its password. The VM's record names the sink of each
-//! kind. The packet path hands a message over without waiting; a message for which there is no room is dropped and
-//! counted. `delivery` of the agent sends the messages.
+//! kind. The packet path hands a message over without waiting. If there is no room, it drops and counts the message.
+//! The agent's module `delivery` sends the messages.
 //!
 //! Each message is one JSON object: `{"vm", "name", "kind", "time", "body"}`.
 
@@ -48,7 +48,7 @@ impl MessageKind {
         }
     }
 
-    /// Returns the maximum length of a body, in octets. A message with a longer one is dropped and counted.
+    /// Returns the maximum length of a body, in octets. Messages with a longer body are dropped and counted.
     #[must_use]
     pub const fn most_octets(self) -> usize {
         match self {
@@ -72,13 +72,13 @@ impl MessageKind {
 pub struct SinkCounts {
     /// Messages that their sinks accepted.
     pub delivered: u64,
-    /// Messages whose sinks refused them or were unreachable.
+    /// Messages that their sinks refused or that did not reach them.
     pub failed: u64,
-    /// Messages that were not handed over: too large, or too many were waiting.
+    /// Messages dropped because they were too large or too many were waiting.
     pub dropped: u64,
     /// Messages that wait for delivery now.
     pub waiting: u64,
-    /// Parked requests that a newer one of the same VM ended.
+    /// Parked requests that a newer request of the same VM displaced.
     pub waits_ended: u64,
 }
 

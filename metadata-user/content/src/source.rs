@@ -2,26 +2,26 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Where a record comes from, the highest first.
+/// Where a record comes from, by falling precedence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// The local API: by the name in its URL.
+    /// The local API. The name in the URL identifies the record.
     Api,
-    /// A directory of files: by the file's name.
+    /// A directory of files. The file's name identifies the record.
     #[default]
     File,
-    /// A hypervisor's hook: by the VM's UUID.
+    /// A hypervisor's hook. The VM's UUID identifies the record.
     Hook,
-    /// KubeVirt: by namespace and name.
+    /// KubeVirt. Namespace and name identify the record.
     Kubevirt,
 }
 
 impl Source {
-    /// Every one, the highest first.
+    /// All sources, by falling precedence.
     pub const ALL: [Self; 4] = [Self::Api, Self::File, Self::Hook, Self::Kubevirt];
 
-    /// Its name, as in JSON and in metrics.
+    /// Returns the name in JSON and in metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -32,13 +32,14 @@ impl Source {
         }
     }
 
-    /// True of those that tell once, so that what they told is kept on disk; feeds tell all they have at every start.
+    /// Returns whether records of this source must be kept on disk: the API gets each record once, while the other
+    /// sources deliver all their records at every start.
     #[must_use]
     pub fn is_kept(self) -> bool {
         matches!(self, Self::Api)
     }
 
-    /// The source of that name.
+    /// Returns the source with this name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|source| source.name() == name)

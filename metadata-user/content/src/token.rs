@@ -1,7 +1,7 @@
 //! Stateless session tokens.
 //!
-//! A token contains its dialect and expiry, and a MAC over these and the VM. The agent so checks it without a table,
-//! accepts it after a restart, and refuses it from another VM or dialect.
+//! A token contains its dialect, its expiry, and a MAC over these and the VM. So the agent checks a token without a
+//! table, accepts it after a restart, and refuses it from another VM or for another dialect.
 //!
 //! ```text
 //! version 1 │ kind 1 │ expiry, Unix seconds, big endian 8 │ nonce 8 │ HMAC-SHA-256, first 24 octets
@@ -26,8 +26,7 @@ use sha2::Sha256;
 
 /// Length of a token, in characters.
 pub const TOKEN_CHARS: usize = 56;
-/// Minimum time between two key rotations. It equals the longest lifetime of a token, because only one former key is
-/// kept.
+/// Minimum time between two key rotations: the longest lifetime of a token, because only one former key is kept.
 pub const SHORTEST_ROTATION: Duration = Duration::from_secs(86_400);
 
 const VERSION: u8 = 1;
@@ -62,7 +61,7 @@ impl Kind {
 #[derive(Clone)]
 struct Key {
     octets: [u8; KEY_OCTETS],
-    /// MAC state after the key block, so that each token saves that step.
+    /// MAC state after the key block. Keeping it saves that step for each token.
     keyed: Hmac<Sha256>,
 }
 
@@ -74,7 +73,7 @@ impl Key {
         Self { octets, keyed: Hmac::new(&block.into()) }
     }
 
-    /// Draws a key from the thread's generator, a ChaCha that the kernel seeds.
+    /// Draws a key from the thread's generator (ChaCha, seeded by the kernel).
     fn random() -> Self {
         Self::new(rand::random())
     }
@@ -94,14 +93,14 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Creates a new key without a former one, valid from `now_unix` (Unix seconds).
+    /// Creates a random current key, valid from `now_unix` (Unix seconds), and no former key.
     #[must_use]
     pub fn new(now_unix: u64) -> Self {
         Self { current: Key::random(), since_unix: now_unix, previous: None }
     }
 
-    /// Adds a new key from `now_unix`. Tokens of the current key stay valid until they expire. Tokens of the former key
-    /// become invalid.
+    /// Returns the keys after a rotation at `now_unix`. Tokens of the current key stay valid until they expire, and
+    /// tokens of the former key become invalid.
     #[must_use]
     pub fn rotated(&self, now_unix: u64) -> Self {
         Self { current: Key::random(), since_unix: now_unix, previous: Some(self.current.clone()) }
@@ -120,7 +119,7 @@ impl Keys {
     }
 }
 
-/// Issues and checks tokens. Shared by reference. Readers never wait, not even for a rotation.
+/// Issues and checks tokens. Neither waits, not even for a rotation.
 pub struct Keyring {
     keys: ArcSwap<Keys>,
 }

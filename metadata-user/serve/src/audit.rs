@@ -5,9 +5,9 @@
 //!                      full: counted, dropped       control loop           thread of its own
 //! ```
 //!
-//! No stage waits for the next one. A worker whose tape is full drops the line and continues to answer; the collector
-//! does the same while the disk stalls. While a tape is more than half full, only one in `sample` successful answers
-//! of a VM is recorded, but every error as long as there is room.
+//! No stage waits for the next one. A worker drops lines while its tape is full, and the collector drops lines while
+//! the disk stalls. While a tape is at least half full, the worker records only one in `sample` successful answers of a
+//! VM. It records every error as long as there is room.
 //!
 //! [`Line`] lists the fields of a line. A line names the client, the path and the result, but no content: no query,
 //! header field or body in either direction.
@@ -34,10 +34,10 @@ pub use write::{CHUNKS, Target};
 pub struct AuditConfig {
     /// A file, made with mode 0600, or `stderr`; `null` (default) writes nothing.
     pub to: Option<PathBuf>,
-    /// Under load, one in this many successful answers of each VM is recorded, 16 by default; 1 records all that fit.
+    /// Under load, record one in this many successful answers of each VM; 16 by default. 1 records all that fit.
     pub sample: u32,
-    /// Size in MiB at which the file is rotated, 64 by default. 0 leaves rotation to another program, which sends
-    /// SIGHUP afterwards.
+    /// Size in MiB at which the file is rotated, 64 by default. 0 leaves rotation to another program, which must then
+    /// send SIGHUP.
     pub max_megabytes: u32,
     /// Number of rotated files to keep (`FILE.1` is the newest), 4 by default.
     pub keep: u32,
@@ -83,7 +83,7 @@ pub struct Line<'a> {
     pub bytes: u64,
     /// Microseconds from the turn that received the last octet to passing the answer to TCP.
     pub us: u64,
-    /// Number of this VM's answers that the line stands for.
+    /// Number of this VM's answers that the line stands for; absent if 1.
     #[serde(skip_serializing_if = "is_one")]
     pub sampled: u32,
 }

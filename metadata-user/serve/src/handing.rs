@@ -1,14 +1,13 @@
-//! Answers during a handover to another agent. From one moment on, the other agent owns what guests have written,
-//! and therefore also the answers that depend on it.
+//! Answers during a handover to another agent. The handover moves guests' writes to the other agent, which then also
+//! gives the answers that depend on them.
 //!
-//! | | a document | a live value, or one not known here |
+//! | | a document | a live value, or a slot without a record |
 //! |---|---|---|
 //! | [`Stage::Here`] | answered | answered |
 //! | [`Stage::Frozen`] | answered | held |
 //! | [`Stage::Away`] | answered | sent to the other agent ([`Question`]), and held meanwhile |
 //!
-//! Each write therefore reaches exactly one agent, and a guest that writes to one and reads from the other finds its
-//! write.
+//! So each write reaches exactly one agent, and a guest always reads back what it wrote.
 
 use std::collections::HashMap;
 use std::collections::hash_map::DefaultHasher;
@@ -27,21 +26,21 @@ use metadata_content::account::Account;
 use metadata_content::http::Request;
 use metadata_content::store::{Host, Parked, Store};
 
-/// Limit on questions that wait to be sent to the other agent or for its answer. Further requests are held and
-/// retried.
+/// Limit on questions that wait to be sent, wait for an answer, or have an answer that their request has not fetched.
+/// Further requests are held and retried.
 pub const QUESTIONS: usize = 1_024;
 
-/// How long an answer is kept for its connection, which may be closed. Expired answers are removed only when there is
-/// no more room.
+/// How long an answer is kept until its request fetches it; the connection may be closed. Expired answers are removed
+/// only when [`QUESTIONS`] is reached.
 const KEPT_FOR: Duration = Duration::from_secs(5);
 
 /// Where answers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Stage {
-    /// This agent owns all of them.
+    /// This agent owns the writes of guests.
     Here = 0,
-    /// The writes of guests are in transfer.
+    /// The writes of guests are in transfer to the other agent.
     Frozen = 1,
     /// The other agent owns the writes of guests.
     Away = 2,
@@ -99,7 +98,7 @@ pub struct Handing {
 }
 
 impl Handing {
-    /// Starts with all answers from the store. The receiver gets the questions asked in [`Stage::Away`].
+    /// Starts in [`Stage::Here`]. The receiver gets the questions asked in [`Stage::Away`].
     #[must_use]
     pub fn new(store: Arc<Store>) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, receiver) = mpsc::channel(QUESTIONS);
@@ -107,10 +106,10 @@ impl Handing {
         (Arc::new(Self { store, stage, asked: Mutex::default(), questions }), receiver)
     }
 
-    /// Sets where answers come from. Held requests are retried by themselves.
+    /// Sets where answers come from. Held requests need no notification: their workers retry them.
     pub fn set(&self, stage: Stage) {
-        // Release: earlier work of the control side, such as saving guests' writes, is visible to a worker that sees
-        // this.
+        // Release: a worker that reads this stage also sees what the control side did before, such as saving guests'
+        // writes.
         self.stage.store(stage as u8, Ordering::Release);
     }
 
@@ -134,8 +133,8 @@ impl Handing {
         let mark = mark(request);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         if asked.get(connection).is_some_and(|asked| asked.mark == mark) {
-            let is_here = |asked: &Asked| asked.answer.is_some();
-            return match asked.get(connection).is_some_and(is_here) {
+            let is_answered = |asked: &Asked| asked.answer.is_some();
+            return match asked.get(connection).is_some_and(is_answered) {
                 true => asked.remove(connection).and_then(|asked| asked.answer).unwrap_or(Answer::NotYet),
                 false => Answer::NotYet,
             };
@@ -153,7 +152,7 @@ impl Handing {
     }
 }
 
-/// Distinguishes the requests of a connection.
+/// Hash that distinguishes the requests of a connection.
 fn mark(request: &Request<'_>) -> u64 {
     let mut hasher = DefaultHasher::new();
     (request.method, request.target.path, request.target.query, request.body).hash(&mut hasher);
@@ -208,7 +207,7 @@ mod tests {
 
     const NOW: Now = Now { mono: Duration::ZERO, unix_seconds: 0 };
 
-    /// Returns the value that its VM has written under one name, and stores the body of a PUT.
+    /// Returns the value of the VM's attribute `a/b`. A PUT first sets it to the body.
     #[derive(Debug)]
     struct Note;
 
@@ -217,8 +216,8 @@ mod tests {
             if call.request.method == Method::Put {
                 call.vm.mailbox.set_attribute("a", "b", call.request.body).expect("room");
             }
-            let said = call.vm.mailbox.attribute("a", "b").unwrap_or_default();
-            Response::new(Status(200), None, &[], said).into()
+            let value = call.vm.mailbox.attribute("a", "b").unwrap_or_default();
+            Response::new(Status(200), None, &[], value).into()
         }
 
         fn about(&self) -> &'static str {
@@ -270,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_answered_at_every_stage_and_live_values_only_here() {
+    fn documents_are_answered_at_every_stage_and_live_values_at_the_first() {
         let (node, mut questions) = node();
         for stage in [Stage::Here, Stage::Frozen, Stage::Away] {
             node.set(stage);
@@ -304,7 +303,7 @@ mod tests {
         }
         let question = questions.try_recv().expect("a question");
         assert!(questions.try_recv().is_err(), "once");
-        let answer = || Some(Answer::Known(Response::new(Status(200), None, &[], "told").into()));
+        let answer = || Some(Answer::Known(Response::new(Status(200), None, &[], "answer").into()));
         assert_eq!(
             node.answered(&from(0, 9), question.mark, answer()),
             None,
@@ -312,7 +311,7 @@ mod tests {
         );
         assert_eq!(node.answered(&question.connection, question.mark + 1, answer()), None, "another request");
         assert_eq!(node.answered(&question.connection, question.mark, answer()), Some(0));
-        assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b"").as_deref(), Some(&b"told"[..]));
+        assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b"").as_deref(), Some(&b"answer"[..]));
         assert_eq!(
             ask(&node, from(0, 1), Method::Get, "/live", b""),
             None,
@@ -325,7 +324,7 @@ mod tests {
     fn a_question_without_an_answer_yet_is_sent_again() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
-        assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None, "the record is not here");
+        assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None, "the slot has no record");
         let question = questions.try_recv().expect("a question");
         assert_eq!(node.answered(&question.connection, question.mark, None), Some(1));
         assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None);
@@ -340,7 +339,7 @@ mod tests {
             assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
         }
         while let Ok(question) = questions.try_recv() {
-            let answer = Answer::Known(Response::new(Status(200), None, &[], "told").into());
+            let answer = Answer::Known(Response::new(Status(200), None, &[], "answer").into());
             node.answered(&question.connection, question.mark, Some(answer));
         }
         let late = from(0, QUESTIONS as u16);

@@ -31,7 +31,7 @@ pub use tally::{BOUNDS_NS, End, Latencies, Reason, Tally};
 /// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// The answer from its VM's record.
+    /// The slot has a record, which gives this outcome.
     Known(Outcome),
     /// The slot is bound, but its record has not arrived.
     NotYet,
@@ -97,7 +97,7 @@ impl Answers for Store {
         }
     }
 
-    /// A slot whose record has not arrived may be of any dialect.
+    /// True for a slot whose record has not arrived: its dialects are not known yet.
     fn opens(&self, slot: Slot, host: Host) -> bool {
         match self.get(slot) {
             Entry::Ready(responses) => responses.has(host),
@@ -126,8 +126,8 @@ impl Answers for Store {
         let slot = connection.slot;
         match self.get(slot) {
             Entry::Ready(responses) => {
-                // Never limit the PUT of a token: a client that is refused gives up its datasource for good. A parked
-                // request has already been counted.
+                // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
+                // exempts a parked request because that was counted when it arrived.
                 let free = request.method == Method::Put || parked.is_some();
                 let (answer, datasource) = if free || self.admit(slot, responses.limit(), now.mono) {
                     let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
@@ -143,7 +143,7 @@ impl Answers for Store {
     }
 }
 
-/// The port of every dialect, on every served address.
+/// The port that every dialect uses; it is open on every served address.
 const HTTP: u16 = 80;
 /// The only addresses on which [`PASSWORD_PORT`] is open.
 const PASSWORD_SERVERS: [IpAddr; 2] =
@@ -153,13 +153,13 @@ const PASSWORD_SERVERS: [IpAddr; 2] =
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 /// Limit from the end of the head to the end of the body.
 const BODY_WITHIN: Duration = Duration::from_secs(30);
-/// Limit between two requests.
+/// How long a connection stays open after an answer without another request.
 const IDLE: Duration = Duration::from_secs(75);
 /// Interval at which a request that waits for its record or its rate limit is retried.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const RETRY_EVERY: Duration = Duration::from_millis(50);
 
-/// How long a PUT may wait for its record before its connection closes without an answer. Clients of EC2's token give
-/// up their datasource on any error, but retry after silence.
+/// How long a PUT may wait for its VM's record before its connection closes without an answer. Clients that PUT for an
+/// EC2 token give up their datasource on any error, but retry if no answer comes.
 pub const PUT_HOLD: Duration = Duration::from_secs(45);
 
 /// Every method that some path accepts, for `OPTIONS *`.
@@ -169,7 +169,7 @@ const ALLOW: &str = "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT";
 #[derive(Debug)]
 struct Shared<A> {
     answers: Arc<A>,
-    /// Answers without variable content, rendered once.
+    /// Error answers by status. These and the next three are rendered once, because their content never changes.
     errors: Vec<Response>,
     not_ready: Response,
     too_many: Response,
@@ -215,12 +215,12 @@ impl<A> Shared<A> {
 #[derive(Debug)]
 pub struct Serve<A = Store> {
     shared: Arc<Shared<A>>,
-    /// Accounts of slots whose VM is not known, kept while they have connections.
-    strangers: HashMap<Slot, Weak<Account>>,
+    /// Accounts of slots whose VM is not known. The connections own them.
+    unknown: HashMap<Slot, Weak<Account>>,
 }
 
-/// Number of accounts of unknown VMs from which on those without a connection are removed.
-const STRANGERS: usize = 64;
+/// Size of `Serve::unknown` below which accounts without a connection are not removed.
+const UNKNOWN_MIN: usize = 64;
 
 impl<A: Answers> Serve<A> {
     /// A service that answers from `answers`.
@@ -232,7 +232,7 @@ impl<A: Answers> Serve<A> {
     /// Like [`new`](Self::new), and records its answers on the tape of the audit log.
     #[must_use]
     pub fn audited(answers: Arc<A>, tape: Option<Arc<Tape>>) -> Self {
-        Self { shared: Arc::new(Shared::new(answers, tape)), strangers: HashMap::new() }
+        Self { shared: Arc::new(Shared::new(answers, tape)), unknown: HashMap::new() }
     }
 
     /// The counts of this service.
@@ -247,15 +247,15 @@ impl<A: Answers> Serve<A> {
         if let Some(account) = self.shared.answers.account(slot) {
             return account;
         }
-        if let Some(account) = self.strangers.get(&slot).and_then(Weak::upgrade) {
+        if let Some(account) = self.unknown.get(&slot).and_then(Weak::upgrade) {
             return account;
         }
-        // Only clean up at full capacity: the cost is then at most one step per inserted account.
-        if self.strangers.len() >= STRANGERS && self.strangers.len() == self.strangers.capacity() {
-            self.strangers.retain(|_, account| account.strong_count() > 0);
+        // Cleaning up only when the map is full costs at most one step per inserted account.
+        if self.unknown.len() >= UNKNOWN_MIN && self.unknown.len() == self.unknown.capacity() {
+            self.unknown.retain(|_, account| account.strong_count() > 0);
         }
         let account = Arc::default();
-        self.strangers.insert(slot, Arc::downgrade(&account));
+        self.unknown.insert(slot, Arc::downgrade(&account));
         account
     }
 }
@@ -298,7 +298,7 @@ impl<A: Answers> Service for Serve<A> {
     }
 }
 
-/// A stack is made on the control side and moved to its worker's thread.
+/// The control side makes a stack and moves it to its worker's thread, so it must be `Send`.
 const _: () = {
     const fn is_send<T: Send>() {}
     is_send::<metadata_datapath::stack::Stack<Serve>>();

@@ -1,8 +1,8 @@
 //! One connection's requests and answers, one after the other.
 //!
 //! A request that arrives in one piece without a body, as nearly all do, is parsed in the receive buffer. Other
-//! requests are first collected. While an answer is being sent nothing more is read, so a client that pipelines
-//! requests fills its own send buffer and not our memory.
+//! requests are first collected. While an answer is being sent, no request is read, so a client that pipelines requests
+//! fills its own send buffer and not the agent's memory.
 
 use bytes::Bytes;
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::tally::{End, Reason, Wait};
-use super::{Answer, Answers, BODY_WITHIN, HEAD_WITHIN, IDLE, LOOK_AGAIN, Origin, PUT_HOLD, Shared};
+use super::{Answer, Answers, BODY_WITHIN, HEAD_WITHIN, IDLE, Origin, PUT_HOLD, RETRY_EVERY, Shared};
 use crate::audit;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -26,15 +26,15 @@ use metadata_content::http::{Method, Request, RequestError, Response, Status};
 use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Step};
 
-/// Pieces queued for a usual answer: `100 Continue`, head, tail and body. A body of several pieces makes the queue
+/// Initial capacity of the queue of pieces: `100 Continue`, head, tail and body. A body of several pieces makes it
 /// grow.
 const PIECES: usize = 4;
 
-/// How long a recently used connection stays open for one more request after the service began to leave. A client in
-/// the middle of a series sends its next request within this time, and the answer closes the connection. Closing at
-/// once could meet a request in flight (RFC 9112 §9.5).
+/// In a drain, how long a connection stays open after its last answer. A client in the middle of a series sends its
+/// next request within this time, and the answer to that closes the connection. Closing at once could cross a request
+/// in flight (RFC 9112 §9.5).
 const LAST_CALL: Duration = Duration::from_millis(250);
-/// Capacity of a head's buffer that is kept for the next request; the connection may stay idle.
+/// Largest capacity of a head's buffer that is kept for the next request: the connection may stay idle.
 const HEAD_KEPT: usize = 2 * 1024;
 
 const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
@@ -46,24 +46,23 @@ enum Phase {
     /// `head` is complete; the body is still arriving.
     Body(BodyReader),
     /// A complete request that waits for its record or its rate limit.
-    Held { look_at: Duration, give_up: Duration },
-    /// A complete request that waits for a change.
+    Held { retry_at: Duration, give_up: Duration },
+    /// A complete request that waits for a change of the VM's record or mailbox.
     Parked(Parked),
     /// The last answer is queued.
     Over,
 }
 
 /// What to do with a complete request.
-enum Said {
+enum Decision {
     Answer(Response),
-    /// Wait: the reason, the limit of the whole wait, and the answer after it. Without an answer the connection
-    /// closes.
+    /// Wait for this reason and at most this long. Then send the answer, or close the connection if there is none.
     Hold(Reason, Duration, Option<Response>),
     /// Wait for a change.
     Park(Parked),
 }
 
-/// `OPTIONS *`: asks about the server, not about a path (RFC 9110 §9.3.7).
+/// True for `OPTIONS *`, which concerns the server and not a path (RFC 9110 §9.3.7).
 fn asks_for_options(head: &Head<'_>) -> bool {
     head.method == Method::Options && head.target == "*"
 }
@@ -82,18 +81,19 @@ pub struct Talk<A> {
     hop_limit: Option<u8>,
     /// An answer changed a value that other requests of the slot may wait for.
     stirs: bool,
-    /// Time at which the current request was complete (`Now::mono`), and its wait if it must wait.
+    /// Time at which the current request was complete (`Now::mono`).
     asked: Duration,
+    /// Set while the current request waits.
     wait: Option<Wait>,
-    /// Time at which the client's timeout expires.
+    /// Time at which the limit on the current phase expires.
     deadline: Duration,
     /// The client has closed its side.
     ended: bool,
     /// Octets have arrived after the current request.
     more: bool,
-    /// The service leaves and begins no answer after this time.
+    /// Set in a drain: the connection begins no answer after this time.
     leaves_by: Option<Duration>,
-    /// Its share of its VM's account.
+    /// Usage of this connection on its VM's account.
     tab: Tab,
 }
 
@@ -137,8 +137,8 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Queues an answer and prepares for the next request or for the end.
-    fn say(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
-        // Requests that already arrived are answered; then the connection closes.
+    fn send(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
+        // In a drain, requests that have arrived are answered before the connection closes.
         let leaves = self.leaves_by.is_some_and(|by| !self.more || by <= now.mono);
         let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
         self.hop_limit = response.hop_limit();
@@ -152,7 +152,7 @@ impl<A: Answers> Talk<A> {
             self.head = Vec::new();
         }
         self.head.clear();
-        // Up to 64 KiB: do not keep it for a connection that may stay idle.
+        // A body has up to 64 KiB: do not keep its buffer for a connection that may stay idle.
         self.body = Vec::new();
         self.tab.buffer(0);
         self.scanner = Scanner::default();
@@ -173,7 +173,7 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    /// A separate function, so that its stack frame is not part of every answer.
+    /// A separate function, so that answers without an audit log do not pay for its stack frame.
     #[inline(never)]
     fn write_down(
         &self,
@@ -212,7 +212,7 @@ impl<A: Answers> Talk<A> {
             self.asked = now.mono;
         }
         self.note(now, &response, (Method::Other, ""), Origin::NONE);
-        self.say(now, &response, without_body, Persistence::Close);
+        self.send(now, &response, without_body, Persistence::Close);
     }
 
     /// Consumes octets of a head; returns how many.
@@ -244,7 +244,7 @@ impl<A: Answers> Talk<A> {
             head.truncate(length);
             self.complete_head(now, &head);
         }
-        // Put back for its capacity, and for its content while the head is incomplete.
+        // Put the buffer back: for its content while the head is incomplete, else for its capacity.
         if matches!(scanned, Ok(Some(_))) && self.head.is_empty() {
             head.clear();
             self.head = head;
@@ -293,11 +293,11 @@ impl<A: Answers> Talk<A> {
         if !self.is_waiting() {
             self.asked = now.mono;
         }
-        let (said, origin) = self.find(now, head, body)?;
-        let crowded = matches!(said, Said::Hold(..)) && !self.tab.hold();
-        let response = match (said, &self.phase) {
-            (Said::Answer(response), _) => self.charged(response),
-            (Said::Hold(_, _, at_last), _) if crowded => {
+        let (decision, origin) = self.find(now, head, body)?;
+        let crowded = matches!(decision, Decision::Hold(..)) && !self.tab.hold();
+        let response = match (decision, &self.phase) {
+            (Decision::Answer(response), _) => self.charged(response),
+            (Decision::Hold(_, _, at_last), _) if crowded => {
                 self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
                 let Some(response) = at_last else {
                     self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
@@ -306,7 +306,7 @@ impl<A: Answers> Talk<A> {
                 };
                 response
             }
-            (Said::Hold(_, _, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
+            (Decision::Hold(_, _, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
                 let Some(response) = at_last else {
                     self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
                     self.phase = Phase::Over;
@@ -314,7 +314,7 @@ impl<A: Answers> Talk<A> {
                 };
                 response
             }
-            (Said::Park(mut parked), _) => {
+            (Decision::Park(mut parked), _) => {
                 if self.leaves_by.is_some() {
                     parked.until = parked.until.min(now.mono);
                 }
@@ -325,14 +325,14 @@ impl<A: Answers> Talk<A> {
                 }
                 return Ok(());
             }
-            (Said::Hold(reason, patience, _), phase) => {
+            (Decision::Hold(reason, patience, _), phase) => {
                 let give_up = match phase {
                     Phase::Held { give_up, .. } => *give_up,
                     _ => now.mono + patience,
                 };
                 let give_up = self.leaves_by.map_or(give_up, |by| by.min(give_up));
-                let look_at = give_up.min(now.mono + LOOK_AGAIN);
-                self.phase = Phase::Held { look_at, give_up };
+                let retry_at = give_up.min(now.mono + RETRY_EVERY);
+                self.phase = Phase::Held { retry_at, give_up };
                 self.wait_for(reason);
                 if self.head.is_empty() {
                     self.head.extend_from_slice(octets);
@@ -346,7 +346,7 @@ impl<A: Answers> Talk<A> {
             (true, false) => Persistence::KeepAlive,
         };
         self.note(now, &response, (head.method, head.target), origin);
-        self.say(now, &response, head.method == Method::Head, persistence);
+        self.send(now, &response, head.method == Method::Head, persistence);
         Ok(())
     }
 
@@ -366,19 +366,19 @@ impl<A: Answers> Talk<A> {
             let response = self.shared.not_ready.clone();
             self.asked = now.mono;
             self.note(now, &response, (Method::Other, ""), Origin::NONE);
-            self.say(now, &response, false, Persistence::Close);
+            self.send(now, &response, false, Persistence::Close);
         }
     }
 
-    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<(Said, Origin), RequestError> {
+    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<(Decision, Origin), RequestError> {
         if asks_for_options(head) {
-            return Ok((Said::Answer(self.shared.options.clone()), Origin::NONE));
+            return Ok((Decision::Answer(self.shared.options.clone()), Origin::NONE));
         }
         let mut buffer = [0; TARGET_MAX];
         let target = match normalise(head.target, &mut buffer) {
             Ok(target) => target,
             Err(TargetError::NotText) => {
-                return Ok((Said::Answer(self.shared.error(Status(404))), Origin::NONE));
+                return Ok((Decision::Answer(self.shared.error(Status(404))), Origin::NONE));
             }
             Err(TargetError::Malformed) => return Err(RequestError::Target),
         };
@@ -389,23 +389,23 @@ impl<A: Answers> Talk<A> {
         };
         let patience = || dialect::patience(target.path);
         let (answer, origin) = self.shared.answers.answer_of(now, &self.connection, &request, parked);
-        let said = match answer {
-            Answer::Known(Outcome::Ready(response)) => Said::Answer(response),
+        let decision = match answer {
+            Answer::Known(Outcome::Ready(response)) => Decision::Answer(response),
             Answer::Known(Outcome::Changed(response)) => {
                 self.stirs = true;
-                Said::Answer(response)
+                Decision::Answer(response)
             }
             Answer::Known(Outcome::Park(parked)) => {
-                // A new wait may have ended another.
+                // A newly parked request may have ended the VM's oldest one, which then needs its answer.
                 self.stirs |= !matches!(self.phase, Phase::Parked(_));
-                Said::Park(parked)
+                Decision::Park(parked)
             }
-            Answer::Unknown => Said::Answer(self.shared.error(Status(404))),
-            Answer::NotYet if head.method == Method::Put => Said::Hold(Reason::Record, PUT_HOLD, None),
-            Answer::NotYet => Said::Hold(Reason::Record, patience(), Some(self.shared.not_ready.clone())),
-            Answer::TooMany => Said::Hold(Reason::Rate, patience(), Some(self.shared.too_many.clone())),
+            Answer::Unknown => Decision::Answer(self.shared.error(Status(404))),
+            Answer::NotYet if head.method == Method::Put => Decision::Hold(Reason::Record, PUT_HOLD, None),
+            Answer::NotYet => Decision::Hold(Reason::Record, patience(), Some(self.shared.not_ready.clone())),
+            Answer::TooMany => Decision::Hold(Reason::Rate, patience(), Some(self.shared.too_many.clone())),
         };
-        Ok((said, origin))
+        Ok((decision, origin))
     }
 
     /// Tries to answer the request collected in `head` and `body`.
@@ -438,16 +438,16 @@ impl<A: Answers> Talk<A> {
         }
     }
 
-    fn is_saying(&self) -> bool {
+    fn is_sending(&self) -> bool {
         !self.pieces.is_empty()
     }
 
     /// The next step when no answer is queued.
-    fn listen(&mut self, now: Now) -> Step {
+    fn advance(&mut self, now: Now) -> Step {
         let overdue = now.mono >= self.deadline;
         match &self.phase {
             Phase::Over => return Step::Close,
-            // A client that closed its side needs no answer about a change.
+            // A client that closed its side no longer waits for a change.
             Phase::Parked(_) if self.ended => return Step::Close,
             Phase::Held { .. } | Phase::Parked(_) => self.attempt_gathered(now),
             Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
@@ -458,10 +458,10 @@ impl<A: Answers> Talk<A> {
             Phase::Head | Phase::Body(_) => return Step::Wait { until: Some(self.deadline) },
         }
         match &self.phase {
-            Phase::Held { look_at, .. } => Step::Wait { until: Some(*look_at) },
+            Phase::Held { retry_at, .. } => Step::Wait { until: Some(*retry_at) },
             Phase::Parked(parked) => Step::Wait { until: Some(parked.until) },
-            Phase::Over if !self.is_saying() => Step::Close,
-            _ => self.speak(now),
+            Phase::Over if !self.is_sending() => Step::Close,
+            _ => self.send_next(now),
         }
     }
 
@@ -471,7 +471,7 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Passes the next piece to the stack.
-    fn speak(&mut self, now: Now) -> Step {
+    fn send_next(&mut self, now: Now) -> Step {
         let piece = self.pieces.pop_front().unwrap_or_default();
         if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
             self.deadline = now.mono + self.idle_limit();
@@ -485,7 +485,7 @@ impl<A: Answers> Talk<A> {
 
 impl<A: Answers> Exchange for Talk<A> {
     fn receive(&mut self, now: Now, bytes: &[u8]) -> usize {
-        if self.is_saying() {
+        if self.is_sending() {
             return 0;
         }
         let taken = match self.phase {
@@ -493,8 +493,8 @@ impl<A: Answers> Exchange for Talk<A> {
             Phase::Body(_) => self.take_body(now, bytes),
             Phase::Held { .. } | Phase::Parked(_) | Phase::Over => return 0,
         };
-        // Most requests have been answered by now and need no buffer.
-        if !self.is_saying() {
+        // Most requests are answered by now, and their buffers are gone.
+        if !self.is_sending() {
             self.keep(now);
         }
         taken
@@ -505,7 +505,7 @@ impl<A: Answers> Exchange for Talk<A> {
     }
 
     fn next(&mut self, now: Now) -> Step {
-        if self.is_saying() { self.speak(now) } else { self.listen(now) }
+        if self.is_sending() { self.send_next(now) } else { self.advance(now) }
     }
 
     fn drain(&mut self, now: Now, until: Duration) {
@@ -531,7 +531,7 @@ impl<A: Answers> Exchange for Talk<A> {
     }
 
     fn is_idle(&self) -> bool {
-        matches!(self.phase, Phase::Head) && self.head.is_empty() && !self.is_saying() && !self.stirs
+        matches!(self.phase, Phase::Head) && self.head.is_empty() && !self.is_sending() && !self.stirs
     }
 
     fn is_waiting(&self) -> bool {

@@ -1,8 +1,8 @@
 //! Counts answers by dialect and status, and measures their latency.
 //!
 //! One worker writes, any thread reads, and no thread waits: every count is an atomic that is loaded and stored
-//! without a lock, so a count costs a plain increment. Counts are read one after the other, so two of them may stem
-//! from slightly different moments.
+//! without a lock, so a count costs a plain increment. A reader loads counts one after the other, so two of them may be
+//! a moment apart.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -53,7 +53,7 @@ pub enum Reason {
     Record,
     /// Its VM exceeds its request rate.
     Rate,
-    /// It requests notification of a change.
+    /// It is parked until a value changes.
     Change,
 }
 
@@ -75,11 +75,11 @@ impl Reason {
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The awaited event came.
+    /// The request was answered, or began to wait for another reason.
     Released,
-    /// The wait timed out: the guest got a status to retry on, or no answer.
+    /// The request timed out with 429 or 503, or its connection was closed without an answer.
     Expired,
-    /// The connection ended first.
+    /// The guest's connection ended first.
     Left,
 }
 
@@ -104,7 +104,7 @@ pub struct Tally {
     answers: [[AtomicU64; CODES.len() + 1]; Datasource::COUNT],
     buckets: [AtomicU64; BOUNDS_NS.len() + 1],
     total_ns: AtomicU64,
-    /// Answers of the current turn.
+    /// Answers sent in the turn that received their request. Their latency is known when the turn ends.
     fresh: AtomicU64,
     waiting: [AtomicU64; Reason::ALL.len()],
     ended: [[AtomicU64; End::ALL.len()]; Reason::ALL.len()],
@@ -135,8 +135,8 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts an answer passed to TCP `took` after the start of the turn that received the last octet of its request.
-    /// An answer of that same turn took as long as the turn, which is known once the turn is [over](Self::turned).
+    /// Counts an answer passed to TCP. `waited` runs from the start of the turn that received the last octet of the
+    /// request. It is zero in that same turn; the latency is then the turn's duration, see [`turned`](Self::turned).
     #[inline]
     pub(super) fn answered(&self, datasource: Datasource, status: Status, waited: Duration) {
         let place = PLACES.get(usize::from(status.0)).map_or(CODES.len(), |place| usize::from(*place));
@@ -186,13 +186,13 @@ impl Tally {
         }
     }
 
-    /// Number of requests that wait now.
+    /// Number of requests that wait now for this reason.
     #[must_use]
     pub fn waiting(&self, reason: Reason) -> u64 {
         self.waiting[reason as usize].load(Ordering::Relaxed)
     }
 
-    /// Number of waits that have ended.
+    /// Number of waits for this reason that ended in this way.
     #[must_use]
     pub fn ended(&self, reason: Reason, end: End) -> u64 {
         self.ended[reason as usize][end as usize].load(Ordering::Relaxed)
@@ -217,7 +217,7 @@ impl std::ops::Add for Latencies {
     }
 }
 
-/// A waiting request, counted from its start to its end, however it ends.
+/// Counts one waiting request until it is dropped, then counts how the wait ended.
 #[derive(Debug)]
 pub(super) struct Wait {
     tally: Arc<Tally>,
@@ -270,10 +270,10 @@ mod tests {
     #[test]
     fn an_answer_takes_as_long_as_its_wait_or_its_turn() {
         let tally = Tally::default();
-        let said = |waited| tally.answered(Datasource::ANY, Status(200), waited);
-        said(Duration::from_secs(8));
-        said(Duration::ZERO);
-        said(Duration::ZERO);
+        let answered = |waited| tally.answered(Datasource::ANY, Status(200), waited);
+        answered(Duration::from_secs(8));
+        answered(Duration::ZERO);
+        answered(Duration::ZERO);
         assert_eq!(tally.latencies().buckets.iter().sum::<u64>(), 1, "the turn is not over");
         tally.turned(Duration::from_nanos(BOUNDS_NS[1]));
         tally.turned(Duration::from_secs(1));

@@ -8,15 +8,15 @@ use crate::record::network::{Address, Method, Network};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record, Role};
 
-/// Returns the NICs that the hypervisor gives the VM. The guest makes VLANs and bonds itself, and few dialects have a
-/// form for them.
+/// Returns the NICs that the hypervisor provides, with index and MAC. The guest creates VLANs and bonds itself, and few
+/// dialects can describe them.
 pub(super) fn given(network: &Network) -> impl Iterator<Item = (usize, &Nic, NicMac)> {
     let given = |nic: &Nic| nic.vlan.is_none() && nic.bond.is_none();
     let nics = network.nics.iter().enumerate();
     nics.filter(move |(_, nic)| given(nic)).filter_map(|(n, nic)| Some((n, nic, nic.mac?)))
 }
 
-/// Returns the known addresses of one version, including those that DHCP will give.
+/// Returns the known addresses of one version, including the expected leases of DHCP.
 pub(super) fn known(nic: &Nic, version: Version) -> impl Iterator<Item = (&Address, Cidr)> {
     let known = nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
     known.filter(move |(_, cidr)| Version::of(cidr.address) == version)
@@ -106,7 +106,7 @@ mod tests {
     use crate::record::values::Cidr;
 
     #[test]
-    fn networks_of_every_length_have_their_mask_and_first_address() {
+    fn a_prefix_length_determines_netmask_and_first_address() {
         for (address, prefix, first, mask) in [
             ("10.1.2.3", 0, "0.0.0.0", "0.0.0.0"),
             ("10.1.2.3", 9, "10.0.0.0", "255.128.0.0"),

@@ -1,6 +1,6 @@
 //! AliYun (Alibaba Cloud): one document at `meta-data/all`, and its members as a tree for other clients.
 //!
-//! The dialect has an address of its own. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
+//! The dialect has its own address. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
 //! (`cloudinit/sources/DataSourceAliYun.py`).
 
 use std::sync::LazyLock;
@@ -90,7 +90,7 @@ fn document(record: &Record) -> Value {
     if let Some(cidr) = network.nics.first().and_then(|nic| nic.ipv4().next()) {
         own("private-ipv4", cidr.address.to_string().into());
     }
-    // A translated address is an elastic one. Clients read it under either name.
+    // Some clients read a translated address as `eipv4`, others as `public-ipv4`.
     if let Some(public) = network.nics.first().and_then(|nic| nic.public_ipv4().next()) {
         own("eipv4", public.to_string().into());
         own("public-ipv4", public.to_string().into());
@@ -114,7 +114,7 @@ fn document(record: &Record) -> Value {
     document
 }
 
-/// Returns one NIC; only its id without a known IPv4 address.
+/// Returns one NIC; only its id if no IPv4 address is known.
 fn interface(nic: &Nic) -> Value {
     let mut interface = json!({ "network-interface-id": nic.eni_id() });
     let known: Vec<Cidr> = nic.ipv4().collect();

@@ -1,8 +1,8 @@
 //! Azure: the instance metadata service below `/metadata`, the wireserver at its own address, and the host plug-in at
 //! a port of that address.
 //!
-//! cloud-init reports to the wireserver when it has finished. It first requests the goal state, and retries for 20
-//! minutes. So a VM has either both services or neither.
+//! cloud-init reports to the wireserver when it has finished. Before that it requests the goal state, and retries for
+//! 20 minutes. So a VM has either both services or neither.
 //!
 //! All scalars are strings, except those of `extended`. Property names match in any case.
 
@@ -45,7 +45,7 @@ pub(super) static DIALECT: Description = Description::new(
     "`instance`, `versions`, `scheduledevents`, `identity/oauth2/token`; the wireserver and its host plug-in",
 );
 
-/// Type of documents. Errors have no charset.
+/// Content type of documents. That of errors has no charset.
 const DOCUMENT: &str = "application/json; charset=utf-8";
 
 /// Versions of the interface, newest last. Any date from the first one on is accepted.
@@ -107,7 +107,7 @@ fn bad(reason: &str) -> Response {
     error(&json!({ "error": format!("Bad request. {reason}") }))
 }
 
-/// Builds a 400 with a document of its own.
+/// Builds a 400 with this document.
 fn error(document: &Value) -> Response {
     Response::new(Status(400), Some(JSON), &[], document.to_string())
 }
@@ -216,6 +216,6 @@ impl Live for Instance {
     }
 
     fn about(&self) -> &'static str {
-        "the part the path names, for an api-version"
+        "the part of the document at the path; needs an api-version"
     }
 }

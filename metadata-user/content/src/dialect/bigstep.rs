@@ -1,8 +1,8 @@
 //! Bigstep: one JSON document, at the URL that the image has in `/var/lib/cloud/data/seed/bigstep/url`.
 //!
 //! cloud-init (`DataSourceBigstep.py`) fetches the document once, without a timeout and without a retry, so a request
-//! waits for its record longer than elsewhere. cloud-init needs all three members of the document, empty if need be,
-//! and reads `metadata` by its own names. It takes no network configuration from it.
+//! waits for its record longer than elsewhere. cloud-init needs all three members of the document, which may be empty.
+//! It reads `metadata` under its standard names, but no network configuration.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_document_whose_user_data_is_still_to_be_read_is_503() {
+    fn a_document_with_unread_user_data_is_503() {
         let mut record = full();
         record["user_data"] = json!({"source": {"file": "user-data"}});
         assert_eq!(Guest::of(&record).status(PATH, &[]), 503);

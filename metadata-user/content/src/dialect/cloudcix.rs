@@ -1,7 +1,7 @@
 //! CloudCIX: a JSON document, and user-data in base64.
 //!
-//! cloud-init (`DataSourceCloudCIX.py`) applies the document's network unchecked; with `null` it configures the
-//! network by itself. User-data must exist, may be empty, and must be text once decoded.
+//! cloud-init (`DataSourceCloudCIX.py`) applies the document's network unchecked. If that is `null`, it configures the
+//! network by itself. User-data must exist, may be empty, and must be base64 of text.
 
 #[cfg(test)]
 mod tests;
@@ -49,14 +49,14 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 fn network(network: &Network) -> Value {
     match (network.mode, &network.raw) {
         (Mode::Auto, _) if !network.nics.is_empty() => version_2(network),
-        // Validation has already parsed it.
+        // Validation ensures that the text parses.
         (Mode::Raw, Some(Value::String(text))) => serde_yaml::from_str(text).map_or(Value::Null, bare),
         (Mode::Raw, Some(mapping)) => bare(mapping.clone()),
         _ => Value::Null,
     }
 }
 
-/// Returns the configuration without the `network` member that files may have around it.
+/// Returns the configuration inside a `network` member, if there is one.
 fn bare(mut config: Value) -> Value {
     match config.get_mut("network") {
         Some(inner @ Value::Object(_)) => inner.take(),

@@ -21,10 +21,10 @@ pub(super) static DIALECT: Description = Description::new(
 
 /// Header field with the request to the password server.
 const REQUEST: &str = "DomU_Request";
-/// Request and response once the guest has set the password.
+/// Request with which the guest confirms that it saved the password, and response once it has.
 const SAVED: &str = "saved_password";
 
-/// The password requires a header field, and no proxy may have forwarded the request.
+/// Refuses requests through a proxy. The password also requires the field [`REQUEST`].
 static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {

@@ -6,8 +6,8 @@ use crate::http::Response;
 use crate::record::{Dialect, Record};
 use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
 
-/// What `/` lists: every date that EC2 has used as a version of its tree. Several clients take a non-empty 200 here
-/// as proof of a metadata service.
+/// Names that `/` lists: every date that EC2 has used as a version of its tree. Several clients recognise a metadata
+/// service by a non-empty 200 at `/`.
 const VERSIONS: [&str; 26] = [
     "1.0",
     "2007-01-19",
@@ -37,7 +37,7 @@ const VERSIONS: [&str; 26] = [
     "latest",
 ];
 
-/// Adds `/` whichever dialects are served, unless `serve.gce_root` gives it to GCE.
+/// Adds `/` for every record, unless `serve.gce_root` gives it to GCE.
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let has_gce = record.serve.serves(Dialect::Gce);
     if record.serve.gce_root && has_gce {
@@ -53,8 +53,8 @@ pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// Returns GCE's root to requests with its `Metadata-Flavor`, by which Google's client libraries recognise GCE. Other
-/// requests get the list of versions.
+/// Returns GCE's root, by which Google's client libraries recognise GCE, to requests with the field `Metadata-Flavor`.
+/// Other requests get the list of versions.
 #[derive(Debug)]
 struct Root {
     versions: Response,
@@ -67,6 +67,6 @@ impl Live for Root {
     }
 
     fn about(&self) -> &'static str {
-        "the versions of EC2's tree; GCE's root for requests with its flavour"
+        "the versions of EC2's tree; GCE's root for requests with Metadata-Flavor"
     }
 }

@@ -1,4 +1,4 @@
-//! The description of a dialect. Its module states it once; patience, access checks and the book follow from it.
+//! The description of a dialect. Each module states it once. `patience`, the tests of conditions and the book use it.
 
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use crate::store::Host;
 /// than most clients wait for an answer.
 pub const PATIENCE: Duration = Duration::from_secs(4);
 
-/// A dialect as its module describes it. The table `each_dialect!` adds what other rooms need to know: its names, how
-/// it carries user-data, and its SMBIOS stamps.
+/// A dialect as its module describes it. The table `each_dialect!` adds what other modules need: its names, how it
+/// carries user-data and vendor-data, and its SMBIOS stamps.
 #[derive(Debug)]
 pub struct Description {
-    /// Other dialects whose guests read the same tree. Records that list only those get the tree too.
+    /// Other dialects whose guests read the same tree. A record that lists any of them gets the tree too.
     pub(super) also_for: &'static [record::Dialect],
-    /// Paths below which all routes are.
+    /// Paths that contain all routes of the dialect.
     pub mounts: &'static [Mount],
     /// One remark for the book; may be empty.
     pub remark: &'static str,
@@ -27,7 +27,7 @@ pub struct Description {
 }
 
 impl Description {
-    /// A dialect for its own guests only.
+    /// A dialect whose tree only its own guests read.
     pub(super) const fn new(
         mounts: &'static [Mount],
         clients: &'static str,
@@ -54,14 +54,14 @@ pub struct Mount {
     pub host: Host,
     /// The path without a trailing slash; `/` for the whole host.
     pub path: &'static str,
-    /// What a request must bring along.
+    /// Condition that a request must meet.
     pub access: Access,
     /// How long a request may wait for its record or its rate limit: slightly less than clients wait for an answer.
     pub patience: Duration,
 }
 
 impl Mount {
-    /// A path at 169.254.169.254 that every process of the guest may read.
+    /// A path at 169.254.169.254 without a condition.
     pub(super) const fn open(path: &'static str) -> Self {
         Self { host: Host::Metadata, path, access: Access::Open, patience: PATIENCE }
     }
@@ -71,7 +71,7 @@ impl Mount {
         Self { host, ..self }
     }
 
-    /// Sets what a request must bring along.
+    /// Sets the condition that a request must meet.
     pub(super) const fn needs(self, access: Access) -> Self {
         Self { access, ..self }
     }
@@ -89,10 +89,10 @@ impl Mount {
     }
 }
 
-/// What a request must bring along.
+/// Condition that a request must meet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Nothing.
+    /// No condition: every process of the guest may read the path.
     Open,
     /// A header field with this name and value.
     Field(&'static str, &'static str),
@@ -118,7 +118,7 @@ mod tests {
     use crate::http::Method;
     use crate::store::Host;
 
-    /// A record that asks every dialect to be as strict as it can.
+    /// A record with the strictest conditions of every dialect.
     fn strict() -> Value {
         let mut record = full();
         record["serve"]["imdsv2"] = json!("required");
@@ -127,7 +127,7 @@ mod tests {
         record
     }
 
-    /// The most specific mount of a dialect that has a route.
+    /// The most specific mount that contains a path.
     fn mount(mounts: &'static [Mount], host: Host, path: &str) -> Option<&'static Mount> {
         let holding = mounts.iter().filter(|mount| mount.host == host && mount.holds(path));
         holding.max_by_key(|mount| mount.path.len())
@@ -159,9 +159,9 @@ mod tests {
     }
 
     #[test]
-    fn every_mount_has_a_route_that_keeps_its_access_rule() {
+    fn every_mount_has_a_route_and_enforces_its_condition() {
         for (names, dialect) in all() {
-            // The dialect alone: another one may answer the same path without the header field.
+            // Serve this dialect alone: another one may answer the same path without the condition.
             let mut record = strict();
             record["serve"]["dialects"] = names.iter().map(|name| name.as_str()).collect();
             let (guest, name) = (Guest::of(&record), names[0].as_str());
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_has_its_path_and_all_below_it() {
+    fn a_mount_contains_its_path_and_all_paths_below_it() {
         let cases = [
             ("/hetzner", "/hetzner", true),
             ("/hetzner", "/hetzner/v1/metadata", true),

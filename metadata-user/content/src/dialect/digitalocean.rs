@@ -3,9 +3,9 @@
 //! cloud-init reads only `/metadata/v1.json` (`sources/helpers/{digitalocean,upcloud}.py`). Afterburn and Talos read
 //! leaves of the tree. User-data and vendor-data are octets in the tree and text in the document.
 //!
-//! Afterburn drops the whole document if a gateway is not an address. cloud-init makes a default route from every
-//! gateway of a public NIC. So an unknown gateway is the unspecified address (RFC 1122 section 3.2.1.3, RFC 4291
-//! section 2.5.2), but for a public NIC cloud-init gets none.
+//! Afterburn drops the whole document if a gateway is not an address. So an unknown gateway is the unspecified address
+//! (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.2). cloud-init makes a default route from every gateway of a public
+//! NIC. So its document has an empty text there.
 
 #[cfg(test)]
 mod tests;
@@ -109,7 +109,7 @@ enum Reader {
     Other,
 }
 
-/// The document in two forms, for a record whose gateways cloud-init must not see.
+/// The document in two forms, for a record with an unknown gateway of a public NIC.
 #[derive(Debug)]
 struct Whole {
     for_cloud_init: Response,
@@ -127,8 +127,8 @@ impl Live for Whole {
     }
 }
 
-/// Returns DigitalOcean's NICs by role. A role without NICs is absent, because clients take the first of its list
-/// unchecked.
+/// Returns DigitalOcean's NICs by role. A role without NICs is absent, because clients read the first entry of each
+/// list without a check.
 fn interfaces(record: &Record, reader: Reader) -> Value {
     let mut roles = Map::new();
     for (n, nic, mac) in given(&record.network) {

@@ -1,8 +1,8 @@
 //! JSON documents that share long strings and can be walked.
 //!
 //! A long string, such as user-data that a thousand VMs have, is stored once for all documents. The rest is the
-//! skeleton; it has an empty string in place of each long one. So a document costs a VM only what differs, and each
-//! part can be read without rendering the whole.
+//! skeleton, which has an empty string in place of each long one. So each VM stores only what differs, and a part can
+//! be read without rendering the whole.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ pub(super) struct Document {
 struct Long {
     /// Position of its placeholder.
     at: usize,
-    /// Escaped, without quotation marks. Base64 needs no escapes, so other responses share it.
+    /// Escaped, without quotation marks. Other responses share a string that needs no escapes, such as base64.
     escaped: Bytes,
 }
 
@@ -187,7 +187,7 @@ impl<'a> Node<'a> {
         self.members().into_iter().find(|(name, _)| is(name)).map(|(_, node)| node)
     }
 
-    /// Returns its range in the document; no other part has the same range.
+    /// Returns the part's range in the skeleton; no other part has the same range.
     pub(super) fn span(self) -> Range<usize> {
         let start = self.text.as_ptr().addr() - self.document.skeleton.as_ptr().addr();
         start..start + self.text.len()
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_can_be_left_out() {
+    fn an_object_can_be_rendered_without_one_member() {
         let value = json!({"a": [1], "b": "l".repeat(LONG), "c\"": null});
         let document = Document::new(&value, &mut Interner::new());
         for name in ["a", "b", "c\"", "d"] {
@@ -336,7 +336,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_document_says_what_it_was_made_from(value in values()) {
+        fn a_document_of_any_value_equals_it(value in values()) {
             let document = Document::new(&value, &mut Interner::new());
             prop_assert_eq!(document.body().to_bytes(), value.to_string());
             prop_assert_eq!(document.root().value(), value);

@@ -2,10 +2,11 @@
 //!
 //! Every version has the same tree, so requests for all versions are looked up under `/latest`. cloud-init's crawl is
 //! strict (`cloudinit/sources/helpers/ec2.py`): it drops all metadata if a listed name is not 200, and it reads a
-//! leaf that ends with a newline as a list. So the tree neither serves nor lists what the record lacks.
+//! leaf that ends with a newline as a list. So the tree lists only names that it serves, and no leaf ends with a
+//! newline.
 //!
 //! Guests of OpenStack and EVE crawl `meta-data/` as well, once at first boot and without a token, and lose five
-//! seconds on a 404. If the record does not serve `ec2`, they find the same tree without credentials and without a
+//! seconds on a 404. If the record does not serve `ec2`, they get the same tree without credentials and without a
 //! token route. That tree reveals no more than OpenStack's own documents, so `imdsv2` does not apply to it.
 
 mod disks;
@@ -41,7 +42,7 @@ pub(super) static DIALECT: Description = Description::new(
 const TOKEN: &str = "X-aws-ec2-metadata-token";
 /// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aws-ec2-metadata-token-ttl-seconds";
-/// Timestamp of events without a time.
+/// Time stated for events that have no time in the record.
 const EPOCH: &str = "1970-01-01T00:00:00Z";
 /// Image id of a VM without an image.
 const NO_IMAGE: &str = "ami-00000000";
@@ -67,8 +68,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         }
     }
     if serve.date_tree == DateTree::CloudStack {
-        // If CloudStack's tree is served, it has already been added. Otherwise this path does not exist, and guests
-        // of OpenStack must not get a 404.
+        // CloudStack's listing, if served, is already added and precedes this one. Without either, guests of OpenStack
+        // would get a 404.
         if serve.serves(record::Dialect::OpenStack) || serve.serves(record::Dialect::Eve) {
             sheet.text("/latest/meta-data", "");
         }
@@ -110,7 +111,7 @@ fn identity(record: &Record, tree: &mut Tree<'_, '_>) {
     tree.text("/latest/meta-data/services/partition", "aws");
 }
 
-/// Adds the addresses of the first NIC, and every NIC the guest has by MAC.
+/// Adds the addresses of the first NIC, and a directory per physical NIC, named by its MAC.
 fn network(record: &Record, tree: &mut Tree<'_, '_>) {
     if let Some(first) = record.network.nics.first() {
         if let Some(cidr) = first.ipv4().next() {
@@ -137,7 +138,7 @@ fn network(record: &Record, tree: &mut Tree<'_, '_>) {
     }
 }
 
-/// Returns the leaves of one NIC. Without `vpc-id`, cloud-init takes the VM for EC2 Classic and renders its network
+/// Returns the leaves of one NIC. Without `vpc-id`, cloud-init treats the VM as EC2 Classic and renders its network
 /// anew at each boot.
 fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, String)> {
     let lines = |values: Vec<String>| (!values.is_empty()).then(|| values.join("\n"));
@@ -170,7 +171,7 @@ fn keys(record: &Record, tree: &mut Tree<'_, '_>) {
     }
     let mut listing = Vec::new();
     for (n, key) in record.ssh_keys.iter().enumerate() {
-        // A final slash would make it a directory, and Unicode has several line breaks.
+        // A final slash would make the name a directory, and Unicode has several line breaks.
         let breaks = |c: char| c == '/' || (c.is_whitespace() && c != ' ');
         listing.push(format!("{n}={}", key.name.as_str().replace(breaks, "_")));
         tree.text(format!("/latest/meta-data/public-keys/{n}/openssh-key"), key.key.as_str());
@@ -184,7 +185,7 @@ fn tags(record: &Record, tree: &mut Tree<'_, '_>) {
     }
 }
 
-/// Adds the identity document, which cloud-init requests to learn the region.
+/// Adds the identity document, from which cloud-init reads the region.
 fn document(record: &Record, tree: &mut Tree<'_, '_>) {
     let mut document = json!({
         "accountId": record.vm.project.account.as_str(),

@@ -1,6 +1,6 @@
-//! LF Edge's EVE: what its `pkg/pillar/cmd/msrv` serves to applications, beside OpenStack's tree.
+//! LF Edge's EVE: the paths that its `pkg/pillar/cmd/msrv` serves to applications in addition to OpenStack's tree.
 //!
-//! An application's name and host name are its UUID. Values that only EVE's controller knows (device, enterprise) are
+//! An application's host name is its UUID. Values that only EVE's controller knows (device UUID, enterprise) are
 //! empty. There is no TPM to sign with, so `tpm/signer` is 404, as in older versions of EVE.
 
 use std::net::{IpAddr, SocketAddr};
@@ -102,7 +102,7 @@ impl Live for Keep {
     }
 }
 
-/// Answers that there is no signer.
+/// Answers 404, because there is no signer.
 #[derive(Debug)]
 struct NoSigner;
 
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn external_addresses_are_those_of_ipv4_that_the_world_sees() {
+    fn external_addresses_are_the_public_ipv4_addresses() {
         let mut record = full();
         record["network"]["nics"][1]["addresses"] = json!([
             {"method": "static", "address": "192.168.7.5/24", "public": "198.51.100.9"},
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_kept_when_they_are_json_and_not_too_large() {
+    fn documents_are_stored_if_they_are_json_and_small_enough() {
         let responses = rendered(&full());
         let json = &[("Content-Type", "application/json; charset=utf-8")][..];
         let long = vec![b'x'; (32 << 10) + 1];

@@ -1,10 +1,9 @@
 //! Google Compute Engine's metadata server: one tree below `/computeMetadata/v1`, walked per request. Guests can wait
 //! for a change of a value, and write a part of the tree.
 //!
-//! Paths have hyphens and the JSON has camel case. Below `attributes/`, `guest-attributes/` and `service-accounts/`
-//! both have the record's own names. Client libraries recognise the cloud only by the header field `Metadata-Flavor:
-//! Google`. So every response of this dialect has it; of other responses only that of `/`, to requests with the
-//! field.
+//! Names have hyphens in paths and camel case in JSON. Below `attributes/`, `guest-attributes/` and `service-accounts/`
+//! names are the same in both. Client libraries recognise the cloud only by the header field `Metadata-Flavor:
+//! Google`. So every response of this dialect has the field, and so has the response at `/` to requests with it.
 //!
 //! ```text
 //! /computeMetadata/v1/ ─┬─ instance/ ─┬─ attributes/        user-data, ssh-keys, the record's metadata
@@ -48,7 +47,7 @@ pub(super) static DIALECT: Description = Description::new(
 )
 .remark("`recursive`, `alt`, `wait_for_change`, guest attributes");
 
-/// Type of plain values, named as the real server names it.
+/// Content type of plain values, as on the real server.
 const PLAIN: &str = "application/text";
 /// Maximum length of a subtree's JSON that is hashed per request, in octets. Longer ones are hashed once.
 const HASHED_ONCE: usize = 4 << 10;
@@ -57,7 +56,7 @@ const WAIT_DEFAULT: Duration = Duration::from_secs(60);
 /// Maximum time a request may wait for a change.
 const WAIT_MOST: Duration = Duration::from_secs(3_600);
 
-/// All methods: refusals need the flavour too, so the router must not produce them.
+/// All methods. Refusals need the flavour, so this module answers them and not the router.
 static METHODS: [Method; 8] = [
     Method::Get,
     Method::Head,
@@ -69,7 +68,7 @@ static METHODS: [Method; 8] = [
     Method::Other,
 ];
 
-/// The request has Google's flavour.
+/// The request has `Metadata-Flavor: Google` or the older field for it.
 pub(super) const FLAVOUR: Condition =
     Condition::HeaderIsOneOf(&[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")]);
 
@@ -220,10 +219,10 @@ impl Server {
         }
     }
 
-    /// Returns the account's token, or the same token as an identity, which the real server signs for the audience.
+    /// Returns the account's token. An identity is the same token, while the real server signs one for the audience.
     ///
-    /// An account without a token never gets one: 404. An expired token is replaced once its source has another, so
-    /// the answer is 503: Google's libraries retry a 503 and give up on a 404.
+    /// An account without a token gets 404, because it never has one. An expired token gets 503, because its source may
+    /// get a new one. Google's libraries retry a 503 and give up on a 404.
     fn credential(&self, call: &Call<'_>, account: &[&str], query: &Query, wanted: &str) -> Response {
         let Some(token) = self.token.as_ref().filter(|_| self.view(account).is_some()) else {
             return refusal(Status(404), &[]);
@@ -232,8 +231,8 @@ impl Server {
         if identity && query.audience.as_ref().is_none_or(String::is_empty) {
             return flavoured(Status(400), TEXT, &[], "non-empty audience parameter required\n");
         }
-        let left = token.expires_unix.saturating_sub_unsigned(call.now.unix_seconds);
-        if left <= 0 {
+        let remaining = token.expires_unix.saturating_sub_unsigned(call.now.unix_seconds);
+        if remaining <= 0 {
             return refusal(Status(503), &[("Retry-After", "1")]);
         }
         let text = token.text.expose();
@@ -241,7 +240,7 @@ impl Server {
         if identity {
             return found(PLAIN, etag, text.to_owned());
         }
-        let document = json!({ "access_token": text, "expires_in": left, "token_type": "Bearer" });
+        let document = json!({ "access_token": text, "expires_in": remaining, "token_type": "Bearer" });
         found(JSON, etag, document.to_string())
     }
 }
@@ -254,7 +253,7 @@ fn find_long(node: Node<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
     }
 }
 
-/// Answers with the current value, or parks a request that waits for another one.
+/// Answers with the current value, or parks a request that waits for a change of the value.
 fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outcome {
     let waits = match call.parked {
         _ if !query.wait_for_change => None,

@@ -1,7 +1,7 @@
 //! Hetzner: a YAML document, the private networks and raw user-data, and leaves for Afterburn and systemd.
 //!
 //! cloud-init (`DataSourceHetzner.py`) requires every document: an empty list means no private networks, 204 means no
-//! user-data. It configures the NICs of private networks by DHCP itself, so network-config covers only the others.
+//! user-data. It configures the NICs of private networks by DHCP itself, so network-config contains only other NICs.
 
 #[cfg(test)]
 mod tests;
@@ -44,7 +44,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         None => sheet.share(Response::new(Status(204), None, &[], "")),
     };
     sheet.open("/hetzner/v1/userdata", user_data.clone());
-    // systemd's path for it, below the base of all its keys.
+    // systemd reads user-data at this path, because all its keys have one base path.
     sheet.open("/hetzner/v1/metadata/userdata", user_data);
 
     let leaves = leaves(record);

@@ -1,7 +1,7 @@
 //! Builds JSON values by moving their parts.
 
-/// Like `serde_json::json!`, which copies each part by serialising it and so builds a document once per level. Parts
-/// here must implement `Into<Value>`.
+/// Like `serde_json::json!`, but moves the parts, which must implement `Into<Value>`. `serde_json::json!` serialises
+/// each part, and so copies a document once per level.
 macro_rules! json {
     (null) => { serde_json::Value::Null };
     ([ $($element:expr),* $(,)? ]) => {
@@ -42,7 +42,7 @@ pub(super) use {json, members};
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_same_words_make_the_same_value() {
+    fn the_macro_builds_the_same_value_as_serde_jsons() {
         let (text, list) = ("x".to_owned(), vec![1, 2]);
         let wanted = serde_json::json!({
             "none": null, "no": {}, "empty": [], "text": text, "of": { "list": list, "more": [text, "y"] },

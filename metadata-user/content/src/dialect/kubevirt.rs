@@ -19,8 +19,8 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-/// Credentials require a header field, and no proxy may have forwarded the request. A web application in the guest
-/// that is tricked into fetching a URL can do neither.
+/// Requests for credentials must have a header field and must not come through a proxy. So a web application in the
+/// guest that an attacker makes fetch a URL gets no credentials.
 static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
     [
@@ -82,7 +82,7 @@ fn unavailable(why: &str) -> Response {
     json(Status(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
 }
 
-/// Serves the token until it expires. The feed publishes a new record before that.
+/// Serves the token until it expires. A newer token comes with a newer record.
 #[derive(Debug)]
 struct Token {
     current: Response,
@@ -117,7 +117,7 @@ mod tests {
     use crate::store::Interner;
 
     #[test]
-    fn a_token_is_given_until_the_second_it_expires() {
+    fn a_token_is_served_until_the_second_it_expires() {
         let expires = |unix: i64| {
             let time = time::OffsetDateTime::from_unix_timestamp(unix).expect("a time");
             time.format(&time::format_description::well_known::Rfc3339).expect("RFC 3339")

@@ -3,7 +3,7 @@
 //!
 //! Optional documents are empty if the record lacks them: a 404 costs the client a second. If the record has
 //! credentials, requests must be signed with them by OAuth 1.0's PLAINTEXT (RFC 5849 section 3.4.4). After a 401 the
-//! client sets its clock by our `Date`.
+//! client corrects its timestamps by the answer's `Date`.
 
 mod oauth;
 #[cfg(test)]
@@ -32,7 +32,7 @@ const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let mut buffer = [0; TARGET_MAX];
-    // No request can have such a path.
+    // No request can have a malformed path.
     let Ok(base) = normalise(record.serve.maas_path.as_str(), &mut buffer) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
     let tree = Tree {
@@ -50,8 +50,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live_below(base.path.to_owned(), methods, &[], tree);
 }
 
-/// Renders vendor-data as YAML with the member `cloud-init`, which is what the client reads of a mapping. A plain
-/// script would be invalid YAML, and a plain cloud-config a mapping without that member.
+/// Renders vendor-data as a YAML mapping with the member `cloud-init`, the only one that the client reads. A script by
+/// itself would be invalid YAML, and a cloud-config by itself a mapping without that member.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(YAML, "") };
     let Some(octets) = payload.bytes() else { return sheet.unread() };

@@ -1,8 +1,8 @@
 //! Paths to which a guest of any cloud can report its boot.
 //!
 //! cloud-init's `phone_home` and webhook reporting post to any URL in their configuration. These two paths forward
-//! the body to the record's sinks. The answer is a success whatever happens to the message, because a guest would
-//! only retry an error.
+//! the body to the record's sinks. The answer is 413 to a body that is too large, else a success, even if the message
+//! is dropped: a guest would only retry after an error.
 
 use super::sheet::{Sheet, TEXT};
 use crate::http::{Method, Response, Status};
@@ -11,7 +11,7 @@ use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-/// Adds the two paths, whichever dialects are served.
+/// Adds the two paths for every record.
 pub(super) fn render(sheet: &mut Sheet<'_>) {
     sheet.begin(EVERY_DIALECT);
     sheet.live("/v1/phone-home", POST, &[], Message(MessageKind::PhoneHome));
@@ -53,7 +53,7 @@ mod tests {
     use crate::token::Keyring;
 
     #[test]
-    fn messages_are_taken_whether_or_not_there_is_a_sink_for_them() {
+    fn messages_are_accepted_with_and_without_a_sink() {
         let long = vec![b'x'; (16 << 10) + 1];
         for (sinks, waiting) in
             [(json!({"phone_home": "/nowhere/p", "events": "/nowhere/e"}), 3), (json!({}), 0)]

@@ -1,15 +1,15 @@
 //! One module per dialect. Each renders a record into the paths and responses of its clouds.
 //!
-//! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!` registers
-//! it. A record is rendered once, when it changes. What depends on the request (tokens, writes, queries, long polls) is
-//! a [`Live`](crate::store::Live) in the same module.
+//! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!`
+//! registers it. A record is rendered once, when it changes. Answers that depend on the request (tokens, writes,
+//! queries, long polls) come from a [`Live`](crate::store::Live) in the same module.
 
 /// The table of dialects. It calls a macro with one row per module:
 ///
 /// `module: Variant "name in records" "Title" user-data vendor-data [SMBIOS stamps];`
 ///
-/// A module with several names has several of these parts, with commas between them. User-data and vendor-data are
-/// variants of [`Carried`](crate::record::Carried). The first dialect to claim a path gets it.
+/// A module with several names has one such part per name, separated by commas. The columns user-data and vendor-data
+/// are variants of [`Carried`](crate::record::Carried). If two dialects serve one path, the earlier row gets it.
 macro_rules! each_dialect {
     ($table:ident) => {
         $table! {
@@ -89,7 +89,7 @@ use sheet::Sheet;
 
 /// A row of the table.
 struct Row {
-    /// The names in records. Routes are labelled with the first.
+    /// The names in records. The first one is the dialect's name in routes.
     names: &'static [record::Dialect],
     dialect: &'static Description,
 }
@@ -113,13 +113,13 @@ macro_rules! registry {
 
 each_dialect!(registry);
 
-/// Returns every dialect with its names, in the order in which they claim paths.
+/// Returns every dialect with its names, in the order of the table.
 pub fn all() -> impl Iterator<Item = (&'static [record::Dialect], &'static Description)> {
     DIALECTS.iter().map(|row| (row.names, row.dialect))
 }
 
 /// Returns how long a request for `path` may wait for its record or its rate limit: slightly less than the clients of
-/// the path wait for an answer. `path` is normalised. The longest mount that has the path decides.
+/// the path wait for an answer. `path` is normalised. The time is that of the longest mount that contains the path.
 #[must_use]
 pub fn patience(path: &str) -> Duration {
     let mounts = DIALECTS.iter().flat_map(|row| row.dialect.mounts);

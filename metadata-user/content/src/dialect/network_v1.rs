@@ -10,10 +10,9 @@ use crate::record::network::{Address, Bond, Method, Network, NicRoute};
 /// Where resolvers and search domains go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resolvers {
-    /// To an item of their own.
+    /// Into a separate item.
     Item,
-    /// To static subnets that have a gateway, and to those of the first NIC. This suits clients that take every item
-    /// for a NIC.
+    /// Into static subnets with a gateway and into those of the first NIC, for clients that read every item as a NIC.
     Subnets,
 }
 
@@ -84,7 +83,7 @@ fn device(network: &Network, resolvers_in: Resolvers, n: usize, nic: &Nic) -> Va
     device.into()
 }
 
-/// Returns the label of the NIC with this id, which validation has found to exist.
+/// Returns the label of the NIC with this id. Validation ensures that it exists.
 fn label<'a>(network: &'a Network, id: &'a str) -> &'a str {
     network.nics.iter().find(|nic| nic.id.as_str() == id).map_or(id, Nic::label)
 }
@@ -183,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn resolvers_are_an_item_or_in_subnets_that_lead_further() {
+    fn resolvers_are_an_item_or_in_subnets_of_the_first_nic_or_with_a_gateway() {
         let nic = |n: u8, address: Value| {
             json!({"id": format!("n{n}"), "mac": format!("52:54:00:12:34:{n:02}"),
             "addresses": [address]})

@@ -1,7 +1,7 @@
 //! NoCloud over HTTP: four documents below `/v1/`, for the seed `ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/`.
 //!
 //! Clients retry a 404 ten times, one second apart, and fail the boot without user-data. So absent documents are 204
-//! unless the record asks for 404. No client can send a header field here, so these paths are open by design.
+//! unless the record asks for 404. NoCloud's clients cannot send a special header field, so these paths require none.
 
 use serde_json::{Map, Value};
 
@@ -69,7 +69,7 @@ fn meta_data(record: &Record) -> Value {
     document.into()
 }
 
-/// Returns the network document; `None` if the guest is to decide by itself.
+/// Returns the network document; `None` if the guest configures its network without one.
 fn network_config(record: &Record) -> Option<String> {
     let network = &record.network;
     match (network.mode, &network.raw) {

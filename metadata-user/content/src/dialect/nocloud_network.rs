@@ -43,7 +43,7 @@ pub(super) fn version_2(network: &Network) -> Value {
     document.into()
 }
 
-/// Returns the label of the NIC with this id, which validation has found to exist.
+/// Returns the label of the NIC with this id. Validation ensures that it exists.
 fn label<'a>(network: &'a Network, id: &'a str) -> &'a str {
     network.nics.iter().find(|nic| nic.id.as_str() == id).map_or(id, Nic::label)
 }
@@ -94,7 +94,7 @@ fn statics(nic: &Nic) -> impl Iterator<Item = &Address> {
     nic.addresses.iter().filter(|address| address.method == Method::Static)
 }
 
-/// Returns resolvers and search domains, for NICs without a DHCP server that supplies them.
+/// Returns resolvers and search domains, for NICs with static addresses.
 fn nameservers(network: &Network) -> Option<Value> {
     let mut nameservers = Map::new();
     if !network.dns.is_empty() {
@@ -122,8 +122,8 @@ fn routes(nic: &Nic) -> Vec<Value> {
     gateways.chain(further).collect()
 }
 
-/// Renders Debian's `interfaces(5)`, the only form that cloud-init before 24.3 accepts over HTTP. It covers plain
-/// NICs: guests differ in how they write VLANs and bonds.
+/// Renders Debian's `interfaces(5)`, the only form that cloud-init before 24.3 accepts over HTTP. Leaves out VLANs and
+/// bonds, because their syntax differs between guests.
 pub(super) fn interfaces(network: &Network) -> String {
     let mut text = String::from("auto lo\niface lo inet loopback\n");
     for nic in network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {

@@ -1,7 +1,7 @@
 //! NWCS: one JSON document, and the instance id as a text.
 //!
-//! cloud-init (`DataSourceNWCS.py`) requires a MAC and a name of every item of the network. So the items are NICs
-//! only, with the resolvers in their subnets.
+//! cloud-init (`DataSourceNWCS.py`) requires a MAC and a name in every item of the network. So all items are NICs, and
+//! the resolvers are in their subnets.
 
 #[cfg(test)]
 mod tests;

@@ -41,7 +41,7 @@ pub(super) static DIALECT: Description = Description::new(
 /// Version without a password; Nova's Grizzly release added it.
 const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];
 
-/// No proxy gets a password.
+/// Refuses requests through a proxy, because the answer contains a password.
 static DIRECT: LazyLock<[Guard; 1]> = LazyLock::new(|| {
     [Guard {
         condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
@@ -96,7 +96,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.live("/openstack/latest/password", methods, &*DIRECT, Password);
 }
 
-/// Returns the names that a version's directory lists: those that exist.
+/// Returns the names of the documents that exist, for the listing of a version.
 fn names(user_data: bool, password: bool, network: bool) -> Vec<&'static str> {
     let names = [
         ("meta_data.json", true),
@@ -157,8 +157,8 @@ fn meta_data(record: &Record) -> Value {
     document
 }
 
-/// Returns the custom keys. `dsmode` would steer cloud-init, which is not the tenant's choice. cloudbase-init would
-/// prefer `admin_pass` here to the document's own.
+/// Returns the custom keys without `dsmode`, which would change cloud-init's mode against the operator's choice. Leaves
+/// out `admin_pass` if the document has one, because cloudbase-init would prefer the custom key.
 fn meta(record: &Record, password: bool) -> Map<String, Value> {
     let entries = record.metadata.0.iter();
     let entries = entries.filter(|(key, _)| *key != "dsmode" && !(password && *key == "admin_pass"));

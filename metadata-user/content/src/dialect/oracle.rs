@@ -1,7 +1,7 @@
 //! Oracle: two JSON documents and every part of them, in two trees.
 //!
-//! Version 2 requires a header field that no web application can be tricked into sending, and refuses requests
-//! through a proxy. Version 1 requires nothing and can be switched off. Neither contains credentials.
+//! Version 2 requires a header field that an attacker cannot make a web application send, and refuses requests through
+//! a proxy. Version 1 requires nothing and can be switched off. Neither contains credentials.
 
 #[cfg(test)]
 mod tests;
@@ -53,7 +53,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     };
     let vnics = Walk::of(sheet.document(&vnics(record)));
     sheet.live_below("/opc/v2/instance", Methods::READ, &*GUARDS, instance.clone());
-    // systemd's client reads it at this path, outside the instance.
+    // systemd's client reads user-data at this path, outside the instance.
     sheet.live("/opc/v2/metadata/user_data", Methods::READ, &*GUARDS, UserData(instance.clone()));
     sheet.live_below("/opc/v2/vnics", Methods::READ, &*GUARDS, vnics.clone());
     if record.serve.opc_v1 == Switch::On {
@@ -62,7 +62,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// Serves the user-data from its document.
+/// Serves the user-data from the instance's document.
 #[derive(Debug)]
 struct UserData(Walk);
 

@@ -134,8 +134,8 @@ fn conf(record: &Record) -> Value {
     })
 }
 
-/// Returns the first NIC's own addresses, the leased one first: cloud-init compares it with its lease and keeps DHCP
-/// only if they are equal. It configures the others as listed.
+/// Returns the first NIC's own addresses, the leased one first: cloud-init compares that with its lease and keeps DHCP
+/// only if they are equal. It configures the other addresses as listed.
 fn addresses(nic: &Nic) -> Vec<Value> {
     let known = || nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
     let leased = |address: &Address| address.method == Method::Dhcp4;
@@ -143,7 +143,7 @@ fn addresses(nic: &Nic) -> Vec<Value> {
     ordered.filter_map(|(address, cidr)| entry(nic, address, cidr)).collect()
 }
 
-/// Returns one address; `None` for IPv6 without a gateway, of which cloud-init would make a default route to nowhere.
+/// Returns one address; `None` for IPv6 without a gateway, from which cloud-init would make an invalid default route.
 fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
     let is_v4 = Version::of_entry(address) == Version::V4;
     if !is_v4 && address.gateway.is_none() {

@@ -31,7 +31,7 @@ pub(super) struct Sheet<'a> {
     dialect: &'static str,
     datasource: Datasource,
     host: Host,
-    /// Payloads and their responses.
+    /// Payloads added before, with their responses.
     payloads: Vec<(Bytes, Response)>,
 }
 
@@ -72,7 +72,7 @@ impl<'a> Sheet<'a> {
         self.interner.found(content_type, body.into())
     }
 
-    /// Builds a 200 that is unique to the VM, without looking for an equal one.
+    /// Builds a 200 that is unique to the VM, without a search for an equal stored one.
     pub(super) fn own(&mut self, content_type: &'static str, body: impl Into<Body>) -> Response {
         let body = body.into();
         Response::sharing(self.interner.found_head(content_type, &body), body)
@@ -117,7 +117,7 @@ impl<'a> Sheet<'a> {
         response
     }
 
-    /// Builds the 503 for a payload whose source has not been read yet. Clients retry it.
+    /// Builds the 503 for a payload that has not been read from its source yet. Clients retry it.
     pub(super) fn unread(&mut self) -> Response {
         self.share(Response::error(Status(503), &[("Retry-After", "1")]))
     }
@@ -132,7 +132,7 @@ impl<'a> Sheet<'a> {
         self.guarded(path, &[], response);
     }
 
-    /// Adds such a route with a text body.
+    /// Like [`open`](Self::open), with a text body.
     pub(super) fn text(&mut self, path: impl Into<Cow<'static, str>>, text: impl Into<String>) {
         let response = self.found(TEXT, text.into());
         self.open(path, response);
@@ -161,7 +161,7 @@ impl<'a> Sheet<'a> {
         self.add(path, route.guarded(guards).methods(methods));
     }
 
-    /// Like [`live`](Self::live), also for every path below that has no route of its own.
+    /// Like [`live`](Self::live), also for every path below it without a route.
     pub(super) fn live_below(
         &mut self,
         path: impl Into<Cow<'static, str>>,

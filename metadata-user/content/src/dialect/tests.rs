@@ -1,4 +1,4 @@
-//! Properties of every record, beside the vectors.
+//! Properties that hold for every record, in addition to the test vectors.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ pub(super) fn with(field: &str, value: Value) -> Record {
 }
 
 #[test]
-fn a_thousand_vms_with_one_secret_hold_it_once() {
+fn user_data_that_a_thousand_vms_share_is_stored_once() {
     let mut interner = Interner::new();
     let user_data = STANDARD.encode(vec![7_u8; 60_000]);
     let vms: Vec<Responses> = (0..1_000)
@@ -95,7 +95,7 @@ fn a_thousand_vms_with_one_secret_hold_it_once() {
         assert_eq!(next.head().as_ptr(), first.head().as_ptr());
     }
     let meta_data = |n: usize| ask(&vms[n], Method::Get, "/v1/meta-data");
-    assert_ne!(meta_data(0).body(), meta_data(1).body(), "what differs is not shared");
+    assert_ne!(meta_data(0).body(), meta_data(1).body(), "the names differ");
     drop((vms, first));
     interner.sweep();
     assert!(interner.is_empty(), "{} entries outlive their VMs", interner.len());
@@ -119,7 +119,7 @@ fn only_listed_dialects_are_served() {
 }
 
 #[test]
-fn unread_user_data_makes_clients_retry() {
+fn unread_user_data_is_503() {
     let record = with("user_data", json!({ "source": { "file": "user-data" } }));
     let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/user-data");
     assert_eq!(answer.status().0, 503);
@@ -235,7 +235,7 @@ proptest! {
     }
 
     #[test]
-    fn every_path_has_the_normal_form_requests_are_matched_in((record, _, _) in records()) {
+    fn every_route_has_a_normalised_path((record, _, _) in records()) {
         for (_, path, _) in render(&record, &mut Interner::new()).routes() {
             let segments = path.strip_prefix('/').expect("paths start with a slash");
             prop_assert!(path == "/" || segments.split('/').all(|s| !matches!(s, "" | "." | "..")), "{}", path);
@@ -243,7 +243,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_is_a_server_error_while_a_token_is_there((record, _, _) in records()) {
+    fn no_rendered_answer_is_a_server_error_if_there_is_a_token((record, _, _) in records()) {
         let responses = render(&record, &mut Interner::new());
         for (_, path, route) in responses.routes() {
             if let Endpoint::Fixed(response) = route.endpoint() {

@@ -24,8 +24,8 @@ pub(super) fn text_form(octets: &[u8]) -> Option<Cow<'_, str>> {
     }
 }
 
-/// Returns a payload in [`text_form`]. It is empty without a payload, and for octets without a text form, of which
-/// validation has warned. `None` until its source has been read.
+/// Returns a payload in [`text_form`]; empty text if there is no payload or it has no such form, of which validation
+/// warns. Returns `None` until the payload's source has been read.
 pub(super) fn payload_text(payload: Option<&Payload>) -> Option<String> {
     let Some(payload) = payload else { return Some(String::new()) };
     let octets = payload.bytes()?;
@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn no_payload_and_one_without_a_text_form_are_empty() {
+    fn a_payload_that_is_absent_or_has_no_text_form_is_empty() {
         let payload = |octets: &'static [u8]| Payload::from(Bytes::from_static(octets));
         assert_eq!(payload_text(None).as_deref(), Some(""));
         assert_eq!(payload_text(Some(&payload(b"\xff\xfe"))).as_deref(), Some(""));

@@ -7,7 +7,7 @@ use crate::http::{Method, Response, Status};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
 use crate::token::Kind;
 
-/// Path of tokens. It has no versions.
+/// Path of tokens. The same path below another version answers 403.
 const PATH: &str = "/latest/api/token";
 const METHODS: Methods = Methods::of(&[Method::Options, Method::Put]);
 const EVERY_METHOD: Methods = Methods::of(&[
@@ -38,7 +38,7 @@ pub(super) fn present(sheet: &mut Sheet<'_>, kind: Kind, ttl: &'static str, hop_
     sheet.live(PATH, METHODS, &*GUARDS, Tokens { kind, ttl, hop_limit });
 }
 
-/// Makes the token route 404 for every method. Clients that work without a token then continue without.
+/// Adds a token route that answers 404 to every method. Clients that can work without a token then do so.
 pub(super) fn absent(sheet: &mut Sheet<'_>) {
     sheet.live(PATH, EVERY_METHOD, &[], NoTokens);
 }

@@ -1,7 +1,7 @@
 //! Vultr: one JSON document, a few leaves for Afterburn, and Ignition's user-data.
 //!
-//! cloud-init (`sources/helpers/vultr.py`) builds its network configuration from `interfaces`, with resolvers of its
-//! own, unless `cloud_interfaces` exists, which it applies unchanged. So `cloud_interfaces` always exists, except for
+//! cloud-init (`sources/helpers/vultr.py`) applies `cloud_interfaces` unchanged if it exists. Otherwise it builds its
+//! network configuration from `interfaces` and adds its own resolvers. So `cloud_interfaces` always exists, except for
 //! versions before 23.1, which read it as a list and fail.
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
 }
 
-/// Returns the first NIC's public address for systemd. On Vultr it is the NIC's own.
+/// Returns the public address of the first NIC, for systemd; the NIC's own address if none is translated to it.
 fn public(record: &Record, version: Version) -> Option<IpAddr> {
     let (_, nic, _) = given(&record.network).next()?;
     let (address, cidr) = known(nic, version).next()?;

@@ -10,7 +10,7 @@ use crate::store::{Call, Live, Outcome};
 /// Serves a document at its path and each part below it: objects and lists as JSON, scalars as text.
 #[derive(Clone, Debug)]
 pub(super) struct Walk {
-    /// The document, or the response until it exists.
+    /// The document, or the response to every request until it exists.
     document: Result<Arc<Document>, Response>,
     /// Response for the whole document, if it differs.
     whole: Option<Response>,
@@ -69,7 +69,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn parts_are_json_or_text_and_what_is_not_there_is_404() {
+    fn parts_are_json_or_text_and_absent_ones_are_404() {
         let value = json!({ "a": [{ "b": "x" }], "n": 7, "none": null, "k/k": "slash" });
         let walk = Walk::of(Document::new(&value, &mut Interner::new()));
         for (rest, status, body) in [

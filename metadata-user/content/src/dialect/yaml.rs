@@ -1,8 +1,8 @@
-//! Writes YAML that every parser reads alike.
+//! Writes YAML that every parser reads as the same value.
 //!
-//! Guests read it with PyYAML (YAML 1.1), Go's and other parsers, which disagree on plain `no`, `12:30`, `1_000` or
-//! `2030-01-01`. So a string is plain only if no parser can read anything else, and double-quoted otherwise.
-//! Characters that no parser accepts literally are escaped one by one, never as surrogate pairs, which YAML lacks.
+//! Guests use PyYAML (YAML 1.1), Go's and other parsers, which disagree on plain `no`, `12:30`, `1_000` or
+//! `2030-01-01`. So a string is plain only if every parser reads it as that string, and double-quoted otherwise.
+//! Characters that may not be literal are escaped by code point, because YAML has no surrogate pairs.
 
 use std::fmt::Write as _;
 
@@ -85,7 +85,7 @@ fn number(value: &Number, text: &mut String) {
 }
 
 fn string(value: &str, text: &mut String) {
-    if is_bare(value) {
+    if is_plain(value) {
         text.push_str(value);
         return;
     }
@@ -115,14 +115,15 @@ fn escape(c: char, text: &mut String) {
     .expect("writing to a String cannot fail");
 }
 
-/// Returns whether a word starts with a letter and is no boolean or null in any version of YAML.
-fn is_bare(value: &str) -> bool {
+/// Returns whether a string is plain: it starts with a letter, has only letters, digits and `-_./`, and is no boolean
+/// or null in any version of YAML.
+fn is_plain(value: &str) -> bool {
     value.starts_with(|c: char| c.is_ascii_alphabetic())
         && value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'/'))
         && !WORDS.iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
-/// Returns whether YAML 1.1 and 1.2 print the character (section 5.1) and it is no line break (section 5.4) or byte
+/// Returns whether the character is printable in YAML 1.1 and 1.2 (section 5.1) and no line break (section 5.4) or byte
 /// order mark.
 fn is_literal(c: char) -> bool {
     matches!(c, ' '..='~' | '\u{a0}'..='\u{d7ff}' | '\u{e000}'..='\u{fffd}' | '\u{10000}'..)
@@ -136,7 +137,7 @@ mod tests {
     use serde_json::{Value, json};
 
     #[test]
-    fn strings_are_bare_only_when_nothing_else_can_be_read() {
+    fn strings_are_plain_only_if_every_parser_reads_them_as_strings() {
         for (value, written) in [
             ("web-1.example", "web-1.example\n"),
             ("", "\"\"\n"),
@@ -186,7 +187,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_reads_back_equal(value in values()) {
+        fn a_written_value_reads_back_equal(value in values()) {
             let written = document(&value);
             let read: Value = serde_yaml::from_str(&written).expect(&written);
             prop_assert_eq!(read, value, "{}", written);

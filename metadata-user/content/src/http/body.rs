@@ -27,7 +27,7 @@ impl Framing {
     /// # Errors
     ///
     /// Refuses `Transfer-Encoding` beside `Content-Length` or in HTTP/1.0, which request smuggling uses (§6.1). Refuses
-    /// lengths that differ; equal ones count as one. Refuses chunked twice or before another coding, because the end of
+    /// several `Content-Length` fields that differ. Refuses chunked twice or before another coding, because the end of
     /// the body is then unknown (§6.3).
     pub fn of(headers: &Headers<'_>, is_1_1: bool) -> Result<Self, RequestError> {
         let mut length = None;
@@ -77,7 +77,7 @@ fn length_of(value: &[u8]) -> Result<usize, RequestError> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// In a body of known length, or in a chunk; this many octets remain.
+    /// In a body of known length or in a chunk. This many octets remain.
     Data(usize),
     Size {
         digits: usize,
@@ -137,16 +137,16 @@ impl BodyReader {
     pub fn take(&mut self, octets: &[u8], body: &mut Vec<u8>) -> Result<usize, RequestError> {
         let mut at = 0;
         while at < octets.len() && !self.is_done() {
-            if let Stage::Data(left) = self.stage {
-                let taken = left.min(octets.len() - at);
+            if let Stage::Data(remaining) = self.stage {
+                let taken = remaining.min(octets.len() - at);
                 if self.keep {
                     body.extend_from_slice(&octets[at..at + taken]);
                 }
                 at += taken;
-                self.stage = match (left - taken, self.chunked) {
+                self.stage = match (remaining - taken, self.chunked) {
                     (0, true) => Stage::DataCr,
                     (0, false) => Stage::Done,
-                    (left, _) => Stage::Data(left),
+                    (remaining, _) => Stage::Data(remaining),
                 };
             } else {
                 self.stage = self.framing_octet(octets[at])?;

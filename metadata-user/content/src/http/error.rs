@@ -31,11 +31,11 @@ pub enum RequestError {
     #[error("expected header fields of the form `name: value`")]
     Field,
     /// `Host` is missing in HTTP/1.1, or it is repeated or malformed in any version (RFC 9112 §3.2).
-    #[error("expected one Host field, of a host and perhaps a port")]
+    #[error("expected one Host field with a host and an optional port")]
     Host,
     /// `Content-Length` is not a number, has several different values, or stands beside `Transfer-Encoding`; or the
     /// transfer codings do not end in one chunked (RFC 9112 §6.3).
-    #[error("expected one length of the body")]
+    #[error("expected one way to determine the length of the body")]
     Length,
     /// Another transfer coding precedes chunked (RFC 9112 §6.1).
     #[error("expected no transfer coding but chunked")]

@@ -5,7 +5,7 @@
 
 use std::net::Ipv6Addr;
 
-/// Returns the host of `host [":" port]`, which may be empty; `None` if the text has another form.
+/// Returns the host of `host [":" port]`; it may be empty. Returns `None` if the text has another form.
 ///
 /// The zone of an IPv6 address may follow `%` or `%25` (RFC 6874 §2): HTTP libraries send both.
 #[must_use]

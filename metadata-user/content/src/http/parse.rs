@@ -1,10 +1,10 @@
 //! Parses a request head from octets (RFC 9112 §2 to §6).
 //!
-//! [`Scanner`] finds the end of the head. It examines each octet once and refuses the head at the first unacceptable
-//! octet, so that the answer does not depend on how the network segments the request. [`Head::parse`] then parses the
-//! complete head.
+//! [`Scanner`] finds the end of the head. It examines each octet once and refuses the head at the first invalid octet,
+//! so the answer does not depend on how the network segments the request. [`Head::parse`] then parses the complete
+//! head.
 //!
-//! The RFC leaves some choices. This parser accepts a bare LF as a line end (§2.2), skips empty lines before the
+//! Where the RFC leaves a choice, this parser accepts a bare LF as a line end (§2.2), skips empty lines before the
 //! request line (§2.2), and refuses a folded field (§5.2).
 
 use super::error::RequestError;
@@ -26,12 +26,12 @@ const VERSION_LEN: usize = 8;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Before the request line; true after a CR.
+    /// Before the request line. True after a CR.
     Leading(bool),
     Method,
     Target,
     Version,
-    /// At the line end after the version; true after a CR.
+    /// At the line end after the version. True after a CR.
     LineEnd(bool),
     Fields,
 }
@@ -61,7 +61,7 @@ impl Scanner {
     ///
     /// # Errors
     ///
-    /// Fails at the first octet that no acceptable head can have there.
+    /// Fails at the first octet that makes the head invalid.
     pub fn advance(&mut self, head: &[u8]) -> Result<Option<usize>, RequestError> {
         while self.at < head.len() {
             if self.stage == Stage::Fields {
@@ -154,7 +154,7 @@ impl Scanner {
 }
 
 /// Returns whether a request, complete or not, is a HEAD. Even the answer to a refused HEAD has no body (RFC 9110
-/// §9.3.2). A HEAD after a bare CR or too many empty lines does not count: the scanner refuses the request before it.
+/// §9.3.2). Returns false for a HEAD after a bare CR or too many empty lines: the scanner refuses these earlier.
 #[must_use]
 pub fn is_head_request(octets: &[u8]) -> bool {
     let mut line = octets;

@@ -45,8 +45,8 @@ impl Status {
 
 /// Body of a response: one piece, or several that it can share with other responses.
 ///
-/// A document with a long shared part, such as a vendor-data that all VMs have, consists of the text before it, the
-/// shared octets, and the text after it. The shared part is so not stored once per VM.
+/// A document with a long shared part, such as vendor-data that all VMs have, consists of the text before it, the
+/// shared octets, and the text after it. So the shared part is stored once and not per VM.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Body {
     /// One piece, possibly empty.
@@ -137,8 +137,8 @@ pub(crate) struct Head {
 }
 
 impl Response {
-    /// Passes each piece of the body that nobody else holds to `charge` and uses what it returns; `None` if `charge`
-    /// refuses a piece. A shared response, which was rendered in advance, does not change.
+    /// Replaces each piece of the body that is not shared by the result of `charge`; returns `None` if `charge` refuses
+    /// a piece. A response that was rendered in advance is shared and does not change.
     pub fn charged(self, mut charge: impl FnMut(Bytes) -> Option<Bytes>) -> Option<Self> {
         let rendered = match Arc::try_unwrap(self.0) {
             Ok(rendered) => rendered,
@@ -205,7 +205,7 @@ impl Response {
         Self(Arc::new(Rendered { head: Arc::new(head), body }))
     }
 
-    /// Builds the text error for dialects without an error format of their own: the reason phrase and a newline.
+    /// Builds an error whose body is the reason phrase and a newline, for dialects that define no error format.
     #[must_use]
     pub fn error(status: Status, fields: &[(&str, &str)]) -> Self {
         let body = format!("{}\n", status.reason());
@@ -218,7 +218,7 @@ impl Response {
         Self(Arc::new(Rendered { head, body }))
     }
 
-    /// Builds a response that another process rendered, from the values of the methods of the same names.
+    /// Builds a response that another process rendered. The parameters are what the methods of these names return.
     #[must_use]
     pub fn from_parts(head: Bytes, status: Status, closes: bool, hop_limit: Option<u8>, body: Bytes) -> Self {
         Self::sharing(Arc::new(Head { octets: head, status, closes, hop_limit }), body.into())
@@ -237,8 +237,8 @@ impl Response {
         &self.0.head
     }
 
-    /// Makes the connection close after this response. The last segment carries our FIN, so that TIME-WAIT is on our
-    /// side and the client can reuse its port at once.
+    /// Makes the connection close after this response. The last segment carries the agent's FIN, so TIME-WAIT is on the
+    /// agent's side and the client can reuse its port at once.
     #[must_use]
     pub fn and_close(self) -> Self {
         self.with_head(|head| head.closes = true)
@@ -288,7 +288,7 @@ impl Response {
         &self.0.body
     }
 
-    /// Returns whether nobody else holds this response.
+    /// Returns whether this is the only reference to the response.
     #[must_use]
     pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(&self.0) == 1

@@ -15,7 +15,7 @@ pub enum TargetError {
     /// slash, or a dot segment. The answer is 400.
     #[error("expected a path without dot segments, with escapes of two hex digits")]
     Malformed,
-    /// Well formed, but not UTF-8, which every served path is. The answer is 404.
+    /// Well formed, but not UTF-8. The answer is 404, because every served path is UTF-8.
     #[error("expected a path in UTF-8")]
     NotText,
 }
@@ -56,7 +56,7 @@ fn origin(target: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("http") && names_host).then_some(path)
 }
 
-/// Decodes one segment to `buffer[at..]` and returns its end. Decoding never lengthens it, so it fits.
+/// Decodes one segment to `buffer[at..]` and returns its end. The result fits, because decoding never adds octets.
 fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Result<usize, TargetError> {
     let mut octets = segment.iter();
     while let Some(&octet) = octets.next() {
@@ -82,7 +82,7 @@ fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Resul
 mod tests {
     use super::{TARGET_MAX, Target, TargetError, normalise};
 
-    /// Path and query, or why there are none.
+    /// Path and query, or the error.
     type Outcome = Result<(&'static str, &'static str), TargetError>;
 
     #[test]

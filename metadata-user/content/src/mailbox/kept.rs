@@ -15,8 +15,8 @@ pub type Saver = Box<dyn Fn(Arc<Kept>) + Send + Sync>;
 pub struct Kept {
     vm: Box<str>,
     changing: Mutex<Changing>,
-    /// True from a change until its save begins. A mailbox is so in the queue at most once, and the queue is at most as
-    /// long as the number of VMs.
+    /// True from a change until its save begins. So a mailbox is in the queue at most once, and the queue has at most
+    /// one entry per VM.
     queued: AtomicBool,
     /// Path of the file, locked while it is written; `None` without a file or after [`detach`](Self::detach).
     file: Mutex<Option<PathBuf>>,
@@ -52,8 +52,8 @@ impl Kept {
         &self.vm
     }
 
-    pub(super) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
-        look(&locked(&self.changing).state)
+    pub(super) fn read<T>(&self, get: impl FnOnce(&State) -> T) -> T {
+        get(&locked(&self.changing).state)
     }
 
     pub(super) fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
@@ -66,7 +66,7 @@ impl Kept {
         }
     }
 
-    /// `change` says whether it changed something.
+    /// `change` returns whether the state has to be saved.
     pub(super) fn try_change<E>(
         self: &Arc<Self>,
         change: impl FnOnce(&mut State) -> Result<bool, E>,
@@ -83,7 +83,7 @@ impl Kept {
         Ok(())
     }
 
-    /// Replaces the state by what another agent wrote to the file.
+    /// Replaces the state by the content that another agent wrote to the file.
     pub(super) fn replace(&self, state: State) {
         let mut changing = locked(&self.changing);
         changing.state = state;

@@ -16,7 +16,7 @@ fn a_password_is_posted_once_and_within_its_size() {
     let longest = [b'x'; PASSWORD_OCTETS];
     assert_eq!(mailbox.post_password(&longest), Ok(()));
     assert_eq!(mailbox.post_password(b"other"), Err(PasswordRefused::AlreadySet));
-    assert_eq!(mailbox.post_password(b""), Err(PasswordRefused::Empty), "the size is looked at first");
+    assert_eq!(mailbox.post_password(b""), Err(PasswordRefused::Empty), "the size is checked first");
     assert_eq!(mailbox.posted_password(), longest.as_slice());
 }
 
@@ -32,7 +32,7 @@ fn the_records_password_is_served_until_saved_and_again_after_a_change() {
     assert!(mailbox.password_taken(), "the record was rendered anew with the same password");
     for changed in [Some("second"), Some("first"), None] {
         mailbox.note_record("web", changed);
-        assert!(!mailbox.password_taken(), "another password begins anew");
+        assert!(!mailbox.password_taken(), "a changed password is served again");
         mailbox.take_password();
         assert!(mailbox.password_taken());
     }
@@ -62,7 +62,7 @@ fn attributes_are_listed_in_order_and_each_change_raises_the_version() {
     assert!(!mailbox.delete_attribute("none", "k"));
     assert_eq!(mailbox.attributes_version(), 5);
     assert_eq!(mailbox.attribute("a:b", "k"), None);
-    assert_eq!(mailbox.attributes().len(), 1, "an empty namespace is none");
+    assert_eq!(mailbox.attributes().len(), 1, "an empty namespace is not listed");
 }
 
 #[test]
@@ -84,13 +84,13 @@ fn attributes_stay_within_their_limits() {
         assert_eq!(mailbox.set_attribute(&format!("n{}", n % 7), &format!("k{n}"), b"v"), Ok(()));
     }
     assert_eq!(mailbox.set_attribute("n", "one-more", b"v"), Err(AttributeRefused::Full));
-    assert_eq!(mailbox.set_attribute("n1", "k1", b"new"), Ok(()), "no more than before");
+    assert_eq!(mailbox.set_attribute("n1", "k1", b"new"), Ok(()), "a replaced attribute counts once");
     assert!(mailbox.delete_attribute("n1", "k1"));
     assert_eq!(mailbox.set_attribute("n", "one-more", b"v"), Ok(()));
 }
 
 #[test]
-fn attributes_have_a_total_limit_and_a_shorter_one_makes_room() {
+fn a_shorter_attribute_makes_room_below_the_total_limit() {
     let mailbox = mailbox();
     let value = vec![b'v'; ATTRIBUTE_OCTETS - 2];
     for n in 0..ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS {
@@ -115,14 +115,14 @@ fn documents_are_separate_and_within_their_size_limit() {
 }
 
 #[test]
-fn one_wait_too_many_ends_the_oldest_and_is_counted() {
+fn a_parked_request_beyond_the_limit_ends_the_oldest() {
     let outbox = Outbox::detached();
     let mailbox = Mailbox::new(UUID, &outbox);
     let mut waits: Vec<_> = (0..WAITS_PER_VM).map(|_| mailbox.wait()).collect();
     assert!(waits.iter().all(|wait| !wait.is_ended()));
     drop(waits.remove(3));
     waits.push(mailbox.wait());
-    assert!(waits.iter().all(|wait| !wait.is_ended()), "the dropped one's place was not free");
+    assert!(waits.iter().all(|wait| !wait.is_ended()), "a dropped request did not free its place");
     waits.push(mailbox.wait());
     let ended: Vec<_> = waits.iter().map(|wait| wait.is_ended()).collect();
     assert_eq!(ended.iter().position(|ended| *ended), Some(0));

@@ -14,7 +14,7 @@ pub struct Wait {
 }
 
 impl Wait {
-    /// Returns whether a newer request took its place. The request then gets the current value as its answer.
+    /// Returns whether a newer request displaced this one, which then gets the current value as its answer.
     #[must_use]
     pub fn is_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire)
@@ -30,7 +30,7 @@ impl Wait {
 pub(super) struct Waits(VecDeque<Weak<Wait>>);
 
 impl Waits {
-    /// Adds a request. Returns it, and whether it ended another one.
+    /// Adds a request. Returns it, and whether that ended the oldest one.
     pub(super) fn enter(&mut self) -> (Arc<Wait>, bool) {
         self.0.retain(|wait| wait.strong_count() > 0);
         let oldest = if self.0.len() < WAITS_PER_VM { None } else { self.0.pop_front() };

@@ -1,6 +1,5 @@
-//! Credentials read from files beside the record. The agent reads a file again when it changes.
-//!
-//! Errors about such a file never contain its content.
+//! Credentials in files beside the record. The agent reads such a file again when it changes, and errors about it never
+//! contain its content.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,7 +14,7 @@ use super::vm::{Credentials, Iam, ManagedIdentity, Source, Token};
 /// Maximum size of a credential file, in octets.
 pub const CREDENTIAL_OCTETS: usize = 65_536;
 
-/// A credential file does not have the form its credential needs.
+/// The content of a credential file has the wrong form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected {expected}, found {found}")]
 pub struct CredentialError {
@@ -24,7 +23,7 @@ pub struct CredentialError {
 }
 
 const KEYS: &str = "JSON with `AccessKeyId`, `SecretAccessKey`, `Token` and `Expiration` (RFC 3339)";
-const TOKEN: &str = "a token in one line";
+const TOKEN: &str = "a token on one line";
 const IDENTITY: &str = "a JWT, or JSON with `access_token` and `expires_on` (Unix seconds)";
 const EXPIRY: &str = "a JWT with an `exp` claim";
 
@@ -35,7 +34,7 @@ pub enum Credential {
     Iam,
     /// `credentials.service_account.token`: a token on one line.
     ServiceAccount,
-    /// `credentials.managed_identity`: a JWT, or the JSON in which Azure returns it.
+    /// `credentials.managed_identity`: a JWT, or the JSON document that Azure returns.
     ManagedIdentity,
 }
 
@@ -65,7 +64,7 @@ impl Credentials {
         }
     }
 
-    /// Turns credentials read from sources into literal ones, for a copy of the record without the files beside it.
+    /// Turns credentials read from source files into literal ones. The copy of the record then needs no files.
     pub(super) fn settle(&mut self) {
         if let Some(iam) = self.iam.as_mut().filter(|iam| iam.secret_access_key.is_some()) {
             iam.source = None;
@@ -161,7 +160,7 @@ fn line(octets: &[u8], expected: &'static str) -> Result<Secret, CredentialError
     text.and_then(Secret::read).ok_or(CredentialError { expected, found })
 }
 
-/// Returns `exp` of a JWT (RFC 7519 §4.1.4). It does not check the signature: the token's recipients do.
+/// Returns `exp` of a JWT (RFC 7519 §4.1.4). Does not check the signature, which the token's recipients check.
 fn expiry(jwt: &str) -> Option<Timestamp> {
     let mut parts = jwt.split('.');
     let (_, claims, _) = (parts.next()?, parts.next()?, parts.next()?);
@@ -181,7 +180,7 @@ mod tests {
 
     const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 
-    /// Credentials of the full record, each with a source that is not read yet.
+    /// Credentials of the full record, each with a source file that is not read yet.
     fn sourced(expires: &str) -> Credentials {
         let mut record: serde_json::Value = serde_yaml::from_str(FULL).expect("YAML");
         let source = serde_json::json!({ "file": "secret" });
@@ -221,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_expires_at_the_records_time_or_else_at_its_own() {
+    fn the_records_expiry_of_a_token_overrides_the_expiry_in_the_token() {
         let token = jwt(r#"{"exp":1767225600}"#);
         for (expires, text, ends) in [
             ("", token.as_str(), "2026-01-01T00:00:00Z"),

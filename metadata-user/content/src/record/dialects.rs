@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 /// The form in which a dialect carries a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carried {
-    /// Not at all.
+    /// The dialect does not carry the payload.
     Absent,
-    /// As octets at a path of its own.
+    /// As octets at a separate path.
     Octets,
-    /// As text at a path of its own: UTF-8 as it is, gzip in a MIME part, other octets not at all.
+    /// As text at a separate path: UTF-8 unchanged, gzip in a MIME part, other octets as empty text.
     Text,
-    /// As a string in a JSON or YAML document, with the limits of [`Text`](Self::Text).
+    /// As a string in a JSON or YAML document, in the form of [`Text`](Self::Text).
     InDocument,
-    /// As base64.
+    /// As base64 of the octets.
     Base64,
-    /// As base64 of [`Text`](Self::Text).
+    /// As base64 of the form of [`Text`](Self::Text).
     Base64Text,
     /// In a JSON document, as a string if it is UTF-8 and as base64 otherwise.
     InDocumentOrBase64,
@@ -39,7 +39,7 @@ macro_rules! dialects {
     ),+;)+) => {
         /// `serve.dialects`: the dialects a record can list.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
-        #[expect(missing_docs, reason = "each variant is the name it is written as")]
+        #[expect(missing_docs, reason = "each variant is a dialect's name")]
         pub enum Dialect {
             $($(#[serde(rename = $name)] $variant,)+)+
         }
@@ -80,7 +80,7 @@ macro_rules! dialects {
                 }
             }
 
-            /// Returns the values of `serve.smbios` that make guests look for this dialect.
+            /// Returns the values of `serve.smbios` with which guests use this dialect.
             fn stamps(self) -> &'static [&'static str] {
                 match self {
                     $($(Self::$variant => &$stamps,)+)+

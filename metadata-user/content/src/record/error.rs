@@ -31,8 +31,8 @@ impl fmt::Display for Place {
 pub enum RecordError {
     /// The text exceeds [`Limits::record_octets`](super::Limits::record_octets).
     #[error(
-        "{source_name}: expected at most {limit} octets, found {found}; keep large user-data in a file of its \
-         own and name it by `source: {{file: …}}`"
+        "{source_name}: expected at most {limit} octets, found {found}; move large user-data to a separate file \
+         and name that in `source: {{file: …}}`"
     )]
     TooLarge {
         /// Source of the record, such as its file name.
@@ -50,7 +50,7 @@ pub enum RecordError {
         /// The parser's message: what it expected and what it found.
         reason: String,
     },
-    /// Each value has the right form, but values contradict each other or exceed a limit.
+    /// Each value has the right form, but it contradicts another value or exceeds a limit.
     #[error("{place}: expected {expected}, found {found}; {remedy}")]
     Refused {
         /// Place of the problem.
@@ -64,7 +64,7 @@ pub enum RecordError {
     },
 }
 
-/// Something the agent serves although the author probably means something else.
+/// A probable mistake in a record that the agent serves nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     /// Place of the problem.

@@ -7,7 +7,7 @@ use super::serving::DateTree;
 use super::validate::{Checked, Validator};
 use super::values::excerpt;
 
-/// Keys that NoCloud's meta-data defines itself; they override entries of `metadata`.
+/// Keys that NoCloud's meta-data reserves. It omits entries of `metadata` with these names.
 pub const RESERVED_KEYS: [&str; 9] = [
     "instance-id",
     "local-hostname",
@@ -20,10 +20,10 @@ pub const RESERVED_KEYS: [&str; 9] = [
     "instance-type",
 ];
 
-/// Keys that Oracle's `metadata` defines itself; they override entries of `metadata`.
+/// Keys that Oracle's `metadata` reserves. It omits entries of the record's `metadata` with these names.
 pub const ORACLE_KEYS: [&str; 2] = ["ssh_authorized_keys", "user_data"];
 
-/// Keys that GCE's attributes define themselves; they override entries of `metadata`.
+/// Attributes that GCE reserves. It omits entries of `metadata` with these names.
 pub const GCE_ATTRIBUTES: [&str; 3] = ["ssh-keys", "user-data", "user-data-encoding"];
 
 /// Returns whether a key can be the last segment of a URL path. GCE serves each attribute at such a path.
@@ -67,23 +67,24 @@ impl Validator<'_> {
             }
             self.at_most(&here, self.limits.metadata_chars, value.chars().count(), "characters")?;
             if RESERVED_KEYS.contains(&key.as_str()) {
-                let message = "NoCloud's meta-data has a key of this name of its own, which wins; rename it";
+                let message = "NoCloud's meta-data reserves this key and omits this value; rename it";
                 self.warn(&here, message);
             }
             if key == "admin_pass" && has_password && record.serve.serves(Dialect::OpenStack) {
-                let message = "left out of OpenStack's meta: admin.password wins; rename it";
+                let message =
+                    "left out of OpenStack's meta: admin.password is served as `admin_pass`; rename it";
                 self.warn(&here, message);
             }
             if ORACLE_KEYS.contains(&key.as_str()) && record.serve.serves(Dialect::Oracle) {
-                let message = "Oracle's metadata has a key of this name of its own, which wins; rename it";
+                let message = "Oracle's metadata reserves this key and omits this value; rename it";
                 self.warn(&here, message);
             }
             if GCE_ATTRIBUTES.contains(&key.as_str()) && record.serve.serves(Dialect::Gce) {
-                let message = "GCE has an attribute of this name of its own, which wins; rename it";
+                let message = "GCE reserves this attribute and omits this value; rename it";
                 self.warn(&here, message);
             }
             if !is_segment(key) && record.serve.serves(Dialect::Gce) {
-                self.warn(&here, "left out of GCE's attributes: no path can end in this; rename it");
+                self.warn(&here, "left out of GCE's attributes: no URL path can end in this key; rename it");
             }
             let tree = record.serve.date_tree == DateTree::Ec2 && record.serve.serves(Dialect::Ec2);
             if tree && !is_instance_tag(key, value) {

@@ -1,7 +1,7 @@
 //! The VM record: its types, how it is parsed and validated, and the values derived from it.
 //!
-//! Each VM has one neutral record, in YAML or JSON. A dialect takes its values from the record's fields or derives
-//! them from those. The parser refuses unknown fields and bad values and reports file, line and field, so that a typo
+//! Each VM has one record, in YAML or JSON. It does not depend on a cloud: a dialect takes its values from the record's
+//! fields or derives them. The parser refuses unknown fields and bad values and reports file, line and field. So a typo
 //! cannot silently remove a VM's user-data.
 
 mod credentials;
@@ -236,8 +236,8 @@ impl Record {
         ]
     }
 
-    /// Reduces the record's memory. Replaces the octets of payloads and files by what `share` returns, so that records
-    /// can share equal octets, and shrinks lists to their length.
+    /// Reduces the record's memory. Replaces the octets of payloads and files by the result of `share`, so that records
+    /// can share equal octets. Shrinks lists to their length.
     pub fn compact(&mut self, mut share: impl FnMut(Bytes) -> Bytes) {
         let payloads = [&mut self.user_data, &mut self.vendor_data, &mut self.vendor_data2];
         payloads.into_iter().flatten().for_each(|payload| payload.share(&mut share));
@@ -255,8 +255,8 @@ impl Record {
         self.files.shrink_to_fit();
     }
 
-    /// Serializes the record as JSON that includes the values read from its source files, secrets among them. Write the
-    /// result only to files as private as the record itself.
+    /// Serializes the record as JSON with the values read from its source files, secrets among them. Write the result
+    /// only to files as private as the record itself.
     ///
     /// # Errors
     /// Fails if a path in the record is not UTF-8.

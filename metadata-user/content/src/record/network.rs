@@ -13,10 +13,10 @@ use metadata_base::port::PortName;
 pub struct Network {
     /// Source of the network documents: `auto`, `raw` or `none`; `auto` by default.
     pub mode: Mode,
-    /// cloud-init's network-config, version 1 or 2, for mode `raw`: text, served unchanged, or a mapping.
+    /// cloud-init's network-config, version 1 or 2, for mode `raw`: a mapping, or text that is served unchanged.
     pub raw: Option<serde_json::Value>,
-    /// OpenStack's `network_data.json`, for mode `raw`: text, served unchanged, or a mapping; rendered from the NICs by
-    /// default.
+    /// OpenStack's `network_data.json`, for mode `raw`: a mapping, or text that is served unchanged. By default it is
+    /// rendered from the NICs.
     pub network_data: Option<serde_json::Value>,
     /// DNS resolvers, for NICs with static addresses.
     pub dns: Vec<Ip>,
@@ -58,12 +58,12 @@ pub struct Nic {
     /// IP addresses of the NIC.
     #[serde(default)]
     pub addresses: Vec<Address>,
-    /// Routes beside those to the gateways.
+    /// Routes other than the default routes to the gateways.
     #[serde(default)]
     pub routes: Vec<NicRoute>,
-    /// Makes the NIC a VLAN on another NIC.
+    /// Set if the NIC is a VLAN on another NIC.
     pub vlan: Option<Vlan>,
-    /// Makes the NIC a bond of other NICs.
+    /// Set if the NIC is a bond of other NICs.
     pub bond: Option<Bond>,
     /// Tap of the NIC on this node, if no other feed provides it.
     pub port: Option<NicPort>,
@@ -82,7 +82,7 @@ impl Nic {
         self.vlan.is_none() && self.bond.is_none()
     }
 
-    /// Returns the known IPv4 addresses. Entries with DHCP count if they name the lease.
+    /// Returns the known IPv4 addresses, including the expected leases of DHCP.
     pub fn ipv4(&self) -> impl Iterator<Item = Cidr> {
         self.addresses.iter().filter_map(|entry| entry.address).filter(|cidr| cidr.address.is_ipv4())
     }
@@ -151,7 +151,7 @@ pub struct NicRoute {
     pub metric: Option<u32>,
 }
 
-/// `vlan` of a NIC: the VLAN it carries.
+/// `vlan` of a NIC: makes it a VLAN on another NIC.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Vlan {
@@ -161,11 +161,11 @@ pub struct Vlan {
     pub id: VlanId,
 }
 
-/// `bond` of a NIC: the NICs it bundles, and how.
+/// `bond` of a NIC: makes it a bond of other NICs.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Bond {
-    /// `id`s of the bundled NICs, one or more.
+    /// `id`s of the bonded NICs, one or more.
     pub links: Vec<Id>,
     /// Bonding mode, by its name in the Linux bonding driver.
     pub mode: BondMode,
@@ -180,7 +180,7 @@ pub struct Bond {
 /// `mode` of a bond, by its name in the Linux bonding driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the kernel's own words, explained in its bonding documentation")]
+#[expect(missing_docs, reason = "the kernel's bonding documentation explains these words")]
 pub enum BondMode {
     BalanceRr,
     ActiveBackup,

@@ -9,7 +9,7 @@ use super::error::{Place, RecordError};
 
 /// Syntax of a record's text.
 ///
-/// JSON has its own parser: YAML does not read its surrogate escapes of characters beyond the basic plane.
+/// JSON has its own parser, because YAML does not read JSON's surrogate pairs (`\ud83d\ude80`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Syntax {
     Yaml,
@@ -57,7 +57,7 @@ impl Text<'_> {
         if json { Syntax::Json } else { Syntax::Yaml }
     }
 
-    /// Parses the record. Checks each value by itself, not values against each other.
+    /// Parses the record. Checks the form of each value, not whether values are consistent with each other.
     pub(super) fn read(&self) -> Result<Record, RecordError> {
         match self.syntax() {
             Syntax::Yaml => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(self.text))
@@ -119,7 +119,7 @@ impl Text<'_> {
     }
 }
 
-/// Formats a path as in `network.nics[0].mac`.
+/// Formats a path, such as `network.nics[0].mac`.
 fn name(path: &[Step]) -> String {
     use fmt::Write as _;
     let mut name = String::new();
@@ -134,7 +134,7 @@ fn name(path: &[Step]) -> String {
     name
 }
 
-/// Fields that may contain secrets: errors do not repeat their values or those below them.
+/// Fields that may contain secrets. Errors do not repeat their values or values below them.
 const SECRET: [&str; 6] = ["admin", "credentials", "random_seed", "user_data", "vendor_data", "vendor_data2"];
 
 /// Returns whether a field is in or below [`SECRET`]. An unknown field counts as secret.
@@ -154,7 +154,7 @@ fn without_value(reason: &str) -> String {
     format!("{start}{kind}{}", &reason[end..])
 }
 
-/// Removes the field and the position from a parser's message; the [`Place`] has both.
+/// Removes the field and the position from a parser's message, because the [`Place`] has both.
 fn bare(error: &dyn fmt::Display, field: &str) -> String {
     let text = error.to_string();
     let text =
@@ -187,7 +187,7 @@ impl<'de> Visitor<'de> for Seek<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a way into the document")
+        f.write_str("a path into the document")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {

@@ -14,7 +14,7 @@ pub const USER_DATA_MAX: u32 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Serve {
-    /// Dialects to serve; all by default. Paths of the others return 404.
+    /// Dialects to serve; all by default. Paths of other dialects return 404.
     pub dialects: Option<Vec<Dialect>>,
     /// Datasource that provisioning writes into SMBIOS; `nocloud` by default.
     pub smbios: Smbios,
@@ -28,7 +28,7 @@ pub struct Serve {
     pub hop_limit: HopLimit,
     /// Status of absent NoCloud documents: 204 or 404; 204 by default.
     pub absent_seed: AbsentSeed,
-    /// Serves GCE's `/` to every request, not only to those with GCE's header field; false by default.
+    /// Serves GCE's `/` to every request. By default (false), only requests with GCE's header field get it.
     pub gce_root: bool,
     /// Adds `network-interfaces` to NoCloud's meta-data, for cloud-init before 24.3; false by default.
     pub legacy_eni: bool,
@@ -105,7 +105,7 @@ pub enum Switch {
 pub enum AbsentSeed {
     /// 204: no client retries it.
     NoContent,
-    /// 404, for compatibility tests: cloud-init retries each document for 10 s and fails the boot without user-data.
+    /// 404, for compatibility tests: cloud-init retries it for 10 s per document, and fails the boot without user-data.
     NotFound,
 }
 

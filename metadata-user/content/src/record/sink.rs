@@ -111,7 +111,7 @@ mod tests {
         ];
         for (text, expected) in cases {
             let read = Sink::read(text);
-            // Paths that differ in slashes are equal, so a URL with an empty host is the file it names.
+            // Paths that differ only in repeated slashes are equal, so `file:///x` is `file:/x`.
             assert_eq!(read, expected, "{text}");
             if let Some(sink) = read {
                 assert_eq!(Sink::read(&sink.to_string()), Some(sink), "{text} does not read back");

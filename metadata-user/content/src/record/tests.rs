@@ -193,7 +193,11 @@ fn a_probable_mistake_causes_a_warning_with_its_place() {
     for (from, to, wanted) in [
         ("imdsv2: optional", "imdsv2: required", "r.yaml:49:11: serve.imdsv2: protects nothing"),
         (VENDOR, "text: abcd", "r.yaml:20:21: vendor_data.text: the text is also valid base64"),
-        ("{role: web}", "{region: x}", "r.yaml:41:20: metadata.region: NoCloud's meta-data has a key"),
+        (
+            "{role: web}",
+            "{region: x}",
+            "r.yaml:41:20: metadata.region: NoCloud's meta-data reserves this key",
+        ),
         (
             VENDOR,
             "base64: /wA=",
@@ -204,13 +208,17 @@ fn a_probable_mistake_causes_a_warning_with_its_place() {
             "vendor_data2: {base64: /wA=}\nvendor_data: {text",
             "r.yaml:20:15: vendor_data2: neither UTF-8 nor gzip: empty in the documents of OpenStack,",
         ),
-        ("{role: web}", "{user_data: x}", "r.yaml:41:23: metadata.user_data: Oracle's metadata has a key"),
+        (
+            "{role: web}",
+            "{user_data: x}",
+            "r.yaml:41:23: metadata.user_data: Oracle's metadata reserves this key",
+        ),
         (SECOND, "  []", "r.yaml:33:5: network.nics[1]: no addresses"),
         ("  nics:", "  raw: {version: 2}\n  nics:", "r.yaml:24:8: network.raw: not used"),
         ("  nics:", "  network_data: {}\n  nics:", "r.yaml:24:17: network.network_data: not used"),
         ("    name: eth1\n", "", "r.yaml:33:5: network.nics[1]: no `name`"),
         ("absent_seed: 204", "dialects: []", "r.yaml:51:13: serve.dialects: an empty list"),
-        ("absent_seed: 204", "limits: {conns: 257}", "r.yaml:51:19: serve.limits.conns: more than its NICs"),
+        ("absent_seed: 204", "limits: {conns: 257}", "r.yaml:51:19: serve.limits.conns: more than the VM's"),
         ("{role: web}", "{_index: x}", "r.yaml:41:20: metadata._index: not served as an instance tag by ec2"),
         (
             "{role: web}",
@@ -230,13 +238,13 @@ fn a_key_that_cannot_end_a_path_causes_a_warning_for_gce() {
         let (_, warnings) =
             Record::parse("r.yaml", &edited("{role: web}", &format!("{{{key}: x}}"))).expect(key);
         let texts: Vec<_> = warnings.iter().map(ToString::to_string).collect();
-        let said = texts.iter().any(|text| text.contains("left out of GCE's attributes"));
-        assert_eq!(said, left_out, "{key}: {texts:?}");
+        let warned = texts.iter().any(|text| text.contains("left out of GCE's attributes"));
+        assert_eq!(warned, left_out, "{key}: {texts:?}");
     }
 }
 
 #[test]
-fn credential_files_lie_beside_the_record_and_role_names_fit_a_path() {
+fn credential_files_are_inside_the_records_directory_and_role_names_fit_a_path() {
     const TOKEN: &str = "{text: eyJhbGciOiJub25lIn0.e30., expires: \"2030-01-01T00:00:00Z\"}";
     let (_, warnings) =
         Record::parse("r.yaml", &edited(TOKEN, "{source: {file: sa/token}}")).expect("a source");
@@ -402,7 +410,7 @@ fn ids_in_the_record_override_derived_ones() {
 }
 
 #[test]
-fn a_nic_can_name_its_port() {
+fn a_record_can_name_the_tap_of_a_nic() {
     let text =
         edited("    role: public", "    role: public\n    port: {ifname: vnet3, netns: /proc/42/ns/net}");
     let (record, _) = Record::parse("r.yaml", &text).expect("a port is good");
@@ -417,7 +425,7 @@ fn a_nic_can_name_its_port() {
         "{ifname: ..}",
     ] {
         let text = edited("    role: public", &format!("    port: {bad}"));
-        assert!(Record::parse("r.yaml", &text).is_err(), "{bad} was taken");
+        assert!(Record::parse("r.yaml", &text).is_err(), "{bad} was accepted");
     }
 }
 

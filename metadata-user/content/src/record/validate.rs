@@ -117,7 +117,7 @@ impl Validator<'_> {
                 self.source(&way![name, "source", "file"], source)?;
             }
             if payload.len() > cap {
-                let remedy = "shrink it (gzip is taken by cloud-init) or raise serve.limits.user_data";
+                let remedy = "shrink it (cloud-init accepts gzip) or raise serve.limits.user_data";
                 let expected = format!("at most {cap} octets");
                 return Err(self.refuse(&way![name], expected, payload.len(), remedy));
             }
@@ -127,7 +127,7 @@ impl Validator<'_> {
         Ok(())
     }
 
-    /// Warns of a payload that text documents cannot carry: they carry UTF-8, and gzip encoded as text.
+    /// Warns of a payload that is neither UTF-8 nor gzip: text documents cannot carry it.
     fn textual(&mut self, record: &Record, name: &str, payload: &Payload) {
         let is_text =
             |octets: &[u8]| std::str::from_utf8(octets).is_ok() || octets.starts_with(&[0x1f, 0x8b]);
@@ -160,7 +160,7 @@ impl Validator<'_> {
         }
     }
 
-    /// Refuses source files outside the record's directory, so that a record cannot expose other files of the node.
+    /// Refuses source files outside the record's directory: a record must not expose other files of the node.
     fn source(&self, path: &[Step], source: &Source) -> Checked {
         use std::path::Component;
         let inside =
@@ -212,7 +212,7 @@ impl Validator<'_> {
             let physical = nic.vlan.is_none() && nic.bond.is_none();
             if let Some(mac) = nic.mac.filter(|mac| physical && !macs.insert(*mac)) {
                 let found = format!("{mac} twice");
-                let remedy = "give each NIC its own MAC: it is what the VM is known by";
+                let remedy = "give each NIC its own MAC: the agent identifies the VM by it";
                 return Err(self.refuse(&way!["network", "nics", n, "mac"], "each MAC once", found, remedy));
             }
         }
@@ -232,15 +232,15 @@ impl Validator<'_> {
     fn nic_kind(&self, n: usize, nic: &Nic) -> Checked {
         let nic_path = way!["network", "nics", n];
         if nic.vlan.is_some() && nic.bond.is_some() {
-            let remedy = "put the VLAN on the bond as a NIC of its own";
+            let remedy = "make the VLAN a separate NIC on the bond";
             return Err(self.refuse(&nic_path, "`vlan` or `bond`", "both", remedy));
         }
         if nic.mac.is_none() && nic.vlan.is_none() && nic.bond.is_none() {
-            return Err(self.refuse(&nic_path, "a `mac`", "none", "add the MAC the guest's NIC has"));
+            return Err(self.refuse(&nic_path, "a `mac`", "none", "add the MAC of the guest's NIC"));
         }
         if nic.port.is_some() && (nic.vlan.is_some() || nic.bond.is_some()) {
-            let remedy = "move `port` to the NIC below";
-            let expected = "`port` only on NICs the hypervisor gives";
+            let remedy = "move `port` to the NIC below the VLAN or bond";
+            let expected = "`port` only on NICs that the hypervisor provides";
             return Err(self.refuse(&way!["network", "nics", n, "port"], expected, "a VLAN or bond", remedy));
         }
         Ok(())
@@ -339,7 +339,7 @@ impl Validator<'_> {
         for n in 0..record.network.nics.len() {
             if !seen.insert(record.role(n)) {
                 let message =
-                    "a second NIC of one role: DigitalOcean's document has one public and one private";
+                    "a second NIC of one role: DigitalOcean's document has one public and one private NIC";
                 self.warn(&way!["network", "nics", n], message);
             }
         }
@@ -433,13 +433,13 @@ impl Validator<'_> {
         }
         let most = ServeLimits::default().conns.saturating_mul(record.network.nics.len().max(1) as u32);
         if serve.limits.conns > most {
-            let message = "more than its NICs may hold: each has 128 connections at most";
+            let message = "more than the VM's NICs allow: each has at most 128 connections";
             self.warn(&way!["serve", "limits", "conns"], message);
         }
         let open = [Dialect::NoCloud, Dialect::OpenStack].into_iter().filter(|d| serve.serves(*d));
         if serve.imdsv2 == Imdsv2::Required && open.count() > 0 {
-            let message = "protects nothing while NoCloud or OpenStack give the same user-data without a token; \
-                           list in serve.dialects only those that need a header";
+            let message = "protects nothing while NoCloud or OpenStack serve the same user-data without a token; \
+                           list only dialects that need a header in serve.dialects";
             self.warn(&way!["serve", "imdsv2"], message);
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Values that are checked while the parser reads them, so that an error has the place of the value itself.
+//! Values that the parser checks while it reads them, so that an error has the line and column of the value.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -20,7 +20,7 @@ const FOUND_CHARS: usize = 64;
 
 /// A value with a text form.
 pub(super) trait Text: Sized {
-    /// Description of the form, for errors.
+    /// Description of the form, for errors and for the book.
     const EXPECTED: &'static str;
     /// Whether errors must not repeat the value.
     const SECRET: bool = false;
@@ -28,7 +28,7 @@ pub(super) trait Text: Sized {
     fn read(text: &str) -> Option<Self>;
 }
 
-/// Deserializes a [`Text`]. The visitor checks the value, because the parser still knows the place there.
+/// Deserializes a [`Text`]. The visitor checks the value, so that the parser adds its place to the error.
 pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct TextVisitor<T>(PhantomData<T>);
     impl<T: Text> Visitor<'_> for TextVisitor<T> {
@@ -265,7 +265,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Text for Secret {
-    const EXPECTED: &'static str = "a secret of 1 to 65536 octets in one line";
+    const EXPECTED: &'static str = "a secret of 1 to 65536 octets on one line";
     const SECRET: bool = true;
     fn read(text: &str) -> Option<Self> {
         let good = (1..=65_536).contains(&text.len()) && !text.chars().any(char::is_control);
@@ -273,7 +273,7 @@ impl Text for Secret {
     }
 }
 
-/// Octets, never interpreted. Their debug form is their length.
+/// Octets that the agent does not interpret. Their debug form shows only their length.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Octets(pub Bytes);
 
@@ -507,6 +507,6 @@ bounded!(
     HopLimit(u8), 1, 64, "a hop limit from 1 to 64");
 
 impl HopLimit {
-    /// One hop: the packet passes no router or container bridge in the guest.
+    /// One hop: a router or container bridge in the guest drops the packet.
     pub const ONE: Self = Self(1);
 }

@@ -94,7 +94,7 @@ pub struct Placement {
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Image {
-    /// Image id. EC2 serves it as it is if it starts with `ami-`, else as `ami-` and a hash.
+    /// Image id. EC2 serves it unchanged if it starts with `ami-`, else `ami-` and a hash of it.
     pub id: Line,
     /// Image name.
     pub name: Option<Line>,
@@ -142,7 +142,8 @@ pub struct Payload {
     source: Option<Source>,
 }
 
-/// Text as octets that records can share.
+// Octets, so that records can share them. The book shows the next line as the type of a field.
+/// Text in UTF-8.
 #[derive(Clone, PartialEq)]
 struct Utf8(Bytes);
 
@@ -176,7 +177,7 @@ impl Payload {
             + usize::from(self.source.is_some())
     }
 
-    /// Returns the text; `None` if the record has another form.
+    /// Returns the text; `None` if the record gives the payload in another form.
     #[must_use]
     pub fn text(&self) -> Option<&str> {
         self.text.as_ref().and_then(|text| std::str::from_utf8(&text.0).ok())
@@ -210,7 +211,7 @@ impl Payload {
         self.source.as_ref()
     }
 
-    /// Replaces the octets by what `share` returns for them.
+    /// Replaces the octets by the result of `share`.
     pub(super) fn share(&mut self, share: &mut impl FnMut(Bytes) -> Bytes) {
         let text = self.text.as_mut().map(|text| &mut text.0);
         for octets in text.into_iter().chain(self.base64.as_mut().map(|octets| &mut octets.0)) {
@@ -230,7 +231,7 @@ impl From<Bytes> for Payload {
     }
 }
 
-/// `source`: file that holds a value kept out of the record.
+/// `source`: file with a value that is not in the record itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Source {
@@ -321,12 +322,12 @@ pub struct Credentials {
     pub service_account: Option<ServiceAccount>,
     /// Managed identity and its token, for Azure.
     pub managed_identity: Option<ManagedIdentity>,
-    /// OAuth credentials a MAAS client must present; without them every client is accepted.
+    /// OAuth credentials that a MAAS client must present. Without this field the dialect accepts every client.
     pub maas: Option<Maas>,
 }
 
-/// `credentials.iam`: a role with either a source or literal keys. The agent stores the keys it reads from the source
-/// in the fields of the literal keys.
+/// `credentials.iam`: a role with either a source file or literal keys. The agent stores keys that it reads from the
+/// file in the fields of the literal keys.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Iam {
@@ -363,8 +364,8 @@ pub struct ServiceAccount {
     pub token: Option<Token>,
 }
 
-/// `credentials.service_account.token`: a source, or text with its expiry. The agent stores the token it reads from
-/// the source in `text`. It then takes `expires` from the token (`exp` of a JWT) unless the record sets it.
+/// `credentials.service_account.token`: a source file, or text with its expiry. The agent stores a token that it reads
+/// from the file in `text`. Unless the record sets `expires`, it stores the token's expiry there (`exp` of a JWT).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Token {
@@ -376,7 +377,7 @@ pub struct Token {
     pub expires: Option<Timestamp>,
 }
 
-/// `credentials.managed_identity`: a token's source, or its text with the expiry.
+/// `credentials.managed_identity`: a token's source file, or its text with the expiry.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ManagedIdentity {

@@ -87,7 +87,7 @@ fn text(octets: &[u8]) -> Value {
     }
 }
 
-/// Parses `application/x-www-form-urlencoded`. Of two fields with one name the first counts.
+/// Parses `application/x-www-form-urlencoded`. If two fields have one name, the first is kept.
 fn form(octets: &[u8]) -> Value {
     let mut fields = Map::new();
     for (name, value) in form_urlencoded::parse(octets).take(FORM_FIELDS) {

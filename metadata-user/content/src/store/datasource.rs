@@ -2,7 +2,7 @@
 
 use crate::record::Dialect;
 
-/// Number of a dialect, or of one of the special values below.
+/// Number of a dialect, or one of the special values below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Datasource(u8);
 

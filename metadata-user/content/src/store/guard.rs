@@ -21,7 +21,7 @@ pub enum Condition {
         /// Field name.
         name: &'static str,
     },
-    /// A header field, if present, must contain a token of this VM that has not expired.
+    /// A header field must be absent, or contain a token of this VM that has not expired.
     TokenGood {
         /// Field name.
         name: &'static str,

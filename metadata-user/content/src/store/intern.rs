@@ -11,7 +11,7 @@ use crate::http::{Body, Head, Response, Status};
 
 /// Number of entries below which the interner does not sweep by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
-/// Minimum number of new octets between automatic sweeps. An eighth of the held octets applies if that is more.
+/// Minimum number of new octets between automatic sweeps; an eighth of the held octets if that is more.
 const SWEEP_OCTETS: usize = 4 << 20;
 
 /// Encoding of a text within a document.
@@ -32,8 +32,8 @@ impl Notation {
 /// [`sweep`](Self::sweep) drops entries that no VM uses. It runs by itself when the number of entries has doubled, or
 /// when their octets have grown by an eighth.
 ///
-/// The hash is fast and not collision-resistant: all interned values come from records, which the operator controls,
-/// and none from guests. Each process seeds it anew nevertheless.
+/// The hash is fast and not collision-resistant: the operator controls all interned values through the records, and
+/// guests control none. Each process still seeds it anew.
 #[derive(Default)]
 pub struct Interner {
     octets: HashSet<Bytes>,
@@ -68,8 +68,8 @@ impl Interner {
         Self::default()
     }
 
-    /// Returns the shared copy of the octets, in an allocation of their exact size. A larger buffer they are part of is
-    /// not kept alive.
+    /// Returns the shared copy of the octets. A new copy has an allocation of its exact size, so it does not keep alive
+    /// a larger buffer that `octets` is part of.
     #[must_use]
     pub fn octets(&mut self, octets: Bytes) -> Bytes {
         if let Some(known) = self.octets.get(&octets) {
@@ -87,7 +87,7 @@ impl Interner {
         }
     }
 
-    /// Returns the shared copy of octets that their owner keeps alive anyway. Does not copy them if they are new.
+    /// Like [`octets`](Self::octets), for octets that their owner keeps alive anyway: does not copy new ones.
     #[must_use]
     pub fn kept_octets(&mut self, octets: Bytes) -> Bytes {
         match self.octets.get(&octets) {
@@ -102,8 +102,8 @@ impl Interner {
         octets
     }
 
-    /// Returns the shared copy of a text in a notation. If the text itself is in [`octets`](Self::octets), which other
-    /// VMs may use too, `write` runs once for all of them.
+    /// Returns the shared copy of a text in a notation. `write` runs once for all VMs if the text itself is in
+    /// [`octets`](Self::octets), and at each call otherwise.
     #[must_use]
     pub(crate) fn written(
         &mut self,
@@ -147,7 +147,7 @@ impl Interner {
         Arc::clone(response.shared_head())
     }
 
-    /// Returns the shared copy of a response. Its body is shared too if it is in [`octets`](Self::octets).
+    /// Returns the shared copy of a response. The body is shared too if it is in [`octets`](Self::octets).
     #[must_use]
     pub fn response(&mut self, response: Response) -> Response {
         if let Some(known) = self.responses.get(&response) {
@@ -208,7 +208,7 @@ impl Interner {
         responses
     }
 
-    /// Drops every entry that nobody else holds.
+    /// Drops every entry that is not referenced elsewhere.
     pub fn sweep(&mut self) {
         self.terms.retain(|terms| Arc::strong_count(terms) > 1);
         self.hashes.retain(|hashes| Arc::strong_count(hashes) > 1);
@@ -312,8 +312,8 @@ mod tests {
     fn a_shared_text_is_encoded_once_per_notation_and_dropped_with_its_users() {
         let mut interner = Interner::new();
         let shared = interner.octets("shared".into());
-        let mut written = |notation, text: &str, as_what: &str| {
-            interner.written(notation, text, || as_what.as_bytes().to_vec())
+        let mut written = |notation, text: &str, encoded: &str| {
+            interner.written(notation, text, || encoded.as_bytes().to_vec())
         };
         let json = written(Notation::Json, "shared", "'shared'");
         assert_eq!(json, "'shared'");

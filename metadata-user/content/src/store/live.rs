@@ -82,9 +82,9 @@ impl From<Response> for Outcome {
 pub struct Parked {
     /// Latest time of the next call (`Now::mono`).
     pub until: Duration,
-    /// State the request has already seen and waits to change; the dialect defines its form.
+    /// The state that the client knows; the request waits until it changes. The dialect defines its form.
     pub state: u64,
-    /// The VM's mailbox shares it and ends it when a newer request takes its place.
+    /// Shared with the VM's mailbox, which ends it when a newer request displaces this one.
     pub wait: Arc<Wait>,
 }
 
@@ -95,7 +95,7 @@ pub trait Live: Debug + Send + Sync {
     /// Answers one call.
     fn answer(&self, call: &Call<'_>) -> Outcome;
 
-    /// Returns answers below the route that never change, as path (`/a/b`) and text; none by default.
+    /// Returns the answers below the route that never change, as pairs of path (`/a/b`) and text; none by default.
     fn leaves(&self) -> Vec<(&str, &str)> {
         Vec::new()
     }

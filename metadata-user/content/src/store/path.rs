@@ -26,7 +26,7 @@ pub const PASSWORD_PORT: u16 = 8080;
 /// TCP port on the wireserver's address where WALinuxAgent expects the host plug-in (`hostplugin.py`).
 pub const HOST_PLUGIN_PORT: u16 = 32_526;
 
-/// A virtual host by its address and port. Each has its own routes.
+/// A virtual host, selected by address and port. Each host has its own routes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Host {
     /// 169.254.169.254, its IPv6 equivalents, and every address without a host of its own.
@@ -145,7 +145,7 @@ pub(super) fn hash<'p>(parts: impl IntoIterator<Item = &'p str>) -> u32 {
     octets.fold(0x811c_9dc5, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193))
 }
 
-/// Maps `/2021-03-23/x`, `/1.0/x` and `/latest/x` to one tree. The version alone lists the tree.
+/// Maps `/2021-03-23/x`, `/1.0/x` and `/latest/x` to one tree. A version alone maps to the root of the tree.
 fn dated(path: &str) -> Canonical<'_> {
     match first(path) {
         Some((version, tail)) if version == "latest" || version == "1.0" || is_date(version) => {
@@ -167,7 +167,7 @@ fn first(path: &str) -> Option<(&str, &str)> {
     Some(path.split_at(path.find('/').unwrap_or(path.len())))
 }
 
-/// Returns whether a segment is `YYYY-MM-DD`, any digits. EC2's clients use many dates; each counts as a version.
+/// Returns whether a segment has the form `YYYY-MM-DD`, with any digits. EC2's clients use many dates as versions.
 fn is_date(segment: &str) -> bool {
     segment.len() == 10
         && segment.bytes().enumerate().all(|(at, octet)| match at {
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ancestors_lead_to_the_root_and_give_the_rest_below_them() {
+    fn each_ancestor_gives_the_rest_of_the_path_below_it() {
         let whole = Canonical::of(Host::Metadata, "/2009-04-04/a/b");
         let mut rests = Vec::new();
         let mut at = Some(whole);

@@ -96,7 +96,7 @@ pub struct Route {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     path: Cow<'static, str>,
-    /// Hash of the path. It also serves as the hash of the terms: few paths exist with different ones.
+    /// Hash of the path. It also serves as the hash of the terms, because few paths have several terms.
     hash: u32,
     dialect: &'static str,
     datasource: Datasource,
@@ -112,7 +112,7 @@ impl std::hash::Hash for Terms {
     }
 }
 
-/// Guards, compared by address: each list is defined once.
+/// Guards. Two lists are equal if they have one address, because each list is defined once.
 #[derive(Clone, Copy, Debug)]
 struct Guards(&'static [Guard]);
 
@@ -182,7 +182,7 @@ impl Route {
         self.on(|terms| terms.methods = methods)
     }
 
-    /// Limits the route to requests with this header field. It then precedes routes without one.
+    /// Limits the route to requests with this header field. It then precedes routes of the path that need no field.
     #[must_use]
     pub fn when(self, header: &'static str) -> Self {
         self.on(|terms| terms.header = Some(header))
@@ -268,7 +268,7 @@ enum Found<'r, 'p> {
 /// Result of a look-up, for reports to people.
 #[derive(Clone, Debug)]
 pub enum Explained<'r, 'p> {
-    /// A route answers the request, or one of its conditions does.
+    /// A route matches: its endpoint answers, or the first of its conditions that fails.
     Route {
         /// Path of the route.
         path: &'r str,
@@ -277,7 +277,7 @@ pub enum Explained<'r, 'p> {
         /// Part of the request's path below the route.
         rest: &'p str,
     },
-    /// The path has routes for other methods only.
+    /// The path has routes, but none for the method.
     Others {
         /// The routes with their paths.
         routes: Vec<(&'r str, &'r Route)>,
@@ -353,7 +353,7 @@ impl Responses {
         }
     }
 
-    /// Returns whether the answer is rendered in advance and so independent of what the guest wrote.
+    /// Returns whether the answer is rendered in advance. Then it does not depend on what the guest wrote.
     #[must_use]
     pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
         match self.find(Host::at(connection.local), request) {

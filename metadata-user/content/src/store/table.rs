@@ -46,8 +46,8 @@ enum Held {
 #[derive(Debug)]
 pub struct Store {
     table: Box<[ArcSwapOption<Held>]>,
-    /// Per slot, when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
-    /// it, so that replacing records cannot evade the limit.
+    /// Per slot: when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
+    /// it, so replaced records do not weaken the limit.
     buckets: Box<[AtomicU64]>,
 }
 
@@ -162,7 +162,7 @@ mod tests {
         let responses = some();
         store.publish(1, Arc::clone(&responses)).expect("slot 1 exists");
         assert!(matches!(store.get(1), Entry::Ready(found) if Arc::ptr_eq(&found, &responses)));
-        assert!(matches!(store.get(0), Entry::Unknown), "a neighbour saw the change");
+        assert!(matches!(store.get(0), Entry::Unknown), "another slot changed");
         store.withdraw(1).expect("slot 1 exists");
         assert!(matches!(store.get(1), Entry::Unknown));
     }
@@ -185,10 +185,10 @@ mod tests {
         let limit = RequestLimit { per_second: 100, burst: 400 };
         let admitted = |slot, at| (0..1_000).filter(|_| store.admit(slot, limit, at)).count();
         assert_eq!(admitted(0, Duration::from_secs(9)), 400);
-        assert_eq!(admitted(1, Duration::from_secs(9)), 400, "a neighbour has a bucket of its own");
+        assert_eq!(admitted(1, Duration::from_secs(9)), 400, "each slot has its own bucket");
         assert_eq!(admitted(0, Duration::from_secs(10)), 100);
         store.withdraw(0).expect("slot 0 exists");
-        assert_eq!(admitted(0, Duration::from_secs(10)), 400, "the next guest starts afresh");
+        assert_eq!(admitted(0, Duration::from_secs(10)), 400, "the next guest has a full bucket");
         assert!(!store.admit(2, limit, Duration::ZERO), "no such slot");
     }
 
@@ -201,7 +201,7 @@ mod tests {
         store.publish(0, some()).expect("slot 0 exists");
         assert!(Arc::ptr_eq(&held, &before));
         drop(held);
-        assert_eq!(Arc::strong_count(&before), 1, "the store still holds what was replaced");
+        assert_eq!(Arc::strong_count(&before), 1, "the store still holds the replaced responses");
     }
 
     #[test]

@@ -60,7 +60,10 @@ fn anything_but_a_token_is_refused() {
     for wrong in ["", &token[1..], &token[..55], &longer, &zeros, &"é".repeat(28)] {
         assert!(!keyring.verify(Kind::Aws, VM, wrong.as_bytes(), NOW), "{wrong:?}");
     }
-    assert!(!Keyring::ephemeral().verify(Kind::Aws, VM, token.as_bytes(), NOW), "a key of its own");
+    assert!(
+        !Keyring::ephemeral().verify(Kind::Aws, VM, token.as_bytes(), NOW),
+        "another keyring has another key"
+    );
 }
 
 proptest! {

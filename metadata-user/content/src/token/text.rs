@@ -19,7 +19,7 @@ struct Text {
 }
 
 impl Keys {
-    /// Parses the text of a key file; `None` if it has another form.
+    /// Parses the text of a key file; `None` if it is malformed.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
         let text: Text = serde_json::from_slice(text).ok().filter(|text: &Text| text.form == FORM)?;

@@ -1,4 +1,4 @@
-//! The control side of the audit log: makes lines of recorded answers.
+//! The control side of the audit log: turns recorded answers into lines.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::{AuditConfig, Line, Tape};
 
 /// Interval at which the tapes are emptied.
 pub const COLLECT_EVERY: Duration = Duration::from_millis(50);
-/// Lines made at once from one worker's tape: they delay the control loop by at most about 4 ms.
+/// Maximum number of items that one collection takes from a tape. They delay the control loop by about 4 ms.
 pub const LINES_AT_ONCE: usize = CAPACITY;
 
 /// The identity and VM of a slot.
@@ -38,7 +38,7 @@ pub struct AuditCounts {
     pub write_failed: u64,
 }
 
-/// Makes lines of the answers that workers recorded.
+/// Turns the answers that workers recorded into lines.
 #[derive(Debug)]
 pub struct Collector {
     tapes: Vec<Reel>,
@@ -73,7 +73,7 @@ impl Collector {
         self.tapes.get(worker).map(|reel| Arc::clone(&reel.tape))
     }
 
-    /// Assigns a slot to a guest. Answers recorded for the former guest are written first.
+    /// Assigns a slot to a guest, after it has made lines of the answers recorded for the former guest.
     pub fn is_now(&mut self, slot: Slot, port: String, mac: String, vm: Option<(&str, &str)>) {
         self.collect();
         let vm = vm.map(|(uuid, name)| (uuid.to_owned(), name.to_owned()));
@@ -96,7 +96,7 @@ impl Collector {
                     }
                 }
             }
-            // The end of a turn found no room on the tape.
+            // The tape had no room for the end of the turn, so its duration is unknown.
             if fresh.len() >= LINES_AT_ONCE {
                 lines +=
                     fresh.drain(..).map(|entry| line(&entry, who, Duration::ZERO, &mut chunk)).sum::<u64>();
@@ -144,7 +144,7 @@ fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u
     let line = Line {
         time: time.as_deref().unwrap_or_default(),
         vm,
-        // Use the name of the slot's current guest only if it is still the guest that was answered.
+        // `who` names the slot's current guest, which may not be the one that was answered.
         name: known.filter(|(uuid, _)| Some(uuid.as_str()) == vm).map(|(_, name)| name.as_str()),
         port: who.map(|who| who.port.as_str()),
         mac: who.map(|who| who.mac.as_str()),

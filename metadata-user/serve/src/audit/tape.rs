@@ -16,7 +16,7 @@ use metadata_content::store::{Datasource, Responses};
 pub const CAPACITY: usize = 4_096;
 /// Part of the capacity that is reserved for errors.
 pub const RESERVED: usize = CAPACITY / 8;
-/// Queue length from which on successful answers are sampled.
+/// Number of queued items at which sampling of successful answers begins.
 const LOADED: usize = CAPACITY / 2;
 /// Longest path kept, in octets.
 pub const PATH_MAX: usize = 120;
@@ -35,7 +35,7 @@ pub(crate) struct Entry {
     pub(crate) datasource: Datasource,
     pub(crate) status: Status,
     pub(crate) bytes: u64,
-    /// The VM's responses, so that the line names the right VM even if the slot is reused before the line is written.
+    /// The VM's responses. They name the right VM even if the slot is reused before the line is written.
     pub(crate) responses: Option<Arc<Responses>>,
     /// Set when the entry is recorded: the number of answers it stands for.
     pub(crate) sampled: u32,
@@ -76,7 +76,7 @@ impl Default for Path {
 }
 
 impl Path {
-    /// The path of a request target as sent, without scheme, authority and query: those may hold secrets.
+    /// The path of a request target as sent. Scheme, authority and query are left out, because they may hold secrets.
     pub(crate) fn of(target: &str) -> Self {
         let target = match target.split_once("://") {
             Some((_, rest)) => rest.find(['/', '?']).map_or("", |at| &rest[at..]),
@@ -98,7 +98,7 @@ impl Path {
 #[derive(Debug)]
 pub(super) enum Item {
     Answer(Entry),
-    /// Duration of a turn with answers of its own.
+    /// Duration of a turn that answered requests it received.
     Turn(Duration),
 }
 
@@ -107,9 +107,9 @@ pub(super) enum Item {
 pub struct Tape {
     items: ArrayQueue<Item>,
     sample: u32,
-    /// Number of successful answers of each slot under load.
+    /// Per slot: successful answers under load, modulo `sample`.
     counts: Box<[AtomicU16]>,
-    /// Answers were recorded since the end of the last turn.
+    /// Answers without a wait were recorded since the end of the last turn.
     fresh: AtomicBool,
     dropped: AtomicU64,
     left_out: AtomicU64,
@@ -152,7 +152,7 @@ impl Tape {
     pub(crate) fn turned(&self, turn: Duration) {
         if self.fresh.load(Ordering::Relaxed) {
             self.fresh.store(false, Ordering::Relaxed);
-            // Without room, the answers wait for the end of the next turn.
+            // If there is no room, the answers get the duration of the next turn that is recorded.
             let _ = self.items.push(Item::Turn(turn));
         }
     }

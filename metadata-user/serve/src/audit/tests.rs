@@ -39,7 +39,7 @@ fn to(path: &FilePath) -> AuditConfig {
 }
 
 fn open(config: &AuditConfig) -> (Collector, Arc<Tape>) {
-    let collector = Collector::open(config, 1).expect("a log").expect("one is wanted");
+    let collector = Collector::open(config, 1).expect("a log").expect("one is configured");
     let tape = collector.tape(0).expect("a tape");
     (collector, tape)
 }
@@ -84,7 +84,7 @@ fn an_answer_belongs_to_its_recipient_even_after_the_slot_is_reused() {
     tape.note(entry(7, 200));
     // Written before the slot is reused.
     collector.is_now(7, "tap1".into(), "52:54:00:00:00:02".into(), Some((other, "db")));
-    // Still from the responses of the former guest.
+    // From the responses of the former guest.
     let responses = Some(Arc::new(Responses::builder(Vm::alone(UUID)).build()));
     tape.note(Entry { responses, ..entry(7, 200) });
     tape.note(entry(8, 404));
@@ -94,7 +94,7 @@ fn an_answer_belongs_to_its_recipient_even_after_the_slot_is_reused() {
     let some = |texts: [&str; 3]| texts.map(|text| Some(text.to_owned()));
     assert_eq!(of(&lines[0]), some([UUID, "web", "tap0"]));
     assert_eq!(of(&lines[1]), [Some(UUID.to_owned()), None, Some("tap1".to_owned())], "no other VM's name");
-    assert_eq!(of(&lines[2]), [None, None, None], "of an unassigned slot");
+    assert_eq!(of(&lines[2]), [None, None, None], "the slot is unassigned");
 }
 
 #[test]
@@ -163,7 +163,7 @@ fn a_full_tape_drops_good_answers_first_and_counts_them() {
     assert_eq!(collector.counts().queue_full, dropped, "errors have reserved room");
     tape.note(entry(1, 503));
     collector.collect();
-    until("all that had room is written", || collector.counts().written == CAPACITY as u64);
+    until("all recorded lines are written", || collector.counts().written == CAPACITY as u64);
     assert_eq!(collector.counts().queue_full, dropped + 1);
 }
 
@@ -217,7 +217,7 @@ fn a_full_file_is_rotated_and_a_limited_number_of_old_ones_kept() {
         let size = size(suffix).expect("an old file");
         assert!((1 << 20..(1 << 20) + 200_000).contains(&size), "{suffix}: {size}");
     }
-    assert!(size(".3").is_err() && size("").expect("the present one") < (1 << 20) + 200_000);
+    assert!(size(".3").is_err() && size("").expect("the current file") < (1 << 20) + 200_000);
 }
 
 #[test]

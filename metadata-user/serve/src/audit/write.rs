@@ -19,8 +19,8 @@ use metadata_state::private_file::PRIVATE;
 
 /// Limit on chunks of lines that wait to be written.
 pub const CHUNKS: usize = 64;
-/// Longest time that the agent's exit waits for lines to be written.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long the agent's exit waits for queued lines to be written.
+const EXIT_WAIT: Duration = Duration::from_secs(1);
 /// The configuration value for standard error.
 const STDERR: &str = "stderr";
 
@@ -56,7 +56,7 @@ impl Target {
         let Self::File { path, .. } = self else {
             return Ok(Sink { file: None, size: 0, torn: false });
         };
-        // Opening without blocking makes a pipe without a reader an error. Writes may block, on this thread.
+        // NONBLOCK makes opening a pipe without a reader fail instead of block. Writes may block this thread.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file =
             OpenOptions::new().append(true).create(true).mode(PRIVATE).custom_flags(flags).open(path)?;
@@ -68,7 +68,7 @@ impl Target {
         Ok(Sink { size: if metadata.is_file() { metadata.len() } else { 0 }, file: Some(file), torn: false })
     }
 
-    /// Renames the file, and each rotated one to the next number; the last is removed.
+    /// Renames the file to number 1 and each rotated file to the next number, which replaces the last one.
     fn rotate(&self) -> io::Result<()> {
         let Self::File { path, keep, .. } = self else { return Ok(()) };
         let numbered = |number: u32| {
@@ -144,7 +144,7 @@ impl Writer {
         let (chunks, lines) = sync_channel(CHUNKS);
         let shared = Arc::new(Shared::default());
         let its = Arc::clone(&shared);
-        let body = move || Pen { target, sink: Some(sink), shared: its, ails: false }.run(&lines);
+        let body = move || Pen { target, sink: Some(sink), shared: its, is_failing: false }.run(&lines);
         let thread = std::thread::Builder::new().name("imds-audit".into()).spawn(body)?;
         Ok(Self { chunks: Some(chunks), shared, thread: Some(thread) })
     }
@@ -169,11 +169,11 @@ impl Drop for Writer {
         self.chunks = None;
         let Some(thread) = self.thread.take() else { return };
         let begun = Instant::now();
-        while !thread.is_finished() && begun.elapsed() < LAST_WORDS {
+        while !thread.is_finished() && begun.elapsed() < EXIT_WAIT {
             std::thread::sleep(Duration::from_millis(5));
         }
         if thread.is_finished() {
-            // A panic there is already reported.
+            // The panic hook has already reported a panic of the thread.
             let _ = thread.join();
         } else {
             warn!("the last lines of the audit log are not written: the disk does not respond");
@@ -187,8 +187,8 @@ struct Pen {
     /// `None` if it must be opened.
     sink: Option<Sink>,
     shared: Arc<Shared>,
-    /// The last write failed, and the log says so.
-    ails: bool,
+    /// The last write failed; the log has one warning about it.
+    is_failing: bool,
 }
 
 impl Pen {
@@ -198,11 +198,11 @@ impl Pen {
             let counter = if outcome.is_ok() { &self.shared.written } else { &self.shared.failed };
             counter.fetch_add(lines, Ordering::Relaxed);
             if let Err(error) = &outcome
-                && !self.ails
+                && !self.is_failing
             {
                 warn!("cannot write the audit log, its lines are dropped: {error}");
             }
-            self.ails = outcome.is_err();
+            self.is_failing = outcome.is_err();
         }
     }
 

@@ -35,7 +35,7 @@ fn document(record: &Value, name: &str) -> Value {
 }
 
 #[test]
-fn tokens_live_one_second_to_one_day_and_go_one_hop() {
+fn tokens_live_one_second_to_one_day_and_travel_one_hop() {
     let mut record = full();
     record["serve"]["hop_limit"] = json!(3);
     let responses = rendered(&record);
@@ -59,7 +59,7 @@ fn tokens_live_one_second_to_one_day_and_go_one_hop() {
 }
 
 #[test]
-fn tokens_of_another_vm_or_dialect_open_nothing() {
+fn tokens_of_another_vm_or_dialect_are_refused() {
     let keyring = Arc::new(Keyring::ephemeral());
     let vms = ["7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3e"].map(|uuid| {
         let mut record = full();
@@ -101,7 +101,7 @@ fn keys_are_listed_by_account() {
 }
 
 #[test]
-fn addresses_are_listed_by_reach_and_every_list_is_there() {
+fn addresses_are_listed_as_public_or_private_and_every_list_exists() {
     let mut record = full();
     let network = document(&record, "network");
     let v4 =
@@ -123,7 +123,7 @@ fn addresses_are_listed_by_reach_and_every_list_is_there() {
 }
 
 #[test]
-fn unread_user_data_does_not_look_like_none() {
+fn unread_user_data_is_503() {
     let mut record = full();
     record["user_data"] = json!({"source": {"file": "user-data"}});
     let responses = rendered(&record);

@@ -21,7 +21,7 @@ fn all(guest: &Guest) -> Value {
     serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
 }
 
-/// Reads a directory of the tree as the value it is one form of.
+/// Crawls a directory of the tree and rebuilds the JSON value that it shows.
 fn crawled(guest: &Guest, directory: &str) -> Value {
     let mut value = json!({});
     for line in text(&ask(guest, directory, &[])).lines() {
@@ -53,7 +53,7 @@ fn the_tree_equals_the_document() {
 }
 
 #[test]
-fn values_that_a_record_lacks_are_not_in_the_document() {
+fn absent_values_are_not_in_the_document() {
     let document = all(&Guest::of(&bare()));
     for absent in
         ["dns-conf", "eipv4", "image-id", "mac", "network", "private-ipv4", "public-ipv4", "public-keys"]
@@ -71,7 +71,7 @@ fn values_that_a_record_lacks_are_not_in_the_document() {
 }
 
 #[test]
-fn all_of_several_addresses_and_resolvers_are_listed() {
+fn all_addresses_and_resolvers_are_listed() {
     let mut record = full();
     record["network"]["dns"] = json!(["10.0.0.1", "2001:db8::53"]);
     record["network"]["nics"] = json!([nic(
@@ -121,7 +121,7 @@ fn the_record_decides_whether_tokens_exist_and_are_needed() {
 }
 
 #[test]
-fn a_token_of_ec2_is_none_here_and_the_address_matters() {
+fn a_token_of_ec2_is_invalid_and_other_addresses_have_no_tree() {
     let guest = Guest::of(&full());
     let aws = guest.ask(Method::Put, "/latest/api/token", &[("X-aws-ec2-metadata-token-ttl-seconds", "60")]);
     assert_eq!(ask(&guest, "/latest/user-data", &[(TOKEN, &text(&aws))]).status().0, 401);

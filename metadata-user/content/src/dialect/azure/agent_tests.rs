@@ -52,7 +52,7 @@ fn configuration(guest: &Guest, kind: &str) -> String {
 }
 
 #[test]
-fn the_wireserver_takes_what_its_clients_send() {
+fn the_wireserver_accepts_the_requests_of_its_clients() {
     let guest = Guest::of(&full());
     for (method, target, status) in [
         (Method::Head, "/?COMP=VERSIONS", 200),
@@ -84,11 +84,11 @@ fn the_wireserver_takes_what_its_clients_send() {
         assert_eq!(answer.field("Allow").is_some(), status == 405, "{target}");
     }
     let elsewhere = ask(&guest, ("169.254.169.254", 80), Method::Get, "/machine?comp=goalstate");
-    assert_eq!(elsewhere.status().0, 404, "only at its own address");
+    assert_eq!(elsewhere.status().0, 404, "the wireserver has its own address");
 }
 
 #[test]
-fn the_hosts_plug_in_takes_reports_and_has_no_settings() {
+fn the_host_plug_in_accepts_reports_and_has_no_settings() {
     let guest = Guest::of(&full());
     for (method, target, status) in [
         (Method::Get, "/versions", 200),
@@ -111,7 +111,7 @@ fn the_hosts_plug_in_takes_reports_and_has_no_settings() {
 }
 
 #[test]
-fn the_goal_state_leads_to_each_configuration_that_agents_fetch() {
+fn the_goal_state_names_each_configuration_that_agents_fetch() {
     let guest = Guest::of(&full());
     let goal_state = read(&guest, GOAL_STATE);
     let goal_state = Document::parse(&goal_state).expect("a goal state");
@@ -132,23 +132,23 @@ fn the_goal_state_leads_to_each_configuration_that_agents_fetch() {
     assert_eq!(
         attribute(&extensions, "StatusUploadBlob", "statusBlobType").as_deref(),
         Some("BlockBlob"),
-        "the agent knows this type and one that it writes in pages"
+        "the agent knows this type and page blobs"
     );
     assert_eq!(element(&extensions, "Plugins"), "");
     let manifest = read(&guest, element(&extensions, "Uri"));
     let manifest = Document::parse(&manifest).expect("a document");
-    assert_eq!(element(&manifest, "Plugins"), "", "no agent newer than the guest's own");
+    assert_eq!(element(&manifest, "Plugins"), "", "no newer agent is offered");
 }
 
 #[test]
-fn the_shared_configuration_has_the_addresses_that_are_known() {
+fn the_shared_configuration_has_the_known_addresses() {
     let shared = |record: &Value| {
         let document = configuration(&Guest::of(record), "SharedConfig");
         let document = Document::parse(&document).expect("a document");
         assert_eq!(document.descendants().filter(|node| node.has_tag_name("Instances")).count(), 1);
         let own = attribute(&document, "Incarnation", "instance");
         if let Some(id) = attribute(&document, "Instance", "id") {
-            assert_eq!(Some(id), own, "by which afterburn knows it");
+            assert_eq!(Some(id), own, "Afterburn finds its instance by this id");
             assert_eq!(document.descendants().filter(|node| node.has_tag_name("InputEndpoints")).count(), 1);
         }
         [
@@ -168,7 +168,7 @@ fn the_shared_configuration_has_the_addresses_that_are_known() {
 }
 
 #[test]
-fn names_are_text_in_every_document() {
+fn names_are_escaped_in_every_document() {
     let mut record = full();
     let name = "<a> & \"b\" \u{1f680} \u{ffff}";
     record["vm"]["name"] = json!(name);
@@ -183,7 +183,7 @@ fn names_are_text_in_every_document() {
     assert_eq!(element(&goal_state, "Incarnation"), "12345678901");
     assert!(
         element(&goal_state, "ConfigName").bytes().all(|b| b.is_ascii_graphic()),
-        "it goes into a header"
+        "the agent sends it in a header field"
     );
     for kind in ["HostingEnvironmentConfig", "SharedConfig"] {
         let document = configuration(&guest, kind);
@@ -196,7 +196,7 @@ fn names_are_text_in_every_document() {
 }
 
 #[test]
-fn an_image_has_the_names_azure_knows_it_by_or_empty_ones() {
+fn an_image_has_its_azure_names_or_empty_ones() {
     const NAMES: [&str; 4] = ["publisher", "offer", "sku", "version"];
     let compute = |record: &Value| {
         let guest = Guest::of(record);
@@ -219,7 +219,7 @@ fn an_image_has_the_names_azure_knows_it_by_or_empty_ones() {
 }
 
 #[test]
-fn nobody_but_azures_guests_has_the_hosts_plug_in() {
+fn only_guests_of_azure_have_the_host_plug_in() {
     use crate::store::Host;
     assert!(Guest::of(&full()).responses().has(Host::HostPlugin));
     let mut record = full();

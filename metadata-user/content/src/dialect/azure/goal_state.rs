@@ -1,11 +1,11 @@
 //! The goal state, and the configuration it refers to, as XML documents.
 //!
 //! WALinuxAgent refuses a goal state without `HostingEnvironmentConfig`, `SharedConfig` and `ConfigName`, and fetches
-//! what the first two name (`goal_state.py` of 2.2.47 to 2.12). Afterburn reads addresses from `SharedConfig`.
-//! `ExtensionsConfig` states that there are no extensions, where the agent sends its status, and that there is no
-//! newer agent. Without the last two the agent logs an error at each report.
+//! the documents that the first two name (`goal_state.py` of 2.2.47 to 2.12). Afterburn reads addresses from
+//! `SharedConfig`. `ExtensionsConfig` states that there are no extensions, where the agent sends its status, and that
+//! there is no newer agent. Without the last two the agent logs an error at each report.
 //!
-//! There are no certificates. They would protect secrets of extensions, and there are neither.
+//! There are no certificates, because they would only protect secrets of extensions.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -16,10 +16,10 @@ use crate::record::Record;
 
 const DECLARATION: &str = "<?xml version=\"1.0\" encoding=\"utf-8\"?>";
 
-/// Address of the wireserver, as its documents name it.
+/// URL of the wireserver's documents, without their kind.
 const BASE: &str = "http://168.63.129.16/machine/?comp=config";
 
-/// Port of the only endpoint of a VM with a public address: SSH's, although the agent forwards nothing.
+/// SSH's port, the only endpoint listed for a VM with a public address. The agent itself forwards no port.
 const ENDPOINT_PORT: u16 = 22;
 
 /// Agent family in which WALinuxAgent looks for updates by default.
@@ -72,7 +72,7 @@ impl State {
     }
 
     /// WALinuxAgent sends `ConfigName` to the plug-in in a header field and fails unless it is ASCII. Names of VMs
-    /// and projects may be any text.
+    /// and projects may be any text, so it is made of the UUID.
     pub(super) fn goal_state(&self) -> String {
         let Self { incarnation, container, instance, .. } = self;
         let version = VERSIONS[1];
@@ -97,7 +97,7 @@ impl State {
         format!("{BASE}&amp;type={kind}&amp;incarnation={}", self.incarnation)
     }
 
-    /// Returns the document that [`goal_state`](Self::goal_state) names, in any case.
+    /// Returns the document of a kind that [`goal_state`](Self::goal_state) names. Ignores the case of `kind`.
     pub(super) fn config(&self, kind: &str) -> Option<String> {
         match kind.to_ascii_lowercase().as_str() {
             "hostingenvironmentconfig" => Some(self.hosting_environment()),
@@ -135,7 +135,7 @@ impl State {
                  loadBalancedPublicAddress=\"{public}\"/>"
             )
         };
-        // Afterburn takes an instance without an address for an error.
+        // Afterburn fails on an instance without an address.
         let instance = self.address.map_or_else(String::new, |address| {
             format!(
                 "<Instance id=\"{}\" address=\"{address}\"><InputEndpoints>{}</InputEndpoints></Instance>",

@@ -1,7 +1,7 @@
 //! WALinuxAgent's host plug-in, 168.63.129.16 port 32526. It accepts the agent's reports and offers nothing else.
 //!
-//! `/vmSettings` is 404: the agent reads that as "not supported" and uses the goal state. It takes any other answer,
-//! and none, for a failure (`hostplugin.py`). There are no extensions, so there is no `/extensionArtifact`.
+//! `/vmSettings` is 404: the agent reads that as "not supported" and uses the goal state. It treats any other answer,
+//! and no answer, as a failure (`hostplugin.py`). There are no extensions, so there is no `/extensionArtifact`.
 
 use std::sync::LazyLock;
 
@@ -11,8 +11,8 @@ use crate::http::{Method, Response, Status};
 use crate::store::path::HOST_PLUGIN_PORT;
 use crate::store::{Call, Live, Methods, Outcome};
 
-/// URL for the agent's status, as [`goal_state`](super::goal_state) states it. The agent uses this address with and
-/// without the plug-in.
+/// URL for the agent's status, which [`goal_state`](super::goal_state) contains. The agent uses it with and without the
+/// plug-in.
 pub(super) const STATUS_URL: &str = "http://168.63.129.16:32526/status";
 const _: () = assert!(HOST_PLUGIN_PORT == 32_526);
 

@@ -50,14 +50,14 @@ impl Tokens {
         };
         let (Some(text), Some(expires)) = (&identity.text, &identity.expires) else { return later() };
         let expires_on = expires.unix_seconds();
-        let left = expires_on.saturating_sub_unsigned(now_unix);
-        if left <= 0 {
+        let remaining = expires_on.saturating_sub_unsigned(now_unix);
+        if remaining <= 0 {
             return later();
         }
         let document = json!({
             "access_token": text.expose(),
             "client_id": identity.client_id.as_str(),
-            "expires_in": left.to_string(),
+            "expires_in": remaining.to_string(),
             "expires_on": expires_on.to_string(),
             "not_before": now_unix.to_string(),
             "resource": resource,
@@ -71,8 +71,8 @@ fn refused(why: &str) -> Response {
     error(&json!({ "error": "invalid_request", "error_description": why }))
 }
 
-/// The token may appear once its source has one. Azure's libraries retry any 5xx and finally raise an error with this
-/// text (RFC 6749 section 4.1.2.1 defines the first word).
+/// Builds the 503 for a token that its source may still deliver. Azure's libraries retry any 5xx and finally raise an
+/// error with this text (RFC 6749 section 4.1.2.1 defines the first word).
 fn later() -> Response {
     let why = "The identity has no valid token yet";
     let document = json!({ "error": "temporarily_unavailable", "error_description": why });

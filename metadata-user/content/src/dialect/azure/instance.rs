@@ -31,7 +31,7 @@ fn compute(record: &Record) -> Value {
     let domain = record.placement.fault_domain.as_ref().unwrap_or(&record.placement.zone);
     let tags: Vec<String> = record.metadata.0.iter().map(|(name, value)| format!("{name}:{value}")).collect();
     let tag = |(name, value): (&String, &String)| json!({ "name": name.as_str(), "value": value.as_str() });
-    // Azure has empty strings for a customer's own image.
+    // Azure serves empty strings for a customer's own image.
     let image = |of: fn(&Image) -> &Option<Line>| {
         record.image.as_ref().and_then(|image| of(image).as_ref()).map_or("", Line::as_str)
     };
@@ -70,7 +70,7 @@ fn admin(record: &Record) -> &str {
     user.map_or("", |user| user.as_str())
 }
 
-/// Returns a key and its file; root's if the key names no account.
+/// Returns a key and its file: that of the key's account, else of the administrator, else of root.
 fn public_key(key: &SshKey, admin: &str) -> Value {
     let home = match key.user.as_ref().map_or(admin, |user| user.as_str()) {
         "" | "root" => "/root".to_owned(),
@@ -95,7 +95,7 @@ fn interface(nic: &Nic) -> Option<Value> {
 fn of_family(nic: &Nic, v4: bool) -> impl Iterator<Item = &Address> {
     nic.addresses.iter().filter(move |entry| match entry.address {
         Some(cidr) => cidr.address.is_ipv4() == v4,
-        // The lease is unknown, but it exists: cloud-init requests one if anything is listed.
+        // The lease is unknown, but an entry makes cloud-init request one.
         None => entry.method == if v4 { Method::Dhcp4 } else { Method::Dhcp6 },
     })
 }
@@ -115,7 +115,7 @@ fn entries(nic: &Nic, v4: bool) -> Vec<Value> {
         }
         entry
     };
-    // cloud-init takes the first address for DHCP's and configures the others statically.
+    // cloud-init requests the first address by DHCP and configures the others statically.
     let mut sorted: Vec<&Address> = of_family(nic, v4).collect();
     sorted.sort_by_key(|address| address.address.is_some());
     let unknown = sorted.iter().filter(|address| address.address.is_none()).count();

@@ -67,8 +67,8 @@ impl Query {
     }
 }
 
-/// Returns whether a text is a date from the first version on. Clients name the version they were written for, listed
-/// here or not.
+/// Returns whether a text is a date not before the first version. Clients send the version that they were written for,
+/// which need not be in [`VERSIONS`].
 fn is_version(text: &str) -> bool {
     let in_range = |part: &str, most: u8| part.parse::<u8>().is_ok_and(|number| (1..=most).contains(&number));
     text.len() == 10

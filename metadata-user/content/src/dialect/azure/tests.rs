@@ -82,7 +82,7 @@ fn token(record: &Value, at: u64, query: &str) -> (u16, Value) {
 }
 
 #[test]
-fn queries_that_real_servers_refuse_are_refused_with_a_reason() {
+fn queries_that_azure_refuses_are_refused_with_a_reason() {
     let responses = responses(&full());
     for (target, status, newest) in [
         ("?api-version=2017-03-01", 200, false),
@@ -145,7 +145,7 @@ fn requests_without_the_header_or_through_a_proxy_are_refused() {
 }
 
 #[test]
-fn values_come_in_the_requested_form() {
+fn values_have_the_requested_form() {
     let responses = responses(&full());
     for (below, body) in [
         ("", "compute/\nnetwork/"),
@@ -180,7 +180,7 @@ fn extended_members_are_served_on_request() {
 }
 
 #[test]
-fn versions_and_events_need_no_version() {
+fn versions_and_events_need_no_api_version() {
     let responses = responses(&full());
     let ask = |path| document(&send(&responses, 0, IMDS, &[METADATA], Method::Get, path, b""));
     assert_eq!(ask("/metadata/versions"), json!({ "apiVersions": VERSIONS.as_slice() }));
@@ -209,7 +209,7 @@ fn a_bare_record_has_empty_strings_and_no_network() {
 }
 
 #[test]
-fn addresses_are_listed_so_that_the_guest_configures_them() {
+fn addresses_are_listed_in_the_order_that_cloud_init_needs() {
     let interface = |addresses: Value| {
         let mut record = full();
         record["network"] = json!({ "nics": [
@@ -242,13 +242,13 @@ fn addresses_are_listed_so_that_the_guest_configures_them() {
         { "publicIpAddress": "" },
         { "privateIpAddress": "10.1.2.3", "publicIpAddress": "" },
     ]);
-    assert_eq!(leases["ipv4"]["ipAddress"], wanted, "the first is the one cloud-init asks DHCP for");
+    assert_eq!(leases["ipv4"]["ipAddress"], wanted, "cloud-init requests the first one by DHCP");
     assert_eq!(leases["ipv4"]["subnet"], json!([{ "address": "0.0.0.0", "prefix": "0" }]));
     assert_eq!(leases["ipv6"], json!({ "ipAddress": [{}] }));
 }
 
 #[test]
-fn user_data_arrives_octet_for_octet_and_is_copied_for_no_request() {
+fn user_data_is_served_unchanged_and_not_copied() {
     let octets: Vec<u8> = (0..=255).cycle().take(3_000).collect();
     let mut record = full();
     record["user_data"] = json!({ "base64": STANDARD.encode(&octets) });
@@ -264,7 +264,7 @@ fn user_data_arrives_octet_for_octet_and_is_copied_for_no_request() {
 }
 
 #[test]
-fn while_user_data_is_unread_clients_retry() {
+fn unread_user_data_is_503() {
     let mut record = full();
     record["user_data"] = json!({ "source": { "file": "user-data" } });
     let responses = responses(&record);
@@ -305,13 +305,13 @@ fn a_managed_identity_has_a_token_for_any_resource() {
         let wanted = json!({ "error": "invalid_request", "error_description": why });
         assert_eq!(token(&record, 0, query), (400, wanted), "{query}");
     }
-    assert_eq!(token(&record, 3_600, "&resource=r").0, 503, "it has ended, the next is on its way");
+    assert_eq!(token(&record, 3_600, "&resource=r").0, 503, "the token has expired");
     record["credentials"]["managed_identity"] = json!({ "client_id": "c1", "source": { "file": "token" } });
-    assert_eq!(token(&record, 0, "&resource=r").0, 503, "it is still to be read");
+    assert_eq!(token(&record, 0, "&resource=r").0, 503, "the source is not read yet");
 }
 
 #[test]
-fn reports_go_to_the_sink_and_succeed_even_when_it_takes_no_more() {
+fn reports_succeed_even_if_the_sink_has_no_room() {
     let mut record = full();
     record["sinks"] = json!({ "ready": "file:/run/ready.jsonl" });
     let record = parse(&record);

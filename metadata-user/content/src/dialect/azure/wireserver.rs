@@ -55,7 +55,7 @@ fn not_found() -> Outcome {
     Response::error(Status(404), &[]).into()
 }
 
-/// Forwards a guest's report. The guest gets a success whatever happens to it.
+/// Forwards a guest's report. The guest gets a success even if the report is dropped.
 fn forward(call: &Call<'_>) {
     let mailbox = &call.vm.mailbox;
     mailbox.tell(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
@@ -110,7 +110,7 @@ impl Live for Machine {
                 forward(call);
                 ACCEPTED.clone().into()
             }
-            // Telemetry is for Azure only; it is dropped.
+            // Telemetry is for Azure only, so it is dropped.
             ("telemetrydata", true) => TAKEN.clone().into(),
             ("health" | "roleproperties" | "telemetrydata", false) => only("POST"),
             _ => not_found(),

@@ -13,7 +13,7 @@ fn get(record: &Value, path: &str) -> Response {
 }
 
 #[test]
-fn the_network_is_the_records_own_or_null_when_the_guest_shall_decide() {
+fn the_network_is_the_records_own_or_null() {
     let config = json!({"version": 1, "config": []});
     for (network, served) in [
         (json!({"mode": "none", "nics": full()["network"]["nics"]}), Value::Null),
@@ -31,7 +31,7 @@ fn the_network_is_the_records_own_or_null_when_the_guest_shall_decide() {
 }
 
 #[test]
-fn user_data_is_text_once_it_is_decoded() {
+fn user_data_is_base64_of_text() {
     let mut record = full();
     let mut decoded = |octets: &[u8]| {
         record["user_data"] = json!({ "base64": STANDARD.encode(octets) });

@@ -8,7 +8,7 @@ use crate::http::Method;
 
 const TREE: &str = "/latest/meta-data";
 
-fn asked(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> (u16, String) {
+fn ask(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> (u16, String) {
     let response = guest.ask_at(("10.0.2.2", 8080), Method::Get, path, fields);
     (response.status().0, text(&response))
 }
@@ -25,7 +25,7 @@ fn flat(mut record: Value) -> Guest {
 }
 
 #[test]
-fn every_name_of_the_flat_tree_is_a_leaf_that_is_there() {
+fn every_listed_name_of_the_flat_tree_is_served() {
     let mut ipv6 = full();
     ipv6["network"]["nics"] = json!([nic(1, &json!([{ "method": "static", "address": "2001:db8::5/64" }]))]);
     for (record, names) in [(full(), 10), (bare(), 6), (ipv6, 7)] {
@@ -49,7 +49,7 @@ fn all_keys_are_in_one_leaf() {
 }
 
 #[test]
-fn the_tree_is_the_one_the_record_names() {
+fn date_tree_decides_whether_the_flat_tree_is_served() {
     let mut record = full();
     record["serve"] = json!({ "dialects": ["cloudstack"], "date_tree": "ec2" });
     assert_eq!(Guest::of(&record).status(TREE, &[]), 404);
@@ -58,27 +58,27 @@ fn the_tree_is_the_one_the_record_names() {
 }
 
 #[test]
-fn a_password_is_given_until_it_is_saved() {
+fn a_password_is_served_until_it_is_saved() {
     let (send, saved) = ([(REQUEST, "send_my_password")], [(REQUEST, "saved_password")]);
     let guest = Guest::of(&with_password("first"));
-    let told = |text: &str| (200, text.to_owned());
-    assert_eq!(asked(&guest, "/", &send), told("first"));
-    assert_eq!(asked(&guest, "/any/path", &send), told("first"), "as often as it asks");
-    assert_eq!(asked(&guest, "/", &[(REQUEST, "Send_My_Password")]), told("bad_request"));
-    assert_eq!(asked(&guest, "/1.0", &saved), told("saved_password"));
-    assert_eq!(asked(&guest, "/", &send), told("saved_password"));
-    assert_eq!(asked(&guest.changed(&with_password("first")), "/", &send), told("saved_password"));
+    let answer = |text: &str| (200, text.to_owned());
+    assert_eq!(ask(&guest, "/", &send), answer("first"));
+    assert_eq!(ask(&guest, "/any/path", &send), answer("first"), "at any path, any number of times");
+    assert_eq!(ask(&guest, "/", &[(REQUEST, "Send_My_Password")]), answer("bad_request"));
+    assert_eq!(ask(&guest, "/1.0", &saved), answer("saved_password"));
+    assert_eq!(ask(&guest, "/", &send), answer("saved_password"));
+    assert_eq!(ask(&guest.changed(&with_password("first")), "/", &send), answer("saved_password"));
     let bare = Guest::of(&bare());
-    assert_eq!(asked(&bare, "/", &send), told(""), "there is none");
-    assert_eq!(asked(&bare, "/", &saved), told("saved_password"));
-    assert_eq!(asked(&bare, "/", &send), told(""));
+    assert_eq!(ask(&bare, "/", &send), answer(""), "the record has no password");
+    assert_eq!(ask(&bare, "/", &saved), answer("saved_password"));
+    assert_eq!(ask(&bare, "/", &send), answer(""));
 }
 
 #[test]
-fn a_password_is_not_for_proxies_logs_or_the_other_port() {
+fn a_password_does_not_reach_proxies_logs_or_port_80() {
     let guest = Guest::of(&with_password("s3cret"));
     let fields = [(REQUEST, "send_my_password"), ("X-Forwarded-For", "")];
-    assert_eq!(asked(&guest, "/", &fields).0, 403);
+    assert_eq!(ask(&guest, "/", &fields).0, 403);
     assert!(!format!("{:?}", guest.responses()).contains("s3cret"));
     let root = guest.ask(Method::Get, "/", &fields[..1]);
     assert!(text(&root).starts_with("1.0\n"));

@@ -75,7 +75,7 @@ fn absent_values_are_empty() {
 }
 
 #[test]
-fn a_vm_without_ipv4_hears_nothing_of_it() {
+fn a_vm_without_ipv4_has_no_ipv4_member() {
     let mut record = full();
     record["network"] = json!({"dns": ["fd00::53"], "nics": [{
         "id": "n0", "mac": "52:54:00:12:34:56",
@@ -105,7 +105,7 @@ fn an_unknown_lease_is_dhcp_without_an_address() {
 }
 
 #[test]
-fn an_unknown_gateway_is_an_address_but_no_route_of_cloud_inits() {
+fn an_unknown_gateway_is_unspecified_and_gives_cloud_init_no_route() {
     let both = json!([
         {"method": "dhcp4", "address": "10.0.2.15/24"},
         {"method": "static", "address": "2001:db8::15/64"},
@@ -131,7 +131,7 @@ fn an_unknown_gateway_is_an_address_but_no_route_of_cloud_inits() {
 }
 
 #[test]
-fn only_nics_the_guest_has_from_the_hypervisor_are_listed() {
+fn only_nics_that_the_hypervisor_provides_are_listed() {
     let mut record = full();
     let nics = record["network"]["nics"].as_array_mut().expect("NICs");
     nics[1]["role"] = json!("public");
@@ -162,7 +162,7 @@ fn an_unread_payload_delays_the_document_and_not_the_tree() {
 }
 
 #[test]
-fn either_name_serves_both_clouds() {
+fn digitalocean_and_upcloud_serve_the_same_tree() {
     for (dialect, status) in [("digitalocean", 200), ("upcloud", 200), ("hetzner", 404)] {
         let mut record = full();
         record["serve"]["dialects"] = json!([dialect]);

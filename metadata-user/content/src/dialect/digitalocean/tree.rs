@@ -7,8 +7,8 @@ use crate::dialect::sheet::TEXT;
 use crate::http::{Body, Response, Status};
 use crate::store::{Call, Live, Outcome};
 
-/// Names at the top of the tree, with the members of the document they show. UpCloud's names, which have underscores,
-/// are served but not listed.
+/// Names at the top of the tree, with the document's members that they show. UpCloud's names, with underscores, are
+/// served but not listed.
 const TOP: [(&str, &str); 11] = [
     ("id", "droplet_id"),
     ("hostname", "hostname"),
@@ -62,9 +62,9 @@ impl Tree {
 
     fn listing(&self) -> String {
         let root = self.document.root();
-        let there =
+        let exists =
             |name: &&str| *name != "floating_ip/" || root.member(|name| name == "floating_ip").is_some();
-        LISTED.iter().filter(|name| there(name)).copied().collect::<Vec<_>>().join("\n")
+        LISTED.iter().filter(|name| exists(name)).copied().collect::<Vec<_>>().join("\n")
     }
 }
 

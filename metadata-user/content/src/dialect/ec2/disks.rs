@@ -9,8 +9,8 @@ use crate::record::vm::Disk;
 /// Root disk of a VM whose record lists none.
 const ROOT: &str = "/dev/vda";
 
-/// Adds `ami` and `root` for the first disk, `ebs1`, `ebs2`, … for the others. Never `ephemeral0`: cloud-init would
-/// mount it.
+/// Adds `ami` and `root` for the first disk, `ebs1`, `ebs2`, … for the others. Adds no `ephemeral0`, because cloud-init
+/// would mount it.
 pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
     let mut names = names(&record.disks).into_iter();
     let root = names.next().unwrap_or_else(|| ROOT.to_owned());

@@ -30,9 +30,9 @@ static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
 });
 
-/// Adds `iam/`, for guests of EC2 only.
+/// Adds `iam/` if the record serves EC2.
 ///
-/// If credentials need a token and tokens are off, they are 401 and not listed.
+/// If credentials need a token and tokens are off, requests for them get 401 and `iam/` does not list them.
 pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
     let serve = &record.serve;
     let Some(iam) = record.credentials.iam.as_ref().filter(|_| serve.serves(Dialect::Ec2)) else { return };
@@ -70,8 +70,8 @@ fn info(record: &Record, iam: &Iam) -> Value {
     })
 }
 
-/// Returns the document of a role; `None` while its source cannot be read. That becomes 503, which AWS clients retry
-/// a few times before they continue without. No crawler reads it.
+/// Returns the document of a role; `None` while its source cannot be read. The answer is then 503, which AWS clients
+/// retry a few times before they continue without credentials. Crawlers do not request it.
 fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
     let (id, secret) = (iam.access_key_id.as_ref()?, iam.secret_access_key.as_ref()?);
     let mut document = Map::new();
@@ -88,7 +88,7 @@ fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
     Some(document)
 }
 
-/// Returns the expiry of credentials that never expire. Clients require a time.
+/// Serves credentials without an expiry. Clients require one, so each answer states a time six hours ahead.
 struct Lasting {
     document: Map<String, Value>,
 }

@@ -54,7 +54,7 @@ fn served(dialects: &[&str], imdsv2: &str) -> Guest {
 }
 
 #[test]
-fn a_vm_without_nics_keys_or_tags_has_no_such_names() {
+fn a_vm_without_nics_keys_or_tags_lists_none() {
     let guest = Guest::of(&bare());
     let names = "ami-id\nami-launch-index\nami-manifest-path\nblock-device-mapping/\nhostname\ninstance-action\n\
                  instance-id\ninstance-life-cycle\ninstance-type\nlocal-hostname\nplacement/\nreservation-id\n\
@@ -69,7 +69,7 @@ fn a_vm_without_nics_keys_or_tags_has_no_such_names() {
 }
 
 #[test]
-fn a_vm_with_ipv6_only_has_no_name_of_ipv4() {
+fn a_vm_with_ipv6_only_has_no_ipv4_names() {
     let mut record = full();
     let addresses = json!([
         { "method": "static", "address": "2001:db8::15/64", "public": "2001:db8:1::15" },
@@ -102,11 +102,11 @@ fn interfaces_that_the_guest_creates_are_not_listed() {
     let macs = format!("{TREE}/network/interfaces/macs");
     assert_eq!(guest.text(&macs), "52:54:00:00:00:01/\n52:54:00:00:00:02/");
     assert_eq!(guest.text(&format!("{macs}/52:54:00:00:00:02/device-number")), "1");
-    assert_eq!(guest.text(&format!("{TREE}/local-ipv4")), "10.0.0.5", "the first NIC's, though a bond");
+    assert_eq!(guest.text(&format!("{TREE}/local-ipv4")), "10.0.0.5", "the first NIC counts even as a bond");
 }
 
 #[test]
-fn key_names_cannot_change_what_a_crawler_asks_for() {
+fn key_names_cannot_change_which_paths_a_crawler_requests() {
     let mut record = full();
     let names = ["a/", "b/c", "x\u{2028}y", "7"];
     record["ssh_keys"] =
@@ -132,7 +132,7 @@ fn metadata_that_cannot_be_a_tag_is_left_out() {
 }
 
 #[test]
-fn disks_have_the_names_their_bus_gives_them() {
+fn the_bus_of_a_disk_determines_its_name() {
     let mut record = full();
     let disk = |kind: &str, bus: &str| json!({ "type": kind, "bus": bus, "address": "0" });
     record["disks"] = json!([
@@ -159,7 +159,7 @@ fn every_version_is_the_same_tree() {
 }
 
 #[test]
-fn tokens_are_made_for_one_path_and_the_seconds_asked_for() {
+fn tokens_are_issued_at_one_path_for_the_requested_seconds() {
     let guest = Guest::of(&full());
     let cases = [
         ("/latest/api/token", "1", 200),
@@ -187,7 +187,7 @@ fn tokens_are_made_for_one_path_and_the_seconds_asked_for() {
 }
 
 #[test]
-fn only_a_tokens_packets_are_held_to_the_hop_limit() {
+fn the_hop_limit_applies_only_to_packets_with_a_token() {
     let mut record = full();
     record["serve"]["hop_limit"] = json!(2);
     let guest = Guest::of(&record);
@@ -197,7 +197,7 @@ fn only_a_tokens_packets_are_held_to_the_hop_limit() {
 }
 
 #[test]
-fn a_token_ends_and_is_worth_nothing_to_another_vm() {
+fn a_token_expires_and_is_invalid_for_another_vm() {
     let mut guest = Guest::of(&full());
     let token = token(&guest);
     let field = [(TOKEN, token.as_str())];
@@ -225,7 +225,7 @@ fn the_record_decides_whether_the_tree_needs_tokens() {
         }
         let put = guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]).status().0;
         assert_eq!(put, if mode == "off" { 404 } else { 200 }, "{mode}");
-        assert_eq!(guest.status("/", &[]), 200, "the root is not of the tree");
+        assert_eq!(guest.status("/", &[]), 200, "the root is not part of the tree");
     }
 }
 
@@ -259,7 +259,7 @@ fn credentials_need_a_token_unless_the_record_opens_them() {
 }
 
 #[test]
-fn keys_without_an_expiry_get_one_hours_from_now() {
+fn keys_without_an_expiry_get_one_in_six_hours() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "access_key_id": "A", "secret_access_key": "s" });
     record["serve"]["imdsv1_credentials"] = json!(true);
@@ -267,7 +267,7 @@ fn keys_without_an_expiry_get_one_hours_from_now() {
     let document: Value = serde_json::from_str(&guest.text(ROLE)).expect("JSON");
     assert_eq!(document["Expiration"], "2026-01-01T06:00:00Z");
     assert_eq!((&document["AccessKeyId"], &document["Token"]), (&json!("A"), &json!("")));
-    assert!(!format!("{:?}", guest.responses()).contains(r#""s""#), "no secret in a debug form");
+    assert!(!format!("{:?}", guest.responses()).contains(r#""s""#), "a secret is in the debug output");
 }
 
 #[test]
@@ -286,7 +286,7 @@ fn guests_of_openstack_crawl_a_tree_without_tokens_and_credentials() {
 }
 
 #[test]
-fn guests_of_openstack_lose_no_time_beside_cloudstacks_tree() {
+fn guests_of_openstack_get_no_404_beside_cloudstacks_tree() {
     let mut record = full();
     for (dialects, names) in [(json!(["openstack"]), 0), (json!(["openstack", "cloudstack"]), 10)] {
         record["serve"] = json!({ "dialects": dialects, "date_tree": "cloudstack" });
@@ -335,7 +335,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn nothing_is_listed_that_is_not_there(record in records()) {
+    fn every_listed_name_is_served(record in records()) {
         let guest = Guest::of(&record);
         let mut seen = Vec::new();
         crawl(&guest, TREE, &mut seen);
@@ -351,7 +351,7 @@ proptest! {
 }
 
 #[test]
-fn keys_whose_source_is_unread_make_clients_retry() {
+fn keys_with_an_unread_source_are_503() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "source": { "file": "keys" } });
     let guest = Guest::of(&record);
@@ -380,5 +380,5 @@ fn content_that_vms_share_is_stored_once() {
     }
     let routes = guests[0].routes().count();
     let own = held[49] - held[48];
-    assert!(own <= 6, "{own} of {routes} responses are a VM's own, and its NICs are not even others");
+    assert!(own <= 6, "{own} of {routes} responses are unique to a VM, although all VMs have equal NICs");
 }

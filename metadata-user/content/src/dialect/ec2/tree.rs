@@ -40,8 +40,8 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet
     }
 
-    /// Adds a leaf of text. A path that is unique to the VM becomes no route of its own: a VM has many, and no other
-    /// VM could share them.
+    /// Adds a leaf of text. An owned path is unique to the VM. It gets no separate route, because a VM has many such
+    /// paths and no other VM could share the routes.
     pub(super) fn text(&mut self, path: impl Into<Cow<'static, str>>, text: impl Into<String>) {
         match path.into() {
             Cow::Borrowed(path) => {
@@ -56,7 +56,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         }
     }
 
-    /// Adds a leaf, and lists it in its directory and those above.
+    /// Adds a leaf, and adds its name to the listings above it.
     pub(super) fn leaf(&mut self, path: impl Into<Cow<'static, str>>, response: Response) {
         let path = path.into();
         let (directory, name) = split(path.clone());
@@ -64,7 +64,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet.guarded(path, self.guards, response);
     }
 
-    /// Adds a directory whose listing is not just the names in it.
+    /// Adds a directory with this listing, which replaces the names that its leaves have added.
     pub(super) fn directory(&mut self, path: &'static str, guards: &'static [Guard], listing: String) {
         if self.listings.remove(path).is_none() {
             let (above, name) = split(Cow::Borrowed(path));
@@ -74,7 +74,7 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet.guarded(path, guards, response);
     }
 
-    /// Lists a name in its directory, and that directory in those above.
+    /// Adds a name to the listing of its directory, and that directory to the listings above.
     fn list(&mut self, directory: Cow<'static, str>, name: Cow<'static, str>) {
         if let Some(names) = self.listings.get_mut(directory.as_ref()) {
             names.push(name);

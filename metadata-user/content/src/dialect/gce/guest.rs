@@ -10,7 +10,7 @@ use crate::http::{Body, Method, Status};
 use crate::mailbox::{AttributeRefused, Mailbox};
 use crate::store::{Call, Outcome};
 
-/// Distinguishes this run of the agent from others: the version of the attributes starts anew with each run.
+/// Random number of this run of the agent: the version of the attributes starts at 0 in each run.
 static RUN: LazyLock<u64> = LazyLock::new(rand::random);
 
 /// Writes or deletes an attribute.
@@ -61,8 +61,8 @@ impl<'a> GuestView<'a> {
         Some(Self { mailbox, at })
     }
 
-    /// Returns the hash of an attribute's value. A directory has one that every change of an attribute changes: it
-    /// may hold two megabytes, and every write may re-check all waits of the guest.
+    /// Returns the hash of an attribute's value. The ETag of a directory changes with every change of any attribute,
+    /// because a directory is too large to hash for each parked request after each write.
     pub(super) fn etag(&self) -> Etag {
         match &self.at {
             At::Attribute(octets) => Etag::of(&octets.clone().into()),

@@ -7,7 +7,7 @@ use super::PLAIN;
 use super::view::{Shape, View};
 use crate::http::Body;
 
-/// `alt`: the requested form, if not the usual one.
+/// `alt`: the requested form, if it is not the default.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Alt {
     Json,

@@ -110,7 +110,7 @@ fn answered(outcome: Outcome) -> Response {
 }
 
 #[test]
-fn every_answer_has_the_flavour_whatever_it_is() {
+fn every_answer_has_the_flavour() {
     let guest = Guest::of(&full());
     let other = ("X-Forwarded-For", "");
     let legacy = ("x-google-metadata-request", "True");
@@ -139,7 +139,7 @@ fn every_answer_has_the_flavour_whatever_it_is() {
 }
 
 #[test]
-fn values_come_in_the_requested_form() {
+fn values_have_the_requested_form() {
     let mut record = full();
     record["metadata"] = json!({ "camelCase": "a", "with-hyphen": "b" });
     record["labels"] = json!(["web", "db"]);
@@ -177,7 +177,7 @@ fn values_come_in_the_requested_form() {
 }
 
 #[test]
-fn an_etag_stands_for_the_value_whatever_its_form() {
+fn an_etag_depends_on_the_value_and_not_on_its_form() {
     let mut record = full();
     let guest = Guest::of(&record);
     let etag = |guest: &Guest, below: &str| guest.get(below).field("ETag").expect("an ETag").to_owned();
@@ -195,7 +195,7 @@ fn an_etag_stands_for_the_value_whatever_its_form() {
 }
 
 #[test]
-fn absent_values_are_an_empty_directory_and_not_an_error() {
+fn absent_values_are_empty_directories() {
     let mut record = full();
     for field in ["user_data", "ssh_keys", "metadata", "credentials", "labels", "image"] {
         record.as_object_mut().expect("a mapping").remove(field);
@@ -214,7 +214,7 @@ fn absent_values_are_an_empty_directory_and_not_an_error() {
 }
 
 #[test]
-fn keys_name_their_users_and_generated_attributes_win() {
+fn keys_name_their_users_and_generated_attributes_override_metadata() {
     let mut record = full();
     record["admin"] = json!({ "user": "alice" });
     record["ssh_keys"] = json!([
@@ -233,11 +233,11 @@ fn keys_name_their_users_and_generated_attributes_win() {
     assert_eq!(attributes, wanted);
     record["user_data"] = json!({ "text": "plain\n" });
     let attributes = Guest::of(&record).json("/instance/attributes?recursive=true");
-    assert_eq!(attributes.get("user-data-encoding"), None, "text needs none");
+    assert_eq!(attributes.get("user-data-encoding"), None, "text has no encoding");
 }
 
 #[test]
-fn a_nic_without_ipv4_says_nothing_of_ipv4() {
+fn a_nic_without_ipv4_has_no_ipv4_values() {
     let mut record = full();
     record["network"] = json!({ "nics": [
         { "id": "n0", "mac": "52:54:00:12:34:56",
@@ -253,11 +253,7 @@ fn a_nic_without_ipv4_says_nothing_of_ipv4() {
     );
     assert_eq!(guest.text("/instance/network-interfaces/0/ipv6s"), "2001:db8::15\n");
     assert_eq!(guest.text("/instance/network-interfaces/1"), format!("{empty}mac\ntarget-instance-ips/\n"));
-    assert_eq!(
-        guest.get("/instance/network-interfaces/2").status().0,
-        404,
-        "the guest makes VLANs by itself"
-    );
+    assert_eq!(guest.get("/instance/network-interfaces/2").status().0, 404, "the guest creates VLANs itself");
 }
 
 #[test]
@@ -271,7 +267,7 @@ fn text_user_data_is_held_once_for_all_dialects() {
 }
 
 #[test]
-fn while_user_data_is_unread_clients_retry() {
+fn unread_user_data_is_503() {
     let mut record = full();
     record["user_data"] = json!({ "source": { "file": "user-data" } });
     let guest = Guest::of(&record);
@@ -291,7 +287,7 @@ fn while_user_data_is_unread_clients_retry() {
 }
 
 #[test]
-fn a_token_states_its_remaining_life_and_is_refused_after_it() {
+fn a_token_states_its_remaining_lifetime_and_is_503_afterwards() {
     let mut record = full();
     record["credentials"]["service_account"]["token"]["expires"] = json!("1970-01-01T01:00:00Z");
     let guest = Guest::of(&record);
@@ -358,7 +354,7 @@ fn guest_attributes_are_read_back_until_they_are_deleted() {
     for n in 0..62 {
         assert_eq!(write(Method::Put, &format!("/guest-attributes/n/{n}"), b"").1, 200);
     }
-    assert_eq!(write(Method::Put, "/guest-attributes/n/more", b"").1, 409, "64 are kept");
+    assert_eq!(write(Method::Put, "/guest-attributes/n/more", b"").1, 409, "64 is the limit");
 }
 
 #[test]
@@ -381,7 +377,7 @@ fn a_request_waits_until_its_value_changes() {
 }
 
 #[test]
-fn a_wait_ends_with_the_value_it_began_with_at_its_time() {
+fn a_wait_times_out_with_the_unchanged_value() {
     let guest = Guest::of(&full());
     for (query, seconds) in [
         ("", 60),
@@ -403,7 +399,7 @@ fn a_wait_ends_with_the_value_it_began_with_at_its_time() {
 }
 
 #[test]
-fn guests_wait_for_their_own_attributes() {
+fn guests_can_wait_for_changes_of_guest_attributes() {
     let guest = Guest::of(&full());
     let put = |key: &str, body: &[u8]| {
         let target = format!("{ROOT}/instance/guest-attributes/ns/{key}");
@@ -425,7 +421,7 @@ fn guests_wait_for_their_own_attributes() {
 }
 
 #[test]
-fn one_wait_too_many_ends_the_oldest() {
+fn a_wait_beyond_the_limit_ends_the_oldest() {
     let guest = Guest::of(&full());
     let below = "/instance/id?wait_for_change=true";
     let waits: Vec<Parked> = (0..WAITS_PER_VM).map(|_| parked(guest.wait(0, below, None))).collect();
@@ -438,11 +434,11 @@ fn one_wait_too_many_ends_the_oldest() {
 }
 
 #[test]
-fn nothing_secret_is_in_the_debug_form() {
+fn debug_output_contains_no_secret() {
     let mut record = full();
     record["serve"]["dialects"] = json!(["gce"]);
     let debug = format!("{:?}", Guest::of(&record).responses);
-    assert!(debug.contains("/computeMetadata"), "the routes are there");
+    assert!(debug.contains("/computeMetadata"), "the routes are missing");
     for secret in ["eyJhbGciOiJub25lIn0", "runcmd"] {
         assert!(!debug.contains(secret), "{secret}");
     }

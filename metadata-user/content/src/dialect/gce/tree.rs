@@ -11,8 +11,8 @@ use crate::record::network::Nic;
 use crate::record::vm::{Payload, ServiceAccount};
 use crate::record::{GCE_ATTRIBUTES, Record, is_segment};
 
-/// Account of keys without one, for cloud-init: it takes this account for the image's default one and ignores the
-/// keys of all others.
+/// Account of keys that name none, for cloud-init. It gives keys of this account to the image's default account and
+/// ignores all other keys.
 const CLOUD_INIT_USER: &str = "cloudinit";
 
 /// Returns the tree without computed values (tokens) and without guest attributes, which the real server also omits
@@ -30,14 +30,14 @@ pub(super) fn whole(record: &Record) -> Value {
 }
 
 /// Returns the attributes for cloud-init; `None` if they are the same for every client. Google's guest agent creates
-/// an account per name, so it must not read cloud-init's.
+/// an account per name, so it must not get [`CLOUD_INIT_USER`] if the record names another.
 pub(super) fn for_cloud_init(record: &Record) -> Option<Value> {
     let nameless = record.ssh_keys.iter().any(|key| key.user.is_none());
     (nameless && key_user(record) != CLOUD_INIT_USER)
         .then(|| json!({ "instance": { "attributes": attributes(record, CLOUD_INIT_USER) } }))
 }
 
-/// Account of keys without one.
+/// Returns the account of keys that name none.
 fn key_user(record: &Record) -> &str {
     let user = record.admin.as_ref().and_then(|admin| admin.user.as_ref());
     user.map_or(CLOUD_INIT_USER, |user| user.as_str())
@@ -117,7 +117,8 @@ fn disks(record: &Record) -> Value {
     record.disks.iter().enumerate().map(disk).collect()
 }
 
-/// Returns a NIC. It is informational: guests configure NICs by DHCP. Without IPv4, all IPv4 members are absent.
+/// Returns a NIC, for information: guests configure NICs by DHCP. Without an IPv4 address, `ip`, `subnetmask` and
+/// `gateway` are absent.
 fn interface(record: &Record, nic: &Nic) -> Value {
     let of_family = |v4: bool| {
         nic.addresses.iter().filter_map(move |entry| {

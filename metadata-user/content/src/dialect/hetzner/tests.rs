@@ -86,7 +86,7 @@ fn absent_values_are_left_out() {
 }
 
 #[test]
-fn the_public_address_is_one_translated_or_one_that_needs_no_translation() {
+fn the_public_address_is_a_translated_or_a_globally_routed_one() {
     for (addresses, public) in [
         (json!([{"method": "static", "address": "10.0.2.15/24"}]), Value::Null),
         (json!([{"method": "static", "address": "198.51.100.9/24"}]), json!("198.51.100.9")),

@@ -30,7 +30,7 @@ fn signed() -> Value {
     record
 }
 
-/// As cloud-init's library writes it.
+/// `Authorization` in the form that cloud-init's library writes.
 const GOOD: &str = "OAuth oauth_nonce=\"1\", oauth_timestamp=\"2\", oauth_version=\"1.0\", \
                     oauth_signature_method=\"PLAINTEXT\", oauth_consumer_key=\"ck\", oauth_token=\"tk\", \
                     oauth_signature=\"%26s%2520%2525%2526%25C3%25A9\"";
@@ -66,7 +66,7 @@ fn every_version_has_all_documents_and_absent_values_are_empty() {
 }
 
 #[test]
-fn the_path_is_the_records() {
+fn the_record_sets_the_path() {
     let mut record = full();
     record["serve"]["maas_path"] = json!("//my//m%41as/");
     assert_eq!(get(&rendered(&record), "/my/mAas/latest/meta-data/instance-id", &[]).status().0, 200);
@@ -102,7 +102,7 @@ fn requests_must_be_signed_with_the_records_credentials() {
     let answer = get(&responses, &path, &[]);
     assert_eq!((answer.status().0, answer.field("WWW-Authenticate")), (401, Some("OAuth")));
     assert_eq!(ask_with(&responses, Method::Post, BASE, &[], b"op=signal").status().0, 401);
-    assert!(!format!("{responses:?}").contains("s %&"), "secrets are not for logs");
+    assert!(!format!("{responses:?}").contains("s %&"), "a secret is in the debug output");
 }
 
 #[test]

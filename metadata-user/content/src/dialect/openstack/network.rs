@@ -9,8 +9,8 @@ use crate::record::network::{Address, Method, Mode, Network, NicRoute};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record};
 
-/// Returns the document; `None` if the guest is to decide by itself. It is complete or absent: clients take empty
-/// lists for a network without NICs.
+/// Returns the document; `None` in mode `none` and without NICs, because clients read an empty list of links as a guest
+/// without NICs.
 pub(super) fn network_data(record: &Record) -> Option<Value> {
     let network = &record.network;
     if network.mode == Mode::None || network.nics.is_empty() {
@@ -71,10 +71,10 @@ fn link(network: &Network, nic: &Nic) -> Value {
     link.into()
 }
 
-/// Returns the NIC's MAC, or that of the NIC below it, which the kernel would use. Clients require one.
+/// Returns the NIC's MAC, or that of the NIC below it, which the kernel would use. Clients require a MAC.
 fn mac(network: &Network, nic: &Nic) -> Option<NicMac> {
     let mut nic = nic;
-    // A VLAN may use a bond and a bond NICs. A chain longer than the number of NICs is a loop.
+    // A VLAN may be on a bond, and a bond on NICs. A chain longer than the number of NICs is a loop.
     for _ in 0..network.nics.len() {
         if nic.mac.is_some() {
             return nic.mac;
@@ -86,7 +86,7 @@ fn mac(network: &Network, nic: &Nic) -> Option<NicMac> {
     None
 }
 
-/// Returns one network: an address and how the guest gets it. Takes the routes of its family.
+/// Returns one network: an address and how the guest gets it. Moves the routes of its IP version out of `routes`.
 fn network_of(
     network: &Network,
     nic: &Nic,
@@ -103,7 +103,7 @@ fn network_of(
         Method::Static if is_v4 => "ipv4",
         Method::Static => "ipv6",
         Method::Dhcp4 => "ipv4_dhcp",
-        // Every client knows this name; those of the DHCPv6 modes are newer.
+        // Every client knows this name. The names of the DHCPv6 modes are newer.
         Method::Dhcp6 => "ipv6_dhcp",
         Method::Slaac => "ipv6_slaac",
     };

@@ -23,7 +23,7 @@ fn text(answer: &Response) -> String {
 }
 
 #[test]
-fn disks_and_files_are_named_and_files_served() {
+fn disks_and_files_are_listed_and_files_are_served() {
     let mut record = full();
     record["disks"] = json!([
         {"type": "disk", "bus": "scsi", "address": "1:0:2:0", "serial": "d1", "tags": ["db"]},
@@ -53,7 +53,7 @@ fn disks_and_files_are_named_and_files_served() {
 }
 
 #[test]
-fn a_password_of_the_record_is_given_to_the_guest_itself_only() {
+fn a_password_of_the_record_does_not_reach_proxies() {
     let mut record = full();
     assert_eq!(document(&record, "meta_data.json").get("admin_pass"), None);
     record["metadata"]["admin_pass"] = json!("the tenant's");
@@ -61,7 +61,7 @@ fn a_password_of_the_record_is_given_to_the_guest_itself_only() {
     record["admin"]["password"] = json!("s3cret");
     let meta_data = document(&record, "meta_data.json");
     assert_eq!((&meta_data["admin_pass"], &meta_data["meta"]), (&json!("s3cret"), &json!({"role": "web"})));
-    assert!(!format!("{:?}", rendered(&record)).contains("s3cret"), "passwords are not for logs");
+    assert!(!format!("{:?}", rendered(&record)).contains("s3cret"), "a password is in the debug output");
     let forwarded = [("X-Forwarded-For", "")];
     let path = "/openstack/latest/meta_data.json";
     assert_eq!(ask_with(&rendered(&record), Method::Get, path, &forwarded, b"").status().0, 403);
@@ -102,7 +102,7 @@ fn absent_documents_are_neither_listed_nor_served() {
 }
 
 #[test]
-fn a_network_is_complete_or_not_there() {
+fn a_network_is_complete_or_absent() {
     let mut record = full();
     for network in
         [json!({"mode": "none", "nics": record["network"]["nics"]}), json!({}), json!({"nics": []})]
@@ -122,10 +122,10 @@ fn a_network_is_complete_or_not_there() {
 }
 
 #[test]
-fn a_network_that_is_given_in_its_form_is_sent_as_it_is() {
+fn network_data_of_the_record_is_served_unchanged() {
     let mut record = full();
     let nics = record["network"]["nics"].clone();
-    // Spaces and order are kept.
+    // Text keeps its spaces and its order.
     let text = r#"{ "networks": [], "links": [{"type": "phy", "id": "l"}], "services": [] }"#;
     let mapping = json!({"links": [{"id": "l"}], "networks": [], "own": 1});
     for (given, body) in [
@@ -141,7 +141,7 @@ fn a_network_that_is_given_in_its_form_is_sent_as_it_is() {
         assert_eq!(value(&found), value(&body));
         assert!(given.is_object() || found == body, "{found}");
         assert!(self::text(&get(&responses, "/openstack/latest")).contains("network_data.json"));
-        // NoCloud has another form.
+        // NoCloud does not serve `network_data`.
         assert_eq!(get(&responses, "/v1/network-config").status().0, 204);
     }
 }
@@ -204,7 +204,7 @@ fn vendor_data_is_text_wrapped_or_left_out() {
 }
 
 #[test]
-fn a_password_is_posted_once_within_its_bounds_and_not_to_the_first_version() {
+fn a_password_is_posted_once_and_not_to_the_first_version() {
     let responses = rendered(&full());
     let long = vec![b'x'; 1_021];
     let later = "/openstack/2013-04-04/password";
@@ -229,7 +229,7 @@ fn a_password_is_posted_once_within_its_bounds_and_not_to_the_first_version() {
 }
 
 #[test]
-fn eve_by_itself_lists_the_newest_only() {
+fn a_record_of_eve_alone_lists_only_latest() {
     let versions = |dialects: Value| {
         let mut record = full();
         record["serve"]["dialects"] = dialects;

@@ -23,7 +23,7 @@ fn document(record: &Value, name: &str) -> Value {
 }
 
 #[test]
-fn the_second_tree_needs_the_header_and_refuses_proxies_on_every_path() {
+fn version_2_requires_the_header_and_refuses_proxies_on_every_path() {
     let responses = rendered(&full());
     for path in ["/opc/v2/instance", "/opc/v2/instance/id", "/opc/v2/instance/nope", "/opc/v2/vnics/0"] {
         for (fields, status) in [
@@ -43,7 +43,7 @@ fn the_second_tree_needs_the_header_and_refuses_proxies_on_every_path() {
 }
 
 #[test]
-fn the_first_tree_has_the_same_content_without_a_header_and_can_be_off() {
+fn version_1_has_the_same_content_without_a_header_and_can_be_off() {
     let mut record = full();
     let responses = rendered(&record);
     for path in ["instance", "instance/metadata/role", "vnics", "vnics/1/macAddr"] {
@@ -59,7 +59,7 @@ fn the_first_tree_has_the_same_content_without_a_header_and_can_be_off() {
 }
 
 #[test]
-fn generated_keys_of_metadata_win_and_absent_ones_are_left_out() {
+fn generated_keys_override_metadata_and_absent_ones_are_left_out() {
     let mut record = full();
     record["metadata"] = json!({"user_data": "evil", "ssh_authorized_keys": "evil", "role": "web"});
     let metadata = document(&record, "instance/metadata");
@@ -74,7 +74,7 @@ fn generated_keys_of_metadata_win_and_absent_ones_are_left_out() {
 }
 
 #[test]
-fn fault_domains_that_are_numbers_are_counted_from_one() {
+fn numeric_fault_domains_are_counted_from_one() {
     for (domain, name) in [
         (Value::Null, "FAULT-DOMAIN-1"),
         (json!("2"), "FAULT-DOMAIN-3"),
@@ -109,7 +109,7 @@ fn vnics_have_the_known_addresses_of_each_version() {
 }
 
 #[test]
-fn unread_user_data_does_not_look_like_none() {
+fn unread_user_data_is_503() {
     let mut record = full();
     record["user_data"] = json!({"source": {"file": "user-data"}});
     let responses = rendered(&record);

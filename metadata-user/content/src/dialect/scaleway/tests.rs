@@ -28,7 +28,7 @@ fn addresses(nic: Value) -> Value {
 }
 
 #[test]
-fn payloads_are_for_ports_below_1024_and_their_connections_are_closed_here() {
+fn payloads_are_for_ports_below_1024_and_the_server_closes_the_connection() {
     let responses = rendered(&full());
     for path in ["/user_data", "/user_data/cloud-init", "/vendor_data", "/vendor_data/cloud-init"] {
         for port in [1, 2, 1_023] {
@@ -59,7 +59,7 @@ fn payloads_without_a_text_form_are_empty_and_unread_ones_are_503() {
 }
 
 #[test]
-fn the_lease_comes_first_and_other_addresses_have_their_own_prefix() {
+fn the_lease_is_first_and_other_addresses_have_their_own_prefix() {
     let listed = addresses(json!({"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [
         {"method": "static", "address": "198.51.100.9/24", "gateway": "198.51.100.1"},
         {"method": "slaac", "address": "2001:db8::15/64", "gateway": "fe80::1"},
@@ -78,7 +78,7 @@ fn the_lease_comes_first_and_other_addresses_have_their_own_prefix() {
         entry("198.51.100.9", "inet", "198.51.100.1", "24", "manual"),
         entry("2001:db8::15", "inet6", "fe80::1", "64", "slaac"),
     ]);
-    assert_eq!(listed, wanted, "an IPv6 address without a gateway would be a route to nowhere");
+    assert_eq!(listed, wanted, "an IPv6 address without a gateway would make an invalid route");
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn a_state_reaches_the_sink_and_only_patch_sets_it() {
 }
 
 #[test]
-fn addresses_have_their_old_names_too_except_to_cloud_init() {
+fn old_names_of_addresses_are_null_for_cloud_init_only() {
     let document = |record: &Value, agent: &str| -> Value {
         let fields = [("User-Agent", agent)];
         let answer = ask_at((V4, 40_000), &rendered(record), Method::Get, "/conf", &fields, b"");

@@ -34,7 +34,7 @@ fn absent_values_are_empty_and_absent_user_data_is_404_for_ignition() {
 }
 
 #[test]
-fn further_addresses_are_additional_and_leaves_are_text() {
+fn all_but_the_first_address_are_additional_and_leaves_are_text() {
     let mut record = full();
     record["ssh_keys"] = json!([{"name": "a", "key": "ssh-rsa A"}, {"name": "b", "key": "ssh-rsa B"}]);
     record["network"]["nics"][0]["addresses"] = json!([
@@ -64,7 +64,7 @@ fn further_addresses_are_additional_and_leaves_are_text() {
 }
 
 #[test]
-fn a_nic_without_ipv4_has_none_here() {
+fn a_nic_without_ipv4_has_no_ipv4_member() {
     let mut record = full();
     record["network"]["nics"] = json!([
         {"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [{"method": "slaac"}]},
@@ -86,7 +86,7 @@ fn an_unread_payload_delays_the_document() {
 }
 
 #[test]
-fn cloud_init_before_23_1_is_not_shown_what_it_cannot_read() {
+fn cloud_init_before_23_1_gets_no_cloud_interfaces() {
     let responses = rendered(&full());
     for (agent, there) in [
         ("Cloud-Init/22.4.2 - OS: linux Variant: debian", false),

@@ -207,7 +207,11 @@ fn a_path_has_a_route_for_each_header_and_method() {
             "{method:?} {path} {fields:?}"
         );
     }
-    assert_eq!(shared().routes().filter(|(_, path, _)| *path == "/s").count(), 3, "the late one is hidden");
+    assert_eq!(
+        shared().routes().filter(|(_, path, _)| *path == "/s").count(),
+        3,
+        "the later route is dropped"
+    );
 }
 
 #[test]
