@@ -184,7 +184,7 @@ fn a_missing_capability_is_named_with_its_purpose() {
         let without = [format!("--bounding-set=-{capability}"), format!("--inh-caps=-{capability}")];
         let report = patient.run_doctor(&["setpriv", &without[0], &without[1]], "tap0");
         let name = format!("CAP_{}", capability.to_uppercase());
-        report.assert_failure(check, &[&name, "nor in the bounding set", what_for, "CapabilityBoundingSet="]);
+        report.assert_failure(check, &[&name, "also in the bounding set", what_for, "CapabilityBoundingSet="]);
         // A missing capability hides kernel features; they must not count as missing.
         let kernel = report.failed().iter().filter(|name| name.starts_with("kernel.")).count();
         assert_eq!(kernel, 0, "{capability}: {report:#?}");
@@ -353,7 +353,7 @@ fn a_served_port_passes_for_its_own_agent_and_fails_for_another() {
         |name: &str| report.checks.iter().find(|check| check.name == name).map(|check| check.found.clone());
     let pid = format!("process {}", agent.pid());
     assert!(its("agent").is_some_and(|found| found.contains(&pid)), "{report:#?}");
-    assert!(its("port").is_some_and(|found| found.contains("steered by the agent")), "{report:#?}");
+    assert!(its("port").is_some_and(|found| found.contains("steered by the running agent")), "{report:#?}");
     let stranger =
         Report::read(&patient.doctor_output(&[], "tap0", &["--no-pins"], &elsewhere)).expect("a report");
     stranger.assert_failure("port.xdp", &["another xdp-imds"]);

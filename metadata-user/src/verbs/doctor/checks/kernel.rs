@@ -1,4 +1,4 @@
-//! The kernel: what it is, what it can do, what it lets this process do.
+//! The kernel: version, features and permissions.
 
 use super::super::{Check, Facts, Kernel};
 use super::privilege;
@@ -33,11 +33,16 @@ fn version(kernel: &Kernel) -> Check {
             expected,
             "Boot a newer kernel; 6.6 or later also steers quiet guests by tcx",
         ),
-        None => Check::warn(name, found, expected, "Go by the features below: the number cannot be read"),
+        None => Check::warn(
+            name,
+            found,
+            expected,
+            "Rely on the features below, because the version cannot be read",
+        ),
     }
 }
 
-/// What a feature is called, what it is for, and the part of the kernel's configuration it comes with.
+/// A feature's check, its description, and the version or option of the kernel that brings it.
 fn words(feature: Feature) -> (&'static str, &'static str, &'static str) {
     match feature {
         Feature::Bpf => ("kernel.bpf", "bpf(2)", "CONFIG_BPF_SYSCALL"),
@@ -58,25 +63,19 @@ fn feature(feature: Feature, had: &Result<bool, Failure>, facts: &Facts) -> Chec
     match had {
         Ok(true) => Check::ok(name, format!("the kernel has {what}")),
         Ok(false) => absent(feature, facts),
-        // What is missing is said by the check of that; here it only hides the answer.
-        Err(failure) if failure.is_refusal() && privilege::is_missing_any(facts) => Check::warn(
-            name,
-            format!("not found out: {failure}"),
-            what,
-            "Look again once the capabilities are there",
-        ),
+        // The check of the missing capability reports the problem. Here it only hides the result.
+        Err(failure) if failure.is_refusal() && privilege::is_missing_any(facts) => {
+            Check::warn(name, format!("unknown: {failure}"), what, "Check again with the capabilities")
+        }
         Err(failure) if failure.is_refusal() => Check::fail(
             name,
-            format!("{failure}, though the capabilities are there"),
+            format!("{failure}, although the process has the capabilities"),
             what,
-            "See whether a security module (SELinux, AppArmor), a seccomp filter or kernel lockdown forbids it",
+            "Check whether a security module (SELinux, AppArmor), a seccomp filter or kernel lockdown forbids it",
         ),
-        Err(failure) if failure.errno == Some(libc::EMFILE) => Check::warn(
-            name,
-            format!("not found out: {failure}"),
-            what,
-            "Raise the limit on open files first",
-        ),
+        Err(failure) if failure.errno == Some(libc::EMFILE) => {
+            Check::warn(name, format!("unknown: {failure}"), what, "Raise the limit on open files first")
+        }
         Err(failure) => Check::fail(name, failure.text.clone(), what, format!("It comes with {comes_with}")),
     }
 }
@@ -84,7 +83,7 @@ fn feature(feature: Feature, had: &Result<bool, Failure>, facts: &Facts) -> Chec
 fn absent(feature: Feature, facts: &Facts) -> Check {
     let (name, what, comes_with) = words(feature);
     let found = format!("the kernel has no {what}");
-    let expected = format!("them, as with {comes_with}");
+    let expected = format!("it, by {comes_with}");
     match feature {
         Feature::Tcx if facts.wanted.steer == Mode::Tcx => {
             let (major, minor) = TCX_KERNEL;
@@ -92,33 +91,29 @@ fn absent(feature: Feature, facts: &Facts) -> Check {
             Check::fail(name, found, expected, remedy)
         }
         Feature::Tcx if facts.wanted.steer == Mode::Xdp => {
-            Check::ok(name, format!("{found}, nor is it asked to"))
+            Check::ok(name, format!("{found}, and `steer: xdp` does not need it"))
         }
         Feature::Tcx => Check::warn(
             name,
             found,
             expected,
-            "Nothing need be done; guests that send bulk pay for XDP also after their boot",
+            "No action is needed; bulk traffic of guests then costs more CPU, also after their boot",
         ),
-        Feature::Btf => {
-            Check::warn(name, found, expected, "Nothing need be done; tools then cannot show the maps")
-        }
+        Feature::Btf => Check::warn(name, found, expected, "No action is needed; tools cannot show the maps"),
         _ => Check::fail(name, found, expected, "Boot a kernel built with it"),
     }
 }
 
 fn tun(kernel: &Kernel) -> Check {
-    let (name, expected) = ("tun", "to open /dev/net/tun, by which answers leave");
+    let (name, expected) = ("tun", "/dev/net/tun, through which answers leave");
     match &kernel.tun {
         Ok(()) => Check::ok(name, "/dev/net/tun can be opened"),
         Err(failure) => {
             let remedy = match failure.errno {
-                Some(libc::ENOENT) => {
-                    "In a container, let the device in (or mount /dev/net/tun); on a node, `modprobe tun`"
-                }
+                Some(libc::ENOENT) => "In a container, mount /dev/net/tun; on a node, run `modprobe tun`",
                 Some(libc::ENODEV) => "`modprobe tun`",
                 Some(libc::EPERM) => {
-                    "Let the container's device cgroup have c 10:200 rwm (systemd: DeviceAllow=/dev/net/tun)"
+                    "Allow c 10:200 rwm in the container's device cgroup (systemd: DeviceAllow=/dev/net/tun)"
                 }
                 _ => "Let the agent's user read and write it",
             };
@@ -133,15 +128,10 @@ fn lockdown(kernel: &Kernel) -> Option<Check> {
     let name = "kernel.lockdown";
     let refused = matches!(&kernel.rehearsal, Err(failure) if failure.is_refusal());
     Some(if mode != "none" && refused {
-        let remedy = "If the capabilities are there, boot with lockdown=none or with Secure Boot off";
-        Check::warn(
-            name,
-            format!("lockdown is {mode}, and the kernel refused"),
-            "none, or nothing refused",
-            remedy,
-        )
+        let remedy = "If the process has the capabilities, boot with lockdown=none or without Secure Boot";
+        Check::warn(name, format!("lockdown is {mode}, and the kernel refused"), "none", remedy)
     } else {
-        Check::ok(name, format!("lockdown is {mode}, which forbids nothing that steering does"))
+        Check::ok(name, format!("lockdown is {mode}, which does not affect steering"))
     })
 }
 
@@ -149,23 +139,23 @@ fn unprivileged(kernel: &Kernel) -> Option<Check> {
     let value = kernel.unprivileged_bpf.as_ref()?;
     Some(Check::ok(
         "kernel.unprivileged_bpf",
-        format!("kernel.unprivileged_bpf_disabled is {value}, which makes no difference: CAP_BPF counts"),
+        format!("kernel.unprivileged_bpf_disabled is {value}, which has no effect on a process with CAP_BPF"),
     ))
 }
 
-/// The proof: all of the above matters only for this.
+/// The start of serving in a temporary namespace, for which all other checks of the kernel matter.
 fn rehearsal(facts: &Facts) -> Check {
     let name = "rehearsal";
     match &facts.kernel.rehearsal {
         Ok(()) => {
-            let found = "the hub, its socket and a port came up in a namespace of their own, and went";
+            let found = "the hub, its socket and a port started in a temporary namespace";
             Check::ok(name, found)
         }
         Err(failure) => Check::fail(
             name,
             failure.text.clone(),
-            "the hub, its socket and a port to come up in a namespace of their own",
-            "Do what the other checks say; if they say nothing, this error is the cause",
+            "the hub, its socket and a port to start in a temporary namespace",
+            "Solve the problems of the other checks first; without any, this error is the cause",
         ),
     }
 }
@@ -175,7 +165,7 @@ mod tests {
     use super::numbers;
 
     #[test]
-    fn a_release_is_read_as_far_as_its_second_number() {
+    fn the_first_two_numbers_of_a_release_are_read() {
         let cases = [
             ("6.18.44-fc-v595", Some((6, 18))),
             ("5.15", Some((5, 15))),

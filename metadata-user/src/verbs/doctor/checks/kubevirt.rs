@@ -1,4 +1,4 @@
-//! The feed of KubeVirt: the node's name, the way to the API server, kubelet's directory, control groups.
+//! KubeVirt's feed: the node's name, access to the API server, kubelet's directory, control groups.
 
 use super::super::facts::Found;
 use super::super::{Check, Directory, Facts, Status};
@@ -15,8 +15,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         ),
     }];
     checks.push(match &kubevirt.api {
-        None => Check::ok("kubevirt.api", "the API server is not watched: VMs come by the node hook"),
-        Some(Ok(())) => Check::ok("kubevirt.api", "the address, the certificate and the credentials are there"),
+        None => Check::ok("kubevirt.api", "the API server is not watched; the node hook reports VMs"),
+        Some(Ok(())) => Check::ok("kubevirt.api", "address, certificate and credentials exist"),
         Some(Err(reason)) => Check::fail(
             "kubevirt.api",
             reason.clone(),
@@ -30,17 +30,17 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         Status::Fail,
         &kubevirt.pods,
         "kubelet's directory of pods",
-        "Name kubelet's root directory as the agent sees it by `kubevirt: {kubelet: DIR}`; in a container mount the \
-         node's /var/lib/kubelet/pods below it (HostToContainer)",
+        "Set `kubevirt: {kubelet: DIR}` to kubelet's root directory as the agent sees it; in a container mount the node's \
+         /var/lib/kubelet/pods below it (HostToContainer)",
     ));
-    // Launchers whose sockets the agent may connect to are found without them.
+    // The agent finds launchers by their sockets where it may connect to them, and else by control group.
     checks.push(place(
         Check::ok("kubevirt.cgroups", ""),
         Status::Warn,
         &kubevirt.cgroups,
-        "the node's control groups: launchers whose sockets cannot be connected to are found there",
-        "Name the mount of the control groups as the agent sees it by `kubevirt: {cgroups: DIR}`; in a container \
-         mount the node's /sys/fs/cgroup",
+        "the node's control groups, to find launchers whose sockets the agent cannot connect to",
+        "Set `kubevirt: {cgroups: DIR}` to the mount of the control groups as the agent sees it; in a container mount \
+         the node's /sys/fs/cgroup",
     ));
     checks.extend(kubevirt.hook.as_ref().map(|directory| {
         place(
@@ -48,20 +48,20 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
             Status::Fail,
             directory,
             "the directory of the node hook's socket",
-            "Name a socket in the directory of KubeVirt's plugins by `kubevirt: {hook: PATH}`; in a container mount that \
+            "Set `kubevirt: {hook: PATH}` to a socket in the directory of KubeVirt's plugins; in a container mount that \
              directory",
         )
     }));
     checks
 }
 
-/// Whether a directory is there; `ok` has the check's name, `otherwise` is what it comes to if it is not.
+/// Checks that a directory exists. `ok` has the check's name; `otherwise` is the result if it does not exist.
 fn place(ok: Check, otherwise: Status, directory: &Directory, expected: &str, remedy: &str) -> Check {
     let shown = directory.path.display();
     let found = match &directory.found {
         Ok(Some(Found { directory: true, .. })) => return Check { found: shown.to_string(), ..ok },
-        Ok(Some(_)) => format!("{shown} is no directory"),
-        Ok(None) => format!("{shown} is not there"),
+        Ok(Some(_)) => format!("{shown} is not a directory"),
+        Ok(None) => format!("{shown} does not exist"),
         Err(failure) => format!("{shown}: {failure}"),
     };
     Check { status: otherwise, ..Check::fail(ok.name, found, expected, remedy) }

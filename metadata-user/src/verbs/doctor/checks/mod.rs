@@ -1,4 +1,4 @@
-//! What the facts mean. Nothing here looks at anything but the facts it is given.
+//! Judges the facts. The functions here are pure.
 
 mod kernel;
 mod kubevirt;
@@ -18,18 +18,18 @@ pub(super) fn configuration(question: &Question) -> Check {
     match (&question.config, file) {
         (Ok(_), Some(file)) => Check::ok("configuration", format!("{file} can be used")),
         (Ok(_), None) => {
-            Check::ok("configuration", "the defaults; --config FILE looks at a node for that file")
+            Check::ok("configuration", "the default configuration; --config FILE checks that file")
         }
         (Err(reason), _) => Check::fail(
             "configuration",
             reason.clone(),
-            "values the agent takes",
-            "Correct it; everything below was looked at for the default configuration",
+            "valid values",
+            "Correct it; the checks below are for the default configuration",
         ),
     }
 }
 
-/// Every check, in the order in which one thing needs another.
+/// All checks. Each stands behind those that it depends on.
 pub(super) fn all(facts: &Facts) -> Vec<Check> {
     let mut checks = kernel::checks(facts);
     checks.extend(privilege::checks(facts));

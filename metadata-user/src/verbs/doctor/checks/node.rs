@@ -1,10 +1,10 @@
-//! The node: who else is there, who has the addresses, time and processors.
+//! The node: other agents, the hub's names, use of the addresses, clock and processors.
 
 use super::super::{Check, Facts, Node};
 use super::count;
 use metadata_steer::probe::AddressUse;
 
-/// 2026-01-01: no clock that is right is earlier.
+/// 2026-01-01. A correct clock shows a later time.
 const EARLIEST: u64 = 1_767_225_600;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -24,16 +24,16 @@ fn agent(node: &Node) -> Check {
     match (node.agent, &node.stale_socket) {
         (Some(pid), _) => Check::warn(
             name,
-            format!("an agent (process {pid}) has this run directory"),
-            "none, for a start; one, to look at a node that is served",
-            "Nothing, if it is the one you mean; else stop it, let `serve --takeover` follow it, or give this one another --run, \
-             --pins and --hub",
+            format!("an agent (process {pid}) runs with this run directory"),
+            "no agent, before a start",
+            "No action is needed to check a running agent. To start another one, stop it, use `serve --takeover`, or give the \
+             new one its own --run, --pins and --hub",
         ),
         (None, Some(path)) => {
-            let found = format!("no agent; {} is of one that ended, and is replaced", path.display());
+            let found = format!("no agent; {} of a previous agent will be replaced", path.display());
             Check::ok(name, found)
         }
-        (None, None) => Check::ok(name, "no agent has this run directory"),
+        (None, None) => Check::ok(name, "no agent runs with this run directory"),
     }
 }
 
@@ -42,7 +42,7 @@ fn hub(node: &Node, prefix: &str) -> Check {
     let devices = match &node.hub {
         Ok(devices) => devices,
         Err(failure) => {
-            return Check::warn(name, failure.text.clone(), "to look for the hub's devices", "See the error");
+            return Check::warn(name, failure.text.clone(), "a list of the hub's devices", "See the error");
         }
     };
     let listed = |kinds: &[&(String, String)]| {
@@ -62,41 +62,44 @@ fn hub(node: &Node, prefix: &str) -> Check {
         (true, true, _) => Check::ok(name, format!("names that begin with {prefix}- are free")),
         (true, false, _) => {
             let all: Vec<_> = devices.iter().collect();
-            Check::ok(name, format!("{}: left by an agent that was killed, and replaced", listed(&all)))
+            Check::ok(name, format!("{} of a killed agent will be replaced", listed(&all)))
         }
-        (false, _, Some(_)) => Check::ok(name, format!("{}: the agent's, which lives", listed(&taps))),
+        (false, _, Some(_)) => Check::ok(name, format!("{} of the running agent", listed(&taps))),
         (false, _, None) => Check::fail(
             name,
-            format!("{} is alive: another agent has this prefix, with another run directory", listed(&taps)),
+            format!("{} in use: another agent with another run directory has this prefix", listed(&taps)),
             format!("names that begin with {prefix}- to be free"),
             "Stop it, or give this one another --hub, --run and --pins",
         ),
     }
 }
 
-/// The veth's ring stands before the AF_XDP ring, and is shorter.
+/// Frames pass the veth's ring before the AF_XDP ring, and the veth's ring is shorter.
 fn ring(node: &Node) -> Option<Check> {
     (node.veth_full > 0).then(|| {
         Check::warn(
             "hub.ring",
-            format!("{} steered frames found the ring of the hub's veth full, and were lost", node.veth_full),
+            format!(
+                "{} steered frames were lost because the ring of the hub's veth was full",
+                node.veth_full
+            ),
             "none",
-            "More `workers`, more CPU, or lower `limits` for guests that flood",
+            "Give the agent more `workers` or more CPU, or lower `limits` for guests that flood",
         )
     })
 }
 
-/// Guests in other namespaces that ask much while XDP is off.
+/// Guests in other namespaces that send many requests while XDP is off.
 fn namespaces(node: &Node) -> Option<Check> {
     (node.ring_full > 0).then(|| {
         Check::warn(
             "hub.namespaces",
             format!(
-                "{} frames of guests in other namespaces found the hub's ring full, and were lost",
+                "{} frames of guests in other namespaces were lost because the hub's ring was full",
                 node.ring_full
             ),
             "none",
-            "Set `steer: auto`, which has guests that ask much by XDP; else more `workers`, or more CPU",
+            "Set `steer: auto`, which steers busy guests by XDP; otherwise give the agent more `workers` or more CPU",
         )
     })
 }
@@ -109,31 +112,28 @@ fn addresses(node: &Node) -> Vec<Check> {
             return vec![Check::warn(
                 name,
                 failure.text.clone(),
-                "to look at routes and neighbours",
+                "the routes and neighbours of the node",
                 "See the error",
             )];
         }
     };
     let mut checks: Vec<_> = uses.iter().filter_map(address).collect();
     if checks.is_empty() {
-        let found = format!(
-            "the node has no use of its own for any served address, of which there are {}",
-            uses.len()
-        );
+        let found = format!("the node itself uses none of the {} served addresses", uses.len());
         checks.push(Check::ok(name, found));
     }
     checks
 }
 
-/// Guests on ports are answered whatever the node does with an address; others would reach it.
+/// The agent answers guests on ports in any case. Other guests can reach the node's own use of the address.
 fn address(it: &AddressUse) -> Option<Check> {
     let found = if it.own {
         "is an address of the node itself".to_owned()
     } else if let Some(bits) = it.routed.filter(|bits| *bits > 0) {
         let by = it.neighbour.as_ref().map_or_else(String::new, |mac| format!(", where {mac} answers"));
-        format!("has a route of its own (/{bits}){by}")
+        format!("has a route on the node (/{bits}){by}")
     } else if let Some(mac) = &it.neighbour {
-        format!("is answered for by {mac} on the link")
+        format!("has the neighbour {mac} on the link")
     } else {
         return None;
     };
@@ -141,7 +141,7 @@ fn address(it: &AddressUse) -> Option<Check> {
         "address",
         format!("{found}: another metadata service"),
         "no other use of it",
-        "Guests on ports never reach it; keep guests without a record from it with `guard: all`",
+        "Guests on ports never reach it. Set `guard: all` to keep guests without a record from it",
     );
     Some(check.of(it.address))
 }
@@ -149,7 +149,7 @@ fn address(it: &AddressUse) -> Option<Check> {
 fn bridge(node: &Node) -> Option<Check> {
     let value = node.bridge_filter.as_ref().filter(|value| *value != "0")?;
     let found = format!(
-        "bridge-nf-call-iptables is {value}, which makes no difference: what is steered meets no bridge"
+        "bridge-nf-call-iptables is {value}, which has no effect, because steered frames pass no bridge"
     );
     Some(Check::ok("bridge", found))
 }
@@ -157,13 +157,13 @@ fn bridge(node: &Node) -> Option<Check> {
 fn clock(unix_time: u64) -> Check {
     let name = "clock";
     if unix_time >= EARLIEST {
-        return Check::ok(name, "after this version was made");
+        return Check::ok(name, "after the release of this version");
     }
     Check::warn(
         name,
-        format!("{unix_time} seconds since 1970, before this version was made"),
+        format!("{unix_time} seconds since 1970, before the release of this version"),
         "the time of day",
-        "Set it, and start timekeeping before the agent: tokens expire by it",
+        "Set it, and start time synchronization before the agent, because tokens expire by the clock",
     )
 }
 

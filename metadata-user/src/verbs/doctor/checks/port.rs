@@ -1,4 +1,4 @@
-//! Ports: is the device there, is it one that can be a port, is it free?
+//! Ports: whether the device exists, has a suitable type and is free.
 
 use metadata_common::maps::program;
 
@@ -8,31 +8,31 @@ use metadata_base::port::PortName;
 use metadata_steer::probe::{Device, Failure, Feature, Place, Program, Search};
 use metadata_steer::{HUB_MTU, Mode};
 
-/// Frames a tap's ring should hold: eight connections with ten segments each under way (RFC 6928 §2), doubled for the
-/// guest's other traffic. The kernel's own number is 500 or 1,000.
+/// Frames that a tap's ring should hold: eight connections with ten segments in flight each (RFC 6928 §2), doubled for
+/// the guest's other traffic. The kernel's default is 500 or 1,000.
 const LEAST_RING: u32 = 160;
-/// The MTU guests have unless they are told another.
+/// The default MTU of guests.
 const USUAL_MTU: u32 = 1_500;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let feeds = &facts.wanted.feeds;
     if facts.ports.is_empty() && !feeds.is_empty() {
-        let found = format!("none to look at yet: VMs that come by {} name theirs", feeds.join(" and "));
+        let found = format!("none yet; records of {} name them", feeds.join(" and "));
         return vec![Check::ok("port", found)];
     }
     if facts.ports.is_empty() {
         let remedy = "Name them: --port IFNAME[@NETNS], `ports:`, or network.nics[].port in records";
         return vec![Check::warn(
             "port",
-            "neither configuration nor records name one",
-            "ports to look at",
+            "neither configuration nor records name a port",
+            "at least one port",
             remedy,
         )];
     }
     facts.ports.iter().flat_map(|port| one(facts, port)).collect()
 }
 
-/// What is wrong with a port, or one line that it is well.
+/// The problems of a port, or one line that it has none.
 fn one(facts: &Facts, port: &Port) -> Vec<Check> {
     let device = match &port.device {
         Ok(Some(device)) => device,
@@ -63,25 +63,27 @@ fn well(device: &Device) -> String {
     let Device { kind, mtu, queues, master, xdp, tcx, refused, .. } = device;
     let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
     let steered = xdp.iter().chain(tcx.iter().flatten()).any(is_ours);
-    let steered = if steered { ", steered by the agent that is at work" } else { "" };
+    let steered = if steered { ", steered by the running agent" } else { "" };
     let refused = if *refused > 0 { format!(", {refused} frames refused so far") } else { String::new() };
     format!("{kind}, up, MTU {mtu}, {}{master}{steered}{refused}", count(*queues as usize, "queue"))
 }
 
 fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>) -> Check {
     let check = "port.device";
-    let found = failure.map_or_else(|| format!("no {} there", name.ifname), |failure| failure.text.clone());
+    let found = failure.map_or_else(
+        || format!("no device {} in this namespace", name.ifname),
+        |failure| failure.text.clone(),
+    );
     if let Some(Failure { errno: Some(libc::EMFILE), .. }) = failure {
         return Check::warn(
             check,
-            format!("not found out: {found}"),
+            format!("unknown: {found}"),
             "a tap",
             "Raise the limit on open files first",
         );
     }
     if failure.is_some_and(Failure::is_refusal) {
-        let remedy =
-            "Entering a namespace takes CAP_SYS_ADMIN, following another user's process CAP_SYS_PTRACE";
+        let remedy = "Give the agent CAP_SYS_ADMIN to enter a namespace, and CAP_SYS_PTRACE for that of another user's process";
         return Check::fail(check, found, "a namespace that can be entered", remedy);
     }
     match elsewhere {
@@ -89,20 +91,20 @@ fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>
             let places: Vec<_> = search.places.iter().map(|place| place_of(&name.ifname, place)).collect();
             let more = if search.found > places.len() { ", …" } else { "" };
             let remedy = search.places.first().map_or_else(String::new, |place| write(&name.ifname, place));
-            let expected = format!("{} in the namespace named", name.ifname);
+            let expected = format!("{} in the configured namespace", name.ifname);
             Check::fail(check, format!("{found}; {}{more}", places.join(", ")), expected, remedy)
         }
         search => {
             let unseen = search.map_or(0, |search| search.unseen);
             let unseen = match unseen {
                 0 => String::new(),
-                number => format!(" ({} could not be looked into)", count(number, "place")),
+                number => format!(" ({} could not be searched)", count(number, "place")),
             };
             Check::warn(
                 check,
                 format!("{found}, nor in any other namespace{unseen}"),
                 "a tap, once its VM starts",
-                "Nothing, if the VM is not there yet: the port is attached when it appears. Else correct the name",
+                "No action is needed before the VM starts: the port is attached when it appears. Otherwise correct the name",
             )
         }
     }
@@ -139,25 +141,27 @@ fn kind(device: &Device) -> Option<Check> {
         "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
-            "a veth: the kernel answers nothing itself, and answers cost more, or do not arrive, once its peer takes no redirected frames",
-            "a tap, or a veth whose peer does",
-            "Where it is not a guest's tap but the way to it, name the tap; else keep GRO on at the peer (ethtool -K PEER gro on)",
+            "a veth: the agent sends every answer itself; answers cost more or get lost if its peer stops accepting redirected frames",
+            "a tap, or a veth whose peer accepts redirected frames",
+            "If it leads to a guest's tap, name the tap; otherwise keep GRO on at the peer (ethtool -K PEER gro on)",
         )),
         "macvtap" | "macvlan" | "ipvtap" | "ipvlan" => Some(Check::fail(
             check,
-            format!("a {kind}: what its guest sends passes no hook on it"),
+            format!("a {kind}: frames of its guest pass no program on it"),
             "a tap",
             "Connect the VM by a tap and a bridge (KubeVirt: bridge or masquerade binding)",
         )),
         "bridge" | "bond" | "vxlan" | "dummy" => Some(Check::fail(
             check,
-            format!("a {kind}, which is no guest's"),
+            format!("a {kind}, which belongs to no single guest"),
             "the tap of one VM",
             "Name the VM's tap: `bridge link` lists those of a bridge",
         )),
         _ => Some(Check::warn(
             check,
-            format!("a {kind}: steered generically unless its driver has XDP, at more cost a frame"),
+            format!(
+                "a {kind}: unless its driver supports XDP, generic XDP steers it at a higher cost per frame"
+            ),
             "a tap",
             "Name the VM's tap, if it has one",
         )),
@@ -171,15 +175,15 @@ fn is_ours(program: &Program) -> bool {
     )
 }
 
-/// Whether a program of ours belongs to the agent this looks at: one that lives, or one whose links are pinned.
+/// True if a program of ours on the device can belong to this agent: it runs, or has pinned links.
 fn is_expected(facts: &Facts) -> bool {
     let pinned = facts.pins.as_ref().and_then(|pins| pins.links.as_ref().ok());
     facts.node.agent.is_some() || pinned.is_some_and(|links| !links.is_empty())
 }
 
-/// A device carries one XDP program.
+/// Checks for another XDP program, because a device carries only one.
 fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
-    let (check, expected) = ("port.xdp", "no XDP program but the agent's own");
+    let (check, expected) = ("port.xdp", "no XDP program except the agent's");
     let program = match device.xdp.iter().find(|program| !is_ours(program)) {
         Some(other) => other,
         None if is_expected(facts) => return None,
@@ -187,25 +191,25 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
     };
     let Program { id, name } = program;
     let name = name.as_deref().unwrap_or_default();
-    let found = format!("XDP program `{name}` (number {id}) is on it already{}", owner(name));
+    let found = format!("XDP program `{name}` (number {id}) is already attached{}", owner(name));
     let tcx = facts.kernel.features.contains(&(Feature::Tcx, Ok(true)));
     let off = format!(
-        "`bpftool prog show id {id}` tells of it, `ip link set dev {} xdp off` takes it off",
+        "`bpftool prog show id {id}` shows it, `ip link set dev {} xdp off` removes it",
         port.name.ifname
     );
     let remedy = match name {
         program::PORT | program::PORT_STUB => {
-            "Stop the other agent, or let its `xdp-imds release` take its pins off".to_owned()
+            "Stop the other agent, or remove its pins by `xdp-imds release`".to_owned()
         }
-        "xdp_dispatcher" => format!("`xdp-loader unload {} --all` takes it off", port.name.ifname),
-        name if is_cilium(name) => "Keep the device out of Cilium's `devices`".to_owned(),
-        _ if tcx => format!("{off}; or leave it there and steer by `steer: tcx`"),
+        "xdp_dispatcher" => format!("`xdp-loader unload {} --all` removes it", port.name.ifname),
+        name if is_cilium(name) => "Remove the device from Cilium's `devices`".to_owned(),
+        _ if tcx => format!("{off}; or keep it and set `steer: tcx`"),
         _ => off,
     };
     Some(Check::fail(check, found, expected, remedy))
 }
 
-/// Whose a program of that name usually is.
+/// The usual owner of a program with this name.
 fn owner(name: &str) -> &'static str {
     match name {
         program::PORT | program::PORT_STUB => ", as of another xdp-imds",
@@ -220,15 +224,15 @@ fn is_cilium(name: &str) -> bool {
     name.starts_with("cil_") || name == "bpf_xdp_entry"
 }
 
-/// Ours goes before those that are there; one that comes later may go before ours.
+/// Checks for other classifiers. Ours is placed before existing ones, but a later one can be placed before ours.
 fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
     let tcx = device.tcx.iter().flatten();
     if !is_expected(facts) && tcx.clone().any(is_ours) {
         return Some(Check::fail(
             "port.tcx",
-            "the classifier of another xdp-imds is on it",
-            "none but the agent's own",
-            "Stop the other agent, or let its `xdp-imds release` take its pins off",
+            "the classifier of another xdp-imds is attached",
+            "no classifier except the agent's",
+            "Stop the other agent, or remove its pins by `xdp-imds release`",
         ));
     }
     if facts.wanted.steer == Mode::Xdp {
@@ -244,26 +248,26 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
     }
     Some(Check::warn(
         "port.tcx",
-        format!("other classifiers are on it: {}", others.join(", ")),
-        "none, or none that is put before ours later",
-        "Nothing need be done: ours goes first; set `steer: xdp` if their owner puts its own first again",
+        format!("other classifiers are attached: {}", others.join(", ")),
+        "none, or none that is later placed before ours",
+        "No action is needed, because ours runs first; set `steer: xdp` if their owner places its own first again",
     ))
 }
 
-/// A redirect drops what is longer than the MTU of where it goes to.
+/// Checks the MTU, because a redirect drops frames longer than the MTU of its target.
 fn mtu(device: &Device) -> Option<Check> {
     let (check, mtu) = ("port.mtu", device.mtu);
     if mtu < USUAL_MTU {
         Some(Check::warn(
             check,
             format!("{mtu} octets"),
-            format!("{USUAL_MTU}, or a guest that is told {mtu}"),
-            "See that the guest has this MTU: answers longer than it are dropped",
+            format!("{USUAL_MTU}, or a guest with an MTU of {mtu}"),
+            "Make sure that the guest has this MTU, because longer answers are dropped",
         ))
     } else if device.kind == "veth" && mtu > HUB_MTU {
         Some(Check::warn(
             check,
-            format!("{mtu} octets: a veth then has XDP generically only"),
+            format!("{mtu} octets, which limits a veth to generic XDP"),
             format!("{HUB_MTU} at most"),
             "Lower it if steering costs too much",
         ))
@@ -272,7 +276,8 @@ fn mtu(device: &Device) -> Option<Check> {
     }
 }
 
-/// An answer comes by a redirect, which the driver has to take; else by a classifier, within the agent's namespace.
+/// Checks that the driver accepts redirected frames, by which answers arrive. Without that, a classifier delivers them,
+/// but only in the agent's namespace.
 fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     let remedy = match device.kind.as_str() {
         "veth" => "Turn GRO on at the other end: `ethtool -K PEER gro on` in its namespace",
@@ -281,11 +286,10 @@ fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     let has_tcx = facts.kernel.features.iter().any(|found| matches!(found, (Feature::Tcx, Ok(true))));
     let by_classifier = has_tcx && name.netns.is_none();
     (device.takes_redirected == Some(false)).then(|| {
-        let (check, expected) = ("port.redirect", "a device that takes them");
-        let found = format!("the {} takes no redirected frames", device.kind);
+        let (check, expected) = ("port.redirect", "a device that accepts them");
+        let found = format!("the {} accepts no redirected frames", device.kind);
         if by_classifier {
-            let found =
-                format!("{found}: a classifier hands it its answers, which takes more CPU time a frame");
+            let found = format!("{found}: a classifier delivers its answers, at more CPU time per frame");
             Check::warn(check, found, expected, remedy)
         } else {
             Check::fail(check, format!("{found}: its guest gets no answer"), expected, remedy)
@@ -293,7 +297,7 @@ fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     })
 }
 
-/// What a tap's ring has no room for is lost, the agent's frames and all others.
+/// Checks the length of a tap's ring, because frames beyond it are lost.
 fn ring(name: &PortName, device: &Device) -> Option<Check> {
     let Device { ring, refused, .. } = device;
     (device.kind == "tap" && *ring < LEAST_RING).then(|| {
@@ -302,7 +306,7 @@ fn ring(name: &PortName, device: &Device) -> Option<Check> {
         Check::warn(
             "port.ring",
             format!("a ring of {ring} frames{lost}"),
-            format!("{LEAST_RING} or more: answers that find no room are sent again later"),
+            format!("{LEAST_RING} or more, because lost answers are sent again late"),
             remedy,
         )
     })

@@ -1,4 +1,4 @@
-//! What this process may do: capabilities and limits.
+//! Capabilities and limits of this process.
 
 use super::super::{Check, Facts, Process};
 use super::count;
@@ -20,7 +20,7 @@ const FILES_OF_A_WORKER: u64 = 16;
 const FILES_OF_A_PORT: u64 = 2;
 /// Descriptors of another namespace with ports: its two programs, the watch on its links, one to spare.
 const FILES_OF_A_NAMESPACE: u64 = 4;
-/// The limit below which an agent that is to grow is warned.
+/// Limit of open files below which the check warns, because the agent could not attach many more ports.
 const FILES_TO_GROW: u64 = 4_096;
 
 /// A capability: its name in checks, its number, which other one includes it, and what it is needed for.
@@ -74,10 +74,10 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Process { capabilities, .. } = &facts.process;
     let mut checks = Vec::new();
     if capabilities.is_none() {
-        let remedy = "Mount /proc; what capabilities there are shows by what the kernel refuses";
+        let remedy = "Mount /proc; without it, only the kernel's refusals show what is missing";
         checks.push(Check::warn(
             "capability",
-            "/proc/self/status does not tell",
+            "/proc/self/status cannot be read",
             "the capability sets",
             remedy,
         ));
@@ -89,14 +89,14 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// True when a capability every node needs is not there.
+/// True if a capability is missing that every node needs.
 pub(super) fn is_missing_any(facts: &Facts) -> bool {
     ALWAYS
         .iter()
         .any(|needed| !has(facts, needed.number) && !needed.within.is_some_and(|other| has(facts, other)))
 }
 
-/// Where the sets are unknown, none is held against anybody.
+/// Unknown sets count as complete.
 fn has(facts: &Facts, number: u32) -> bool {
     facts.process.capabilities.is_none_or(|sets| sets.effective & (1 << number) != 0)
 }
@@ -104,7 +104,7 @@ fn has(facts: &Facts, number: u32) -> bool {
 fn always(facts: &Facts, needed: &Needed) -> Check {
     let Needed { check, name, number, within, what_for } = *needed;
     if has(facts, number) {
-        Check::ok(check, format!("{name} counts: {what_for}"))
+        Check::ok(check, format!("{name} is effective: {what_for}"))
     } else if within.is_some_and(|other| has(facts, other)) {
         Check::ok(check, format!("CAP_SYS_ADMIN includes {name}: {what_for}"))
     } else {
@@ -117,38 +117,44 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
     let bit = 1 << number;
     let plain = name.trim_start_matches("CAP_");
     let (found, remedy) = if sets.permitted & bit != 0 {
-        ("is permitted but not effective", "Have whatever starts the agent not lower it".to_owned())
+        (
+            "is permitted but not effective",
+            "Keep it effective in the program that starts the agent".to_owned(),
+        )
     } else if sets.bounding & bit != 0 {
         (
-            "is not there",
+            "is missing",
             format!(
                 "Run as root, or add it: systemd AmbientCapabilities={name}, Kubernetes capabilities.add: [{plain}]"
             ),
         )
     } else {
         (
-            "is not there, nor in the bounding set",
+            "is missing, also in the bounding set",
             format!(
-                "Let it in where it is taken away: systemd CapabilityBoundingSet={name}, Kubernetes capabilities.add: \
+                "Add it where the bounding set is reduced: systemd CapabilityBoundingSet={name}, Kubernetes capabilities.add: \
                  [{plain}], docker --cap-add {plain}"
             ),
         )
     };
-    Check::fail(check, format!("{name} {found}"), format!("it, for {what_for}"), remedy)
+    Check::fail(check, format!("{name} {found}"), format!("this capability, for {what_for}"), remedy)
 }
 
-/// The socket's memory is pinned, and counts against a limit unless the capability is there.
+/// The socket's memory is locked. Without the capability it counts against a limit.
 fn ipc_lock(facts: &Facts) -> Check {
     let (check, name) = ("capability.ipc_lock", "CAP_IPC_LOCK");
     let needed = facts.wanted.pinned_memory.saturating_mul(facts.wanted.workers.into());
     let mib = |octets: u64| octets.div_ceil(1 << 20);
     if has(facts, IPC_LOCK) {
-        return Check::ok(check, format!("{name} counts: {} MiB of frames stay in memory", mib(needed)));
+        return Check::ok(
+            check,
+            format!("{name} is effective: {} MiB of frames are locked in memory", mib(needed)),
+        );
     }
     match facts.process.resources.locked_memory {
         Some(limit) if limit < needed => {
             let what_for = format!(
-                "{} MiB of frames that stay in memory; RLIMIT_MEMLOCK allows {} KiB",
+                "{} MiB of locked memory for frames; RLIMIT_MEMLOCK allows {} KiB",
                 mib(needed),
                 limit >> 10
             );
@@ -161,7 +167,7 @@ fn ipc_lock(facts: &Facts) -> Check {
     }
 }
 
-/// Another user's `/proc/PID/ns/net` cannot be followed without it.
+/// Opening another user's `/proc/PID/ns/net` needs it.
 fn sys_ptrace(facts: &Facts) -> Check {
     let (check, name) = ("capability.sys_ptrace", "CAP_SYS_PTRACE");
     let by_process = |name: &metadata_base::port::PortName| {
@@ -170,21 +176,18 @@ fn sys_ptrace(facts: &Facts) -> Check {
     let ports = facts.ports.iter().filter(|port| by_process(&port.name));
     let refused = ports.clone().any(|port| matches!(&port.device, Err(failure) if failure.is_refusal()));
     match (has(facts, SYS_PTRACE), ports.count()) {
-        (true, _) => Check::ok(check, format!("{name} counts: namespaces of other users' processes")),
+        (true, _) => Check::ok(check, format!("{name} is effective: namespaces of other users' processes")),
         (false, 0) => {
-            Check::ok(check, format!("{name} is not there, nor needed: no port is in a namespace of /proc"))
+            Check::ok(check, format!("{name} is missing but not needed: no port is in a namespace of /proc"))
         }
         (false, _) if refused => {
             missing(facts, check, name, SYS_PTRACE, "namespaces of other users' processes")
         }
         (false, number) => Check::warn(
             check,
-            format!(
-                "{name} is not there; {} in namespaces of /proc can be reached all the same",
-                count(number, "port")
-            ),
+            format!("{name} is missing, but {} in namespaces of /proc can be reached", count(number, "port")),
             "it, for namespaces of other users' processes",
-            "Add it, should such processes run as another user",
+            "Add it if such processes run as another user",
         ),
     }
 }
@@ -196,7 +199,9 @@ fn dac_read_search(facts: &Facts) -> Check {
         *what == "records" && matches!(&directory.found, Err(failure) if failure.is_refusal())
     });
     match unreadable {
-        _ if has(facts, DAC_READ_SEARCH) => Check::ok(check, format!("{name} counts: files of other users")),
+        _ if has(facts, DAC_READ_SEARCH) => {
+            Check::ok(check, format!("{name} is effective: files of other users"))
+        }
         None if !refused => {
             Check::ok(check, format!("{name} is not there, nor needed: the records can be read"))
         }

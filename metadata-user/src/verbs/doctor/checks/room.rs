@@ -1,27 +1,24 @@
-//! Directories: the place for pins, and those of records, state and sockets.
+//! Directories of pins, records, state and sockets.
 
 use super::super::{Check, Directory, Facts, FileSystem, Pins, Records};
 use super::count;
 
-/// Octets below which a directory that is written to fails.
+/// Free space, in octets, below which a directory that the agent writes to fails.
 const LITTLE: u64 = 1 << 20;
-/// Octets below which it is warned of.
+/// Free space, in octets, below which the check warns.
 const SOME: u64 = 64 << 20;
-/// Permissions of a directory of secrets that let others in.
+/// Permissions that give others access to a directory of secrets.
 const TO_OTHERS: u32 = 0o007;
-/// Permissions that let anybody put a record there.
+/// Permissions that let every user add a record.
 const OTHERS_WRITE: u32 = 0o002;
 /// The layout of pins this agent knows.
 const LAYOUT: &str = "v1";
-/// Names told of a list, at most.
+/// Maximum number of names printed of a list.
 const TOLD: usize = 3;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = match &facts.pins {
-        None => vec![Check::ok(
-            "pins",
-            "nothing is pinned: when the agent ends, taps are as if there never was one",
-        )],
+        None => vec![Check::ok("pins", "nothing is pinned; taps pass all frames when the agent ends")],
         Some(pins) => pinned(pins),
     };
     let uid = facts.process.uid;
@@ -32,14 +29,14 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let feeds = &facts.wanted.feeds;
     match &facts.records {
         None if !feeds.is_empty() => {
-            let found = format!("no directory of records: VMs come by {}", feeds.join(" and "));
+            let found = format!("no directory of records; the feeds are {}", feeds.join(" and "));
             checks.push(Check::ok("records", found));
         }
         None => checks.push(Check::warn(
             "records",
             "no directory of records",
-            "one, for the ports they name",
-            "Give --records DIR or `records:` in the configuration",
+            "a directory, for the ports that records name",
+            "Give --records DIR, or set `records:` in the configuration",
         )),
         Some(records) => checks.push(self::records(records)),
     }
@@ -51,23 +48,23 @@ fn pinned(pins: &Pins) -> Vec<Check> {
     let name = "pins.bpffs";
     let mount = match &pins.file_system {
         Err(failure) => {
-            Check::warn(name, format!("{shown}: {failure}"), "a bpffs", "Let the agent's user look there")
+            Check::warn(name, format!("{shown}: {failure}"), "a bpffs", "Let the agent's user read it")
         }
         Ok(FileSystem { at, bpf: false, .. }) => {
             let at = at.display();
             return vec![Check::fail(
                 name,
-                format!("no bpffs is mounted where {shown} would be ({at} is something else)"),
+                format!("{shown} would not be on a bpffs ({at} has another file system)"),
                 "a bpffs",
-                "`mount -t bpf bpf /sys/fs/bpf`; in a container mount the node's /sys/fs/bpf (HostToContainer); or turn \
-                 pins off with --no-pins or `pins: null`",
+                "Run `mount -t bpf bpf /sys/fs/bpf`; in a container mount the node's /sys/fs/bpf (HostToContainer); or pin nothing, \
+                 with --no-pins or `pins: null`",
             )];
         }
         Ok(FileSystem { read_only: true, .. }) => Check::fail(
             name,
             format!("the bpffs of {shown} is mounted read-only"),
-            "a bpffs that can be written",
-            "`mount -o remount,rw` it; in a container take readOnly off its mount",
+            "a writable bpffs",
+            "Run `mount -o remount,rw` on it; in a container remove readOnly from its mount",
         ),
         Ok(FileSystem { at, .. }) => Check::ok(name, format!("{shown} is on the bpffs at {}", at.display())),
     };
@@ -79,7 +76,7 @@ fn pinned(pins: &Pins) -> Vec<Check> {
             "pins.versions",
             format!("{shown} has {}, of another version of the agent", others.join(", ")),
             format!("{LAYOUT} alone"),
-            "Let that version's `xdp-imds release` take them off; this one leaves them alone",
+            "Remove them by `xdp-imds release` of that version; this version does not use them",
         ));
     }
     checks
@@ -91,7 +88,7 @@ fn links(pins: &Pins) -> Option<Check> {
         Ok(links) if links.is_empty() => return None,
         Ok(links) => links,
         Err(failure) => {
-            let found = format!("cannot look at pinned links: {failure}");
+            let found = format!("cannot read the pinned links: {failure}");
             return Some(Check::warn(name, found, "to read them", "Run this as the agent's user"));
         }
     };
@@ -103,8 +100,8 @@ fn links(pins: &Pins) -> Option<Check> {
     Some(Check::warn(
         name,
         format!("{} pinned, {} without a device: {}", count(links.len(), "link"), gone.len(), some(&gone)),
-        "links of devices that are there",
-        "The next start sweeps them; `xdp-imds release` takes all off",
+        "links of devices that exist",
+        "The next start removes them; `xdp-imds release` removes all",
     ))
 }
 
@@ -121,17 +118,17 @@ fn records_directory(directory: &Directory) -> Check {
             name,
             format!("{shown}: {failure}"),
             "records that can be read",
-            "Let the agent's user in, or give it CAP_DAC_READ_SEARCH",
+            "Give the agent's user access, or CAP_DAC_READ_SEARCH",
         ),
         Ok(None) => Check::fail(
             name,
-            format!("{shown} is not there"),
+            format!("{shown} does not exist"),
             "a directory of records",
-            "Make it, or name another with --records DIR or `records:`",
+            "Create it, or name another by --records DIR or `records:`",
         ),
         Ok(Some(found)) if found.mode & OTHERS_WRITE != 0 => Check::warn(
             name,
-            format!("{shown} has mode {:04o}: anybody can put a VM's record there", found.mode),
+            format!("{shown} has mode {:04o}: every user can add a VM's record", found.mode),
             "0750 or less",
             format!("`chmod 0750 {shown}`"),
         ),
@@ -139,7 +136,7 @@ fn records_directory(directory: &Directory) -> Check {
     }
 }
 
-/// A directory the agent makes and writes to.
+/// Checks a directory that the agent creates and writes to.
 fn written(directory: &Directory, uid: u32) -> Check {
     let (name, shown) = ("directory", directory.path.display());
     let system = match &directory.file_system {
@@ -148,8 +145,8 @@ fn written(directory: &Directory, uid: u32) -> Check {
             return Check::warn(
                 name,
                 format!("{shown}: {failure}"),
-                "to look there",
-                "Let the agent's user in",
+                "a directory that can be read",
+                "Give the agent's user access",
             );
         }
     };
@@ -159,36 +156,36 @@ fn written(directory: &Directory, uid: u32) -> Check {
             name,
             format!("{shown}: {failure}"),
             "a directory to write to",
-            "Let the agent's user in",
+            "Give the agent's user access",
         ),
         _ if system.read_only => Check::fail(
             name,
             format!("{shown} is on a file system mounted read-only ({at})"),
             "a directory to write to",
-            "Mount something there that can be written (Kubernetes hostPath or emptyDir, systemd StateDirectory=)",
+            "Mount a writable file system (Kubernetes hostPath or emptyDir, systemd StateDirectory=)",
         ),
         Ok(Some(found)) if !found.directory => Check::fail(
             name,
-            format!("{shown} is no directory"),
-            "a directory of the agent's own",
+            format!("{shown} is not a directory"),
+            "a directory",
             "Move it away, or name another directory",
         ),
         Ok(Some(found)) if found.owner != uid && uid != 0 => Check::fail(
             name,
             format!("{shown} belongs to user {}", found.owner),
-            format!("user {uid}, who this is"),
+            format!("this user, {uid}"),
             format!("`chown {uid} {shown}`"),
         ),
         _ if system.free < LITTLE => Check::fail(
             name,
             format!("{} KiB are free on {at}", system.free >> 10),
             "64 MiB",
-            "Make room: what guests write would be lost",
+            "Free space, because data that guests write would be lost",
         ),
         Ok(Some(found)) if found.mode & TO_OTHERS != 0 => Check::warn(
             name,
             format!(
-                "{shown} has mode {:04o}: it holds secrets or lets its opener command the agent",
+                "{shown} has mode {:04o}: it holds secrets, or sockets that control the agent",
                 found.mode
             ),
             "0700",
@@ -196,16 +193,16 @@ fn written(directory: &Directory, uid: u32) -> Check {
         ),
         Ok(Some(found)) if found.owner != uid => Check::warn(
             name,
-            format!("{shown} belongs to user {}, who can do with it as they like", found.owner),
+            format!("{shown} belongs to user {}, who can change its content", found.owner),
             format!("user {uid}"),
             format!("`chown {uid} {shown}`"),
         ),
         _ if system.free < SOME => {
             let found = format!("{} MiB are free on {at}", system.free >> 20);
-            Check::warn(name, found, "64 MiB", "Make room before it is needed")
+            Check::warn(name, found, "64 MiB", "Free space before it is needed")
         }
         Ok(Some(found)) => Check::ok(name, format!("{shown}, mode {:04o}", found.mode)),
-        Ok(None) => Check::ok(name, format!("{shown} will be made in {at}")),
+        Ok(None) => Check::ok(name, format!("{shown} will be created in {at}")),
     }
 }
 
@@ -222,7 +219,7 @@ fn records(records: &Records) -> Check {
             records.refused_count,
             count(records.count, "record")
         ),
-        "all of them",
-        "`xdp-imds check DIR` lists every one",
+        "only valid records",
+        "Run `xdp-imds check DIR` for a list",
     )
 }

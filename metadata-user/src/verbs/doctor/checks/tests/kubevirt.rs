@@ -35,9 +35,9 @@ fn what_the_feed_of_kubevirt_needs_is_judged() {
             |f| needs(f).pods.found = Ok(None),
             "kubevirt.kubelet",
             Fail,
-            &["/some/directory is not there", "kubelet: DIR", "/var/lib/kubelet"],
+            &["/some/directory does not exist", "kubelet: DIR", "/var/lib/kubelet"],
         ),
-        ("a file", |f| needs(f).pods.found = Ok(Some(file())), "kubevirt.kubelet", Fail, &["no directory"]),
+        ("a file", |f| needs(f).pods.found = Ok(Some(file())), "kubevirt.kubelet", Fail, &["not a directory"]),
         (
             "no right",
             |f| needs(f).pods.found = Err(refused()),
@@ -50,21 +50,21 @@ fn what_the_feed_of_kubevirt_needs_is_judged() {
             |f| needs(f).cgroups.found = Ok(None),
             "kubevirt.cgroups",
             Warn,
-            &["is not there", "/sys/fs/cgroup"],
+            &["does not exist", "/sys/fs/cgroup"],
         ),
         (
             "groups in a file",
             |f| needs(f).cgroups.found = Ok(Some(file())),
             "kubevirt.cgroups",
             Warn,
-            &["no directory"],
+            &["not a directory"],
         ),
         (
             "no place for the hook's socket",
             |f| needs(f).hook.as_mut().expect("it is on").found = Ok(None),
             "kubevirt.hook",
             Fail,
-            &["is not there", "hook"],
+            &["does not exist", "hook"],
         ),
     ]);
 }

@@ -58,7 +58,7 @@ fn places_for_pins_and_files_are_judged() {
             |f| state(f).found = Ok(Some(Found { directory: false, mode: 0o600, owner: 0 })),
             "directory",
             Fail,
-            &["no directory"],
+            &["not a directory"],
         ),
         (
             "somebody's",
@@ -261,7 +261,7 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
             Warn,
             &["8 frames", "refused 12", "ip link set tap0 txqueuelen 1000"],
         ),
-        ("physical", |f| kind(f, "physical device"), "port.kind", Warn, &["generically"]),
+        ("physical", |f| kind(f, "physical device"), "port.kind", Warn, &["generic XDP"]),
         ("tun", |f| the_tap(f).ethernet = false, "port.kind", Fail, &["Ethernet"]),
         ("small", |f| the_tap(f).mtu = 1_400, "port.mtu", Warn, &["1400"]),
         ("down", |f| the_tap(f).up = false, "port.up", Warn, &["ip link set tap0 up"]),
