@@ -14,7 +14,7 @@ use super::node::Node;
 use crate::config::Config;
 use metadata_content::record::Limits;
 use metadata_content::source::Source;
-use metadata_feed::teller::Teller;
+use metadata_feed::publisher::Publisher;
 use metadata_feed::{FeedError, FeedEvent, directory, libvirt};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::{kubevirt, pods::Inlets};
@@ -51,13 +51,13 @@ impl Feeds {
         let mut feeds = Self::default();
         if config.records.is_some() {
             let patiently = in_snapshot.contains(&Source::File);
-            let teller = feeds.open(Source::File, patiently, node);
-            follow(config, teller, patiently, tasks);
+            let publisher = feeds.open(Source::File, patiently, node);
+            follow(config, publisher, patiently, tasks);
         }
         feeds.restart_hook(config, node, tasks);
         #[cfg(feature = "kubevirt")]
         if let Some(options) = config.kubevirt.clone() {
-            let teller = feeds.open(Source::Kubevirt, false, node);
+            let publisher = feeds.open(Source::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
             let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some() };
             let contact = kubevirt::contact();
@@ -65,19 +65,19 @@ impl Feeds {
                 node.reporter.set_api_server(contact.clone());
             }
             tasks.spawn(async move {
-                Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, teller).await?)
+                Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, publisher).await?)
             });
         }
         feeds
     }
 
     /// Opens a queue for the feed of a source. The former feed of the source ends because its queue is closed.
-    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> Teller {
+    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> Publisher {
         let (sender, events) = mpsc::channel(FEED_QUEUE);
         self.close(source);
         self.open.push(Open { source, events, settled });
         node.catalogue.begin(source);
-        Teller::new(sender, Arc::clone(node.catalogue.room()), source)
+        Publisher::new(sender, Arc::clone(node.catalogue.room()), source)
     }
 
     fn close(&mut self, source: Source) {
@@ -87,9 +87,9 @@ impl Feeds {
     /// Reads the directory of hooks from the start.
     fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
         let settled = self.open.iter().any(|open| open.source == Source::Hook && open.settled);
-        let teller = self.open(Source::Hook, settled, node);
+        let publisher = self.open(Source::Hook, settled, node);
         let (dir, limits) = (config.run.join(libvirt::DIRECTORY), config.record_limits());
-        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, teller).await?) });
+        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, publisher).await?) });
     }
 
     /// Reads the directories of a configuration from the start.
@@ -106,8 +106,8 @@ impl Feeds {
             return node.on_event(Source::File, FeedEvent::Synced);
         }
         let settled = self.open.iter().all(|open| open.source != Source::File || open.settled);
-        let teller = self.open(Source::File, settled, node);
-        follow(config, teller, true, tasks);
+        let publisher = self.open(Source::File, settled, node);
+        follow(config, publisher, true, tasks);
     }
 
     /// Waits for the next event of any feed.
@@ -148,14 +148,14 @@ impl Feeds {
 }
 
 /// Starts the feed of the records directory. With `patiently`, the directory may be away at first.
-fn follow(config: &Config, teller: Teller, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
+fn follow(config: &Config, publisher: Publisher, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
     let Some(dir) = config.records.clone() else { return };
     let limits = config.record_limits();
-    tasks.spawn(async move { Ok(watch(dir, limits, teller, patiently).await?) });
+    tasks.spawn(async move { Ok(watch(dir, limits, publisher, patiently).await?) });
 }
 
 /// Watches a directory like [`directory::watch`]. With `patiently`, retries every [`RETRY`] while it cannot be read.
-async fn watch(dir: PathBuf, limits: Limits, tx: Teller, patiently: bool) -> Result<(), FeedError> {
+async fn watch(dir: PathBuf, limits: Limits, tx: Publisher, patiently: bool) -> Result<(), FeedError> {
     loop {
         match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
             Err(error) if patiently && !tx.is_closed() => debug!("{error}"),

@@ -2,8 +2,8 @@
 //!
 //! *Inherited*: the agent that made the pins has ended for any reason. Its maps become ours, or new maps replace them
 //! first if their layout differs. Each inherited port stays closed until [`Steering::attach`] names it. Frames of
-//! identities bound on it arrive meanwhile ([`Steering::left_on`]). On attach, its programs are replaced in place,
-//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::give_up_left`] releases ports
+//! identities bound on it arrive meanwhile ([`Steering::inherited_on`]). On attach, its programs are replaced in place,
+//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::release_inherited`] releases ports
 //! that were never attached.
 //!
 //! If the agent that made the pins still runs, its ports are found in the same way but not changed: see `takeover`.
@@ -78,7 +78,7 @@ pub(super) type Place = (Cookie, u32);
 impl Steering {
     /// True while inherited ports remain that have not been attached.
     #[must_use]
-    pub fn has_left(&self) -> bool {
+    pub fn has_inherited(&self) -> bool {
         !self.left.is_empty()
     }
 
@@ -113,7 +113,7 @@ impl Steering {
     ///
     /// # Errors
     /// If the port's namespace cannot be entered, or its device is gone.
-    pub fn left_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
+    pub fn inherited_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
         if self.left.is_empty() || self.taking_over {
             return Ok(Vec::new());
         }
@@ -132,7 +132,7 @@ impl Steering {
     ///
     /// # Errors
     /// If a wanted port cannot be located. Nothing is released then.
-    pub fn give_up_left<'a>(
+    pub fn release_inherited<'a>(
         &mut self,
         wanted: impl IntoIterator<Item = &'a PortName>,
     ) -> Result<Vec<Slot>, SteerError> {

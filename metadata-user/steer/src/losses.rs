@@ -59,7 +59,7 @@ impl Steering {
     /// Polls the devices of the agent's own namespace and of the next [`NAMESPACES_AT_ONCE`] others with ports.
     /// Returns the ports whose devices began or ceased to accept redirected frames. Call it every second or two;
     /// losses of a port before its first poll are not counted.
-    pub fn look_at_devices(&mut self) -> Vec<PortName> {
+    pub fn inspect_devices(&mut self) -> Vec<PortName> {
         let mut changed = Vec::new();
         let home = Arc::clone(&self.devices.home);
         match home.run(look) {

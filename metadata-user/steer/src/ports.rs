@@ -171,7 +171,7 @@ impl Steering {
     ///
     /// # Errors
     /// Like [`Steering::resized`], and if the namespace cannot be entered.
-    pub fn look_at_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
+    pub fn inspect_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
         let of = |attached: &Attached| (attached.cookie, attached.key.ifindex);
         let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
         let there: HashMap<_, _> = there.map(|(port, attached)| (of(attached), port.clone())).collect();

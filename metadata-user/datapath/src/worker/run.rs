@@ -169,7 +169,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     /// Processes the requests of the control side; returns how many slots it forgot and how many it woke.
     fn listen(&mut self, now: Now) -> (usize, usize) {
         // A sender queues its message before it sets this flag, so the message is visible here.
-        if !self.shared.told.take() {
+        if !self.shared.pending.take() {
             return (0, 0);
         }
         for _ in 0..ORDERS {
@@ -188,7 +188,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             reply(engine.look(slot));
         }
         if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
-            self.shared.told.keep();
+            self.shared.pending.set_again();
         }
         (forgotten, woken)
     }

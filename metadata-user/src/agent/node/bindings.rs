@@ -197,7 +197,7 @@ impl Bindings {
         port: &PortName,
         catalogue: &mut Catalogue,
     ) {
-        let inherited = steering.left_on(port).unwrap_or_else(|error| {
+        let inherited = steering.inherited_on(port).unwrap_or_else(|error| {
             debug!(%port, "its guests wait until it is attached: {error}");
             Vec::new()
         });

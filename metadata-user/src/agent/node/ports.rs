@@ -136,7 +136,7 @@ impl Ports {
                     self.attaching.on_seen(port);
                     self.touched.insert(port.clone());
                 }
-                if let Err(error) = self.steering.look_at_mtus(netns) {
+                if let Err(error) = self.steering.inspect_mtus(netns) {
                     debug!(?netns, "looking at MTUs: {error}");
                 }
                 self.touch_taps(netns, plan);
@@ -170,7 +170,7 @@ impl Ports {
     /// Switches ports to the program that costs their guests least now, and touches ports whose device has changed.
     pub(super) fn follow_guests(&mut self, now: Instant) {
         self.steering.follow_guests(now);
-        self.touched.extend(self.steering.look_at_devices());
+        self.touched.extend(self.steering.inspect_devices());
     }
 
     /// Applies the limits of the configuration to all ports.
@@ -200,7 +200,7 @@ impl Ports {
     /// Answers guests of ports that the previous agent served, until all are answered or the time is over.
     fn answer_inherited(&mut self, start: Instant, for_at_most: Duration, catalogue: &mut Catalogue) {
         let all = || {
-            let all = self.steering.has_left().then(|| catalogue.plan().ports().cloned());
+            let all = self.steering.has_inherited().then(|| catalogue.plan().ports().cloned());
             all.into_iter().flatten().collect()
         };
         let inherited = self.inherited.get_or_insert_with(all);

@@ -89,7 +89,7 @@ impl Reporter {
             },
             side: steering.side(),
             from_snapshot: self.from_snapshot,
-            has_left: steering.has_left(),
+            has_left: steering.has_inherited(),
             troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
             workers: self.workers(view, health),
             ports: view.ports_report(about),

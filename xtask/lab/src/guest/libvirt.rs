@@ -76,7 +76,7 @@ pub(super) fn boot(
     };
     let waited = boot::wait(ended, directory, patience);
     let metrics = (before, agent.metrics()?);
-    fs::write(directory.join("agent.log"), agent.said())?;
+    fs::write(directory.join("agent.log"), agent.log())?;
     let (report, reported) = waited?;
     let mut findings =
         vec![finding("libvirt", &format!("started the domain in {} ms", taken.as_millis()), true)];

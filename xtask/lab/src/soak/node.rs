@@ -230,12 +230,12 @@ impl Node {
             ensure!(
                 has_ended(agent.pid()),
                 "the previous agent has not ended after a takeover:\n{}",
-                agent.said()
+                agent.log()
             );
             Ok(())
         })?;
         shared.hand_over();
-        let log = agent.said();
+        let log = agent.log();
         let status = agent.stop()?;
         ensure!(status.success(), "the previous agent ended with {status} after a takeover:\n{log}");
         Ok(next)

@@ -22,7 +22,7 @@ impl Ports {
     /// True while the previous agent has ports that no record has named yet.
     #[must_use]
     pub(in crate::agent) fn has_inherited(&self) -> bool {
-        self.steering.has_left()
+        self.steering.has_inherited()
     }
 
     /// Releases what the previous agent had and no record names. Call it once all ports were settled. Nothing is
@@ -32,7 +32,7 @@ impl Ports {
             return;
         }
         let wanted = self.troubles.unsettled().filter(|port| plan.wants(port));
-        match self.steering.give_up_left(wanted) {
+        match self.steering.release_inherited(wanted) {
             Ok(freed) => {
                 freed.into_iter().for_each(|slot| self.bindings.release_inherited(&self.steering, slot))
             }
