@@ -5,9 +5,9 @@ use std::io;
 
 use rtnetlink::sys::Socket;
 
-/// Limit on octets of answers that the kernel returns at once (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
+/// Maximum number of octets that the kernel returns in one read (Linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
 const ANSWER: usize = 32 << 10;
-/// Limit on answers read for one request. A device takes one to two kilobytes of them.
+/// Limit on reads for one request. The description of a device takes one to two kilobytes.
 const ANSWERS: usize = 1_024;
 
 /// `struct nlmsghdr`.
@@ -85,10 +85,10 @@ impl Exchange {
     }
 }
 
-/// What was read of an answer.
+/// How much of an answer was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Nothing of it.
+    /// No message.
     None,
     /// At least one message.
     Some,
@@ -96,7 +96,8 @@ pub(crate) enum Progress {
     Done,
 }
 
-/// Reads the messages that answer request `number`. Others are the rest of the answer to a failed request.
+/// Reads the messages that answer request `number`. Ignores other messages: they belong to the answer of
+/// an earlier request that failed.
 pub(crate) fn read(
     mut answer: &[u8],
     number: u32,

@@ -77,7 +77,7 @@ struct Watch {
     looked: Option<Instant>,
     since: Option<Instant>,
     /// A switch failed and was logged. It is retried, but not logged again.
-    told: bool,
+    is_logged: bool,
 }
 
 impl Programs {
@@ -121,7 +121,7 @@ impl Programs {
 
 impl Watch {
     fn new() -> Self {
-        Self { steered: 0, looked: None, since: None, told: false }
+        Self { steered: 0, looked: None, since: None, is_logged: false }
     }
 
     /// Returns the program that a port steered `by` should have, given the total of frames steered to the service.
@@ -190,8 +190,8 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
 }
 
 impl Steering {
-    /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs go
-    /// only once their replacement is attached.
+    /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs are
+    /// removed only once their replacement is attached.
     pub(super) fn equip(
         &mut self,
         port: &PortName,
@@ -312,7 +312,7 @@ impl Steering {
         for (port, to) in due {
             let Err(error) = self.switch(&port, to) else { continue };
             if let Some(attached) = self.ports.get_mut(&port)
-                && !std::mem::replace(&mut attached.programs.watch.told, true)
+                && !std::mem::replace(&mut attached.programs.watch.is_logged, true)
             {
                 tracing::warn!("cannot switch the program of {port}, which is steered as before: {error}");
             }

@@ -44,7 +44,8 @@ pub(super) struct Attached {
 }
 
 impl Steering {
-    /// Makes a tap a port. From now on it lets no frame for a metadata address through; bound identities are served.
+    /// Makes a tap a port. From now on, a frame for a metadata address is served if its sender's identity is bound, and
+    /// dropped otherwise.
     ///
     /// A port that is already attached stays unchanged. If its tap was replaced meanwhile, the new tap is attached
     /// with no identity bound on it.

@@ -4,9 +4,10 @@
 //! [`Steering::attach`] and [`Steering::bind`] find the ports and identities of the other agent and change nothing. A
 //! port it does not have is refused with [`SteerError::TakingOver`]; `unbind` and `detach` are deferred.
 //!
-//! [`Steering::take_over_all`] reads its ports once more, sends every identity to our hubs (except the connections it
-//! has claimed) and replaces its programs. From then on the ports are ours. [`Steering::finish_take_over`] ends the
-//! special treatment of claimed connections. The other agent ends its part with [`Steering::leave`].
+//! [`Steering::take_over_all`] reads the other agent's ports once more, sends every identity to our hubs (except
+//! connections that the other agent has claimed) and replaces its programs. From then on the ports are ours.
+//! [`Steering::finish_take_over`] ends the special treatment of claimed connections. The other agent ends its part with
+//! [`Steering::leave`].
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, PortKey, Slot};
@@ -74,7 +75,7 @@ impl Steering {
         for (mac, slot) in slots {
             self.redirect_one(key, mac, slot)?;
         }
-        // Agents of an earlier version did not enter it.
+        // An agent of an earlier version did not write the MTU.
         self.tables.fit_port(key, mtu)?;
         // The other agent may have switched programs since we read the pins.
         let is_pinned = |on: &On| self.pin_of(*on, cookie, key).is_some_and(|path| path.exists());
@@ -102,7 +103,7 @@ impl Steering {
         for (port, mac, slot) in named.chain(left).collect::<Vec<_>>() {
             let hub = self.hub_of(slot);
             match self.tables.redirect(Binding { slot, port, mac, hub }, None) {
-                // Its tap is gone.
+                // The tap is gone.
                 Err(error) if errno(&error) == Some(libc::ENOENT) => {}
                 other => other?,
             }

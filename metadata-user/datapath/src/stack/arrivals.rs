@@ -79,7 +79,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// is trusted.
     fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Some(conn) = self.table.get_mut(at) else { return };
-        // Two flows have the same number: the second one has to wait.
+        // Two connections have the same flow number. The second one has to wait for the first to end.
         if conn.slot != source.slot || conn.tcb.tuple != segment.tuple {
             return;
         }
@@ -137,7 +137,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
     }
 
-    /// Processes a segment of an unknown four-tuple; only its numbers tell what it is.
+    /// Processes a segment of an unknown four-tuple. Its numbers decide whether it belongs to a handshake of ours.
     fn unknown(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if let Some(port) = self.ports.get_mut(source.slot) {
             port.heard = source.now.mono;
