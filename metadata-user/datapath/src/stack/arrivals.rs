@@ -110,9 +110,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             let is_repeated = wait.numbers.initial == initial;
             let is_new = self.ledger.is_opened(source.flow) || wait.gives_way(source.now.mono, TIME_WAIT);
             if is_repeated && !is_new && !segment.payload.is_empty() {
-                // A retransmission needs no answer. A guest that starts again with the same numbers, and whose SYN we
-                // missed, would take an answer for an acknowledgement of its request. Without an answer it
-                // retransmits.
+                // A retransmission needs no answer. The guest may also have started again with the same numbers, in a
+                // SYN that we missed. It would then take an answer for an acknowledgement of its request. Without an
+                // answer it retransmits.
                 return;
             }
             if is_new && is_repeated || !wait.numbers.cover(segment) {
