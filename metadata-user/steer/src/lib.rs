@@ -436,7 +436,7 @@ impl Steering {
         self.object.share()
     }
 
-    /// The key of SYN cookies that the kernel answers with. It is inherited from the previous agent if there was one,
+    /// The key of the kernel's SYN cookies. It is inherited from the previous agent if there was one,
     /// so that connections begun under it remain valid. The stack needs the same key.
     #[must_use]
     pub fn key(&self) -> Key {

@@ -9,7 +9,8 @@ use super::{SteerError, Steering};
 use metadata_base::port::PortName;
 use metadata_links::netns::{self, Cookie};
 
-/// Namespaces polled at once beside the agent's own: 16 at a time cover 1,000 pods in two minutes.
+/// Namespaces polled at once in addition to the agent's own. With a poll every second or two, a round of 1,000 pods
+/// takes two minutes.
 pub const NAMESPACES_AT_ONCE: usize = 16;
 
 /// Frames of a hub that were lost without a verdict.

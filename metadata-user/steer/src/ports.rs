@@ -51,7 +51,7 @@ impl Steering {
     /// with no identity bound on it.
     ///
     /// # Errors
-    /// If there is no such device, another XDP program is on it, or the node is full. The port is then as before,
+    /// If there is no such device, another XDP program is on it, or the node is full. The port is then unchanged,
     /// except that a deleted tap is detached.
     pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
         self.visit(port, |steering| steering.attach_inside(port, false))
@@ -159,7 +159,7 @@ impl Steering {
     /// devices are ignored.
     ///
     /// # Errors
-    /// If the kernel refuses to change the port's entry. User space uses the new MTU all the same.
+    /// If the kernel refuses to change the port's entry. User space uses the new MTU nevertheless.
     pub fn resized(&mut self, device: &Device) -> Result<(), SteerError> {
         match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
             (Some(mtu), Some(port)) => self.fit(&port, mtu),
@@ -227,7 +227,7 @@ impl Steering {
     /// error.
     ///
     /// # Errors
-    /// If the kernel refuses to clear a table. The port is detached all the same.
+    /// If the kernel refuses to clear a table. The port is detached nevertheless.
     pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.remove(port) else { return Ok(()) };
         self.places.remove(&(attached.cookie, attached.key.ifindex));

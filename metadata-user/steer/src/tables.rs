@@ -44,7 +44,7 @@ pub(super) struct Tables {
     counters: PerCpuArray<MapData, u64>,
 }
 
-/// What a slot is bound to.
+/// A slot, the identity it is bound to, and its hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) slot: Slot,

@@ -74,9 +74,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         Some((check(&self.config.cookie_key, flow, segment.seq, ack), initial))
     }
 
-    /// Processes a segment whose four-tuple has a connection. Mostly it belongs to that connection. Sometimes it is
-    /// the first of a new one, whose guest has forgotten the old. Only the guest can send on its port, so the segment
-    /// is trusted.
+    /// Processes a segment whose four-tuple has a connection. The segment usually belongs to that connection. If the
+    /// guest has forgotten the connection, the segment may be the first of a new one. Only the guest can send on its
+    /// port, so the segment is trusted.
     fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Some(conn) = self.table.get_mut(at) else { return };
         // Two connections have the same flow number. The second one has to wait for the first to end.

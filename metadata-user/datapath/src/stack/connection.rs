@@ -202,7 +202,7 @@ impl<E: Exchange> Conn<E> {
             return (Fate::Gone, turn);
         }
         if scene.end.is_some_and(|end| end <= now) {
-            // A guest whose side already knows of the end needs no reset.
+            // A guest that has acknowledged our FIN needs no reset.
             turn.cut = !self.lingers();
             if turn.cut {
                 self.tcb.reset(&mut scene.outlet);
@@ -245,8 +245,8 @@ impl<E: Exchange> Conn<E> {
         (Fate::Live, turn)
     }
 
-    /// Whether the segment acknowledges a FIN that only the kernel can have sent, whose ledger entry another
-    /// connection has displaced.
+    /// Whether the segment acknowledges a FIN that only the kernel can have sent. Another connection may have
+    /// displaced the ledger entry that recorded it.
     fn answers_the_kernels_fin(&self, segment: &Segment<'_>) -> bool {
         let Tcb { max, rcv, .. } = self.tcb;
         self.posted == Some((max, rcv, FIN_ENDS_BOTH))

@@ -85,7 +85,7 @@ impl Flow {
     }
 }
 
-/// Waiting frames, each in a place of its own. The system backs only the places that were ever used with memory.
+/// Waiting frames, each in its own place. The kernel provides memory only for places that were used.
 #[derive(Debug)]
 struct Frames {
     octets: Vec<u8>,

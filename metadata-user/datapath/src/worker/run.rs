@@ -15,7 +15,7 @@ use crate::link::{FrameSource, HubTap, Link, LinkStats};
 use metadata_base::time::Now;
 
 /// Both clocks. The calendar clock is read once a second, because a read costs as much as a check for a frame and
-/// nobody needs a finer value.
+/// the `Date` header needs no finer value.
 #[derive(Debug)]
 struct Clock {
     start: Instant,
