@@ -1,5 +1,5 @@
-//! One request by netlink (netlink(7)) and its answer, without a runtime or a thread: for requests that are made often, or
-//! whose answers no library knows.
+//! Sends one netlink request (netlink(7)) and reads its answer, without a runtime or a thread. It is for frequent
+//! requests, and for answers that no library parses.
 
 use std::io;
 
@@ -38,8 +38,8 @@ impl Exchange {
         Ok(Self { socket, asked: 0 })
     }
 
-    /// Sends a request of this kind for everything there is, and passes the kind and the body of each message of the answer
-    /// to `each`. Blocks while other processes change devices.
+    /// Sends a request of this kind that lists all objects, and passes kind and body of each message of the answer to
+    /// `each`. Blocks while other processes change devices.
     ///
     /// # Errors
     /// If the kernel refuses or does not answer; open another socket then.

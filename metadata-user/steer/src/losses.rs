@@ -44,7 +44,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// For a device that has just been attached.
+    /// The state of a device that has just been attached.
     pub(super) fn new(ifindex: u32) -> Self {
         Self { refused: None, takes: devstats::takes_redirected(ifindex) }
     }
@@ -84,7 +84,7 @@ impl Steering {
 
     /// One port of each of the next namespaces.
     fn next_elsewhere(&mut self) -> Vec<PortName> {
-        let after = self.looked_into.take().map_or(Unbounded, Excluded);
+        let after = self.last_polled.take().map_or(Unbounded, Excluded);
         let mut next: Vec<PortName> = Vec::new();
         for name in self.ports.range((after, Unbounded)).map(|(name, _)| name) {
             if name.netns.is_none() || next.iter().any(|other| other.netns == name.netns) {
@@ -92,7 +92,7 @@ impl Steering {
             }
             next.push(name.clone());
             if next.len() == NAMESPACES_AT_ONCE {
-                self.looked_into = Some(name.clone());
+                self.last_polled = Some(name.clone());
                 break;
             }
         }

@@ -321,14 +321,14 @@ impl Steering {
 
     /// The ports to switch, among those due for a check.
     fn due(&mut self, now: Instant) -> Vec<(PortName, By)> {
-        let after = self.looked_at.take().map_or(Unbounded, Excluded);
+        let after = self.last_examined.take().map_or(Unbounded, Excluded);
         let (home, has_rings) = (self.home, self.has_rings);
         let mut due = Vec::new();
         for (looks, (name, attached)) in self.ports.range_mut((after, Unbounded)).enumerate() {
             if looks == LOOKS_AT_ONCE || due.len() == SWITCHES_AT_ONCE {
                 break;
             }
-            self.looked_at = Some(name.clone());
+            self.last_examined = Some(name.clone());
             let stays = attached.cookie != home && !has_rings;
             let by = attached.programs.by();
             let Some(steered) = (!stays).then(|| self.tables.steered(attached.key)).flatten() else {
@@ -339,8 +339,8 @@ impl Steering {
                 due.push((name.clone(), to));
             }
         }
-        if self.ports.last_key_value().map(|(name, _)| name) == self.looked_at.as_ref() {
-            self.looked_at = None;
+        if self.ports.last_key_value().map(|(name, _)| name) == self.last_examined.as_ref() {
+            self.last_examined = None;
         }
         due
     }

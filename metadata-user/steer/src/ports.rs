@@ -87,8 +87,8 @@ impl Steering {
         if self.ports.len() >= MAX_PORTS as usize {
             return Err(SteerError::TooManyPorts);
         }
-        let attached = match self.left.remove(&(cookie, ifindex)) {
-            Some(left) => self.claim(port, cookie, ifindex, left, closed)?,
+        let attached = match self.inherited.remove(&(cookie, ifindex)) {
+            Some(inherited) => self.claim(port, cookie, ifindex, inherited, closed)?,
             None if self.taking_over => return Err(SteerError::TakingOver { port: port.clone() }),
             None => self.attach_new(port, cookie, ifindex, closed)?,
         };
@@ -232,7 +232,7 @@ impl Steering {
         let Some(attached) = self.ports.remove(port) else { return Ok(()) };
         self.places.remove(&(attached.cookie, attached.key.ifindex));
         if self.taking_over {
-            self.leave_for_later(attached);
+            self.defer_detach(attached);
             return Ok(());
         }
         let mut outcome = Ok(());

@@ -13,7 +13,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap};
 
-use super::adopt::{Left, Place};
+use super::adopt::{Inherited, Place};
 use super::error::errno;
 use super::mode::Programs;
 use super::pins::{LinkName, On};
@@ -96,11 +96,11 @@ impl Steering {
         let named = self.ports.values().flat_map(|Attached { key, slots, .. }| {
             slots.iter().map(|(mac, slot)| (*key, *mac, *slot)).collect::<Vec<_>>()
         });
-        let left = self.left.iter().flat_map(|((_, ifindex), left)| {
-            let key = PortKey { netns: left.netns, ifindex: *ifindex };
-            left.slots.iter().map(|(mac, slot)| (key, *mac, *slot)).collect::<Vec<_>>()
+        let inherited = self.inherited.iter().flat_map(|((_, ifindex), inherited)| {
+            let key = PortKey { netns: inherited.netns, ifindex: *ifindex };
+            inherited.slots.iter().map(|(mac, slot)| (key, *mac, *slot)).collect::<Vec<_>>()
         });
-        for (port, mac, slot) in named.chain(left).collect::<Vec<_>>() {
+        for (port, mac, slot) in named.chain(inherited).collect::<Vec<_>>() {
             let hub = self.hub_of(slot);
             match self.tables.redirect(Binding { slot, port, mac, hub }, None) {
                 // The tap is gone.
@@ -132,12 +132,13 @@ impl Steering {
     }
 
     /// Defers detaching a port until it is ours.
-    pub(super) fn leave_for_later(&mut self, attached: Attached) {
+    pub(super) fn defer_detach(&mut self, attached: Attached) {
         for slot in attached.slots.values() {
             self.bound.remove(slot);
         }
-        let left = Left { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
-        self.left.insert((attached.cookie, attached.key.ifindex), left);
+        let inherited =
+            Inherited { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
+        self.inherited.insert((attached.cookie, attached.key.ifindex), inherited);
     }
 
     /// Reads the other agent's ports and identities again. Does nothing outside a takeover.
@@ -152,8 +153,8 @@ impl Steering {
             there.entry((name.cookie, name.ifindex)).or_default().push(name);
         }
         let gone = |place: &Place| !there.contains_key(place);
-        for place in self.left.keys().copied().filter(gone).collect::<Vec<_>>() {
-            self.left.remove(&place);
+        for place in self.inherited.keys().copied().filter(gone).collect::<Vec<_>>() {
+            self.inherited.remove(&place);
             self.object.release(place.0);
         }
         for (place, port) in self.places.clone().into_iter().filter(|(place, _)| gone(place)) {
@@ -164,19 +165,19 @@ impl Steering {
             }
         }
         for (place, names) in there {
-            if let Some(left) = self.left.get_mut(&place) {
-                left.links = names.iter().map(|name| name.on).collect();
+            if let Some(inherited) = self.inherited.get_mut(&place) {
+                inherited.links = names.iter().map(|name| name.on).collect();
             } else if !self.places.contains_key(&place) {
                 for name in names {
                     self.note_link(name);
                 }
             }
         }
-        self.look_again_at_identities()
+        self.reread_identities()
     }
 
-    fn look_again_at_identities(&mut self) -> Result<(), SteerError> {
-        self.left.values_mut().for_each(|left| left.slots.clear());
+    fn reread_identities(&mut self) -> Result<(), SteerError> {
+        self.inherited.values_mut().for_each(|inherited| inherited.slots.clear());
         self.note_identities()?;
         let mut by_key: HashMap<PortKey, BTreeMap<Mac, Slot>> = HashMap::new();
         for (port, mac, identity) in self.tables.identities()? {
@@ -198,11 +199,11 @@ impl Steering {
 
     fn redirect_left(&mut self) -> Result<(), SteerError> {
         let all: Vec<_> = self
-            .left
+            .inherited
             .iter()
-            .flat_map(|((_, ifindex), left)| {
-                let key = PortKey { netns: left.netns, ifindex: *ifindex };
-                left.slots.iter().map(move |(mac, slot)| (key, *mac, *slot))
+            .flat_map(|((_, ifindex), inherited)| {
+                let key = PortKey { netns: inherited.netns, ifindex: *ifindex };
+                inherited.slots.iter().map(move |(mac, slot)| (key, *mac, *slot))
             })
             .collect();
         all.into_iter().try_for_each(|(key, mac, slot)| self.redirect_one(key, mac, slot))
