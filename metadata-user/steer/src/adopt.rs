@@ -65,7 +65,7 @@ pub struct BoundIdentity {
     pub slot: Slot,
 }
 
-/// An inherited port that has not been attached yet.
+/// A port of the previous agent that is not attached here. During a takeover the previous agent still runs.
 pub(super) struct Inherited {
     pub(super) netns: u32,
     pub(super) links: Vec<On>,

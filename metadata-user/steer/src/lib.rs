@@ -302,7 +302,7 @@ impl Steering {
     /// Makes the hub in the calling thread's namespace and loads the programs. Ports can be attached afterwards.
     ///
     /// It replaces hub devices that a killed agent left behind, and inherits what that agent pinned. With
-    /// [`Adopt::TakeOver`] the pins belong to a running agent and stay its own for now.
+    /// [`Adopt::TakeOver`] the pins belong to a running agent until [`Steering::take_over_all`].
     ///
     /// # Errors
     /// A wrong configuration, a missing privilege or kernel feature, or a hub name or pins in use. Nothing remains
@@ -373,7 +373,7 @@ impl Steering {
                 // `socket` reads the number of its hub from a constant.
                 ebpf = object.hub(number)?;
             }
-            // The veth outlives a killed agent. While ports steer to it, no frame may come out of it.
+            // The veth outlives a killed agent. The pin keeps steered frames out of the host's network stack.
             let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
             let pin = pins.as_ref().map(|pins| pins.link(pin));
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);

@@ -43,7 +43,7 @@ impl Steering {
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {
             self.take_over_port(&port)?;
         }
-        self.redirect_left()?;
+        self.redirect_unattached()?;
         self.taking_over = false;
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {
             self.enter_bare(&port)?;
@@ -111,13 +111,13 @@ impl Steering {
         self.tables.clear_claims()
     }
 
-    /// Drops our references to the ports' links, which the other agent owns now. It can detach or replace a program
-    /// only if no other process holds the link.
+    /// Drops our references to the ports' links, which the new agent owns now. It can detach a program only if
+    /// no other process holds the link.
     pub fn handed_over(&mut self) {
         self.ports.values_mut().for_each(|attached| attached.programs.leave_to_pins());
     }
 
-    /// Ends this agent's part after another has taken over, which now owns ports, pins and tables. Only the hubs go.
+    /// Ends this agent after another agent has taken over ports, pins and tables. Removes only this agent's hubs.
     pub fn leave(self) {
         tracing::info!("another agent took the ports over");
         drop(self);
@@ -197,7 +197,7 @@ impl Steering {
         Ok(())
     }
 
-    fn redirect_left(&mut self) -> Result<(), SteerError> {
+    fn redirect_unattached(&mut self) -> Result<(), SteerError> {
         let all: Vec<_> = self
             .inherited
             .iter()
