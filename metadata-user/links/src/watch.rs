@@ -10,7 +10,7 @@ use crate::netns::{self, Cookie, Netns};
 
 /// `RTMGRP_LINK`: the multicast group of device changes (rtnetlink(7)).
 const LINKS: u32 = 1;
-/// Limit on messages read for one change. A burst of changes is one change; the rest is the next.
+/// Limit on messages combined into one reported change. Further messages are reported as the next change.
 const MESSAGES_AT_ONCE: usize = 256;
 /// Mask without the two bits that describe the encoding of a value (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;

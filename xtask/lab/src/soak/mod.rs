@@ -126,7 +126,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
     let mut watch = Watch::new(began);
     let (samples, agent) = std::thread::scope(|scope| {
         let ends = EndsWithMe(&shared);
-        let threads = set_going(scope, &shared, &node, &records, &mut guests, args.seed);
+        let threads = start_threads(scope, &shared, &node, &records, &mut guests, args.seed);
         let stages = stages(args, &node, first, &mut watch, &shared, began);
         drop(ends);
         for thread in threads {
@@ -151,7 +151,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
 type Running<'scope> = Vec<std::thread::ScopedJoinHandle<'scope, Result<()>>>;
 
 /// Starts all threads that send frames or make changes.
-fn set_going<'scope, 'env>(
+fn start_threads<'scope, 'env>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     shared: &'env Shared,
     node: &'env Node,
