@@ -37,9 +37,9 @@ pub struct Device {
     pub cookie: Cookie,
     /// Interface index in the namespace.
     pub ifindex: u32,
-    /// Its name; the new one after a rename.
+    /// Name of the device; the new name after a rename.
     pub name: String,
-    /// It was deleted, or left the namespace.
+    /// The device was deleted or left the namespace.
     pub gone: bool,
     /// MTU in octets: the longest IP packet; `None` if the message has none.
     pub mtu: Option<u32>,

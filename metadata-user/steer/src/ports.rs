@@ -35,7 +35,7 @@ pub(super) struct Attached {
     pub(super) programs: Programs,
     /// The port serves no identity, bound or not ([`Port::guarded`]).
     pub(super) closed: bool,
-    /// Its device was deleted: a device of the same name and index is another one.
+    /// The port's device was deleted. A device with the same name and index is a new one.
     pub(super) gone: bool,
     /// State of its device at the last check.
     pub(super) looks: Looks,

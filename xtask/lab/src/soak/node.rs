@@ -21,10 +21,11 @@ use support::record::Identity;
 use support::tap::{Shape, Tap};
 use tempfile::TempDir;
 
-/// The shares of steady and of roaming guests. The others are hostile.
+/// The share of steady guests. Guests that are neither steady nor roaming are hostile.
 const STEADY: f64 = 0.375;
+/// The share of roaming guests.
 const ROAMING: f64 = 0.375;
-/// One in so many steady guests has its tap in the second namespace.
+/// One of this many steady guests has its tap in the second namespace.
 const ASIDE_EVERY: u16 = 6;
 /// The directory for files, so that reading them needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
