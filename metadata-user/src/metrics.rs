@@ -37,7 +37,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct Hub<'a, T> {
     /// The hub's number.
     pub number: u32,
-    /// Frames lost on the way through its devices.
+    /// Frames that its devices lost.
     pub losses: HubLosses,
     /// The counters of the hub's worker.
     pub worker: WorkerStats<T>,
@@ -56,13 +56,13 @@ pub struct Snapshot<'a, T> {
     pub ports: u64,
     /// Attached ports by the name of the program that steers them.
     pub steered_by: [(&'static str, u64); 2],
-    /// Ports that the configuration and the records name, by state.
+    /// Ports that the configuration or a record names, by state.
     pub taps: &'a [(PortState, u64)],
     /// Records by source and state.
     pub instances: &'a [Instances],
     /// Identities bound.
     pub identities: u64,
-    /// How often and how fast ports were attached since the start.
+    /// How many ports were attached since the start, and how long that took.
     pub attaching: Attaching,
     /// Time spent on rendering records.
     pub rendering: Duration,
@@ -84,24 +84,24 @@ pub struct Snapshot<'a, T> {
     pub from_snapshot: bool,
     /// Health of the Kubernetes API server; `None` if no feed uses one.
     pub api_server: Option<ApiServer>,
-    /// Counters of messages from guests and of data stored for guests.
+    /// Counters of messages from guests and of files with data of guests.
     pub errands: Errands,
-    /// Frames that the ports' devices refused.
+    /// Frames that the ports' devices rejected, whoever sent them.
     pub refused_by_ports: u64,
     /// The hubs.
     pub hubs: &'a [Hub<'a, T>],
 }
 
-/// How long attaching ports has taken, from the look at the port until its guest is bound.
+/// How long it took to attach ports and bind their guests, without the time for rendering records.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attaching {
-    /// Ports attached since the start, those that have gone included.
+    /// Ports attached since the start, including those detached since.
     pub count: u64,
-    /// What all of them took.
+    /// Sum over all of them.
     pub total: Duration,
-    /// The median of the last few thousand.
+    /// Median of the last 4,096.
     pub median: Duration,
-    /// How long it was from the first sight of a tap until its guest was bound.
+    /// Time from the first sight of a wanted tap until its guest was bound.
     pub lag: Lag,
 }
 
@@ -119,17 +119,17 @@ pub const LAG_BOUNDS: [Duration; 10] = [
     Duration::from_secs(10),
 ];
 
-/// A histogram of how long taps waited.
+/// A histogram of the times that taps waited for the binding of their guests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Lag {
-    /// Counts per bucket; the last bucket has no upper bound.
+    /// Taps by bucket; the last has no upper bound.
     pub buckets: [u64; LAG_BOUNDS.len() + 1],
-    /// In all.
+    /// Sum of all waits.
     pub total: Duration,
 }
 
 impl Lag {
-    /// Counts one tap that waited this long.
+    /// Counts a tap that waited for `time`.
     pub fn waited(&mut self, time: Duration) {
         let bucket = LAG_BOUNDS.iter().position(|bound| time <= *bound).unwrap_or(LAG_BOUNDS.len());
         self.buckets[bucket] += 1;
@@ -137,7 +137,7 @@ impl Lag {
     }
 }
 
-/// Attempts to read the configuration again since the start.
+/// Reloads of the configuration since the start, by outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reloads {
     /// The new configuration is in force.
@@ -146,12 +146,12 @@ pub struct Reloads {
     pub failed: u64,
 }
 
-/// Counters of work for guests other than answers.
+/// Counters of work for guests other than answering requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Errands {
-    /// Messages for sinks.
+    /// Messages to sinks, by outcome.
     pub messages: SinkCounts,
-    /// What guests wrote.
+    /// Failures to read or write files with data of guests.
     pub mailboxes: MailboxCounts,
 }
 

@@ -1,4 +1,4 @@
-//! Keeps the last warnings, so that `xdp-imds status` can show them.
+//! Keeps the last warnings and errors for `xdp-imds status`.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Write as _};
@@ -14,7 +14,7 @@ use metadata_control::status::Said;
 
 /// Maximum number of warnings kept.
 pub const KEPT: usize = 16;
-/// Maximum length of one warning, in octets; the rest is cut off.
+/// Maximum length of one warning, in octets. Longer texts are truncated.
 pub const TEXT_MAX: usize = 512;
 
 static LAST: Mutex<VecDeque<Warning>> = Mutex::new(VecDeque::new());
@@ -68,7 +68,7 @@ pub fn last() -> Vec<Said> {
     last.iter().map(said).collect()
 }
 
-/// Message and fields of an event, at most [`TEXT_MAX`] octets.
+/// Collects the message and the fields of an event, at most [`TEXT_MAX`] octets.
 #[derive(Default)]
 struct Text(String);
 
@@ -93,7 +93,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     #[test]
-    fn the_oldest_goes_and_a_repeated_one_is_kept_once() {
+    fn a_full_list_drops_the_oldest_and_counts_consecutive_repeats() {
         let mut kept = VecDeque::new();
         for n in 0..=KEPT {
             keep(&mut kept, Level::WARN, n.to_string());
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_is_kept_with_its_fields_and_within_its_limit() {
+    fn a_kept_warning_has_its_fields_and_is_truncated() {
         tracing::subscriber::with_default(tracing_subscriber::registry().with(Recent), || {
             tracing::info!("nothing to see");
             tracing::warn!(port = "tap-of-this-test", "it is gone");

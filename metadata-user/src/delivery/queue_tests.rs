@@ -54,7 +54,7 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("one object per line")).collect()
 }
 
-/// Waits for a state of the counters, for a bounded number of turns.
+/// Waits until the counters have reached a state; panics after 10,000 checks.
 async fn until(outbox: &Outbox, reached: impl Fn(SinkCounts) -> bool) -> SinkCounts {
     for _ in 0..10_000 {
         if reached(outbox.counts()) {
@@ -67,7 +67,7 @@ async fn until(outbox: &Outbox, reached: impl Fn(SinkCounts) -> bool) -> SinkCou
 
 type Taken = Arc<Mutex<Vec<(String, Option<String>, Value)>>>;
 
-/// A receiver that answers `status`, and what it took: path, content type, body.
+/// Starts a receiver that answers `status`. Returns what it has received: path, content type and body.
 fn receiver(path: &Path, status: StatusCode) -> (Taken, JoinHandle<()>) {
     let taken = Taken::default();
     let listener = UnixListener::bind(path).expect("bound");
@@ -83,7 +83,7 @@ fn receiver(path: &Path, status: StatusCode) -> (Taken, JoinHandle<()>) {
 }
 
 #[tokio::test]
-async fn a_file_takes_one_object_per_line_and_is_private() {
+async fn a_file_gets_one_object_per_line_and_is_private() {
     let (_room, path) = room();
     let (outbox, deliveries) = outbox();
     let every = Some(file(&path));
@@ -133,7 +133,7 @@ async fn a_file_takes_one_object_per_line_and_is_private() {
 }
 
 #[tokio::test]
-async fn a_socket_takes_one_post_per_message() {
+async fn a_socket_gets_one_post_per_message() {
     let (_room, path) = room();
     let (taken, server) = receiver(&path, StatusCode::NO_CONTENT);
     let (outbox, deliveries) = outbox();
@@ -177,11 +177,11 @@ async fn messages_of_a_vm_arrive_in_order() {
 }
 
 #[tokio::test]
-async fn a_sink_that_fails_is_tried_and_counted_and_the_others_go_on() {
+async fn a_failing_sink_is_retried_and_counted_and_does_not_affect_others() {
     let (room, path) = room();
     let refusing = room.path().join("refusing");
     let (asked, server) = receiver(&refusing, StatusCode::INTERNAL_SERVER_ERROR);
-    // It takes the connection, and ends it without an answer.
+    // Accepts connections and closes them without an answer.
     let closing = room.path().join("closing");
     let listener = UnixListener::bind(&closing).expect("bound");
     let closer = tokio::spawn(async move {
@@ -216,10 +216,10 @@ async fn a_sink_that_fails_is_tried_and_counted_and_the_others_go_on() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_hangs_holds_up_its_own_messages_only_and_not_for_ever() {
+async fn a_receiver_that_hangs_delays_only_its_own_messages_for_a_limited_time() {
     let (room, path) = room();
     let silent = room.path().join("silent");
-    // The kernel connects; nobody accepts.
+    // Clients connect, but the connections are never accepted.
     let _listener = UnixListener::bind(&silent).expect("bound");
     let (outbox, deliveries) = outbox();
     let (held, other) = (vm(1, &outbox), vm(2, &outbox));
@@ -230,7 +230,7 @@ async fn a_receiver_that_hangs_holds_up_its_own_messages_only_and_not_for_ever()
     let task = tokio::spawn(deliver(deliveries));
     let counts = until(&outbox, |c| c.delivered == 1).await;
     assert_eq!((counts.waiting, counts.failed), (3, 0));
-    // Nothing is left but waiting, so the runtime's clock may run ahead.
+    // Only timers remain, so the runtime's clock may run ahead.
     tokio::time::pause();
     assert_eq!(until(&outbox, |c| c.waiting == 2).await.failed, 1);
     assert_eq!(until(&outbox, |c| c.waiting == 0).await.failed, 3);
@@ -238,7 +238,7 @@ async fn a_receiver_that_hangs_holds_up_its_own_messages_only_and_not_for_ever()
 }
 
 #[tokio::test]
-async fn no_more_receivers_are_held_at_once_than_there_are_places() {
+async fn the_number_of_concurrent_deliveries_is_limited() {
     const SINKS: usize = AT_ONCE + WAITING_PER_VM;
     let (_room, path) = room();
     let listener = UnixListener::bind(&path).expect("bound");
@@ -249,7 +249,7 @@ async fn no_more_receivers_are_held_at_once_than_there_are_places() {
     }
     let task = tokio::spawn(deliver(deliveries));
     let mut held = Vec::new();
-    // Accepted and never answered.
+    // Accept connections and never answer.
     while let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::from_millis(500), listener.accept()).await
     {
         held.push(stream);
@@ -261,7 +261,7 @@ async fn no_more_receivers_are_held_at_once_than_there_are_places() {
 }
 
 #[test]
-fn one_vm_cannot_push_out_the_others() {
+fn a_vm_that_fills_its_queue_leaves_room_for_other_vms() {
     let (_room, path) = room();
     let (outbox, _deliveries) = outbox();
     let sinks = events(file(&path));
@@ -276,7 +276,7 @@ fn one_vm_cannot_push_out_the_others() {
 }
 
 #[tokio::test]
-async fn all_vms_together_stay_within_the_queue_and_a_place_is_free_after_delivery() {
+async fn the_queue_of_all_vms_is_limited_and_delivery_frees_places() {
     let (_room, path) = room();
     let (outbox, deliveries) = outbox();
     let sinks = events(file(&path));
@@ -300,7 +300,7 @@ async fn all_vms_together_stay_within_the_queue_and_a_place_is_free_after_delive
 }
 
 #[test]
-fn a_body_beyond_its_size_is_dropped_and_counted() {
+fn a_body_over_the_size_limit_is_dropped_and_counted() {
     let (_room, path) = room();
     let every = Some(file(&path));
     let sinks =
@@ -316,7 +316,7 @@ fn a_body_beyond_its_size_is_dropped_and_counted() {
 }
 
 #[test]
-fn without_a_sink_nothing_happens_and_without_an_agent_it_is_a_drop() {
+fn a_message_without_a_sink_is_ignored_and_one_without_a_receiver_is_dropped() {
     let outbox = Outbox::detached();
     let vm = vm(1, &outbox);
     vm.tell(&Sinks::default(), MessageKind::Ready, b"", NOW);
@@ -326,7 +326,7 @@ fn without_a_sink_nothing_happens_and_without_an_agent_it_is_a_drop() {
 }
 
 #[tokio::test]
-async fn a_file_grows_to_its_bound_and_no_further() {
+async fn a_file_grows_up_to_its_limit() {
     let (_room, path) = room();
     let (outbox, deliveries) = outbox();
     let vm = vm(1, &outbox);

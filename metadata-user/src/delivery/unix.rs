@@ -1,7 +1,7 @@
 //! Sinks that are HTTP servers on a Unix socket.
 //!
-//! hyper is in the tree for the administration's server, so its client costs one feature, and reads answers
-//! that a few lines of our own would not (interim ones, chunks, early ends).
+//! The agent's endpoints already depend on hyper, so its client costs only one feature. It handles interim responses,
+//! chunked bodies and truncated answers.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use tokio::task::JoinSet;
 
 use super::SinkError;
 
-/// For one try: connecting, sending and the answer's head.
+/// Limit on one attempt: to connect, send the request and receive the answer's head.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends one POST and waits for a 2xx.
+/// Sends one POST. Any status but 2xx is an error.
 pub(super) async fn post(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkError> {
     tokio::time::timeout(TIMEOUT, exchange(socket, path, json)).await.unwrap_or(Err(SinkError::Late))
 }
@@ -33,7 +33,7 @@ async fn exchange(socket: &Path, path: &str, json: Bytes) -> Result<(), SinkErro
         .map_err(SinkError::Request)?;
     let stream = UnixStream::connect(socket).await.map_err(SinkError::Socket)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(SinkError::Http)?;
-    // The connection does the work; dropping the set ends it, however this ends.
+    // The task drives the connection. Dropping the set ends the task, also on an error.
     let mut driver = JoinSet::new();
     driver.spawn(connection);
     let status = sender.send_request(request).await.map_err(SinkError::Http)?.status();

@@ -6,15 +6,15 @@ use std::time::Duration;
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Grows until the agent restarts; its name ends in `_total`.
+    /// Only grows until the agent restarts; its name ends in `_total`.
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Counts per upper bound, with the sum and the number of all values.
+    /// Number of values up to each bound, number of all values, and their sum.
     Histogram,
 }
 
-/// A time in seconds, to the nanosecond.
+/// Displays a time in seconds with nine decimals.
 pub(super) struct Seconds(pub(super) Duration);
 
 impl fmt::Display for Seconds {
@@ -30,8 +30,8 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// Adds a family: its head and one line per sample, a set of labels and a value. A family without
-    /// samples is left out.
+    /// Adds a family: its head, and one line for each sample, which has labels and a value. Adds nothing if there is no
+    /// sample.
     pub fn family<'a, const N: usize, V: fmt::Display>(
         &mut self,
         name: &str,
@@ -55,8 +55,8 @@ impl Exposition {
         }
     }
 
-    /// Adds a histogram: how many were at most each bound and above the one before, how many were above all, and what
-    /// all of them sum up to.
+    /// Adds a histogram. `counts` has the number of values in each bucket: one bucket up to each of the `bounds`, and
+    /// one above the last. `total` is the sum of all values.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -65,7 +65,7 @@ impl Exposition {
         counts: &[u64],
         total: Duration,
     ) {
-        debug_assert!(counts.len() == bounds.len() + 1, "a bucket more than bounds");
+        debug_assert!(counts.len() == bounds.len() + 1, "one bucket more than bounds");
         self.head(name, help, Kind::Histogram);
         let (mut bounds, mut sum) = (bounds.iter(), 0);
         for count in counts {
@@ -102,7 +102,7 @@ impl Exposition {
     }
 }
 
-/// A help text or label value: backslash and line feed escaped, in label values the quote as well.
+/// Displays a help text or a label value with backslash and line feed escaped, and with `quotes` the double quote too.
 struct Escaped<'a> {
     text: &'a str,
     quotes: bool,

@@ -1,4 +1,4 @@
-//! What is counted by each hub's worker: frames, turns, and the engine's own.
+//! Metrics of each hub and its worker: frames, turns, and the counters of its engine.
 
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ impl<'a, T> Hubs<'a, T> {
         self.numbers.iter().map(String::as_str).zip(self.hubs)
     }
 
-    /// A family with one value per hub.
+    /// Adds a counter with one value per hub.
     fn one(&self, out: &mut Exposition, name: &str, help: &str, of: fn(&WorkerStats<T>) -> u64) {
         let samples = self.each().map(|(number, hub)| ([("hub", number)], of(&hub.worker)));
         out.family(name, help, Kind::Counter, samples);
     }
 
-    /// A family of frames lost, with one value per hub and reason.
+    /// Adds a counter of lost frames, with one value per hub and reason.
     fn lost<const N: usize>(
         &self,
         out: &mut Exposition,
@@ -42,7 +42,8 @@ impl<'a, T> Hubs<'a, T> {
             w.socket.frames
         });
         self.one(out, "xdp_imds_received_bytes_total", "Octets in those frames.", |w| w.socket.bytes);
-        let help = "Frames lost before, at or behind the AF_XDP socket, by reason; over_share: of VMs that ask for more than their share.";
+        let help = "Frames from guests that were lost before the stack handled them, by reason. \
+                    over_share: frames of VMs that send more than their share.";
         self.lost(out, "xdp_imds_receive_lost_frames_total", help, |hub| {
             let w = &hub.worker;
             [
@@ -56,16 +57,16 @@ impl<'a, T> Hubs<'a, T> {
                 ("over_share", w.link.over_share),
             ]
         });
-        let help = "Times the kernel found no chunk in the fill ring.";
+        let help = "Times the kernel found the fill ring empty.";
         self.one(out, "xdp_imds_fill_ring_empty_total", help, |w| w.socket.fill_ring_empty);
-        let help = "Fill ring addresses the kernel refused.";
+        let help = "Addresses in the fill ring that the kernel rejected.";
         self.one(out, "xdp_imds_fill_ring_invalid_total", help, |w| w.socket.invalid_fill);
     }
 
     pub(super) fn sent(&self, out: &mut Exposition) {
-        self.one(out, "xdp_imds_sent_frames_total", "Frames the hub tap took.", |w| w.tap.frames);
+        self.one(out, "xdp_imds_sent_frames_total", "Frames that the hub tap accepted.", |w| w.tap.frames);
         self.one(out, "xdp_imds_sent_bytes_total", "Octets in those frames.", |w| w.tap.bytes);
-        let help = "Frames the hub tap did not take, by reason.";
+        let help = "Frames that the hub tap did not accept, by reason.";
         self.lost(out, "xdp_imds_send_lost_frames_total", help, |hub| {
             let w = &hub.worker;
             [
@@ -76,34 +77,38 @@ impl<'a, T> Hubs<'a, T> {
                 ("other", w.tap.other),
             ]
         });
-        let help = "Frames the kernel dropped at the hub tap: those of the verdicts hub_drop_*, and those whose device \
-                    is down, narrower than the frame or takes no redirected frames.";
+        let help = "Frames that the kernel dropped at the hub tap: those with a verdict hub_drop_*, and those whose \
+                    guest's device is down, has too small an MTU or accepts no redirected frames.";
         let dropped = self.each().map(|(number, hub)| ([("hub", number)], hub.losses.tap_dropped));
         out.family("xdp_imds_hub_dropped_frames_total", help, Kind::Counter, dropped);
     }
 
     pub(super) fn turns(&self, out: &mut Exposition) {
         self.one(out, "xdp_imds_worker_turns_total", "Turns of the worker's loop.", |w| w.turns.turns);
-        let help = "Turns after which more was due at once.";
+        let help = "Turns that left work for the next turn.";
         self.one(out, "xdp_imds_worker_full_batches_total", help, |w| w.turns.full_batches);
-        self.one(out, "xdp_imds_worker_sleeps_total", "Times the worker slept.", |w| w.turns.sleeps);
-        self.one(out, "xdp_imds_worker_naps_total", "Times the busy worker let frames gather.", |w| {
-            w.turns.naps
-        });
-        let help = "Slots the worker was told to forget.";
+        self.one(out, "xdp_imds_worker_sleeps_total", "Times the worker slept in poll.", |w| w.turns.sleeps);
+        self.one(
+            out,
+            "xdp_imds_worker_naps_total",
+            "Times the worker paused briefly so that frames could gather.",
+            |w| w.turns.naps,
+        );
+        let help = "Slots whose connections the worker dropped on request of the control loop.";
         self.one(out, "xdp_imds_worker_forgotten_total", help, |w| w.turns.forgotten);
-        let help = "VMs whose waiting requests the worker was told to look at again.";
+        let help = "Slots whose waiting requests the worker tried again on request of the control loop.";
         self.one(out, "xdp_imds_worker_woken_total", help, |w| w.turns.woken);
         let of = |time: fn(&WorkerStats<T>) -> Duration| {
             self.each().map(move |(number, hub)| ([("hub", number)], Seconds(time(&hub.worker))))
         };
         let (name, help) = ("xdp_imds_worker_seconds_total", "Time since the worker started.");
         out.family(name, help, Kind::Counter, of(|w| w.turns.elapsed));
-        let (name, help) = ("xdp_imds_worker_slept_seconds_total", "Part of that time spent asleep.");
+        let (name, help) =
+            ("xdp_imds_worker_slept_seconds_total", "Time that the worker spent asleep since it started.");
         out.family(name, help, Kind::Counter, of(|w| w.turns.slept));
     }
 
-    /// The engine's own names; a hub that lacks one of the first hub's has no sample of it.
+    /// Adds the engine's counters and gauges under the first hub's names. A hub without a name has no sample of it.
     pub(super) fn engine(&self, out: &mut Exposition) {
         let Some(first) = self.hubs.first() else { return };
         for (names, kind) in [(first.counters, Kind::Counter), (first.gauges, Kind::Gauge)] {

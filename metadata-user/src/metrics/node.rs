@@ -1,4 +1,4 @@
-//! The node: the build, the kernel's verdicts, ports, records, and what is done beside answering.
+//! Metrics of the node: the build, the kernel's verdicts, ports, records, the API server, messages and state files.
 
 use metadata_common::verdict::Verdict;
 
@@ -9,13 +9,18 @@ use metadata_feed::room::Usage;
 
 const NONE: [(&str, &str); 0] = [];
 
-/// Which program this is.
+/// Adds the version and architecture of this program.
 pub(super) fn build(out: &mut Exposition) {
     let labels = [("version", env!("CARGO_PKG_VERSION")), ("arch", std::env::consts::ARCH)];
-    out.family("xdp_imds_build_info", "Which agent this is; always 1.", Kind::Gauge, [(labels, 1)]);
+    out.family(
+        "xdp_imds_build_info",
+        "Version and architecture of the agent; always 1.",
+        Kind::Gauge,
+        [(labels, 1)],
+    );
 }
 
-/// What the kernel side decided on frames.
+/// Adds the frames that the kernel decided on.
 pub(super) fn frames(verdicts: &[(&str, u64)], out: &mut Exposition) {
     let each = verdicts.iter().map(|(name, count)| ([("verdict", *name)], *count));
     let (name, help) = ("xdp_imds_frames_total", "Frames on owned ports and hubs, by verdict.");
@@ -23,23 +28,28 @@ pub(super) fn frames(verdicts: &[(&str, u64)], out: &mut Exposition) {
     let mismatches = verdicts.iter().filter(|(name, _)| *name == Verdict::DropUnknownMac.name());
     out.family(
         "xdp_imds_identity_mismatch_total",
-        "Frames dropped because their MAC is not one of their port's.",
+        "Frames dropped because their port has no guest with their source MAC.",
         Kind::Counter,
         mismatches.map(|(_, count)| (NONE, *count)),
     );
 }
 
-/// The ports.
+/// Adds the ports and identities.
 pub(super) fn ports<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     out.family("xdp_imds_ports", "Ports attached.", Kind::Gauge, [(NONE, snapshot.ports)]);
     let steered = snapshot.steered_by.map(|(program, ports)| ([("program", program)], ports));
-    out.family("xdp_imds_ports_steered", "Ports by the program that steers them.", Kind::Gauge, steered);
+    out.family(
+        "xdp_imds_ports_steered",
+        "Attached ports by the program that steers them.",
+        Kind::Gauge,
+        steered,
+    );
     let taps = snapshot.taps.iter().map(|(state, count)| ([("state", state.name())], *count));
-    let help = "Ports that records and configuration ask for, by what has become of them.";
+    let help = "Ports that the configuration or a record names, by state.";
     out.family("xdp_imds_taps", help, Kind::Gauge, taps);
     let (name, help) = (
         "xdp_imds_port_refused_frames_total",
-        "Frames that devices of ports did not take, the agent's and all others: their guest does not empty its ring.",
+        "Frames that ports' devices rejected, whoever sent them: the guest's ring was full, or the device was down.",
     );
     out.family(name, help, Kind::Counter, [(NONE, snapshot.refused_by_ports)]);
     out.family("xdp_imds_identities", "Identities bound.", Kind::Gauge, [(NONE, snapshot.identities)]);
@@ -50,15 +60,18 @@ fn attaching(Attaching { count, total, median, lag }: &Attaching, out: &mut Expo
     let (name, help) = ("xdp_imds_attached_total", "Ports attached since the start.");
     out.family(name, help, Kind::Counter, [(NONE, *count)]);
     let (name, help) =
-        ("xdp_imds_attach_seconds_total", "Time it took to attach them and bind their guests.");
+        ("xdp_imds_attach_seconds_total", "Time spent on attaching ports and binding their guests.");
     out.family(name, help, Kind::Counter, [(NONE, Seconds(*total))]);
-    let (name, help) = ("xdp_imds_attach_seconds_median", "The median of the last 4096 of them.");
+    let (name, help) = (
+        "xdp_imds_attach_seconds_median",
+        "Median time to attach a port and bind its guests, of the last 4096.",
+    );
     out.family(name, help, Kind::Gauge, [(NONE, Seconds(*median))]);
-    let help = "Time from the first sight of a tap that is asked for until its guest was bound.";
+    let help = "Time from the first sight of a wanted tap until its guest was bound.";
     out.histogram("xdp_imds_registration_lag_seconds", help, &LAG_BOUNDS, &lag.buckets, lag.total);
 }
 
-/// Records and configuration.
+/// Adds records, their memory, and reloads of the configuration.
 pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let rendering = [(NONE, Seconds(snapshot.rendering))];
     out.family("xdp_imds_render_seconds_total", "Time spent on rendering records.", Kind::Counter, rendering);
@@ -66,42 +79,42 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let instances = snapshot.instances.iter().map(|instances| {
         ([("source", instances.source.as_str()), ("state", instances.state.name())], instances.count)
     });
-    let help = "Records held, by where they came from and what has become of them.";
+    let help = "Records held, by source and state.";
     out.family("xdp_imds_instances", help, Kind::Gauge, instances);
     out.family(
         "xdp_imds_records_source",
-        "1 for where records come from: their source, or the snapshot while that is away.",
+        "1 for the origin of the records: their source, or the snapshot while a source is unavailable.",
         Kind::Gauge,
         [("source", !snapshot.from_snapshot), ("snapshot", snapshot.from_snapshot)]
             .map(|(name, is)| ([("source", name)], u64::from(is))),
     );
     out.family(
         "xdp_imds_records_rejected_total",
-        "Records refused; the last good one stays.",
+        "Records refused; the last valid version stays in force.",
         Kind::Counter,
         [(NONE, snapshot.records_rejected)],
     );
     let Usage { limit, used, refusals } = snapshot.room;
-    let help = "Memory that records take, by an upper estimate.";
+    let help = "Upper estimate of the memory that records use.";
     out.family("xdp_imds_record_memory_bytes", help, Kind::Gauge, [(NONE, used as u64)]);
-    let help = "Memory that records may take; those beyond are refused.";
+    let help = "Limit on the memory that records use; records beyond it are refused.";
     out.family("xdp_imds_record_memory_limit_bytes", help, Kind::Gauge, [(NONE, limit as u64)]);
-    let help = "Records for which there was no memory; the last good one stays.";
+    let help = "Records refused for lack of memory; the last valid version stays in force.";
     out.family("xdp_imds_record_memory_refused_total", help, Kind::Counter, [(NONE, refusals)]);
     let Reloads { done, failed } = snapshot.config_reloads;
     out.family(
         "xdp_imds_config_reloads_total",
-        "Times the configuration was read again; one that failed changed nothing.",
+        "Reloads of the configuration, by outcome; a failed reload changes nothing.",
         Kind::Counter,
         [([("outcome", "done")], done), ([("outcome", "failed")], failed)],
     );
 }
 
-/// The API server of the cluster.
+/// Adds the state of the connection to the cluster's API server.
 pub(super) fn api_server(server: &ApiServer, out: &mut Exposition) {
     out.family(
         "xdp_imds_api_server_silence_seconds",
-        "Time since the API server's last useful answer, or since the agent began to ask; at most 150 when all is well.",
+        "Time since the API server's last useful answer, or since the first request; at most 150 if all is well.",
         Kind::Gauge,
         [(NONE, server.silence())],
     );
@@ -112,31 +125,36 @@ pub(super) fn api_server(server: &ApiServer, out: &mut Exposition) {
         [(NONE, u64::from(server.failing.is_some()))],
     );
     let failures = server.failures.iter().map(|(kind, count)| ([("kind", kind.as_str())], *count));
-    let help =
-        "Requests to the API server that failed, by kind; gone: its history, and all VMIs are listed anew.";
+    let help = "Failed requests to the API server, by kind. gone: the server no longer has the version to continue \
+                from, so the agent lists all objects again.";
     out.family("xdp_imds_api_server_failures_total", help, Kind::Counter, failures);
 }
 
-/// What is done for guests beside answering them.
+/// Adds messages from guests and failures of state files.
 pub(super) fn errands(Errands { messages, mailboxes }: &Errands, out: &mut Exposition) {
     out.family(
         "xdp_imds_messages_total",
-        "Messages from guests to sinks, by what became of them.",
+        "Messages from guests to sinks, by outcome.",
         Kind::Counter,
         [("delivered", messages.delivered), ("failed", messages.failed), ("dropped", messages.dropped)]
             .map(|(outcome, count)| ([("outcome", outcome)], count)),
     );
     let waiting = [(NONE, messages.waiting)];
-    out.family("xdp_imds_messages_waiting", "Messages on their way to sinks.", Kind::Gauge, waiting);
+    out.family(
+        "xdp_imds_messages_waiting",
+        "Messages that wait for delivery to their sinks.",
+        Kind::Gauge,
+        waiting,
+    );
     out.family(
         "xdp_imds_waits_ended_total",
-        "Requests waiting for a change that were ended for a newer one of the same VM.",
+        "Requests waiting for a change that ended because a newer one of the same VM took their place.",
         Kind::Counter,
         [(NONE, messages.waits_ended)],
     );
     out.family(
         "xdp_imds_state_errors_total",
-        "Files of the state directory that could not be read or written.",
+        "Failed reads (load) and writes (save) of files in the state directory.",
         Kind::Counter,
         [("load", mailboxes.loads_failed), ("save", mailboxes.saves_failed)]
             .map(|(operation, count)| ([("operation", operation)], count)),

@@ -15,11 +15,11 @@ pub struct Process {
     pub resident: u64,
     /// Virtual memory in octets.
     pub virtual_size: u64,
-    /// Threads.
+    /// Number of threads.
     pub threads: u64,
     /// Open file descriptors.
     pub descriptors: u64,
-    /// Limit of open file descriptors; `None` if there is no limit.
+    /// Limit on open file descriptors; `None` if there is none.
     pub most_descriptors: Option<u64>,
     /// Start time since the Unix epoch.
     pub started: Duration,
@@ -59,21 +59,21 @@ impl Process {
     pub(super) fn expose(&self, out: &mut Exposition) {
         let none: [(&str, &str); 0] = [];
         let cpu = [(none, self.cpu.as_secs_f64())];
-        let help = "Time the process has spent on CPUs.";
+        let help = "CPU time that the process has used.";
         out.family("process_cpu_seconds_total", help, Kind::Counter, cpu);
         let started = [(none, self.started.as_secs_f64())];
         out.family(
             "process_start_time_seconds",
-            "When the process started, from 1970.",
+            "Start time of the process, in seconds since 1970.",
             Kind::Gauge,
             started,
         );
         for (name, help, value) in [
-            ("process_resident_memory_bytes", "Memory in RAM.", Some(self.resident)),
-            ("process_virtual_memory_bytes", "Address space.", Some(self.virtual_size)),
+            ("process_resident_memory_bytes", "Resident memory.", Some(self.resident)),
+            ("process_virtual_memory_bytes", "Virtual memory.", Some(self.virtual_size)),
             ("process_threads", "Threads.", Some(self.threads)),
-            ("process_open_fds", "Open descriptors.", Some(self.descriptors)),
-            ("process_max_fds", "Descriptors that may be open.", self.most_descriptors),
+            ("process_open_fds", "Open file descriptors.", Some(self.descriptors)),
+            ("process_max_fds", "Limit on open file descriptors.", self.most_descriptors),
         ] {
             out.family(name, help, Kind::Gauge, value.map(|value| (none, value)));
         }
@@ -95,7 +95,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     #[test]
-    fn the_kernel_tells_of_this_process() {
+    fn the_figures_are_those_of_this_process() {
         let process = Process::read().expect("/proc is there");
         assert!(process.resident > 1 << 20 && process.virtual_size > process.resident, "{process:?}");
         assert!(process.threads >= 1 && process.descriptors >= 3, "{process:?}");

@@ -25,7 +25,7 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
         .collect();
     out.family(
         "xdp_imds_requests_total",
-        "Requests answered, by dialect (none: nothing is served there, or the request could not be read) and status.",
+        "Answers by dialect and status. Dialect none: nothing is served at the path, or the request is malformed.",
         Kind::Counter,
         counts.iter().map(|(datasource, code, count)| ([("datasource", *datasource), ("code", code.as_str())], *count)),
     );
@@ -33,15 +33,14 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
         tallies.iter().map(|tally| tally.latencies()).fold(Latencies::default(), std::ops::Add::add);
     out.histogram(
         "xdp_imds_request_duration_seconds",
-        "Time from the turn of the worker that received a request's last octet to the handing of its answer to TCP, \
-         in that turn or a later one.",
+        "Time from the start of the turn that received a request's last octet until the answer was handed to TCP.",
         &BOUNDS_NS.map(Duration::from_nanos),
         &buckets,
         total,
     );
 }
 
-/// Adds requests that wait for their record, for their turn or for a change.
+/// Adds requests that wait for their record, for their turn under the VM's rate limit, or for a change.
 pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
     if tallies.is_empty() {
         return;
@@ -49,7 +48,7 @@ pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
     let sum = |of: &dyn Fn(&Tally) -> u64| tallies.iter().map(|tally| of(tally)).sum::<u64>();
     let now = Reason::ALL.map(|reason| ([("reason", reason.label())], sum(&|tally| tally.waiting(reason))));
     let help =
-        "Complete requests that wait for their record, for their turn under the VM's limit, or for a change.";
+        "Complete requests that wait for their record, for the VM's rate limit (rate) or for a change.";
     out.family("xdp_imds_parked_requests", help, Kind::Gauge, now);
     let ended = Reason::ALL.into_iter().flat_map(|reason| {
         End::ALL.map(|end| {
@@ -57,7 +56,7 @@ pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
         })
     });
     let help =
-        "Waits of requests that have ended: with what they waited for, too late, or because the guest left.";
+        "Ended waits of requests, by reason and outcome: released, expired (timed out) or left (closed).";
     out.family("xdp_imds_parked_total", help, Kind::Counter, ended.collect::<Vec<_>>());
 }
 
@@ -68,7 +67,7 @@ pub(super) fn audit(counts: &AuditCounts, out: &mut Exposition) {
     let help = "Lines written to the audit log.";
     out.family("xdp_imds_audit_lines_total", help, Kind::Counter, [(none, written)]);
     let dropped = [("queue_full", queue_full), ("sampled", sampled), ("write_failed", write_failed)];
-    let help = "Requests that have no line of their own in the audit log, by reason.";
+    let help = "Requests without a line of their own in the audit log, by reason.";
     out.family(
         "xdp_imds_audit_dropped_total",
         help,
