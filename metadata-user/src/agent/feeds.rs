@@ -36,12 +36,13 @@ pub(super) struct Feeds {
 struct Open {
     source: Source,
     events: mpsc::Receiver<FeedEvent>,
-    /// It has listed all its records, or they come from the snapshot.
+    /// The source has listed all its records, or they come from the snapshot.
     settled: bool,
 }
 
 impl Feeds {
-    /// Starts the feeds of a configuration. A source in `in_snapshot` may be away at first: its feed keeps trying.
+    /// Starts the feeds of a configuration. The feed of a source in `in_snapshot` retries while the source
+    /// is unavailable.
     pub(super) fn start(
         config: &Config,
         in_snapshot: &BTreeSet<Source>,
@@ -147,7 +148,7 @@ impl Feeds {
     }
 }
 
-/// Starts the feed of the records directory. With `patiently`, the directory may be away at first.
+/// Starts the feed of the records directory. With `patiently`, retries while the directory cannot be read.
 fn follow(config: &Config, teller: Teller, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
     let Some(dir) = config.records.clone() else { return };
     let limits = config.record_limits();
@@ -170,7 +171,7 @@ fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterato
     std::iter::once(first).chain(more).take(FEED_QUEUE)
 }
 
-/// The sources of a configuration that cannot be read now, with the reason.
+/// The sources of a configuration that are unavailable, each with the reason.
 pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
     let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
     file.into_iter().map(|error| (Source::File, error.to_string())).collect()

@@ -17,12 +17,12 @@ const QUEUE: usize = 64;
 pub(super) type LinkChange = (Option<String>, Changed);
 
 /// The namespaces whose links are watched. A watch keeps its namespace alive, so it ends when the namespace's name is
-/// gone or means another namespace.
+/// removed or reused.
 pub(super) struct LinkWatches {
     sender: mpsc::Sender<LinkChange>,
     changes: mpsc::Receiver<LinkChange>,
     open: HashMap<Option<String>, (NetnsId, AbortHandle)>,
-    /// The namespaces that were wanted last.
+    /// The wanted namespaces of the last call of [`LinkWatches::follow`].
     wanted: BTreeSet<Option<String>>,
 }
 

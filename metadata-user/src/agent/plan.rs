@@ -24,7 +24,7 @@ pub(super) struct Plan {
     ports: BTreeMap<PortName, usize>,
     /// The namespaces of wanted ports, and how many ports each has.
     namespaces: BTreeMap<Option<String>, usize>,
-    /// Identities, and the records that claim each: the first one gets it. No record while it has not arrived.
+    /// Identities and the records that claim each; the first record gets the identity. Empty until a record arrives.
     identities: BTreeMap<IdentityName, BTreeSet<RecordId>>,
     /// Identities that more than one record claims.
     contested: BTreeSet<IdentityName>,
@@ -69,7 +69,7 @@ impl fmt::Display for Conflict {
             ),
             Self::Ambiguous { mac, ports, refused } => write!(
                 f,
-                "{refused}: {mac} is configured on {ports} ports; say in the record which of them is the NIC's"
+                "{refused}: {mac} is configured on {ports} ports; name the NIC's port in the record"
             ),
         }
     }
@@ -115,17 +115,17 @@ impl Plan {
 
     /// Replaces the record of a key, or removes it. Returns the ports whose plan may have changed.
     ///
-    /// A NIC that names a port is served there. A NIC that names none is served on the configured port with its MAC, and
-    /// nowhere if several ports have it. A configured port whose MAC no record has is wanted too: the requests of its guest
-    /// wait for the record.
+    /// A NIC that names a port is served there. A NIC that names none is served on the configured port with its MAC,
+    /// and nowhere if several ports have it. A configured port whose MAC no record has is wanted too: the requests of
+    /// its guest wait for the record.
     pub(super) fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
         self.ambiguous.remove(key);
         let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
         self.change(key, wanted)
     }
 
-    /// Claims identities for a record that has not arrived, so that their requests wait for it. [`put`](Self::put) of the
-    /// key replaces the claims. Returns the ports whose plan may have changed.
+    /// Claims identities for a record that has not arrived, so that their requests wait for it. [`put`](Self::put) of
+    /// the key replaces the claims. Returns the ports whose plan may have changed.
     pub(super) fn expect(
         &mut self,
         key: &RecordId,

@@ -31,18 +31,18 @@ pub(in crate::agent) struct Call {
 /// The listening socket, and the agent that is ready to take over.
 pub(in crate::agent) struct TakeoverListener {
     calls: mpsc::Receiver<Call>,
-    /// A takeover is under way, by another agent or by this one.
+    /// A takeover by another agent or by this one is in progress.
     busy: Arc<AtomicBool>,
     /// Dropping it removes the socket, unless another agent has replaced it.
     _socket: ControlSocket,
 }
 
 impl TakeoverListener {
-    /// Listens in the run directory. Takeovers are refused before [`TakeoverListener::allow`]. With `succeeds` the socket of
-    /// the previous agent is replaced.
+    /// Listens in the run directory. Takeovers are refused before [`TakeoverListener::allow`]. With `succeeds` the
+    /// socket of the previous agent is replaced.
     ///
     /// # Errors
-    /// [`SocketError`]: the directory or the socket cannot be had.
+    /// [`SocketError`]: the directory or the socket cannot be created.
     pub(in crate::agent) fn new(
         run: &Path,
         side: u32,
@@ -65,7 +65,7 @@ impl TakeoverListener {
     pub(in crate::agent) async fn call(&mut self) -> Call {
         match self.calls.recv().await {
             Some(call) => call,
-            // The task that listens has ended, and the agent ends with it.
+            // The listening task has ended, which ends the agent.
             None => std::future::pending().await,
         }
     }
@@ -96,7 +96,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     trusted
 }
 
-/// The right to take over. The next agent may have it once it is dropped.
+/// The right to take over. Only one agent has it at a time; dropping it frees it.
 pub(in crate::agent) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
@@ -119,7 +119,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
     let mut wire = Wire::new(stream);
     match greet(&mut wire, &shared).await {
         Ok(Ok(turn)) => {
-            // Nobody receives it if the agent is ending.
+            // This fails only if the agent is ending.
             let _ending = shared.ready.send(Call { wire, turn }).await;
         }
         Ok(Err(reason)) => {
@@ -130,19 +130,19 @@ async fn attend(stream: UnixStream, shared: Shared) {
     }
 }
 
-/// Talks to the next agent until it is ready. Returns its turn, or the reason why there is none.
+/// Exchanges messages with the next agent until it is ready. Returns its turn, or the reason for a refusal.
 async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>, WireError> {
     let FromNext::Hello { oldest, newest, release } = wire.recv_within(HELLO_WITHIN).await? else {
         return Ok(Err("expected a hello first".into()));
     };
     let Some(version) = common_version(oldest, newest) else {
         return Ok(Err(format!(
-            "it speaks versions {OLDEST} to {VERSION} of the takeover protocol, the other {oldest} to {newest}: stop \
-             it and start the other; with pins, ports stay closed in between and guests ask again"
+            "it supports versions {OLDEST} to {VERSION} of the takeover protocol, the other {oldest} to {newest}: stop \
+             it and start the other; with pins, ports stay closed in between and guests retry"
         )));
     };
     let Some(turn) = Turn::take(&shared.busy) else {
-        return Ok(Err("a takeover is under way already: wait for its end".into()));
+        return Ok(Err("a takeover is already under way: wait for its end".into()));
     };
     let own = env!("CARGO_PKG_VERSION").to_owned();
     wire.send(&FromPrevious::Welcome { version, side: shared.side, release: own }).await?;
@@ -160,7 +160,7 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
     }
 }
 
-/// The newest version that both support.
+/// Returns the newest version that both agents support.
 fn common_version(oldest: u32, newest: u32) -> Option<u32> {
     let version = newest.min(VERSION);
     (version >= oldest.max(OLDEST)).then_some(version)
