@@ -95,7 +95,7 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
             } else {
                 let fields = changes.later.join(", ");
                 warn!(
-                    "configuration reloaded except for {fields}: restart the agent, or take over from it, to apply these"
+                    "configuration reloaded without {fields}: restart the agent, or take over from it, to apply these"
                 );
             }
             Some(changes)

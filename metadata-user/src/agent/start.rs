@@ -14,7 +14,7 @@ use super::control::{ControlLoop, Ended, Started};
 use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
 use super::linger::Lingering;
-use super::node::{Answers, Catalogue, Guard, Node, Ports, Reporter, Workers};
+use super::node::{Answers, Catalogue, Guard, Node, NodePorts, Reporter, Workers};
 use super::reload::Origin;
 use super::signals::Stop;
 use super::state::State;
@@ -128,7 +128,7 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
     info!(octets = room.usage().limit, "memory for records");
     let catalogue = Catalogue::new(state, room, &config.ports);
     let (answers, guard) = (Answers::new(store, audit), Guard::new(config.guard, &config.hub));
-    let ports = Ports::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
+    let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, HandoverState { handing, questions }))
 }

@@ -5,7 +5,8 @@ use metadata_control::status::InstanceState;
 use metadata_feed::registry::RecordId;
 use tokio::sync::oneshot;
 
-/// Records and where to reply once they are served. Whoever pushes limits the number of clients.
+/// Records, and the reply channels of clients that wait until they are served. The caller of `push` limits their
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Vec<(RecordId, oneshot::Sender<Instance>)>);
 
@@ -21,7 +22,7 @@ impl Waiting {
         self.0.retain(|(waits, _)| waits != id);
     }
 
-    /// Replies to clients whose record is served, and drops those that left or whose record is gone.
+    /// Replies to clients whose record is served. Drops clients that disconnected or whose record was removed.
     pub(super) fn notify(&mut self, instance: impl Fn(&RecordId) -> Option<Instance>) {
         for (id, reply) in std::mem::take(&mut self.0) {
             match instance(&id) {

@@ -6,7 +6,7 @@ use metadata_datapath::stack::SlotStats;
 use metadata_steer::{By, Way};
 use tokio::sync::oneshot;
 
-use super::Ports;
+use super::NodePorts;
 use crate::agent::node::answers::Serves;
 use crate::agent::slots::IdentityName;
 
@@ -21,7 +21,7 @@ pub(super) const UNREACHABLE: &str = "answers do not reach its guest: the device
 const BY_CLASSIFIER: &str = "served, at more cost a frame: the device takes no redirected frames, so a classifier hands it its answers. Of a \
      veth, turn GRO on at the other end (`ethtool -K PEER gro on`)";
 
-impl Ports {
+impl NodePorts {
     /// The state of a wanted port, and the reason.
     #[must_use]
     pub(in crate::agent::node) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
