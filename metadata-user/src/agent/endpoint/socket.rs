@@ -19,7 +19,7 @@ const SOCKET_MODE: u32 = 0o660;
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
-    /// The run directory does not exist and cannot be made.
+    /// The run directory does not exist and cannot be created.
     #[error("cannot make the run directory {}: {source}; --run names another", path.display())]
     Directory {
         /// The directory.
@@ -83,7 +83,7 @@ impl ControlSocket {
     /// `succeeds` the socket of a live agent is replaced too, in one step.
     ///
     /// # Errors
-    /// [`SocketError`]: the directory or the socket cannot be had.
+    /// [`SocketError`]: the directory or the socket cannot be created.
     pub(crate) fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
         Self::listen_as(run, SOCKET, SOCKET_MODE, succeeds)
     }

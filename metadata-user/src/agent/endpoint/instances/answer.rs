@@ -89,7 +89,7 @@ pub(super) fn absent(id: &RecordId) -> Problem {
     problem(StatusCode::NOT_FOUND, "absent", "No such instance", none(id))
 }
 
-/// The text for a name without a record, which the command prints as well.
+/// The error text for a name without a record. The command prints it too.
 pub(super) fn none(id: &RecordId) -> String {
     format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists what there is")
 }
