@@ -94,7 +94,7 @@ impl ControlLoop {
     /// Starts feeds and, unless ports are to be taken over first, the listeners.
     ///
     /// # Errors
-    /// If the metrics address or a socket cannot be had.
+    /// If the metrics address cannot be bound or a socket cannot be created.
     pub(super) async fn start(
         config: Config,
         origin: Origin,
@@ -364,7 +364,7 @@ impl ControlLoop {
         }
     }
 
-    /// Drains the workers and saves what guests wrote. Requests are answered meanwhile.
+    /// Drains the workers, answers requests during the drain, and saves what guests wrote.
     async fn drain(&mut self, name: &str) {
         info!("{name}: stopping");
         notify::stopping();

@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_its_records_equals_the_plan_it_began_as() {
+    fn removing_all_records_restores_the_initial_plan() {
         let configured = [format!("tap0={A}").parse().unwrap()];
         let records = [
             ("a".into(), record("a", A, "")),
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_touches_the_ports_a_record_leaves_and_those_it_comes_to() {
+    fn a_change_touches_the_old_and_new_ports_of_a_record() {
         let mut plan = Plan::new(&[]);
         let at = |port: &str| record("a", A, &format!(", port: {{ifname: {port}}}"));
         let key = RecordId::from("a");

@@ -91,7 +91,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
     let peer = stream.peer_cred().map(|peer| peer.uid());
     let trusted = peer.as_ref().is_ok_and(|uid| *uid == 0 || *uid == own);
     if !trusted {
-        warn!(?peer, "refused to hand over to a process of neither root nor this agent's user");
+        warn!(?peer, "refused to hand over to a process of another user than root or the agent's own");
     }
     trusted
 }
@@ -151,7 +151,9 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
         match wire.recv_within(READY_WITHIN).await {
             Ok(FromNext::Drain) => return Ok(Ok(turn)),
             Ok(FromNext::Unknown) => {}
-            Ok(message) => return Ok(Err(format!("expected it to get ready, received {message:?}"))),
+            Ok(message) => {
+                return Ok(Err(format!("expected the next agent to get ready, received {message:?}")));
+            }
             Err(error) => {
                 info!("the takeover failed: {error}");
                 return Err(error);
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_agent_that_leaves_before_it_is_ready_gives_its_turn_to_the_next() {
+    async fn an_agent_that_disconnects_before_it_is_ready_frees_its_turn() {
         let hall = hall();
         hall.door.allow();
         let (wire, _) = hall.hello(VERSION, VERSION).await;
@@ -271,7 +273,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connecting_finds_nobody_where_no_agent_runs() {
+    async fn connecting_without_a_running_agent_returns_none() {
         let room = tempfile::tempdir().expect("a directory");
         assert!(connect(room.path()).await.expect("no error").is_none());
         drop(std::os::unix::net::UnixListener::bind(room.path().join(super::SOCKET)).expect("a socket"));

@@ -145,7 +145,7 @@ impl Bindings {
         match self.workers.forget(steering.worker_of(slot), slot) {
             Ok(()) if unbound => drop(self.slots.release(who, Instant::now())),
             Ok(()) => {}
-            Err(error) => warn!(slot, "the slot stays with its last holder: {error}"),
+            Err(error) => warn!(slot, "the slot is not free for other guests: {error}"),
         }
     }
 

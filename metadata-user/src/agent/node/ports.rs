@@ -100,7 +100,7 @@ impl NodePorts {
         self.bindings.count()
     }
 
-    /// Checks that the packet path runs: an agent without it must not look alive.
+    /// Checks that the packet path works, because the agent must not look alive without it.
     ///
     /// # Errors
     /// If a worker thread has ended, or a device of the hub was deleted.
@@ -264,7 +264,7 @@ impl NodePorts {
         match self.steering.find(port) {
             Ok(Found::Attached) => return true,
             Ok(Found::Other) => {
-                // The tap was deleted and made again: another device has the old name.
+                // The tap was deleted and created again: another device has the old name.
                 self.detach(port);
                 match self.steering.attach(port) {
                     Ok(()) => {

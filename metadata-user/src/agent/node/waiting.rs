@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_its_reply_when_its_record_is_served_and_none_when_it_is_gone() {
+    fn a_client_gets_a_reply_once_its_record_is_served_and_none_if_it_is_removed() {
         let (mut waiting, id) = (Waiting::default(), RecordId::new(Source::Api, "web"));
         let (reply, mut answer) = oneshot::channel();
         waiting.push(id.clone(), reply);

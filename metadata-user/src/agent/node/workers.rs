@@ -87,7 +87,7 @@ impl Workers {
     /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
     ///
     /// # Errors
-    /// If no descriptor is available, or a worker cannot be reached. The workers before it drain all the same.
+    /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
     pub(super) fn drain_and_claim(
         &self,
         limit: Duration,

@@ -240,7 +240,7 @@ async fn a_record_is_stored_before_it_is_in_force_and_shown_without_secrets() {
 }
 
 #[tokio::test]
-async fn one_of_the_clients_that_race_for_a_change_wins() {
+async fn of_clients_that_race_for_a_change_exactly_one_succeeds() {
     let bench = Bench::new();
     let first = bench.put("web", &[], 1).await;
     for (name, field) in [("web", format!("If-Match: {}", first.etag())), ("new", "If-None-Match: *".into())]
@@ -325,7 +325,7 @@ async fn a_wait_that_is_too_long_is_an_error_and_the_record_stays() {
         tokio::task::yield_now().await;
     }
     assert_eq!(bench.ask("DELETE", "/v1/instances/web", &[], "").await.status, 204);
-    assert_eq!(waits.await.expect("an answer").status, 404, "what is waited for has gone");
+    assert_eq!(waits.await.expect("an answer").status, 404, "the record was removed");
 }
 
 #[tokio::test]

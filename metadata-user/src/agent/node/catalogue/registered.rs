@@ -67,7 +67,7 @@ pub(crate) enum Clash {
     },
     /// The memory for records is used up.
     Memory(NoRoom),
-    /// None of its NICs has a port, so a client would wait for ever.
+    /// No NIC of the record has a port, so the client would wait for ever.
     Unplaced,
 }
 

@@ -104,10 +104,10 @@ impl NodePorts {
                     }
                 }
                 Ok(false) => return self.release_unguarded(port, plan),
-                Err(error) => return self.troubles.report(port, &format!("it may stay open: {error}")),
+                Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
             },
             Ok(Found::Nothing) => return self.forget_closed(port),
-            Err(error) => return self.troubles.report(port, &format!("it may stay open: {error}")),
+            Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
         }
         // The previous agent may have bound identities there that have no record now.
         self.bindings.keep_inherited(&mut self.steering, port, plan);
@@ -122,12 +122,14 @@ impl NodePorts {
         self.forget_closed(port);
         match self.steering.attach_closed(port) {
             Ok(()) => {
-                info!(%port, "closed: it has no record");
+                info!(%port, "closed, because it has no record");
                 return true;
             }
             // The device is a port under another name, with a record or closed.
-            Err(SteerError::SamePort { other, .. }) => debug!(%port, %other, "is a port already"),
-            Err(error) => self.troubles.report(port, &format!("it stays open: {error}")),
+            Err(SteerError::SamePort { other, .. }) => {
+                debug!(%port, %other, "the tap is already a port under another name")
+            }
+            Err(error) => self.troubles.report(port, &format!("the tap stays open: {error}")),
         }
         false
     }

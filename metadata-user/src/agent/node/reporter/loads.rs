@@ -46,7 +46,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_load_covers_the_time_between_two_readings_and_is_0_before() {
+    fn a_load_covers_the_time_between_two_readings_and_is_0_before_them() {
         let look = |elapsed, slept| LoopStats {
             elapsed: Duration::from_secs(elapsed),
             slept: Duration::from_secs(slept),

@@ -15,7 +15,8 @@ use metadata_steer::{TraceError, Watch};
 /// Maximum number of ports or guests that a refusal lists if a name is ambiguous.
 const LISTED: usize = 4;
 /// The note on what the trace of a port does not show.
-const NOT_BY_PORT: &str = "answers of the agent are not shown, because they carry a guest's slot and not a port: trace the guest's MAC for that";
+const NOT_BY_PORT: &str = "the agent's answers are not shown, because they carry a guest's slot instead of \
+     a port: trace the guest's MAC to see them";
 
 /// The target and scope of a trace.
 #[derive(Clone, Debug)]
