@@ -95,7 +95,7 @@ pub struct Snapshot<'a, T> {
 /// How long it took to attach ports and bind their guests, without the time for rendering records.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Attaching {
-    /// Ports attached since the start, including those detached since.
+    /// Ports attached since the start, including ports that were detached later.
     pub count: u64,
     /// Sum over all of them.
     pub total: Duration,

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use super::SinkError;
 use metadata_state::private_file::PRIVATE;
 
-/// Limit on a file, in octets (16 MiB), so that guests cannot fill the disk.
+/// Limit on the size of a file, in octets (16 MiB), so that guests cannot fill the disk.
 pub const FILE_OCTETS: u64 = 16 << 20;
 
 /// Appends one line, on a thread that may block on the disk.

@@ -108,7 +108,8 @@ impl<'a, T> Hubs<'a, T> {
         out.family(name, help, Kind::Counter, of(|w| w.turns.slept));
     }
 
-    /// Adds the engine's counters and gauges under the first hub's names. A hub without a name has no sample of it.
+    /// Adds the engine's counters and gauges under the first hub's names. A hub that lacks one of them
+    /// gets no sample of it.
     pub(super) fn engine(&self, out: &mut Exposition) {
         let Some(first) = self.hubs.first() else { return };
         for (names, kind) in [(first.counters, Kind::Counter), (first.gauges, Kind::Gauge)] {

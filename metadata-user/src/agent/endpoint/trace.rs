@@ -65,7 +65,7 @@ pub(super) async fn trace(
     Query(TraceQuery { target: name, passing, payload }): Query<TraceQuery>,
 ) -> Result<Response, Busy> {
     if payload && !peer.is_owner() {
-        let text = "expected root or the agent's own user: payloads have tokens and passwords in them".into();
+        let text = "expected root or the agent's own user: payloads contain tokens and passwords".into();
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
     }
     if name.len() > TARGET_MOST {
@@ -108,7 +108,7 @@ async fn write(
             Next::Events { until: Instant::now() + TRACE_MOST }
         }
         Next::Events { until } if Instant::now() >= until => {
-            let reason = format!("a trace lasts {TRACE_MOST:?} at most; begin another");
+            let reason = format!("a trace lasts at most {TRACE_MOST:?}; start another");
             put(&mut text, &Line::End { reason });
             Next::Nothing
         }

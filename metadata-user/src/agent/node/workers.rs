@@ -102,7 +102,7 @@ impl Workers {
     /// Ends the drain: every worker serves as before.
     ///
     /// # Errors
-    /// If a worker cannot be reached: it drains on.
+    /// If a worker cannot be reached. It continues to drain.
     pub(super) fn resume(&self) -> Result<(), ControlError> {
         self.each(WorkerHandle::resume)
     }
