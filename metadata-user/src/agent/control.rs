@@ -61,8 +61,8 @@ enum Turn {
     Ended(Ended),
 }
 
-/// Everything that events act on. Fields are dropped in this order: the sockets first, so that the next agent may
-/// listen, and the ports last.
+/// The state that events change. Fields are dropped in order of declaration: the listeners first, so that the next
+/// agent can listen, and the ports last.
 pub(super) struct ControlLoop {
     /// `None` until the ports are taken over.
     listeners: Option<Listeners>,
@@ -180,7 +180,7 @@ impl ControlLoop {
         }
     }
 
-    /// Applies an event and those of its source that wait behind it.
+    /// Applies an event and the queued events of the same source.
     fn on_feed(&mut self, source: Source, first: FeedEvent) -> Turn {
         let mut synced = false;
         for event in self.feeds.batch(source, first) {
@@ -282,7 +282,7 @@ impl ControlLoop {
         Turn::Changed
     }
 
-    /// Reads the configuration again, and applies what can change.
+    /// Reads the configuration again, and applies the fields that can change.
     fn on_reload(&mut self) -> Turn {
         notify::reloading();
         let changes = reload::read(&self.origin, &self.config);

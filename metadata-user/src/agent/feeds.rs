@@ -19,7 +19,7 @@ use metadata_feed::{FeedError, FeedEvent, directory, libvirt};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::{kubevirt, pods::Inlets};
 
-/// Events of one feed that wait for the control loop. A feed waits while its queue is full.
+/// Limit on queued events of one feed. A feed waits while its queue is full.
 pub(super) const FEED_QUEUE: usize = 1_024;
 
 /// How often to retry a directory that cannot be read.
@@ -130,7 +130,7 @@ impl Feeds {
         Poll::Pending
     }
 
-    /// Returns an event and those of its source that wait behind it, [`FEED_QUEUE`] at most.
+    /// Returns an event and the queued events of the same source, at most [`FEED_QUEUE`] in all.
     pub(super) fn batch(&mut self, source: Source, first: FeedEvent) -> impl Iterator<Item = FeedEvent> {
         let open = self.open.iter_mut().find(|open| open.source == source);
         let queue = open.map(|open| &mut open.events);

@@ -17,7 +17,7 @@ use metadata_feed::registry::RecordId;
 /// Records in force.
 pub(super) type Records = BTreeMap<RecordId, Arc<Record>>;
 
-/// The wanted state. The cost of changing one record depends on that record alone.
+/// The wanted state. The cost of a change depends only on the changed record.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Wanted ports, and how many identities and configured ports want each.
@@ -166,7 +166,7 @@ impl Plan {
         self.namespaces.keys()
     }
 
-    /// The namespaces where links matter: the agent's own and those of the wanted ports.
+    /// The namespaces whose links are watched: the agent's own and those of the wanted ports.
     #[must_use]
     pub(super) fn watched_namespaces(&self) -> BTreeSet<Option<String>> {
         self.namespaces().cloned().chain([None]).collect()
@@ -190,7 +190,7 @@ impl Plan {
         self.identities.contains_key(who)
     }
 
-    /// The identities that a record claims, and whether the record gets each. If not, another record comes first.
+    /// The identities that a record claims, and whether the record gets each. If not, another record has precedence.
     pub(super) fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
         let claims = self.claims.get(key).into_iter().flatten();
         let first = |who| self.identities.get(who).and_then(BTreeSet::first);

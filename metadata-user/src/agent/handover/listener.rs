@@ -15,7 +15,7 @@ use super::wire::{FromNext, FromPrevious, VERSION, Wire, WireError};
 use super::{HELLO_WITHIN, READY_WITHIN, SOCKET};
 use crate::agent::endpoint::{ControlSocket, SocketError};
 
-/// Limit on connections; further ones are closed. One may take over, the others are refused with the reason.
+/// Limit on connections; further ones are closed. Only one may take over; the others get a refusal with the reason.
 const CALLERS: usize = 4;
 
 /// The oldest version of the protocol that this agent supports.
@@ -24,7 +24,7 @@ const OLDEST: u32 = VERSION;
 /// A connection of an agent that is ready to take over.
 pub(in crate::agent) struct Call {
     pub(in crate::agent) wire: Wire,
-    /// Others are refused until this is dropped.
+    /// Other agents are refused until this is dropped.
     pub(in crate::agent) turn: Turn,
 }
 
@@ -186,21 +186,21 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use tokio::task::JoinSet;
 
-    struct Hall {
+    struct Bench {
         room: tempfile::TempDir,
-        door: TakeoverListener,
+        listener: TakeoverListener,
         _tasks: JoinSet<anyhow::Result<()>>,
     }
 
-    fn hall() -> Hall {
+    fn bench() -> Bench {
         let room = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o700)).expect("a mode");
         let mut tasks = JoinSet::new();
-        let door = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a door");
-        Hall { room, door, _tasks: tasks }
+        let listener = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a listener");
+        Bench { room, listener, _tasks: tasks }
     }
 
-    impl Hall {
+    impl Bench {
         async fn connect(&self) -> Wire {
             Wire::new(connect(self.room.path()).await.expect("no error").expect("a socket"))
         }
@@ -219,27 +219,27 @@ mod tests {
 
     #[tokio::test]
     async fn agents_that_are_ready_take_over_one_at_a_time() {
-        let mut hall = hall();
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
-        hall.door.allow();
-        let (mut wire, welcome) = hall.hello(VERSION, VERSION).await;
+        let mut bench = bench();
+        assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
+        bench.listener.allow();
+        let (mut wire, welcome) = bench.hello(VERSION, VERSION).await;
         assert!(matches!(welcome, FromPrevious::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"));
+        assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"));
         wire.send(&FromNext::Drain).await.expect("sent");
-        let call = hall.door.call().await;
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
+        let call = bench.listener.call().await;
+        assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
         drop(call.turn);
-        assert!(matches!(hall.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));
+        assert!(matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));
     }
 
     #[tokio::test]
     async fn an_agent_that_disconnects_before_it_is_ready_frees_its_turn() {
-        let hall = hall();
-        hall.door.allow();
-        let (wire, _) = hall.hello(VERSION, VERSION).await;
+        let bench = bench();
+        bench.listener.allow();
+        let (wire, _) = bench.hello(VERSION, VERSION).await;
         drop(wire);
         for _ in 0..1_000 {
-            if matches!(hall.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }) {
+            if matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }) {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -249,26 +249,26 @@ mod tests {
 
     #[tokio::test]
     async fn unsupported_versions_are_refused_with_a_remedy() {
-        let hall = hall();
-        hall.door.allow();
+        let bench = bench();
+        bench.listener.allow();
         for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
-            let (_, answer) = hall.hello(oldest, newest).await;
+            let (_, answer) = bench.hello(oldest, newest).await;
             assert!(is_no(&answer, "stop it and start the other"), "{answer:?}");
         }
         assert_eq!(common_version(1, VERSION + 5), Some(VERSION), "a newer one that speaks ours too");
-        let mut wire = hall.connect().await;
+        let mut wire = bench.connect().await;
         wire.send(&FromNext::Drain).await.expect("sent");
         assert!(is_no(&wire.recv().await.expect("an answer"), "hello"));
     }
 
     #[tokio::test]
     async fn connections_beyond_the_limit_are_closed() {
-        let hall = hall();
+        let bench = bench();
         let mut callers = Vec::new();
         for _ in 0..CALLERS {
-            callers.push(hall.connect().await);
+            callers.push(bench.connect().await);
         }
-        let mut one_more = hall.connect().await;
+        let mut one_more = bench.connect().await;
         assert!(matches!(one_more.recv::<FromPrevious>().await, Err(WireError::Gone | WireError::Io(_))));
     }
 
