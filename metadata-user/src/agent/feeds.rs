@@ -19,7 +19,7 @@ use metadata_feed::{FeedError, FeedEvent, directory, libvirt};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::{kubevirt, pods::Inlets};
 
-/// Events of one feed that wait for the control loop. A feed waits while its queue is full.
+/// Limit on queued events of one feed. A feed waits while its queue is full.
 pub(super) const FEED_QUEUE: usize = 1_024;
 
 /// How often to retry a directory that cannot be read.
@@ -36,12 +36,13 @@ pub(super) struct Feeds {
 struct Open {
     source: Source,
     events: mpsc::Receiver<FeedEvent>,
-    /// It has listed all its records, or they come from the snapshot.
+    /// The source has listed all its records, or they come from the snapshot.
     settled: bool,
 }
 
 impl Feeds {
-    /// Starts the feeds of a configuration. A source in `in_snapshot` may be away at first: its feed keeps trying.
+    /// Starts the feeds of a configuration. The feed of a source in `in_snapshot` retries while the source
+    /// is unavailable.
     pub(super) fn start(
         config: &Config,
         in_snapshot: &BTreeSet<Source>,
@@ -129,7 +130,7 @@ impl Feeds {
         Poll::Pending
     }
 
-    /// Returns an event and those of its source that wait behind it, [`FEED_QUEUE`] at most.
+    /// Returns an event and the queued events of the same source, at most [`FEED_QUEUE`] in all.
     pub(super) fn batch(&mut self, source: Source, first: FeedEvent) -> impl Iterator<Item = FeedEvent> {
         let open = self.open.iter_mut().find(|open| open.source == source);
         let queue = open.map(|open| &mut open.events);
@@ -147,7 +148,7 @@ impl Feeds {
     }
 }
 
-/// Starts the feed of the records directory. With `patiently`, the directory may be away at first.
+/// Starts the feed of the records directory. With `patiently`, retries while the directory cannot be read.
 fn follow(config: &Config, publisher: Publisher, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
     let Some(dir) = config.records.clone() else { return };
     let limits = config.record_limits();
@@ -170,7 +171,7 @@ fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterato
     std::iter::once(first).chain(more).take(FEED_QUEUE)
 }
 
-/// The sources of a configuration that cannot be read now, with the reason.
+/// The sources of a configuration that are unavailable, each with the reason.
 pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
     let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
     file.into_iter().map(|error| (Source::File, error.to_string())).collect()
