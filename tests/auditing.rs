@@ -180,7 +180,7 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     let status = String::from_utf8(status.output().expect("the verb runs").stdout).expect("text");
     assert!(status.contains("schema"), "{status}");
     let audit = fs::read_to_string(scene.log()).expect("an audit log");
-    for (name, text) in [("audit", audit), ("metrics", metrics), ("status", status), ("log", agent.said())] {
+    for (name, text) in [("audit", audit), ("metrics", metrics), ("status", status), ("log", agent.log())] {
         assert!(!text.is_empty(), "there is no {name}");
         assert!(!text.contains(CANARY), "the {name} has a secret:\n{text}");
         assert!(!text.contains(&token), "the {name} has a token:\n{text}");

@@ -96,7 +96,7 @@ fn reports_ready(release: &str, version: &str, name: &str) {
         ensure!(reports >= 2, "only {reports} reports of its status: {asked:#?}");
         Ok(asked)
     });
-    let asked = asked.unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.said()));
+    let asked = asked.unwrap_or_else(|error| panic!("{error:#}\n{}", daemon.log()));
     // The agent reads this 404 as "not supported".
     let refused: Vec<_> = asked.iter().filter(|line| !line.contains(" 20")).collect();
     assert!(refused.iter().all(|line| *line == "GET /vmSettings 404"), "{refused:#?}");

@@ -184,7 +184,8 @@ fn a_missing_capability_is_named_with_its_purpose() {
         let without = [format!("--bounding-set=-{capability}"), format!("--inh-caps=-{capability}")];
         let report = patient.run_doctor(&["setpriv", &without[0], &without[1]], "tap0");
         let name = format!("CAP_{}", capability.to_uppercase());
-        report.assert_failure(check, &[&name, "also in the bounding set", what_for, "CapabilityBoundingSet="]);
+        report
+            .assert_failure(check, &[&name, "also in the bounding set", what_for, "CapabilityBoundingSet="]);
         // A missing capability hides kernel features; they must not count as missing.
         let kernel = report.failed().iter().filter(|name| name.starts_with("kernel.")).count();
         assert_eq!(kernel, 0, "{capability}: {report:#?}");

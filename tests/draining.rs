@@ -81,7 +81,7 @@ fn a_request_during_the_grace_is_answered_with_connection_close() {
     world.run(SOON, |world| !answers(world, talk).is_empty());
     drain(&mut world);
     world.wait(Duration::from_millis(100));
-    world.client.say(talk, GET);
+    world.client.transmit(talk, GET);
     world.client.close(talk);
     world.wait(SOON);
     let answers = answers(&world, talk);
@@ -109,13 +109,13 @@ fn a_request_in_parts_is_answered_even_if_it_starts_during_the_drain() {
         let (first, rest) = GET.split_at(10);
         let talk = match before {
             Some(talk) => {
-                world.client.say(talk, first);
+                world.client.transmit(talk, first);
                 talk
             }
             None => world.client.begin(40_000, first),
         };
         world.wait(SOON);
-        world.client.say(talk, rest);
+        world.client.transmit(talk, rest);
         world.wait(SOON);
         let last = answers(&world, talk).pop().unwrap_or_else(|| panic!("{name}: no answer"));
         assert_eq!((last.status, says_close(&last)), (200, true), "{name}");
@@ -130,7 +130,7 @@ fn without_a_takeover_new_connections_are_left_to_the_next_agent() {
     let now = world.now();
     world.stack.drain(now, 2 * SOON, None);
     let late = world.client.begin(40_001, GET);
-    world.client.say(held, b"TP/1.1\r\nHost: x\r\n\r\n");
+    world.client.transmit(held, b"TP/1.1\r\nHost: x\r\n\r\n");
     world.wait(SOON);
     assert!(says_close(&answers(&world, held)[0]));
     assert!(answers(&world, late).is_empty() && world.stack.stats().refused_leaving > 0);
@@ -170,7 +170,7 @@ fn a_request_in_progress_is_answered_in_full() {
         drain(&mut world);
         world.wait(SOON);
         assert!(!world.client.talks[talk].ended && world.stack.left() == 1);
-        world.client.say(talk, rest);
+        world.client.transmit(talk, rest);
         world.client.close(talk);
         world.wait(SOON);
         let answers = answers(&world, talk);
@@ -244,9 +244,9 @@ fn a_cancelled_drain_keeps_connections_open() {
     drain(&mut world);
     world.wait(SOON);
     world.stack.resume();
-    world.client.say(talk, b"TP/1.1\r\nHost: x\r\n\r\n");
+    world.client.transmit(talk, b"TP/1.1\r\nHost: x\r\n\r\n");
     world.wait(DRAIN_LIMIT);
-    world.client.say(talk, GET);
+    world.client.transmit(talk, GET);
     world.wait(SOON);
     let answers = answers(&world, talk);
     assert_eq!(answers.iter().map(says_close).collect::<Vec<_>>(), [false, false]);
@@ -263,8 +263,8 @@ fn a_cancelled_drain_restores_the_usual_timeouts() {
     world.wait(Duration::from_millis(1));
     world.stack.resume();
     world.wait(5 * SOON);
-    world.client.say(begun, &GET[10..]);
-    world.client.say(idle, GET);
+    world.client.transmit(begun, &GET[10..]);
+    world.client.transmit(idle, GET);
     world.wait(SOON);
     for (talk, count) in [(begun, 1), (idle, 2)] {
         let answers = answers(&world, talk);

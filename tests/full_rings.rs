@@ -28,7 +28,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 fn fill(station: &mut Station) -> Result<()> {
     for _ in 0..ENOUGH {
         let stranger = station.talk(TO);
-        station.say(&stranger.syn())?;
+        station.transmit(&stranger.syn())?;
     }
     Ok(())
 }
@@ -37,7 +37,7 @@ fn fill(station: &mut Station) -> Result<()> {
 fn idle_connection(station: &mut Station) -> Result<Talk> {
     let mut talk = station.open(TO)?;
     let request = format!("GET {} HTTP/1.1\r\nHost: metadata\r\n\r\n", PATHS[0]);
-    let segments = talk.say(request.as_bytes());
+    let segments = talk.transmit(request.as_bytes());
     station.until(&mut talk, &segments, |talk| !talk.received.is_empty())?;
     station.fall_silent()?;
     Ok(talk)
@@ -66,7 +66,7 @@ fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
 
     let mut talk = idle_connection(&mut station).expect("a connection");
     fill(&mut station).expect("SYNs");
-    station.say(&talk.finish()).expect("a FIN");
+    station.transmit(&talk.finish()).expect("a FIN");
     eventually(PATIENCE, || {
         let held = connections(&agent)?;
         ensure!(held == 0.0, "{held} connections are held");
@@ -78,7 +78,7 @@ fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
 
     let fin = talk.finish();
     let mut answers = Vec::new();
-    station.say(&fin).expect("the FIN again");
+    station.transmit(&fin).expect("the FIN again");
     eventually(PATIENCE, || {
         answers.extend(station.segments()?.into_iter().filter(|reply| talk.is_theirs(reply)));
         ensure!(!answers.is_empty(), "no answer yet");
@@ -94,9 +94,9 @@ fn a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own() {
 
     // Once the guest has the FIN, a repeated FIN gets a plain acknowledgement.
     talk.seq = talk.seq.wrapping_add(1);
-    station.say(&talk.ack()).expect("an acknowledgement");
+    station.transmit(&talk.ack()).expect("an acknowledgement");
     talk.seq = fin.seq;
-    station.say(&talk.finish()).expect("a late FIN");
+    station.transmit(&talk.finish()).expect("a late FIN");
     let late = eventually(PATIENCE, || {
         let late = station.segments()?.into_iter().find(|reply| talk.is_theirs(reply));
         late.ok_or_else(|| anyhow::anyhow!("no answer yet"))

@@ -74,7 +74,7 @@ fn a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else() {
     let after = host.tap(&Identity::of(1), Shape::default()).expect("a tap");
     for tap in [&before, &after] {
         eventually(NOTICE, || ensure_closed(tap, &mut witness))
-            .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+            .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     }
     let metrics = agent.metrics().expect("metrics");
     let closed = metrics.samples().iter().find(|sample| sample.labels.iter().any(|(_, is)| is == "closed"));
@@ -127,7 +127,7 @@ fn a_tap_stays_closed_between_two_records() {
             closed(&mut witness).expect("closed while the record is added");
             guest.fetch_own(PATH, REQUEST).map(drop)
         })
-        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
         std::fs::remove_file(identity.path(records.path())).expect("the record is removed");
         eventually(NOTICE, || {
             closed(&mut witness).expect("closed while the record is removed");
@@ -135,14 +135,14 @@ fn a_tap_stays_closed_between_two_records() {
             ensure!(!served, "it is still served");
             Ok(())
         })
-        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
         eventually(NOTICE, || {
             let guarded = agent.metrics()?.frames(GUARDED)?;
             closed(&mut witness)?;
             ensure!(agent.metrics()?.frames(GUARDED)? > guarded, "it is not closed yet");
             Ok(())
         })
-        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+        .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
     }
     let seen = witness.look().expect("received frames").bridge;
     let asks = |frame: &Vec<u8>| {
@@ -199,5 +199,5 @@ fn a_device_that_is_no_tap_or_has_another_program_is_left_alone() {
         let shown = host.ns().ip(&format!("link show dev {device}")).expect(device);
         assert!(!shown.contains("xdp"), "{device} has a program: {shown}");
     }
-    assert!(agent.said().lines().all(|line| !line.contains("WARN")), "{}", agent.said());
+    assert!(agent.log().lines().all(|line| !line.contains("WARN")), "{}", agent.log());
 }

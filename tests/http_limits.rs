@@ -267,7 +267,7 @@ fn a_client_that_expects_100_continue_gets_it() {
     let talk = world.client.begin(40_000, head);
     world.wait(SOON);
     assert_eq!(world.client.talks[talk].received, b"HTTP/1.1 100 Continue\r\n\r\n");
-    world.client.say(talk, b"ok");
+    world.client.transmit(talk, b"ok");
     world.wait(SOON);
     let statuses: Vec<u16> =
         responses(&world.client.talks[talk].received, &[]).iter().map(|a| a.status).collect();
@@ -296,7 +296,7 @@ fn a_trickling_head_is_answered_408() {
     let (mut world, _) = world();
     let talk = world.client.begin(40_000, b"");
     for _ in 0..11 {
-        world.client.say(talk, b"G");
+        world.client.transmit(talk, b"G");
         world.wait(SOON);
     }
     assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 408);
@@ -327,7 +327,7 @@ fn an_unused_connection_is_not_held_and_its_late_request_is_served() {
     let talk = world.client.begin(40_000, b"");
     world.wait(Duration::from_secs(100));
     assert_eq!((world.stack.stats().handshakes, world.stack.stats().connections), (1, 0));
-    world.client.say(talk, b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n");
+    world.client.transmit(talk, b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n");
     world.wait(SOON);
     assert_eq!(responses(&world.client.talks[talk].received, &[])[0].status, 204);
 }
@@ -421,7 +421,7 @@ fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
     for (enter, status) in states {
         enter();
         for path in paths {
-            world.client.say(talk, &line(&format!("GET {path} HTTP/1.1")));
+            world.client.transmit(talk, &line(&format!("GET {path} HTTP/1.1")));
             world.wait(Duration::from_secs(5));
             wanted.push(status);
             let answers = responses(&world.client.talks[talk].received, &[]);

@@ -122,14 +122,15 @@ impl Node {
     ) -> Self {
         let options: Options =
             serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
-        let (pods, told) = mpsc::channel(4_096);
+        let (pods, pod_events) = mpsc::channel(4_096);
         let launchers = launchers(pods.clone());
         let (tx, events) = mpsc::channel(1_024);
         let (_, hook) = mpsc::channel(1);
         let volumes = Volumes::new(kubelet.pods());
         let (contact, limits) = (kubevirt::contact(), Limits::DEFAULT);
         let reports = Arc::clone(&contact);
-        let feed = Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact: reports };
+        let feed =
+            Feed { options, limits, kept, volumes, launchers, pod_events, hook, pace, contact: reports };
         let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
         let (known, refused) = (BTreeMap::new(), BTreeMap::new());
         Self { events, known, refused, synced: false, pods, contact, feed }

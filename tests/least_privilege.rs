@@ -89,7 +89,7 @@ fn port_of(identity: &Identity) -> PortArgument {
 
 fn assert_served(guest: &Guest, agent: &Agent<'_>) {
     eventually(NOTICE, || guest.fetch_own(PATH, REQUEST).map(drop))
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
 #[test]
@@ -171,7 +171,7 @@ fn the_namespace_of_another_users_process_needs_cap_sys_ptrace() {
         let words = arguments(records.path(), &[pod.by_process(&identity)]);
         let agent = jail.start(host.ns(), user, &NEEDED, words).expect("an agent");
         eventually(NOTICE, || {
-            let said = agent.said();
+            let said = agent.log();
             anyhow::ensure!(said.contains("CAP_SYS_PTRACE"), "{said}");
             Ok(())
         })
@@ -208,7 +208,7 @@ fn four_capabilities_suffice_to_pin_and_inherit_links_and_maps_for_any_user() {
             for guest in [&guest, &pod.guest] {
                 assert_served(guest, &agent);
             }
-            assert_eq!(bpffs.port_links().len(), 2, "{user:?}, life {life}: {}", agent.said());
+            assert_eq!(bpffs.port_links().len(), 2, "{user:?}, life {life}: {}", agent.log());
             agent.kill().expect("it was running");
         }
         guest.fetch(PATH, REQUEST).expect_err("the port stays closed without an agent");
@@ -230,7 +230,7 @@ fn private_records_of_another_user_need_cap_dac_read_search() {
     fs::set_permissions(&record, Permissions::from_mode(0o600)).expect("private");
     let words = || arguments(records.path(), &[port_of(&identity)]);
     let agent = jail.start(host.ns(), User::Nobody, &NEEDED, words()).expect("an agent");
-    assert!(agent.comes_to_say("Permission denied"), "{}", agent.said());
+    assert!(agent.eventually_logs("Permission denied"), "{}", agent.log());
     drop(agent);
     let mut more = NEEDED.to_vec();
     more.push("dac_read_search");

@@ -43,7 +43,7 @@ fn large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic() {
     let agent = Agent::start(host.ns(), records.path(), &[PortArgument::new(tap, identity.mac)]);
     let agent = agent.expect("an agent");
     let fetched = guest.fetch_own("/v1/user-data", PATIENCE);
-    fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
 fn fetch_user_data_over(faults: Faults) {
@@ -67,7 +67,7 @@ fn fetch_user_data_over(faults: Faults) {
     for fetch in 0..FETCHES {
         guest
             .fetch_own("/v1/user-data", PATIENCE)
-            .unwrap_or_else(|error| panic!("fetch {fetch}, seed {seed}: {error:#}\n{}", agent.said()));
+            .unwrap_or_else(|error| panic!("fetch {fetch}, seed {seed}: {error:#}\n{}", agent.log()));
     }
     let harm = |moved: support::pump::Moved| moved.lost;
     assert!(harm(guest.sent()) > 0 && harm(guest.got()) > 0, "seed {seed}: the link lost nothing");

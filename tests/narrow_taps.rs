@@ -27,8 +27,8 @@ const SIZES: [(u16, [(u16, usize); 2]); 4] = [
 /// The MSS that the answer to a SYN announces.
 fn announced(station: &mut Station, to: (IpAddr, u16)) -> Result<Option<u16>> {
     let talk = station.talk(to);
-    station.hear()?;
-    station.say(&talk.syn())?;
+    station.receive()?;
+    station.transmit(&talk.syn())?;
     station.wait(Duration::from_secs(1));
     let replies = station.segments()?;
     Ok(replies.iter().find(|reply| talk.is_theirs(reply) && reply.flags.0).and_then(|reply| reply.mss))

@@ -125,7 +125,7 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     guest.echo(server.address(), 100_000).expect("other traffic continues");
     assert_eq!(guest.ping(host::ADDRESS, 20).expect("ping"), 20);
     let agent = node.agent();
-    eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.said()));
+    eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log()));
 }
 
 /// Waits until the agent's counters stop changing, because they are not read at one moment. Returns them.
@@ -202,7 +202,7 @@ fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     connection.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let read = connection.read_to_end(&mut answer);
     let text = String::from_utf8_lossy(&answer);
-    read.unwrap_or_else(|error| panic!("{error} after {text:?}\n{}", agent.said()));
+    read.unwrap_or_else(|error| panic!("{error} after {text:?}\n{}", agent.log()));
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).expect("an answer");
     answers::check(&identities[1], PATH, 200, body.as_bytes()).expect("the guest's own user-data");
 }
@@ -270,7 +270,7 @@ fn the_pin_of_a_tap_deleted_while_no_agent_ran_is_removed() {
     drop(goes);
     let agent = node.agent();
     eventually(PATIENCE, || {
-        ensure!(node.bpffs.port_links().len() == 1, "{:?}\n{}", node.bpffs.port_links(), agent.said());
+        ensure!(node.bpffs.port_links().len() == 1, "{:?}\n{}", node.bpffs.port_links(), agent.log());
         Ok(())
     })
     .expect("the pin is removed");
@@ -513,8 +513,8 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
         Ok(found.value)
     };
     assert_eq!(source(&agent, "snapshot").expect("a metric"), 1.0);
-    assert!(agent.comes_to_say("serving from the snapshot"), "{}", agent.said());
-    assert!(!agent.said().contains(&identities[0].user_data), "a record is in the log");
+    assert!(agent.eventually_logs("serving from the snapshot"), "{}", agent.log());
+    assert!(!agent.log().contains(&identities[0].user_data), "a record is in the log");
 
     // The directory comes back without one record and with a change of the other.
     std::fs::remove_file(identities[1].path(&hidden)).expect("removed");
@@ -525,7 +525,7 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
         let fetched = stays.fetch(PATH, REQUEST)?;
         answers::check(&renewed, PATH, fetched.status, &fetched.body)
     })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     assert_eq!(source(&agent, "source").expect("a metric"), 1.0);
     eventually(PATIENCE, || {
         let fetched = goes.fetch(PATH, REQUEST)?;

@@ -72,15 +72,15 @@ fn withstand(label: &str, config: &str, attacks: &[Attack]) {
         failures.len(),
         attacks.len(),
         failures.join("\n"),
-        arena.agent.said()
+        arena.agent.log()
     );
 }
 
 fn withstand_one(arena: &mut Arena<'_>, attack: &Attack) -> Result<Vec<usize>> {
     arena.witness.look()?;
-    arena.attacker.hear()?;
+    arena.attacker.receive()?;
     let (before, sent) = (books::verdicts(&arena.agent)?, arena.sent());
-    let heard = (arena.attacker.sent.get().1, arena.attacker.heard.1);
+    let heard = (arena.attacker.sent.get().1, arena.attacker.received.1);
     let ((), answered) = arena.meanwhile(attack.run)?;
     let counted: u64 = books::since(&before, &books::verdicts(&arena.agent)?).values().sum();
     let sent = arena.sent() - sent;
@@ -97,7 +97,7 @@ fn withstand_one(arena: &mut Arena<'_>, attack: &Attack) -> Result<Vec<usize>> {
         "{}: {} octets sent, {} received",
         attack.name,
         arena.attacker.sent.get().1 - heard.0,
-        arena.attacker.heard.1 - heard.1
+        arena.attacker.received.1 - heard.1
     );
     recovers(arena)?;
     books::balance(&arena.agent, 0)?;

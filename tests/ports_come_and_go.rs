@@ -43,7 +43,7 @@ fn a_tap_that_appears_later_is_served_and_so_is_the_next_of_its_name() {
     for life in 0..4 {
         let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
         eventually(NOTICE, || fetch_own(&guest))
-            .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.said()));
+            .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
     }
 }
 
@@ -103,7 +103,7 @@ fn a_tap_in_another_namespace_is_served() {
     }
     let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
     for guest in &guests {
-        fetch_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+        fetch_own(guest).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     }
 }
 
@@ -119,7 +119,7 @@ fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
     let agent = Agent::start(host.ns(), records.path(), &[port_of(&first)]).expect("an agent");
 
     first.write(records.path(), 1).expect("a record");
-    eventually(NOTICE, || fetch_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    eventually(NOTICE, || fetch_own(&guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 
     let second = first.clone().with_user_data_of(5_000);
     second.write(records.path(), 2).expect("a newer record");
@@ -127,7 +127,7 @@ fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
         let fetched = guest.fetch(PATH, REQUEST)?;
         support::answers::check(&second, PATH, fetched.status, &fetched.body)
     })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 
     std::fs::remove_file(second.path(records.path())).expect("the record is removed");
     eventually(NOTICE, || {
@@ -135,7 +135,7 @@ fn the_agent_follows_a_record_that_appears_changes_and_vanishes() {
         ensure!(status == 404, "a guest without a record gets status {status}");
         Ok(())
     })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }
 
 #[test]
@@ -156,10 +156,10 @@ fn an_invalid_record_keeps_its_last_good_state_and_is_logged() {
     let name = path.file_name().expect("a name").to_string_lossy().into_owned();
     eventually(NOTICE, || {
         // The log names file and line in a compiler's format.
-        ensure!(agent.said().contains(&format!("{name}:2")), "the log does not name {name}:2");
+        ensure!(agent.log().contains(&format!("{name}:2")), "the log does not name {name}:2");
         Ok(())
     })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     is_served(&guest).expect("the last good record");
 
     identity.write(records.path(), 3).expect("a corrected record");

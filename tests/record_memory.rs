@@ -55,7 +55,7 @@ fn records_beyond_the_memory_limit_are_refused_until_others_are_removed() {
         (count("xdp_imds_record_memory_refused_total"), count("xdp_imds_record_memory_bytes"));
     assert!(refused > 200, "{refused} of {OTHERS} records were refused");
     assert!((MEMORY / 2..=MEMORY).contains(&taken), "the records take {taken} octets");
-    assert!(agent.said().contains("Raise `record_memory`"), "{}", agent.said());
+    assert!(agent.log().contains("Raise `record_memory`"), "{}", agent.log());
 
     // The larger version of the guest's record is refused, and the smaller one is still served.
     let large = small.clone().with_user_data_of(LARGE);

@@ -403,7 +403,7 @@ fn a_permitted_group_registers_vms_and_reads_no_secrets() {
     assert_eq!(curl(&node.run(), "65534", &["-T", body, url]), "000", "other groups must be refused");
     assert_eq!(curl(&node.run(), GROUP, &["-T", body, url]), "201");
     assert_eq!(curl(&node.run(), GROUP, &[url]), "200");
-    assert!(agent.comes_to_say("registered by=user 65534, group 60123"), "{}", agent.said());
+    assert!(agent.eventually_logs("registered by=user 65534, group 60123"), "{}", agent.log());
     let trace = "http://localhost/v1/trace?target=tap0&payload=true";
     assert_eq!(curl(&node.run(), GROUP, &["-m", "5", trace]), "403", "payloads may contain tokens");
     record["sinks"] = json!({"ready": "file:/etc/profile"});

@@ -176,7 +176,7 @@ fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
         agent.reload().expect("a reload");
         let refused = || {
             anyhow::ensure!(reloads(&agent, "failed") == before + 1);
-            let said = agent.said();
+            let said = agent.log();
             let last = said.lines().rfind(|line| line.contains("stays as it was")).unwrap_or_default();
             anyhow::ensure!(last.contains(error), "the log says {last:?}");
             Ok(())
@@ -190,7 +190,7 @@ fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
     eventually(PATIENCE, || {
         let data = node.user_data()?;
         anyhow::ensure!(data.starts_with('y'));
-        anyhow::ensure!(agent.said().contains("workers: restart the agent"), "{}", agent.said());
+        anyhow::ensure!(agent.log().contains("workers: restart the agent"), "{}", agent.log());
         Ok(())
     })
     .expect("records of the other directory");

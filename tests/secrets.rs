@@ -299,13 +299,13 @@ fn an_agent_at_log_level_trace_logs_no_secret_and_keeps_its_files_private() {
         replace(&records.path().join(format!("invalid-{n}.yaml")), &text).expect("a record");
     }
     eventually(PATIENCE, || {
-        let refused = agent.said().matches("refused, the last good state stays").count();
+        let refused = agent.log().matches("refused, the last good state stays").count();
         anyhow::ensure!(refused >= invalid_records().len(), "{refused} refused");
         Ok(())
     })
     .expect("a refusal of every invalid record");
 
-    let said = agent.said();
+    let said = agent.log();
     assert!(said.contains("TRACE") || said.contains("DEBUG"), "{said}");
     assert!(!token.is_empty() && !said.contains(&token), "a token is in the log");
     let line = said.lines().find(|line| shows(line));

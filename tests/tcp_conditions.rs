@@ -200,7 +200,7 @@ fn one_connection_carries_a_hundred_requests() {
     let mut world = clean_world();
     let talk = world.client.begin(40_000, b"");
     for n in 0..100 {
-        world.client.say(talk, format!("GET /bytes/{n} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+        world.client.transmit(talk, format!("GET /bytes/{n} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
         let answered =
             |world: &mut World<_>| responses(&world.client.talks[talk].received, &[]).len() == n + 1;
         assert!(world.run(CLEAN_LIMIT, answered), "request {n}");

@@ -9,8 +9,8 @@ mod sync {
 
 #[path = "../metadata-user/datapath/src/afxdp/all_sent/cell.rs"]
 mod cell;
-#[path = "../metadata-user/datapath/src/worker/told.rs"]
-mod told;
+#[path = "../metadata-user/datapath/src/worker/pending.rs"]
+mod pending;
 
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::{Arc, Condvar, Mutex};
@@ -19,8 +19,8 @@ use metadata_common::maps::AllSent;
 use metadata_datapath::stack::{Displaced, Heard};
 
 use cell::Cell;
+use pending::Pending;
 use sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
-use told::Told;
 
 /// Maximum number of preemptions in one execution. Three reveal all known defects; more take minutes.
 const PREEMPTIONS: usize = 3;
@@ -76,7 +76,7 @@ impl<const N: usize> Queue<N> {
 /// State that the control side and a worker of [`metadata_datapath::worker`] share.
 #[derive(Debug)]
 struct Shared<const N: usize> {
-    told: Told,
+    pending: Pending,
     queue: Queue<N>,
     bell: Bell,
 }
@@ -86,12 +86,12 @@ fn receive_all<const N: usize>(shared: &Shared<N>, batch: usize) {
     let mut received = 0;
     while received < N {
         let mut taken = 0;
-        if shared.told.take() {
+        if shared.pending.take() {
             while taken < batch && shared.queue.receive(received) == Some(received) {
                 (received, taken) = (received + 1, taken + 1);
             }
             if taken == batch {
-                shared.told.keep();
+                shared.pending.set_again();
             }
         }
         if received < N && taken < batch {
@@ -102,12 +102,13 @@ fn receive_all<const N: usize>(shared: &Shared<N>, batch: usize) {
 
 fn every_message_is_received<const N: usize>(batch: usize) {
     model(move || {
-        let shared = Arc::new(Shared::<N> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
+        let shared =
+            Arc::new(Shared::<N> { pending: Pending::new(), queue: Queue::new(), bell: Bell::default() });
         let theirs = Arc::clone(&shared);
         let sender = thread::spawn(move || {
             for message in 0..N {
                 theirs.queue.send(message);
-                theirs.told.tell();
+                theirs.pending.set();
                 theirs.bell.ring();
             }
         });
@@ -131,18 +132,19 @@ fn a_worker_that_takes_one_message_per_turn_receives_all() {
 #[test]
 fn messages_of_two_concurrent_senders_are_both_received() {
     model(|| {
-        let shared = Arc::new(Shared::<2> { told: Told::new(), queue: Queue::new(), bell: Bell::default() });
+        let shared =
+            Arc::new(Shared::<2> { pending: Pending::new(), queue: Queue::new(), bell: Bell::default() });
         let senders = [0, 1].map(|message| {
             let theirs = Arc::clone(&shared);
             thread::spawn(move || {
                 theirs.queue.send(message);
-                theirs.told.tell();
+                theirs.pending.set();
                 theirs.bell.ring();
             })
         });
         let mut received = [false; 2];
         while received != [true; 2] {
-            if shared.told.take() {
+            if shared.pending.take() {
                 // Each sender has its own queue, like forgotten and woken slots.
                 for (message, received) in received.iter_mut().enumerate() {
                     *received |= shared.queue.receive(message).is_some();

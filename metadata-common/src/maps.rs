@@ -35,7 +35,7 @@ pub const MAX_SERVED: u32 = 32;
 /// space.
 pub const ALL_SENT: u32 = 65_536;
 
-/// Maximum number of connections the previous agent can claim, as many as [`ALL_SENT`]. A connection beyond the limit goes
+/// Maximum number of connections the previous agent can claim, equal to [`ALL_SENT`]. A connection beyond it goes
 /// to the new agent, which resets it.
 pub const MAX_DRAINING: u32 = 65_536;
 

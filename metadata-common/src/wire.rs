@@ -14,7 +14,7 @@ pub mod ethernet {
     pub const TYPE: usize = 12;
     /// Length in octets of a VLAN tag.
     pub const TAG: usize = 4;
-    /// Maximum number of VLAN tags that the classifier parses. Bridges stack two. On our ports, a frame with more tags is
+    /// Maximum number of VLAN tags the classifier parses. Bridges stack two. On our ports, a frame with more tags is
     /// dropped, whatever its payload.
     pub const MAX_TAGS: usize = 6;
     /// A value of at most this in the type field is a length, and LLC follows (IEEE 802.3-2022 §3.2.6).
@@ -131,7 +131,7 @@ pub mod ipv6 {
     pub const MAX_EXTENSIONS: usize = 5;
     /// Offset of the addresses in a routing header (types 0, 2 and 4: RFC 5095, RFC 6275 §6.4, RFC 8754 §2).
     pub const SEGMENTS: usize = 8;
-    /// Maximum number of addresses that the classifier reads from a routing header. On our ports, a datagram with more is
+    /// Maximum number of addresses the classifier reads from a routing header. On our ports, a datagram with more is
     /// dropped.
     pub const MAX_SEGMENTS: usize = 16;
     /// The bits of the fragment offset in the third and fourth octet of a fragment header (RFC 8200 §4.5).

@@ -84,7 +84,7 @@ fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
     unsafe { start.cast::<u64>().write(length as u64) };
     // SAFETY: as above.
     let frame = unsafe { start.add(RING_HEADER) };
-    // SAFETY: there is room for N - RING_HEADER octets, no fewer than `length`; the helper checks the range in the frame.
+    // SAFETY: there is room for N - RING_HEADER octets, at least `length`; the helper checks the range in the frame.
     let read = unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), 0, frame.cast(), length as u32) };
     if read != 0 {
         record.discard(0);

@@ -10,7 +10,7 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use metadata_control::status::Said;
+use metadata_control::status::RecentWarning;
 
 /// Maximum number of warnings kept.
 pub const KEPT: usize = 16;
@@ -57,9 +57,9 @@ fn keep(last: &mut VecDeque<Warning>, level: Level, text: String) {
 
 /// Returns the kept warnings, oldest first.
 #[must_use]
-pub fn last() -> Vec<Said> {
+pub fn last() -> Vec<RecentWarning> {
     let last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    let said = |warning: &Warning| Said {
+    let said = |warning: &Warning| RecentWarning {
         level: warning.level.as_str().to_ascii_lowercase(),
         ago: warning.at.elapsed().as_secs_f64(),
         times: warning.times,

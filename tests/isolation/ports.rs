@@ -60,11 +60,11 @@ fn two_macs_on_one_port_are_two_guests() {
     second.begin(&mut talks[1]).expect("another");
     let request = get(PATHS[1]);
     let (start, rest) = request.split_at(9);
-    let segments = talks[0].say(start);
+    let segments = talks[0].transmit(start);
     first.until(&mut talks[0], &segments, |talk| talk.in_flight() == 0).expect("half a request");
-    let segments = talks[1].say(&request);
+    let segments = talks[1].transmit(&request);
     second.until(&mut talks[1], &segments, |talk| talk.ended).expect("a whole one");
-    let segments = talks[0].say(rest);
+    let segments = talks[0].transmit(rest);
     first.until(&mut talks[0], &segments, |talk| talk.ended).expect("the other half");
     for (identity, talk) in [&one, &other].into_iter().zip(&talks) {
         assert!(talk.received.ends_with(identity.user_data.as_bytes()), "{}", identity.hostname);
@@ -109,10 +109,10 @@ fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
             station.fall_silent().expect("silence");
             let refused = agent.metrics().and_then(|metrics| metrics.frames(IMPOSTOR)).expect("a counter");
             let syn = station.talk(crate::taps::SERVICE).syn();
-            station.say(&syn).expect("it is sent");
+            station.transmit(&syn).expect("it is sent");
             let now = agent.metrics().and_then(|metrics| metrics.frames(IMPOSTOR)).expect("a counter");
             assert_eq!(now, refused + 1, "the MAC of NIC {nic} on the tap of NIC {at}");
-            assert!(station.hear().expect("received frames").is_empty(), "the SYN must get no answer");
+            assert!(station.receive().expect("received frames").is_empty(), "the SYN must get no answer");
         }
     }
 }
@@ -215,7 +215,7 @@ fn a_guest_with_another_guests_address_gets_its_own_record() {
         spy.address = address;
         assert_served(&identities[0], spy);
         assert!(
-            victim.hear().expect("received frames").is_empty(),
+            victim.receive().expect("received frames").is_empty(),
             "the victim received something for {address}"
         );
     }

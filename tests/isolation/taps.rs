@@ -59,16 +59,16 @@ fn assert_served(identity: &Identity, station: &mut Station) {
 
 /// Sends a SYN and a request, and checks that no answer arrives.
 fn gets_no_answer(station: &mut Station) -> Result<()> {
-    station.hear()?;
+    station.receive()?;
     let mut talk = station.talk(SERVICE);
-    station.say(&talk.syn())?;
+    station.transmit(&talk.syn())?;
     station.wait(IN_VAIN);
     // `segments` leaves out frames that the bridge floods.
     let answers = station.segments()?;
     ensure!(answers.is_empty(), "received {answers:?}");
     talk.open = true;
-    let segments = talk.say(&get(PATHS[1]));
-    segments.iter().try_for_each(|segment| station.say(segment))?;
+    let segments = talk.transmit(&get(PATHS[1]));
+    segments.iter().try_for_each(|segment| station.transmit(segment))?;
     station.wait(IN_VAIN);
     let answers = station.segments()?;
     ensure!(answers.is_empty(), "received {answers:?}");
@@ -78,7 +78,7 @@ fn gets_no_answer(station: &mut Station) -> Result<()> {
 /// Opens a connection and sends half a request.
 fn send_half(station: &mut Station) -> Talk {
     let mut talk = station.open(SERVICE).expect("a connection");
-    let segments = talk.say(&get(PATHS[1])[..10]);
+    let segments = talk.transmit(&get(PATHS[1])[..10]);
     station.until(&mut talk, &segments, |talk| talk.in_flight() == 0).expect("half a request");
     talk
 }
@@ -108,8 +108,8 @@ fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
         assert_served(identity, &mut station);
         if let Some((talk, gone)) = &mut previous {
             // Continue the previous guest's connection with its exact sequence numbers.
-            let rest = talk.say(&get(PATHS[1])[10..]);
-            rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
+            let rest = talk.transmit(&get(PATHS[1])[10..]);
+            rest.iter().try_for_each(|segment| station.transmit(segment)).expect("it is sent");
             station.wait(IN_VAIN);
             for reply in station.segments().expect("received segments") {
                 assert!(reply.payload.is_empty(), "{} receives {:?}", identity.hostname, reply.payload);
@@ -142,8 +142,8 @@ fn a_moved_tap_is_no_longer_served_and_its_name_serves_its_successor() {
     guests.node.host.ns().ip(&format!("link set tap0 netns {}", elsewhere.ns().name())).expect("it moves");
     elsewhere.ns().ip("link set tap0 master br0 up").expect("it comes up");
     eventually(NOTICE, || gets_no_answer(moved)).expect("no answer");
-    let rest = talk.say(&get(PATHS[1])[10..]);
-    rest.iter().try_for_each(|segment| moved.say(segment)).expect("it is sent");
+    let rest = talk.transmit(&get(PATHS[1])[10..]);
+    rest.iter().try_for_each(|segment| moved.transmit(segment)).expect("it is sent");
     moved.wait(IN_VAIN);
     assert!(
         moved.segments().expect("received segments").is_empty(),
@@ -196,8 +196,8 @@ fn taps_that_swap_names_serve_no_guest_the_others_record() {
         for (talk, station) in talks.iter_mut().zip(&mut guests.stations) {
             let settled = eventually(NOTICE, || gets_no_answer(station));
             settled.unwrap_or_else(|error| panic!("round {round}: {error:#}"));
-            let rest = talk.say(&get(PATHS[1])[10..]);
-            rest.iter().try_for_each(|segment| station.say(segment)).expect("it is sent");
+            let rest = talk.transmit(&get(PATHS[1])[10..]);
+            rest.iter().try_for_each(|segment| station.transmit(segment)).expect("it is sent");
             station.wait(IN_VAIN);
             assert!(station.segments().expect("received segments").is_empty(), "round {round}");
         }
@@ -237,7 +237,7 @@ fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
         let mut talk = station.talk(SERVICE);
         talk.window = 3_000;
         station.begin(&mut talk).expect("a connection");
-        let segments = talk.say(&get(PATHS[1]));
+        let segments = talk.transmit(&get(PATHS[1]));
         // Read only the first few segments, and acknowledge nothing after them.
         station.until(&mut talk, &segments, |talk| talk.received.len() > 2_000).expect("a beginning");
         swap();
@@ -250,7 +250,7 @@ fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
         talk.window = u16::MAX;
         let open = talk.ack();
         station.until(&mut talk, &[open], |talk| talk.ended).expect(name);
-        station.say(&talk.finish()).expect(name);
+        station.transmit(&talk.finish()).expect(name);
         let (status, body) = answer(&talk.received).expect(name);
         assert!(status == 200 && body == first.user_data.as_bytes(), "{name}: the answer is a mixture");
     }
@@ -284,15 +284,15 @@ fn a_port_keeps_serving_its_guest_while_its_device_changes() {
             let mut talk = send_half(&mut guests.stations[0]);
             ns.ip(words).unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}"));
             let station = &mut guests.stations[0];
-            let rest = talk.say(&get(PATHS[1])[10..]);
+            let rest = talk.transmit(&get(PATHS[1])[10..]);
             station
                 .until(&mut talk, &rest, |talk| talk.ended)
-                .unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}\n{}", agent.said()));
-            station.say(&talk.finish()).expect("it is sent");
+                .unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}\n{}", agent.log()));
+            station.transmit(&talk.finish()).expect("it is sent");
             assert!(talk.received.ends_with(guests.identities[0].user_data.as_bytes()), "{mode}, {name}");
             for (identity, station) in guests.identities.iter().zip(&mut guests.stations) {
                 serves(identity, station, PATHS[1])
-                    .unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}\n{}", agent.said()));
+                    .unwrap_or_else(|error| panic!("{mode}, {name}: {error:#}\n{}", agent.log()));
             }
         }
         books::balance(&agent, 0).expect("every frame is accounted for");
@@ -318,7 +318,7 @@ fn a_queue_added_later_is_served_like_the_first() {
             let mut talk = old.talk(SERVICE);
             talk.local.1 += 1_000 * (more + 1);
             let answered = eventually(NOTICE, || {
-                queue.say(&talk.syn())?;
+                queue.transmit(&talk.syn())?;
                 queue.wait(Duration::from_millis(50));
                 let received = [old.segments()?, queue_received(&queue)?].concat();
                 ensure!(received.iter().any(|reply| talk.is_theirs(reply)), "no answer by queue {more}");

@@ -30,7 +30,7 @@ fn fetch_while(agent: &Agent<'_>, guest: &Guest, meanwhile: impl FnOnce()) -> (u
         meanwhile();
         asked.join().expect("no panic")
     });
-    let fetched = fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    let fetched = fetched.unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     (fetched.status, fetched.text())
 }
 
@@ -75,7 +75,7 @@ fn a_request_before_the_secret_exists_is_held_until_it_does() {
     let guest = pod.boot();
     node.server.put(pod.vmi());
     wait_for(&agent, "its port", || {
-        ensure!(agent.said().contains("attached"), "it is not attached yet");
+        ensure!(agent.log().contains("attached"), "it is not attached yet");
         Ok(())
     });
     let answer = fetch_while(&agent, &guest, || {
@@ -104,7 +104,7 @@ fn a_tap_created_after_its_vmi_is_served() {
     node.server.put(pod.vmi());
     pod.launch();
     wait_for(&agent, "a search for the tap", || {
-        ensure!(agent.said().contains("no such interface yet"), "the agent has not searched yet");
+        ensure!(agent.log().contains("no such interface yet"), "the agent has not searched yet");
         Ok(())
     });
     let guest = pod.boot();
@@ -185,7 +185,7 @@ fn a_thousand_vmis_within_two_seconds_are_registered_and_their_guests_served() {
     });
     for outcome in outcomes {
         let name = &outcome.identity.hostname;
-        let answers = outcome.answers.unwrap_or_else(|error| panic!("{name}: {error:#}\n{}", agent.said()));
+        let answers = outcome.answers.unwrap_or_else(|error| panic!("{name}: {error:#}\n{}", agent.log()));
         let texts: Vec<_> = answers.iter().map(|answer| String::from_utf8_lossy(&answer.body)).collect();
         assert_eq!(texts, [outcome.identity.user_data.as_str()], "{name}");
     }

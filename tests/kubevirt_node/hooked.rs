@@ -68,7 +68,7 @@ fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
     let vmi = pod.vmi();
     pod.launch();
     // 14 is UNAVAILABLE; virt-handler calls again.
-    assert_eq!(call(&node, "PreVMStart", &vmi), "14", "{}", agent.said());
+    assert_eq!(call(&node, "PreVMStart", &vmi), "14", "{}", agent.log());
     pod.secret("# hooked\n");
     wait_for(&agent, "its start", || {
         anyhow::ensure!(call(&node, "PreVMStart", &vmi) == "0", "not yet");

@@ -91,7 +91,7 @@ fn a_migration_target_answers_before_and_after_the_vm_arrives() {
         ensure!(attached == 2, "{attached} times");
         Ok(())
     });
-    assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.said());
+    assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.log());
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn a_migration_source_serves_until_its_launcher_ends() {
     let other = next.run("# next\n");
     eventually_gets(&agent, &other, PATH, "# next\n");
     gets(&guest, PATH, "# leaving\n").expect("its launcher runs");
-    assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.said());
+    assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.log());
     let outer = pod.end(guest);
     wait_until_namespace_is_gone(&agent, &node, &outer);
     wait_for(&agent, "the VM is released", || {

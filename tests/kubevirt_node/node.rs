@@ -265,7 +265,7 @@ pub(crate) fn primary() -> NicNames {
 /// Waits until `look` succeeds; a failure shows the agent's log.
 #[track_caller]
 pub(crate) fn wait_for<T>(agent: &Agent<'_>, what: &str, look: impl FnMut() -> Result<T>) -> T {
-    eventually(PATIENCE, look).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.said()))
+    eventually(PATIENCE, look).unwrap_or_else(|error| panic!("{what}: {error:#}\n{}", agent.log()))
 }
 
 /// Waits until a guest gets an answer that contains `wanted`.
@@ -293,7 +293,7 @@ pub(crate) fn wait_until_namespace_is_gone(agent: &Agent<'_>, node: &Node, outer
 
 /// How often the agent's log contains `text`.
 pub(crate) fn times_logged(agent: &Agent<'_>, text: &str) -> usize {
-    agent.said().matches(text).count()
+    agent.log().matches(text).count()
 }
 
 /// True if the test can run here.

@@ -43,7 +43,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
         ensure!(times_logged(&agent, "the API server cannot be used") == 2, "it is not yet");
         Ok(())
     });
-    assert!(!agent.said().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.said());
+    assert!(!agent.log().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.log());
     // The open watches end first, then no connection is accepted.
     wait_for(&agent, "connections are refused", || {
         let server = node.status().expect("a status").api_server.expect("an API server");
@@ -83,7 +83,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
         ensure!(times_logged(&agent, "the API server is back") == 2, "it is not yet");
         Ok(())
     });
-    assert!(times_logged(&agent, "the API server's history is gone") >= 1, "{}", agent.said());
+    assert!(times_logged(&agent, "the API server's history is gone") >= 1, "{}", agent.log());
     let back = node.status().expect("a status");
     let server = back.api_server.expect("the API server");
     assert!(

@@ -108,10 +108,10 @@ fn a_pod_on_passt_gets_its_own_vms_documents_on_every_address() {
             if ![IpAddr::from(METADATA), addresses::EC2.into()].contains(&address) {
                 // Some addresses serve their own documents; it is enough that the service answers.
                 let got = fetch(pod.network.ns(), (address, 80), "/", REQUEST);
-                assert!(got.is_ok(), "{address}: {got:?}\n{}", agent.said());
+                assert!(got.is_ok(), "{address}: {got:?}\n{}", agent.log());
                 continue;
             }
-            check_own_documents(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+            check_own_documents(pod, address).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
         }
     }
     let password = fetch(core.network.ns(), (METADATA, 8080), "/", REQUEST).expect("the password server");
@@ -376,16 +376,16 @@ fn a_foreign_device_with_an_inlets_name_is_left_alone() {
         });
         let listens = options == json!({"passt": "listen"});
         assert_eq!(
-            agent.said().contains("found no imds0-port") || agent.said().contains("found a bridge"),
+            agent.log().contains("found no imds0-port") || agent.log().contains("found a bridge"),
             listens,
             "{}",
-            agent.said()
+            agent.log()
         );
         assert_eq!(
             (inlet_devices(&pod), rules(&pod)),
             (vec![inlet::POD_END.to_owned()], 0),
             "{}",
-            agent.said()
+            agent.log()
         );
     }
 }
@@ -435,9 +435,9 @@ fn an_inlet_keeps_serving_through_a_takeover() {
     wait_until_served(&first, &pod);
     let was = inlet_devices(&pod);
     let second = node.agent_with(&["--takeover"]);
-    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.log()));
     first.ended(PATIENCE).expect("the first has ended");
-    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.said()));
+    check_own_documents(&pod, METADATA.into()).unwrap_or_else(|error| panic!("{error:#}\n{}", second.log()));
     assert_eq!((inlet_devices(&pod), rules(&pod)), (was, 1));
 }
 

@@ -76,9 +76,9 @@ fn expect_refusal(
 /// Sends one short request; its answers must have exactly these statuses.
 fn expect_answers(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let said = talk.say(octets);
+    let said = talk.transmit(octets);
     station.until(&mut talk, &said, |talk| talk.ended)?;
-    station.say(&talk.finish())?;
+    station.transmit(&talk.finish())?;
     let found = statuses(&talk.received);
     ensure!(found == expected, "{:?} is answered {found:?}", String::from_utf8_lossy(octets));
     Ok(())
@@ -153,9 +153,9 @@ fn smuggling(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for framing in framings {
         let request = format!("PUT /v1/x HTTP/1.1\r\nHost: x\r\n{framing}\r\n0\r\n\r\n{hidden}");
         let mut talk = station.open(SERVICE)?;
-        let said = talk.say(request.as_bytes());
+        let said = talk.transmit(request.as_bytes());
         station.until(&mut talk, &said, |talk| talk.ended)?;
-        station.say(&talk.finish())?;
+        station.transmit(&talk.finish())?;
         let found = statuses(&talk.received);
         ensure!(matches!(found[..], [400 | 501]), "{framing:?} is answered {found:?}");
     }
@@ -182,9 +182,9 @@ fn control_characters(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 fn encoded_line_ends(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let path = "/v1/%0d%0aSet-Cookie:%20a=b%0d%0a%0d%0a<html>";
-    let said = talk.say(&support::station::get(path));
+    let said = talk.transmit(&support::station::get(path));
     station.until(&mut talk, &said, |talk| talk.ended)?;
-    station.say(&talk.finish())?;
+    station.transmit(&talk.finish())?;
     let text = String::from_utf8_lossy(&talk.received).to_ascii_lowercase();
     ensure!(statuses(&talk.received) == [404] && !text.contains("cookie"), "{text}");
     Ok(())
@@ -204,9 +204,9 @@ fn deep_paths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     ];
     for (path, status) in paths {
         let mut talk = station.open(SERVICE)?;
-        let said = talk.say(&support::station::get(&path));
+        let said = talk.transmit(&support::station::get(&path));
         station.until(&mut talk, &said, |talk| talk.ended)?;
-        station.say(&talk.finish())?;
+        station.transmit(&talk.finish())?;
         let (found, body) = answer(&talk.received)?;
         ensure!(found == status, "{path:.60} is answered {found}");
         ensure!(found != 404 || body.len() < 64, "{path:.60}: {} octets of error", body.len());
@@ -388,8 +388,8 @@ fn requests_held_for_a_missing_record_cost_only_their_sender() {
 fn held(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 2 * PER_PORT)?;
     for talk in &mut mob.talks {
-        let said = talk.say(&support::station::get("/v1/meta-data"));
-        said.iter().try_for_each(|segment| mob.station.say(segment))?;
+        let said = talk.transmit(&support::station::get("/v1/meta-data"));
+        said.iter().try_for_each(|segment| mob.station.transmit(segment))?;
     }
     let ended = |talks: &[Talk]| talks.iter().filter(|talk| talk.ended).count();
     mob.until(MOST, |talks| ended(talks) >= PER_PORT)?;

@@ -45,8 +45,8 @@ fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let refused = gauge(agent, "refused_port_connections_total")?;
     let mut mob = Mob::open(station, SERVICE, HOARD)?;
     for talk in &mut mob.talks {
-        let said = talk.say(b"G");
-        said.iter().try_for_each(|segment| mob.station.say(segment))?;
+        let said = talk.transmit(b"G");
+        said.iter().try_for_each(|segment| mob.station.transmit(segment))?;
     }
     let begun = |mob: &Mob<'_>| mob.talks.iter().filter(|talk| talk.in_flight() == 0).count();
     let end = Instant::now() + Duration::from_secs(3);
@@ -66,8 +66,8 @@ fn timed_out(mob: &mut Mob<'_>, each: Duration, octets: &[u8]) -> Result<()> {
     while start.elapsed() < HEAD_PATIENCE && mob.talks.iter().any(|talk| !talk.ended && !talk.reset) {
         if said < octets.len() && start.elapsed() >= each * said as u32 {
             for talk in mob.talks.iter_mut().filter(|talk| talk.is_live()) {
-                let part = talk.say(&octets[said..=said]);
-                part.iter().try_for_each(|segment| mob.station.say(segment))?;
+                let part = talk.transmit(&octets[said..=said]);
+                part.iter().try_for_each(|segment| mob.station.transmit(segment))?;
             }
             said += 1;
         }
@@ -96,8 +96,8 @@ fn slow_writers(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 fn asking<'s>(station: &'s mut Station, count: usize, change: impl Fn(&mut Talk)) -> Result<Mob<'s>> {
     let mut mob = Mob::open_with(station, SERVICE, count, change)?;
     for talk in &mut mob.talks {
-        let said = talk.say(&get(LARGE));
-        said.iter().try_for_each(|segment| mob.station.say(segment))?;
+        let said = talk.transmit(&get(LARGE));
+        said.iter().try_for_each(|segment| mob.station.transmit(segment))?;
     }
     Ok(mob)
 }
@@ -148,13 +148,13 @@ fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         talk.mss = Some(mss);
         let syn = talk.syn();
         station.until(&mut talk, &[syn], |talk| talk.open)?;
-        let heard = station.heard.0;
-        let said = talk.say(&get(LARGE));
+        let heard = station.received.0;
+        let said = talk.transmit(&get(LARGE));
         station.until(&mut talk, &said, |talk| talk.ended)?;
-        station.say(&talk.finish())?;
+        station.transmit(&talk.finish())?;
         let (status, body) = answer(&talk.received)?;
         ensure!((status, body.len()) == (200, USER_DATA), "mss {mss}: {status}, {} octets", body.len());
-        let segments = (station.heard.0 - heard) as usize;
+        let segments = (station.received.0 - heard) as usize;
         // Doubled for retransmissions on a busy machine.
         let most = 2 * (talk.received.len() / SAFE_SEGMENT + 8);
         ensure!(segments <= most, "mss {mss}: {segments} segments for {} octets", talk.received.len());
@@ -165,22 +165,22 @@ fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// Resets a connection once the port's token bucket admits the reset.
 fn hang_up(station: &Station, talk: &Talk) -> Result<()> {
     std::thread::sleep(REFILL);
-    station.say(&talk.reset())
+    station.transmit(&talk.reset())
 }
 
 /// Repeated acknowledgements must not cause more octets of retransmissions than they contain.
 fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const TIMES: usize = 2_000;
     let mut talk = station.open(SERVICE)?;
-    let said = talk.say(&get(LARGE));
+    let said = talk.transmit(&get(LARGE));
     station.until(&mut talk, &said, |talk| talk.received.len() > 1_000)?;
-    let (sent, heard) = (station.sent.get().1, station.heard.1);
+    let (sent, heard) = (station.sent.get().1, station.received.1);
     let stale = talk.ack();
     for _ in 0..TIMES {
-        station.say(&stale)?;
-        station.hear()?;
+        station.transmit(&stale)?;
+        station.receive()?;
     }
-    let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
+    let (sent, heard) = (station.sent.get().1 - sent, station.received.1 - heard);
     ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of old acknowledgements");
     hang_up(station, &talk)
 }
@@ -188,15 +188,15 @@ fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// Sends acknowledgements of octets before and after the service's window.
 fn invalid_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let said = talk.say(&get(LARGE));
+    let said = talk.transmit(&get(LARGE));
     station.until(&mut talk, &said, |talk| talk.received.len() > 1_000)?;
-    let (sent, heard) = (station.sent.get().1, station.heard.1);
+    let (sent, heard) = (station.sent.get().1, station.received.1);
     for _ in 0..2_000 {
         let ahead = [1, 7, 700, 70_000, 1 << 30, 1 << 31, u32::MAX - 4_000][fastrand::usize(..7)];
-        station.say(&Segment { ack: Some(talk.ack.wrapping_add(ahead)), ..talk.ack() })?;
-        station.hear()?;
+        station.transmit(&Segment { ack: Some(talk.ack.wrapping_add(ahead)), ..talk.ack() })?;
+        station.receive()?;
     }
-    let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
+    let (sent, heard) = (station.sent.get().1 - sent, station.received.1 - heard);
     ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of invalid acknowledgements");
     hang_up(station, &talk)
 }
@@ -204,20 +204,20 @@ fn invalid_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 /// Resets and SYNs with a wrong sequence number do not change a connection (RFC 5961 §3 and §4).
 fn near_misses(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let begun = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n");
+    let begun = talk.transmit(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n");
     station.until(&mut talk, &begun, |talk| talk.in_flight() == 0)?;
     for number in 1..2_000u32 {
         let miss = if number % 2 == 0 { number } else { number.wrapping_neg() };
         let control = if number % 3 == 0 { TcpControl::Syn } else { TcpControl::Rst };
         let seq = talk.seq.wrapping_add(miss);
         let ack = (control == TcpControl::Rst).then_some(talk.ack);
-        station.say(&Segment { seq, ack, ..talk.ack().control(control) })?;
-        station.hear()?;
+        station.transmit(&Segment { seq, ack, ..talk.ack().control(control) })?;
+        station.receive()?;
     }
-    let rest = talk.say(b"Connection: close\r\n\r\n");
+    let rest = talk.transmit(b"Connection: close\r\n\r\n");
     station.until(&mut talk, &rest, |talk| talk.ended)?;
     ensure!(answer(&talk.received)?.0 == 200, "not answered");
-    station.say(&talk.finish())
+    station.transmit(&talk.finish())
 }
 
 /// Handshakes without data take no room, however many.
@@ -234,7 +234,7 @@ fn closed_at_once(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     for _ in 0..4 {
         let mut mob = Mob::open(station, SERVICE, PER_PORT)?;
         for talk in &mob.talks {
-            mob.say(&talk.finish())?;
+            mob.transmit(&talk.finish())?;
         }
         for talk in &mut mob.talks {
             talk.seq = talk.seq.wrapping_add(1);
@@ -251,7 +251,7 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 500)?;
     for talk in &mob.talks {
         let ahead = Segment { seq: talk.seq.wrapping_add(1), ..talk.ack() };
-        mob.say(&ahead.with(b"ET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n"))?;
+        mob.transmit(&ahead.with(b"ET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n"))?;
     }
     eventually(COUNTED, || {
         let early = gauge(agent, "dropped_early_total")? - early;
@@ -266,16 +266,16 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
 /// A retransmission with other octets does not replace the octets received first.
 fn changed_retransmissions(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let first = talk.say(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\nA: ");
+    let first = talk.transmit(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\nA: ");
     station.until(&mut talk, &first, |talk| talk.in_flight() == 0)?;
     let again = Segment { seq: first[0].seq, ..talk.ack() };
     let again = again.with(b"PUT /v1/user-data HTTP/1.0\r\nHost: x\r\nB: x\r\nConnection: close\r\n\r\n");
-    station.say(&again)?;
+    station.transmit(&again)?;
     talk.seq = again.seq.wrapping_add(again.payload.len() as u32);
     station.until(&mut talk, &[], |talk| talk.ended)?;
     let (status, body) = answer(&talk.received)?;
     ensure!(status == 200 && body.windows(11).any(|at| at == b"instance-id"), "answered {status}");
-    station.say(&talk.finish())
+    station.transmit(&talk.finish())
 }
 
 /// Opens and resets connections of one four-tuple again and again.
@@ -285,9 +285,9 @@ fn one_port_again_and_again(station: &mut Station, _: &Agent<'_>) -> Result<()> 
         let mut talk = Talk::new(template.local, template.remote);
         let syn = talk.syn();
         station.until(&mut talk, &[syn], |talk| talk.open)?;
-        let said = talk.say(&get("/v1/meta-data")[..20]);
+        let said = talk.transmit(&get("/v1/meta-data")[..20]);
         station.until(&mut talk, &said, |talk| talk.in_flight() == 0)?;
-        station.say(&talk.reset())?;
+        station.transmit(&talk.reset())?;
     }
     Ok(())
 }

@@ -25,15 +25,15 @@ const BURST: usize = 64;
 
 /// Sends `count` frames and receives the answers, which must not have more octets than the frames.
 fn flood(station: &mut Station, count: usize, make: impl Fn(&Station, usize) -> Vec<u8>) -> Result<()> {
-    let (sent, heard) = (station.sent.get().1, station.heard.1);
+    let (sent, heard) = (station.sent.get().1, station.received.1);
     for number in 0..count {
         station.send(&make(station, number))?;
         if number % BURST == 0 {
-            station.hear()?;
+            station.receive()?;
         }
     }
-    station.hear()?;
-    let (sent, heard) = (station.sent.get().1 - sent, station.heard.1 - heard);
+    station.receive()?;
+    let (sent, heard) = (station.sent.get().1 - sent, station.received.1 - heard);
     ensure!(heard <= sent, "{heard} octets of answers to {sent} octets");
     Ok(())
 }

@@ -116,7 +116,7 @@ fn an_agent_that_serves_a_pod_releases_its_namespace_when_the_launcher_ends() {
     let binary = support::agent::binary().expect("the agent");
     let agent = Agent::start_binary(&binary, &node.ns, words).expect("an agent");
     eventually(PATIENCE, || guest.fetch_own(PATH, REQUEST).map(drop))
-        .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+        .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
     assert_eq!(bpffs.port_links().len(), 1, "the program on the tap must be pinned");
 
     network.leave_to_its_processes().expect("removed");
@@ -128,5 +128,5 @@ fn an_agent_that_serves_a_pod_releases_its_namespace_when_the_launcher_ends() {
         anyhow::ensure!(bpffs.port_links().is_empty(), "{:?}", bpffs.port_links());
         Ok(())
     })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.said()));
+    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
 }

@@ -23,7 +23,7 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
         node.assert_closed();
         let name = node.name.clone();
         let next = node.restart();
-        assert!(next.has_left());
+        assert!(next.has_inherited());
         assert_eq!(Some(next.key()), key);
         let before = next.identities();
         assert_eq!(before.iter().map(|bound| (bound.mac, bound.slot)).collect::<Vec<_>>(), [(ALICE, 7)]);
@@ -31,7 +31,7 @@ fn a_port_stays_closed_when_its_agent_ends_and_the_next_inherits_it() {
         assert_eq!(next.bound_on(&name), [(ALICE, 7)]);
         next.bind(&name, ALICE, 7).expect("bound as before");
         assert_eq!(next.identities(), before);
-        assert!(next.give_up_left([]).expect("no port is wanted").is_empty());
+        assert!(next.release_inherited([]).expect("no port is wanted").is_empty());
         let asked = steered(next);
         node.assert_closed();
         let next = node.steering.as_ref().expect("it runs");
@@ -62,8 +62,8 @@ fn inherited_ports_that_are_not_wanted_are_released_with_their_slots() {
     let mut node = Bridged::start();
     node.end();
     let next = node.restart();
-    assert_eq!(next.give_up_left([]).expect("no port is wanted"), [7]);
-    assert!(!next.has_left() && next.identities().is_empty());
+    assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
+    assert!(!next.has_inherited() && next.identities().is_empty());
     assert!(node.bpffs.port_links().is_empty());
     assert!(node.is_open());
 }
@@ -77,9 +77,9 @@ fn an_inherited_port_that_is_wanted_is_kept_before_it_is_attached() {
     node.end();
     let name = node.name.clone();
     let next = node.restart();
-    assert_eq!(next.left_on(&name).expect("its tap is there"), [(ALICE, 7)]);
-    assert!(next.give_up_left([&name]).expect("its tap is there").is_empty());
-    assert_eq!(next.left_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    assert_eq!(next.inherited_on(&name).expect("its tap is there"), [(ALICE, 7)]);
+    assert!(next.release_inherited([&name]).expect("its tap is there").is_empty());
+    assert_eq!(next.inherited_on(&name).expect("its tap is there"), [(ALICE, 7)]);
     node.assert_closed();
 }
 
@@ -95,7 +95,7 @@ fn the_identity_of_a_tap_deleted_while_no_agent_ran_is_released() {
     let next = node.restart();
     next.attach(&name).expect("the new tap of that name is attached");
     assert!(next.bound_on(&name).is_empty(), "nothing must be bound on it");
-    assert_eq!(next.give_up_left([]).expect("no port is wanted"), [7]);
+    assert_eq!(next.release_inherited([]).expect("no port is wanted"), [7]);
     assert_eq!(node.bpffs.port_links().len(), 1, "{:?}", node.bpffs.port_links());
     delete(tap, &node.ns);
 }

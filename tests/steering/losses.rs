@@ -27,7 +27,7 @@ fn port_with_short_ring(node: &mut Node) -> Tap {
     node.ns.ip(&format!("link set tap0 txqueuelen {RING}")).expect("a short ring");
     node.steering.attach(&name).expect("attached");
     node.steering.bind(&name, ALICE, 3).expect("bound");
-    node.steering.look_at_devices();
+    node.steering.inspect_devices();
     tap
 }
 
@@ -42,7 +42,7 @@ fn an_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
         node.answer(3);
     }
     node.expect_count(Verdict::HubDelivered, 20);
-    node.steering.look_at_devices();
+    node.steering.inspect_devices();
     assert_eq!(node.steering.losses().ports, 20 - RING);
 }
 
@@ -57,11 +57,11 @@ fn a_kernel_answer_that_the_full_ring_of_a_tap_refuses_is_counted() {
         ask(&tap, ALICE);
     }
     node.expect_count(Verdict::AnswerArp, 20);
-    node.steering.look_at_devices();
+    node.steering.inspect_devices();
     assert_eq!(node.steering.losses().ports, 20 - RING);
     // The count remains when the port is detached.
     node.steering.detach(&PortName::local("tap0")).expect("detached");
-    node.steering.look_at_devices();
+    node.steering.inspect_devices();
     assert_eq!(node.steering.losses().ports, 20 - RING);
 }
 
@@ -110,7 +110,7 @@ fn flood(queues: u32, senders: u32, frames: u64) -> (u64, u64, u64) {
     let mut seen = (0, 0);
     // Some frames may still be in transit.
     let _ = within(PATIENCE, || {
-        node.steering.look_at_devices();
+        node.steering.inspect_devices();
         let delivered = node.steering.counters().expect("counters").get(Verdict::SocketDelivered);
         seen = (delivered, node.steering.losses().hubs[0].veth_full);
         (seen.0 + seen.1 >= sent - sent / 1_000).then_some(())
@@ -159,7 +159,7 @@ fn veth(node: &mut Node, pod: Option<&Namespace>) -> (Namespace, PortName) {
 }
 
 fn changes(steering: &mut Steering) -> Vec<PortName> {
-    within(PATIENCE, || Some(steering.look_at_devices()).filter(|changed| !changed.is_empty()))
+    within(PATIENCE, || Some(steering.inspect_devices()).filter(|changed| !changed.is_empty()))
         .expect("a change")
 }
 
@@ -173,7 +173,7 @@ fn a_veth_of_another_namespace_is_reached_only_while_its_peer_has_gro_on() {
     assert_eq!(node.steering.way_to(&name), Way::None, "a bare veth");
     node.answer(3);
     node.expect_count(Verdict::HubDelivered, 1);
-    node.steering.look_at_devices();
+    node.steering.inspect_devices();
     assert_eq!(node.steering.losses().hubs[0].tap_dropped, 1, "a frame that cannot be redirected is counted");
     for (word, way) in [("on", Way::Redirect), ("off", Way::None), ("on", Way::Redirect)] {
         set_gro(&guest, "eth0", word == "on").expect("the guest may switch GRO");

@@ -113,7 +113,7 @@ fn ports_pinned_by_another_version_are_moved_to_this_version() {
     std::fs::rename(pins.join("v1"), pins.join("v0")).expect("pins of an older version");
     let name = node.name.clone();
     let next = node.restart();
-    assert!(!next.has_left());
+    assert!(!next.has_inherited());
     next.attach(&name).expect("attached");
     next.bind(&name, ALICE, 1).expect("bound");
     let before = steered(next);

@@ -343,7 +343,7 @@ impl<'a> Arena<'a> {
     /// The first check that failed.
     pub fn run(&mut self, case: &Case) -> Result<()> {
         let outcome = case.outcome(self.is_tcx);
-        self.attacker.hear()?;
+        self.attacker.receive()?;
         self.witness.look()?;
         let before = books::verdicts(&self.agent)?;
         let mut refused = 0;
@@ -358,7 +358,7 @@ impl<'a> Arena<'a> {
         // those frames have been processed.
         let next = self.turn % self.others.len();
         self.is_served(next).context("another guest")?;
-        let heard = self.attacker.hear()?;
+        let heard = self.attacker.receive()?;
         check_counts(&outcome, counted, self.is_tcx)?;
         check_heard(&outcome, &heard)
     }
@@ -467,7 +467,7 @@ pub fn run_all(arena: &mut Arena<'_>, label: &str, seed: u64, cases: &[Case]) {
         cases.len(),
         crate::seed::SEED,
         failures.join("\n"),
-        arena.agent.said()
+        arena.agent.log()
     );
     eprintln!("{label}: {} cases hold", cases.len());
 }

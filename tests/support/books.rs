@@ -88,5 +88,5 @@ pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
         }
         Ok(())
     })
-    .with_context(|| format!("the agent said:\n{}", agent.said()))
+    .with_context(|| format!("the agent said:\n{}", agent.log()))
 }

@@ -113,7 +113,7 @@ impl Client {
     }
 
     /// Sends more octets.
-    pub fn say(&mut self, talk: usize, octets: &[u8]) {
+    pub fn transmit(&mut self, talk: usize, octets: &[u8]) {
         self.talks[talk].outgoing.extend(octets);
     }
 

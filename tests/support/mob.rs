@@ -1,4 +1,4 @@
-//! Many connections of one guest at once, each as slow, greedy or silent as a test has it.
+//! Many connections of one guest at once, each as slow, greedy or silent as the test requires.
 
 use crate::raw::Segment;
 use crate::station::{PATIENCE, Station, Talk};
@@ -6,11 +6,11 @@ use anyhow::{Result, ensure};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Octets of one segment.
+/// Payload of one segment, in octets.
 const SEGMENT: usize = 1_400;
-/// Before what nobody acknowledged is sent again.
+/// Time until an unacknowledged segment is sent again.
 const AGAIN: Duration = Duration::from_millis(500);
-/// SYNs sent before the answers are looked at.
+/// Number of SYNs to send before the answers are read.
 const SYNS: usize = 64;
 
 /// Connections of one guest.
@@ -18,14 +18,14 @@ const SYNS: usize = 64;
 pub struct Mob<'s> {
     /// The guest.
     pub station: &'s mut Station,
-    /// Its connections, by their number.
+    /// Its connections, by index.
     pub talks: Vec<Talk>,
-    /// The most octets of requests that the service had taken at one time without having answered yet.
+    /// Peak of the octets that the service had acknowledged without an answer.
     pub most_held: usize,
 }
 
 impl<'s> Mob<'s> {
-    /// Shakes hands so many times.
+    /// Opens this many connections.
     ///
     /// # Errors
     /// When an answer is missing.
@@ -33,7 +33,7 @@ impl<'s> Mob<'s> {
         Self::open_with(station, to, count, |_| {})
     }
 
-    /// The same with connections that are changed before they begin.
+    /// Opens connections that `change` has adapted.
     ///
     /// # Errors
     /// When an answer is missing.
@@ -51,10 +51,10 @@ impl<'s> Mob<'s> {
         }
         let start = Instant::now();
         while mob.talks.iter().any(|talk| !talk.open) {
-            ensure!(start.elapsed() < PATIENCE, "a handshake is not answered in {PATIENCE:?}");
+            ensure!(start.elapsed() < PATIENCE, "a handshake has no answer after {PATIENCE:?}");
             for at in 0..mob.talks.len() {
                 if !mob.talks[at].open {
-                    mob.station.say(&mob.talks[at].syn())?;
+                    mob.station.transmit(&mob.talks[at].syn())?;
                 }
                 if at % SYNS == SYNS - 1 {
                     mob.listen(Duration::ZERO, true)?;
@@ -71,15 +71,15 @@ impl<'s> Mob<'s> {
     /// Sends a segment.
     ///
     /// # Errors
-    /// As for [`Station::say`].
-    pub fn say(&self, segment: &Segment) -> Result<()> {
-        self.station.say(segment)
+    /// As for [`Station::transmit`].
+    pub fn transmit(&self, segment: &Segment) -> Result<()> {
+        self.station.transmit(segment)
     }
 
-    /// Takes in what comes within this time, and acknowledges it if so wished. Returns how many segments came.
+    /// Processes the segments that arrive within this time, and acknowledges them on request. Returns their number.
     ///
     /// # Errors
-    /// As for [`Station::hear`].
+    /// As for [`Station::receive`].
     pub fn listen(&mut self, most: Duration, acknowledges: bool) -> Result<usize> {
         if !most.is_zero() {
             self.station.wait(most);
@@ -89,16 +89,16 @@ impl<'s> Mob<'s> {
             let Some(talk) = self.talks.iter_mut().find(|talk| talk.is_theirs(reply)) else { continue };
             if talk.take(reply) && acknowledges {
                 let ack = talk.ack();
-                self.station.say(&ack)?;
+                self.station.transmit(&ack)?;
             }
         }
         Ok(replies.len())
     }
 
-    /// Listens until `done`, or for `most`. True when it was done.
+    /// Receives until `done`, for `most` at the longest. Returns true if `done` was.
     ///
     /// # Errors
-    /// As for [`Station::hear`].
+    /// As for [`Station::receive`].
     pub fn until(&mut self, most: Duration, done: impl Fn(&[Talk]) -> bool) -> Result<bool> {
         let start = Instant::now();
         while start.elapsed() < most {
@@ -110,14 +110,14 @@ impl<'s> Mob<'s> {
         Ok(done(&self.talks))
     }
 
-    /// Says so many octets, made as they are wanted, on every live connection, for as long as the service
-    /// takes them; at most for `most`. Returns how many were acknowledged in all.
+    /// Sends this many octets on every open connection while the service accepts them, for `most` at the longest. The
+    /// octets are produced on demand. Returns the number of acknowledged octets.
     ///
     /// # Errors
-    /// As for [`Station::hear`].
+    /// As for [`Station::receive`].
     pub fn pour(&mut self, octets: usize, most: Duration, make: impl Fn(usize) -> u8) -> Result<u64> {
         let first: Vec<u32> = self.talks.iter().map(|talk| talk.seq).collect();
-        // Segments that wait for their acknowledgement, and when they were last sent.
+        // Unacknowledged segments, and when each was last sent.
         let mut waiting: Vec<(Vec<Segment>, Instant)> =
             first.iter().map(|_| (Vec::new(), Instant::now())).collect();
         let start = Instant::now();
@@ -139,11 +139,11 @@ impl<'s> Mob<'s> {
                 let room = talk.room.saturating_sub(talk.in_flight()).min(SEGMENT);
                 if done < octets && room > 0 {
                     let part: Vec<u8> = (done..octets.min(done + room)).map(&make).collect();
-                    segments.extend(talk.say(&part));
+                    segments.extend(talk.transmit(&part));
                     *sent = Instant::now() - AGAIN;
                 }
                 if !segments.is_empty() && sent.elapsed() >= AGAIN {
-                    segments.iter().try_for_each(|segment| self.station.say(segment))?;
+                    segments.iter().try_for_each(|segment| self.station.transmit(segment))?;
                     *sent = Instant::now();
                 }
             }
@@ -165,23 +165,23 @@ impl<'s> Mob<'s> {
             .sum())
     }
 
-    /// Leaves: a FIN where the service has closed its side and heard all, else a reset with the number it waits for.
-    /// A FIN is repeated until it is acknowledged: what exceeds the port's limit is dropped. A reset that is believed is
-    /// not answered; one that met an acknowledgement under way is challenged (RFC 5961 §3.2), and sent again with the
-    /// number that the challenge names, as any guest does (RFC 9293 §3.10.7.1).
+    /// Ends all connections. Sends a FIN where the service has closed its side and acknowledged everything, and a reset
+    /// with the expected number elsewhere. A FIN is repeated until it is acknowledged, because the port's limit can drop
+    /// it. An accepted reset gets no answer. A reset that crosses an acknowledgement gets a challenge (RFC 5961 §3.2);
+    /// it is sent again with the number of the challenge (RFC 9293 §3.10.7.1).
     ///
     /// # Errors
-    /// As for [`Station::hear`].
+    /// As for [`Station::receive`].
     pub fn leave(self) -> Result<()> {
         let open = self.talks.into_iter().filter(|talk| talk.open && !talk.reset);
         let (mut finished, given_up): (Vec<_>, Vec<_>) =
             open.partition(|talk| talk.ended && talk.in_flight() == 0);
         for talk in &given_up {
-            self.station.say(&Segment { seq: talk.acknowledged, ..talk.reset() })?;
+            self.station.transmit(&Segment { seq: talk.acknowledged, ..talk.reset() })?;
         }
         let (start, mut is_challenged) = (Instant::now(), !given_up.is_empty());
         while (!finished.is_empty() || is_challenged) && start.elapsed() < PATIENCE {
-            finished.iter().try_for_each(|talk| self.station.say(&talk.finish()))?;
+            finished.iter().try_for_each(|talk| self.station.transmit(&talk.finish()))?;
             let said = Instant::now();
             is_challenged = false;
             while !(finished.is_empty() && given_up.is_empty()) && said.elapsed() < AGAIN {
@@ -192,7 +192,7 @@ impl<'s> Mob<'s> {
                     let challenged = given_up.iter().find(|talk| talk.is_theirs(&reply) && !reply.flags.3);
                     if let Some(talk) = challenged {
                         is_challenged = true;
-                        self.station.say(&Segment { seq: reply.ack, ..talk.reset() })?;
+                        self.station.transmit(&Segment { seq: reply.ack, ..talk.reset() })?;
                     }
                 }
             }

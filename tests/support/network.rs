@@ -1,14 +1,14 @@
-//! A network in memory: one stack, many clients, and between each of them and it two paths of nodes, each of
-//! which does one bad thing to frames.
+//! A network in memory: one stack, many clients, and two paths between the stack and each client. A path consists of
+//! nodes, each of which causes one kind of fault.
 //!
 //! ```text
 //!  client ── up: [Mtu] [Drop] [Delay] … ──▶ stack
 //!         ◀── down: [TailDrop] [Corrupt] … ──
 //! ```
 //!
-//! Time is virtual and every fault is drawn from one seed, so the same seed gives the same frames at the same
-//! times, which [`Network::digest`] tells. A network holds its own law: what goes into a path is delivered, lost
-//! by a node that counts it, or still under way.
+//! Time is virtual and every fault depends on one seed. The same seed gives the same frames at the same times;
+//! [`Network::digest`] shows that. A network checks its own balance: each frame that enters a path is delivered, lost by a
+//! node that counts it, or in transit.
 
 use metadata_common::mac::Mac;
 use metadata_common::stamp::slot_of;
@@ -20,36 +20,36 @@ use std::time::Duration;
 use crate::client::Client;
 use crate::wire::{Rng, Sent, at};
 
-/// Turns a network may take without virtual time moving: beyond it something spins.
+/// Maximum number of turns at one virtual time. More turns mean an endless loop.
 const TURNS_PER_INSTANT: usize = 10_000;
-/// Octets of an Ethernet header, which corruption spares: a tap has no noise, and a frame for nobody says nothing.
+/// Octets of an Ethernet header. Corruption spares it, because a frame without a receiver tests nothing.
 const ETHERNET: usize = 14;
 
-/// One thing that happens to frames on their way.
+/// A fault of a path.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// All take this long.
+    /// Delays every frame by this time.
     Delay(Duration),
-    /// So many in a hundred are lost.
+    /// Loses this percentage of frames.
     Drop(u64),
-    /// So many in a hundred come twice.
+    /// Duplicates this percentage of frames.
     Duplicate(u64),
-    /// So many in a hundred come this much later than the others.
+    /// Delays this percentage of frames by this additional time.
     Reorder(u64, Duration),
-    /// So many in a hundred have one bit turned.
+    /// Flips one bit in this percentage of frames.
     Corrupt(u64),
-    /// Longer ones are lost.
+    /// Loses frames longer than this many octets.
     Mtu(usize),
-    /// So many octets a second pass; what more than so many octets would wait for is lost.
+    /// Limits the rate. Loses frames that do not fit into the queue.
     TailDrop {
-        /// Octets a second.
+        /// Rate, in octets per second.
         rate: u64,
-        /// Octets that may wait.
+        /// Size of the queue, in octets.
         room: usize,
     },
 }
 
-/// A fault at work.
+/// A fault and its state.
 #[derive(Debug)]
 struct Node {
     fault: Fault,
@@ -61,18 +61,18 @@ struct Node {
     counts: Counts,
 }
 
-/// What became of frames on a path, or at one node.
+/// Counters of a path or a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Put on it.
+    /// Frames that entered.
     pub sent: u64,
-    /// Made of others.
+    /// Frames added by duplication.
     pub doubled: u64,
-    /// Gone.
+    /// Frames lost.
     pub lost: u64,
-    /// Arrived at the other end.
+    /// Frames delivered.
     pub delivered: u64,
-    /// Changed, and delivered all the same.
+    /// Frames changed and delivered.
     pub corrupted: u64,
 }
 
@@ -121,7 +121,7 @@ impl Node {
     }
 }
 
-/// Nodes one after the other.
+/// A sequence of nodes.
 #[derive(Debug)]
 pub struct Path {
     nodes: Vec<Node>,
@@ -130,7 +130,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// A path with these faults, first met first.
+    /// A path with these faults, in this order.
     #[must_use]
     pub fn new(faults: &[Fault], rng: &mut Rng) -> Self {
         let node = |fault: &Fault| Node {
@@ -145,7 +145,7 @@ impl Path {
         Self { nodes: faults.iter().map(node).collect(), arrived: VecDeque::new(), counts: Counts::default() }
     }
 
-    /// Puts a frame on it.
+    /// Sends a frame along the path.
     pub fn push(&mut self, now: Duration, frame: Vec<u8>) {
         self.counts.sent += 1;
         self.pass(0, now, frame);
@@ -176,7 +176,7 @@ impl Path {
         self.nodes.iter().filter_map(|node| node.due.first_key_value()).map(|(key, _)| key.0).min()
     }
 
-    /// What became of its frames.
+    /// The path's counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.nodes.iter().fold(self.counts, |sum, node| Counts {
@@ -187,16 +187,16 @@ impl Path {
         })
     }
 
-    /// Frames under way.
+    /// Number of frames in transit.
     #[must_use]
     pub fn under_way(&self) -> u64 {
         (self.nodes.iter().map(|node| node.due.len()).sum::<usize>() + self.arrived.len()) as u64
     }
 
-    /// Asserts that no frame came from nowhere or went there.
+    /// Asserts that the counters balance.
     ///
     /// # Panics
-    /// When one did.
+    /// When they do not.
     pub fn assert_conserved(&self) {
         let Counts { sent, doubled, lost, delivered, .. } = self.counts();
         assert_eq!(sent + doubled, lost + delivered + self.under_way(), "{:?}", self.counts());
@@ -207,11 +207,11 @@ impl Path {
 pub struct Station {
     /// The client.
     pub client: Client,
-    /// From it to the stack, and back.
+    /// The paths to the stack and back.
     pub paths: [Path; 2],
 }
 
-/// Everybody.
+/// The stack and all clients.
 pub struct Network<S: Service> {
     /// The stack under test.
     pub stack: Stack<S>,
@@ -224,11 +224,11 @@ pub struct Network<S: Service> {
 }
 
 impl<S: Service> Network<S> {
-    /// A network at time zero. The clients' slots are their places in the list.
+    /// A network at time zero. A client's slot is its index in the list.
     #[must_use]
     pub fn new(stack: Stack<S>, stations: Vec<Station>) -> Self {
         for (slot, station) in (0..).zip(&stations) {
-            assert_eq!(station.client.slot(), slot, "a client is known by its place");
+            assert_eq!(station.client.slot(), slot, "a client's slot is its index");
         }
         Self { stack, stations, now: Duration::ZERO, wake: None, digest: DefaultHasher::new(), frames: 0 }
     }
@@ -239,22 +239,22 @@ impl<S: Service> Network<S> {
         self.now
     }
 
-    /// A number that differs if any frame at either end of any path did, or came at another time.
+    /// A digest of all frames at both ends of all paths, and of their times.
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.digest.finish()
     }
 
-    /// Frames at either end of all paths.
+    /// Number of frames at both ends of all paths.
     #[must_use]
     pub fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// Lets time pass until `done`, for `limit` at most. True when it was done.
+    /// Advances time until `done`, by `limit` at most. Returns true if `done` was.
     ///
     /// # Panics
-    /// When frames go round without time passing.
+    /// When frames circulate while the time stands still.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         let mut turns = 0;
@@ -270,18 +270,18 @@ impl<S: Service> Network<S> {
                 return done(self);
             }
             turns += 1;
-            assert!(turns < TURNS_PER_INSTANT, "nothing gets on at {:?}", self.now);
+            assert!(turns < TURNS_PER_INSTANT, "no progress at {:?}", self.now);
         }
     }
 
-    /// Whether every conversation is closed on both sides.
+    /// True if every connection is closed on both sides.
     #[must_use]
     pub fn is_over(&self) -> bool {
         let clients = self.stations.iter().map(|station| &station.client);
         clients.into_iter().all(|client| (0..client.talks.len()).all(|talk| client.is_over(talk)))
     }
 
-    /// Whether nothing will ever happen any more, and something has.
+    /// True if something has happened and nothing else is due.
     pub fn is_quiet(&mut self) -> bool {
         self.frames > 0 && self.next_at().is_none()
     }
@@ -294,7 +294,7 @@ impl<S: Service> Network<S> {
         stations.chain([self.wake]).flatten().min()
     }
 
-    /// Everything that happens at this instant.
+    /// Processes everything due at this time.
     fn turn(&mut self) {
         let Self { stack, stations, now, wake, digest, frames } = self;
         let mut note = |what: u8, slot: u32, frame: &[u8]| {
@@ -328,10 +328,10 @@ impl<S: Service> Network<S> {
         }
     }
 
-    /// Asserts the law on every path.
+    /// Asserts the balance of every path.
     ///
     /// # Panics
-    /// When it is broken.
+    /// When a path's counters do not balance.
     pub fn assert_conserved(&self) {
         self.stations.iter().flat_map(|station| &station.paths).for_each(Path::assert_conserved);
     }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fault_does_what_it_says_and_nothing_else() {
+    fn each_fault_has_only_its_own_effect() {
         let (all, _) = carried(&[], 100);
         assert_eq!(all.len(), 100);
         let (late, _) = carried(&[Fault::Delay(MS * 5), Fault::Delay(MS * 2)], 100);
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[test]
-    fn frames_held_back_are_overtaken_and_come_all_the_same() {
+    fn delayed_frames_are_overtaken_and_delivered() {
         let (arrived, _) = carried(&[Fault::Reorder(20, MS * 10)], 100);
         let mut order: Vec<u8> = arrived.iter().map(|(_, frame)| frame[0]).collect();
         assert!(!order.is_sorted());
@@ -398,8 +398,8 @@ mod tests {
     }
 
     #[test]
-    fn a_narrow_link_passes_its_rate_and_loses_what_has_no_room() {
-        // 100 octets each millisecond into a link that takes 50: half is lost once 1,000 wait.
+    fn a_narrow_link_passes_its_rate_and_loses_frames_beyond_its_queue() {
+        // 100 octets per millisecond enter a link that passes 50. Half of them is lost once 1,000 octets wait.
         let (arrived, path) = carried(&[Fault::TailDrop { rate: 50_000, room: 1_000 }], 100);
         let Some((last, _)) = arrived.last() else { panic!("nothing arrived") };
         assert_eq!(*last, MS * 2 * arrived.len() as u32);

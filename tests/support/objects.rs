@@ -1,8 +1,8 @@
-//! eBPF objects by number: what a process holds, and what is in the kernel at all.
+//! Ids of eBPF objects: those that a process holds, and all of the kernel.
 //!
-//! Numbers are handed out in turn and not soon again, so an object that a process was once seen to hold can be
-//! looked for after the process has ended (Linux: `BPF_PROG_GET_NEXT_ID` and its sisters).
-#![expect(unsafe_code, reason = "aya lists objects by opening each, which changes what is looked at")]
+//! The kernel does not reuse an id soon. A test can therefore search for a process's objects after the process has ended
+//! (`BPF_PROG_GET_NEXT_ID` and its siblings).
+#![expect(unsafe_code, reason = "aya opens each object to list it, which can change the list")]
 
 use anyhow::{Context as _, Result};
 use aya_obj::generated::bpf_cmd;
@@ -10,30 +10,29 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 
-/// Programs, maps and links.
+/// Sets of programs, maps and links.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Objects {
     /// Programs.
     pub programs: BTreeSet<u32>,
-    /// Maps, those that only a program holds included.
+    /// Maps, including those that only a program holds.
     pub maps: BTreeSet<u32>,
     /// Links.
     pub links: BTreeSet<u32>,
-    /// Of links a process holds, where they are: the program and the interface's index. A link whose device has
-    /// gone is nowhere.
+    /// Program and interface index of the links that a process holds. A link whose device is gone has no entry.
     pub attached: BTreeSet<(u32, u32)>,
 }
 
 impl Objects {
-    /// What a process holds by its descriptors, and the maps of the programs among them.
+    /// The objects that a process holds by its descriptors, and the maps of its programs.
     ///
     /// # Errors
-    /// When the process is gone, or is somebody else's.
+    /// When the process is gone or belongs to another user.
     pub fn held_by(pid: u32) -> Result<Self> {
         let mut held = Self::default();
         let directory = format!("/proc/{pid}/fdinfo");
         for entry in fs::read_dir(&directory).with_context(|| format!("cannot list {directory}"))? {
-            // A descriptor may close between the list and the look.
+            // A descriptor can close after it was listed.
             let Ok(text) = fs::read_to_string(entry?.path()) else { continue };
             held.note(&text);
         }
@@ -45,14 +44,14 @@ impl Objects {
         Ok(held)
     }
 
-    /// Notes what one descriptor stands for, if it is any of these (Linux: kernel/bpf/syscall.c,
-    /// `bpf_prog_show_fdinfo`, `bpf_map_show_fdinfo`, `bpf_link_show_fdinfo`).
+    /// Adds the object of a descriptor, if it has one (kernel/bpf/syscall.c: `bpf_prog_show_fdinfo`,
+    /// `bpf_map_show_fdinfo`, `bpf_link_show_fdinfo`).
     fn note(&mut self, fdinfo: &str) {
         let field = |name: &str| {
             let value = fdinfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
             value.trim().parse::<u32>().ok()
         };
-        // A link tells its program's number too, and keeps that program.
+        // A link also shows its program, which it holds.
         self.programs.extend(field("prog_id"));
         self.maps.extend(field("map_id"));
         self.links.extend(field("link_id"));
@@ -60,11 +59,11 @@ impl Objects {
         self.attached.extend(place.filter(|_| field("link_id").is_some()));
     }
 
-    /// Everything in the kernel, whoever it is of.
+    /// All objects of the kernel.
     ///
-    /// Opens nothing: Linux 6.18 keeps a map of programs for ever when somebody opens and closes it by its number just
-    /// after its last descriptor went (kernel/bpf/arraymap.c: `prog_array_map_clear` takes a reference for work that is
-    /// queued already).
+    /// Opens no object: Linux 6.18 never frees a map of programs that is opened and closed by its id just after its last
+    /// descriptor was closed (kernel/bpf/arraymap.c: `prog_array_map_clear` takes a reference for work that is already
+    /// queued).
     #[must_use]
     pub fn in_kernel() -> Self {
         Self {
@@ -75,13 +74,13 @@ impl Objects {
         }
     }
 
-    /// Links that are nowhere, or where another one of the same program is too.
+    /// Links without a device, or with the program and device of another link.
     #[must_use]
     pub fn idle_links(&self) -> usize {
         self.links.len() - self.attached.len().min(self.links.len())
     }
 
-    /// Adds others.
+    /// Adds the objects of `others`.
     pub fn add(&mut self, other: &Self) {
         self.programs.extend(&other.programs);
         self.maps.extend(&other.maps);
@@ -89,7 +88,7 @@ impl Objects {
         self.attached.extend(&other.attached);
     }
 
-    /// Those of these that are among `others` too.
+    /// The objects that are also in `others`.
     #[must_use]
     pub fn among(&self, others: &Self) -> Self {
         Self {
@@ -100,7 +99,7 @@ impl Objects {
         }
     }
 
-    /// Those of these that are not among `others`.
+    /// The objects that are not in `others`.
     #[must_use]
     pub fn without(&self, others: &Self) -> Self {
         Self {
@@ -111,29 +110,29 @@ impl Objects {
         }
     }
 
-    /// How many there are.
+    /// The number of objects.
     #[must_use]
     pub fn len(&self) -> usize {
         self.programs.len() + self.maps.len() + self.links.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no objects.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// The numbers of all objects of one kind.
+/// The ids of all objects of one kind.
 fn numbers(next: bpf_cmd) -> impl Iterator<Item = u32> {
     std::iter::successors(next_number(next, 0), move |&number| next_number(next, number))
 }
 
-/// The number after another one.
+/// The next id after another one.
 fn next_number(next: bpf_cmd, after: u32) -> Option<u32> {
     // `start_id`, `next_id` and `open_flags` of the kernel's `union bpf_attr`.
     let mut attributes = [after, 0, 0];
-    // SAFETY: the kernel reads and writes these twelve octets, and nothing keeps the pointer.
+    // SAFETY: the kernel reads and writes these twelve octets and does not keep the pointer.
     let returned = unsafe {
         libc::syscall(libc::SYS_bpf, next as u32, attributes.as_mut_ptr(), size_of_val(&attributes))
     };
@@ -152,7 +151,7 @@ mod tests {
     use super::Objects;
 
     #[test]
-    fn descriptors_are_told_apart_by_what_they_say() {
+    fn the_kind_of_a_descriptor_is_read_from_its_fdinfo() {
         let mut objects = Objects::default();
         for fdinfo in [
             "pos:\t0\nflags:\t02\nmap_type:\t1\nmap_id:\t7\nfrozen:\t0\n",

@@ -1,8 +1,8 @@
-//! Debian packages of any suite, fetched past this machine's own apt and unpacked into a directory, not installed.
+//! Debian packages of any suite, downloaded and unpacked into a directory. They are not installed.
 //!
-//! apt runs with a root of its own: its sources are one suite of the mirror that this machine's apt takes Debian
-//! from, its list of installed packages is empty, and no hook of the machine's runs. So it resolves all dependencies
-//! within the suite, and neither `/etc/apt` nor dpkg's database changes. No maintainer script is run.
+//! apt runs with its own root. Its only source is one suite of the machine's Debian mirror, its list of installed
+//! packages is empty, and none of the machine's hooks run. It therefore resolves all dependencies within the suite, and
+//! `/etc/apt` and dpkg's database stay unchanged. No maintainer script runs.
 
 use crate::netns::run;
 use crate::privileged;
@@ -16,33 +16,32 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-/// Names, in apt's words, of the packages that a Debian system has at least: a shell and the basic tools.
-/// Beside a program's own package they make a root that the program can be run in with `chroot`.
+/// apt's pattern for the essential packages of a Debian system, such as a shell and basic tools. With a program's own
+/// package they make a root in which the program runs by `chroot`.
 pub const ESSENTIAL: &str = "?essential";
-/// Keys of Debian's archive, of all its suites; by the file's names in Debian 12 and 13. Where neither exists, apt's
-/// own trusted keys decide.
+/// Keyrings of Debian's archive, with the file names of Debian 12 and 13. If neither exists, apt uses its trusted keys.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 /// Directories that are links into `/usr` (Debian 12 and later; earlier packages unpack the same).
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
-/// What no program needs, and most of the octets.
+/// Directories that no program needs. They take most of the space.
 const LEFT_OUT: [&str; 4] =
     ["./usr/share/doc/*", "./usr/share/man/*", "./usr/share/locale/*", "./usr/share/info/*"];
 /// The file in an unpacked root that lists its packages, `NAME VERSION` on each line.
 const LIST: &str = ".packages";
-/// Counts up when unpacking changes, so that no older tree is taken for a new one.
+/// The version of unpacking. It increases when unpacking changes, so that a test does not use an older tree.
 const LAYOUT: u32 = 1;
 
-/// Whether packages come with those they depend on.
+/// Whether to include dependencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum With {
-    /// All they depend on, and that depends on in turn: a root for `chroot` when [`ESSENTIAL`] is named too.
+    /// All direct and indirect dependencies. With [`ESSENTIAL`] they make a root for `chroot`.
     Dependencies,
-    /// Nothing: for programs that are run from this machine's root.
+    /// No dependencies, for programs that run in this machine's root.
     Nothing,
 }
 
-/// Packages of one suite, unpacked. The directory belongs to every test and is never written to again.
+/// Unpacked packages of one suite. All tests share the directory, and none writes to it.
 #[derive(Clone, Debug)]
 pub struct Packages {
     root: PathBuf,
@@ -50,8 +49,7 @@ pub struct Packages {
 }
 
 impl Packages {
-    /// The packages when the calling test may go on; otherwise it skips as [`privileged::or_skip`] does, for lack of
-    /// privilege, of apt or of its mirror.
+    /// Returns the packages. Skips the test like [`privileged::or_skip`] if privileges, apt or its mirror are missing.
     ///
     /// # Panics
     /// When something is missing where no test may skip.
@@ -66,13 +64,13 @@ impl Packages {
         privileged::or_skip_for(ready.as_ref().err().map(String::as_str)).then(|| ready.ok())?
     }
 
-    /// Fetches and unpacks packages below the target directory, once for each set of them.
+    /// Downloads and unpacks packages below the target directory, once for each set of packages.
     ///
     /// # Errors
     /// When apt or dpkg is missing, apt names no mirror of Debian, the mirror is out of reach, or the suite has no
     /// package of a name.
     pub fn get(suite: &str, names: &[&str], with: With) -> Result<Self> {
-        // Two threads that want the same would fetch it twice.
+        // Without the lock, two threads could download the same packages.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
@@ -88,31 +86,31 @@ impl Packages {
             if let Err(error) = fs::rename(&tree, &root)
                 && !root.is_dir()
             {
-                // Not merely another test program that was quicker.
+                // The error counts only if no other test program has unpacked them in the meantime.
                 return Err(error).with_context(|| format!("cannot put {} in place", root.display()));
             }
         }
-        let list = fs::read_to_string(root.join(LIST)).context("an unpacked root lost its list")?;
+        let list = fs::read_to_string(root.join(LIST)).context("an unpacked root has no list of packages")?;
         let versions = list.lines().filter_map(|line| line.split_once(' '));
         let versions = versions.map(|(name, version)| (name.to_owned(), version.to_owned())).collect();
         Ok(Self { root, versions })
     }
 
-    /// The directory they are unpacked in, with `usr/`, `etc/` and so on below it. To be read only: put an overlay
-    /// over it, or a copy in its place, for a program that writes.
+    /// The directory of the unpacked files, with `usr/`, `etc/` and so on. A program that writes needs an overlay or a
+    /// copy.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The version of one of them.
+    /// The version of a package.
     #[must_use]
     pub fn version(&self, package: &str) -> Option<&str> {
         self.versions.get(package).map(String::as_str)
     }
 }
 
-/// An apt with a root of its own.
+/// An apt with its own root.
 struct Apt {
     directory: PathBuf,
     configuration: PathBuf,
@@ -139,7 +137,7 @@ impl Apt {
         Ok(apt)
     }
 
-    /// Downloads packages; their files.
+    /// Downloads packages. Returns their files.
     fn fetch(&self, names: &[&str], with: With) -> Result<Vec<PathBuf>> {
         let archives = self.directory.join("cache/archives");
         let words: &[&str] = match with {
@@ -155,13 +153,13 @@ impl Apt {
         }
         files.retain(|path| path.extension().is_some_and(|extension| extension == "deb"));
         files.sort();
-        ensure!(!files.is_empty(), "apt brought no package");
+        ensure!(!files.is_empty(), "apt downloaded no package");
         Ok(files)
     }
 
     fn run(&self, program: &str, words: &[&str]) -> Result<String> {
         let mut command = Command::new(program);
-        // Read before any other configuration: it says where there is none.
+        // apt reads this file first. It disables all other configuration.
         command.env("APT_CONFIG", &self.configuration).env("DEBIAN_FRONTEND", "noninteractive");
         for (name, path) in [
             ("Dir::Etc::sourcelist", "sources.list"),
@@ -176,13 +174,13 @@ impl Apt {
             option.push(self.directory.join(path));
             command.arg("-o").arg(option);
         }
-        // As root, apt would drop to a user that may not write here.
+        // As root, apt would change to a user without permission to write here.
         command.args(["-o", "APT::Sandbox::User=root"]);
         run(command.args(words).current_dir(self.directory.join("cache/archives")))
     }
 }
 
-/// What this machine's apt is told about fetching (its proxy, say), and none of its hooks.
+/// The machine's apt settings for downloads, such as a proxy, without its hooks.
 fn acquiring() -> Result<String> {
     let dump = run(Command::new("apt-config").arg("dump"))?;
     let acquire: Vec<&str> = dump.lines().filter(|line| line.starts_with("Acquire::")).collect();
@@ -191,13 +189,13 @@ fn acquiring() -> Result<String> {
     Ok(format!("{}\n{own}", acquire.join("\n")))
 }
 
-/// The mirror this machine's apt takes Debian from, whatever its suite.
+/// The Debian mirror of the machine's apt, of any suite.
 fn mirror() -> Result<String> {
     let format = "$(REPO_URI) $(RELEASE) $(COMPONENT) $(ORIGIN)";
     let targets =
         run(Command::new("apt-get").args(["indextargets", "--format", format, "Created-By: Packages"]))?;
-    // Updates and security fixes have mirrors of their own, and a dash in the name of their suites. The origin is
-    // known once lists have been fetched.
+    // Updates and security fixes have other mirrors; their suites have a hyphen in the name. apt knows the origin only
+    // after it has downloaded lists.
     let mirror = targets.lines().find_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
         [uri, suite, "main", "Debian" | "$(ORIGIN)" | ""] if !suite.contains('-') => Some(uri.to_owned()),
         _ => None,
@@ -219,7 +217,7 @@ fn unpack(files: &[PathBuf], aside: &Path) -> Result<PathBuf> {
         list += &run(Command::new("dpkg-deb").args(["--show", format]).arg(file))?;
     }
     fs::write(tree.join(LIST), list)?;
-    // The script of a package that is not run would put them there.
+    // Normally a maintainer script creates these files.
     for name in ["passwd", "group"] {
         let (master, file) = (format!("usr/share/base-passwd/{name}.master"), format!("etc/{name}"));
         if tree.join(&master).is_file() {
@@ -229,7 +227,7 @@ fn unpack(files: &[PathBuf], aside: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// dpkg's own way to unpack would put a directory in the place of a link to one.
+/// Unpacks with tar, because dpkg would replace a link to a directory by a directory.
 fn extract(file: &Path, tree: &Path) -> Result<()> {
     let mut dpkg = Command::new("dpkg-deb").arg("--fsys-tarfile").arg(file).stdout(Stdio::piped()).spawn()?;
     let archive = dpkg.stdout.take().context("standard output is piped")?;
@@ -250,7 +248,7 @@ mod tests {
     use std::process::Command;
 
     #[test]
-    fn a_package_is_unpacked_without_what_it_depends_on() {
+    fn a_package_is_unpacked_without_its_dependencies() {
         let Some(packages) = Packages::or_skip("bookworm", &["hostname"], With::Nothing) else { return };
         assert!(
             packages.version("hostname").is_some_and(|version| version.starts_with("3.")),
@@ -261,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn another_suites_root_can_be_run_in() {
+    fn a_program_runs_in_the_root_of_another_suite() {
         let Some(packages) = Packages::or_skip("bullseye", &[ESSENTIAL], With::Dependencies) else { return };
         let mut command = Command::new("chroot");
         command.arg(packages.root()).args(["/bin/sh", "-c", ". /etc/os-release; echo $VERSION_ID"]);
@@ -270,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_package_that_does_not_exist_is_named_in_the_error() {
+    fn the_error_names_a_package_that_does_not_exist() {
         let Some(_) = Packages::or_skip("bookworm", &["hostname"], With::Nothing) else { return };
         let error = Packages::get("bookworm", &["no-such-package"], With::Nothing);
         assert!(format!("{:#}", error.expect_err("no package")).contains("no-such-package"));

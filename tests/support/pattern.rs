@@ -1,4 +1,4 @@
-//! Answers whose every octet is known, for tests of what carries them.
+//! Predictable answers, for tests of the layers below.
 
 use bytes::Bytes;
 use metadata_base::connection::Connection;
@@ -13,16 +13,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Answers by path:
 ///
 /// * `/bytes/<n>`: n octets, see [`octets`];
-/// * `/echo`: method, path, query and body, a line each;
+/// * `/echo`: method, path, query and body, one per line;
 /// * `/close`: closes the connection after the answer;
 /// * `/none`: 204.
 ///
-/// Everything else is 404. [`Pattern::ready`] and [`Pattern::known`] turn all of it off.
+/// All other paths get 404. [`Pattern::ready`] and [`Pattern::known`] disable all answers.
 #[derive(Debug)]
 pub struct Pattern {
-    /// False: the record is not here yet.
+    /// False until the record has arrived.
     pub ready: AtomicBool,
-    /// False: nobody knows the slot.
+    /// False if the slot is unknown.
     pub known: AtomicBool,
 }
 
@@ -64,14 +64,14 @@ impl Default for Pattern {
     }
 }
 
-/// A stack that serves [`Pattern`], and the pattern.
+/// Returns a stack that serves [`Pattern`], and the pattern.
 #[must_use]
 pub fn stack(config: StackConfig) -> (Stack<Serve<Pattern>>, Arc<Pattern>) {
     let pattern = Arc::new(Pattern::default());
     (Stack::new(config, Serve::new(Arc::clone(&pattern))), pattern)
 }
 
-/// One response taken apart.
+/// A parsed response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answered {
     /// The status code.
@@ -88,15 +88,15 @@ impl Answered {
         self.head.lines().skip(1).filter_map(|line| line.split_once(": "))
     }
 
-    /// The first value of a field, by case-insensitive name.
+    /// The first value of a field; its name is case-insensitive.
     #[must_use]
     pub fn field(&self, name: &str) -> Option<&str> {
         self.fields().find(|(found, _)| found.eq_ignore_ascii_case(name)).map(|(_, value)| value)
     }
 }
 
-/// Takes apart the responses to requests of which `heads[i]` says whether the i-th was HEAD. Responses
-/// beyond the list count as not HEAD. What is incomplete at the end is left out.
+/// Parses responses. `heads[i]` is true if request i was a HEAD; requests beyond the list were not. An incomplete last
+/// response is ignored.
 #[must_use]
 pub fn responses(mut received: &[u8], heads: &[bool]) -> Vec<Answered> {
     let mut all = Vec::new();

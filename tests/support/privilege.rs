@@ -1,4 +1,4 @@
-//! The real agent with few privileges: another user, a handful of capabilities, and every other one out of reach.
+//! Runs the agent with few privileges: as another user, with a few capabilities, and without a way to gain others.
 
 use crate::agent::{self, Agent};
 use crate::netns::Namespace;
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 
 /// `nobody` of most systems.
 pub const NOBODY: u32 = 65_534;
-/// Whom KubeVirt runs guests as.
+/// The user of KubeVirt's guests.
 pub const QEMU: u32 = 107;
 
-/// Most systems let everybody open it (udev's default rule); where one does not, this is how it would be. A mount
-/// namespace of its own keeps that from the machine, and hears of namespaces that get a name later.
+/// Mounts a /dev/net/tun that every user can open, as udev's default rule makes it. A mount namespace hides it from the
+/// machine, and still receives mounts of network namespaces that are named later.
 const WITH_TUN: &str =
     "mknod -m 666 \"$1\" c 10 200 && mount --bind \"$1\" /dev/net/tun && shift && exec \"$@\"";
 
-/// Who the agent runs as.
+/// The agent's user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum User {
-    /// uid 0, whose capabilities at `execve` are what its bounding set leaves.
+    /// uid 0. At `execve` it has all capabilities of its bounding set.
     Root,
-    /// uid 0 that is nobody special (`SECBIT_NOROOT`), with ambient capabilities.
+    /// uid 0 without its special treatment (`SECBIT_NOROOT`), with ambient capabilities.
     PlainRoot,
     /// Another user, with ambient capabilities, as systemd's `User=` and `AmbientCapabilities=` make it.
     Nobody,
@@ -37,14 +37,14 @@ impl User {
     }
 }
 
-/// A copy of the agent that everybody may run, and a place for its device node.
+/// A copy of the agent that every user can run, and a directory for the device node.
 #[derive(Debug)]
 pub struct Jail {
     room: tempfile::TempDir,
 }
 
 impl Jail {
-    /// Puts the agent where other users reach it.
+    /// Copies the agent to a directory that other users can read.
     ///
     /// # Errors
     /// When it has not been built, or cannot be copied.
@@ -62,8 +62,8 @@ impl Jail {
         self.room.path().join("xdp-imds")
     }
 
-    /// Starts the agent as a user with these capabilities (names without `CAP_`, in lower case), all others out of
-    /// its bounding, permitted, inheritable and ambient sets, and waits until it serves.
+    /// Starts the agent as a user with these capabilities (names in lower case, without `CAP_`), and waits until it serves.
+    /// The bounding, permitted, inheritable and ambient sets have no others.
     ///
     /// # Errors
     /// As for [`Agent::start`].
@@ -94,15 +94,15 @@ impl Jail {
         }
         all.push(self.binary().into());
         all.extend(words);
-        // Each of these becomes the next by `execve`, so the process that is started is the agent in the end.
+        // Each program executes the next one by `execve`, so the started process becomes the agent.
         Agent::start_binary(Path::new("unshare"), ns, all)
     }
 }
 
-/// The capabilities of each thread of a process, by the thread's name: the effective set, as a number.
+/// The effective capabilities of each thread of a process, by the thread's name.
 ///
 /// # Errors
-/// When the process has gone.
+/// When the process has ended.
 pub fn effective(pid: u32) -> Result<Vec<(String, u64)>> {
     let mut threads = Vec::new();
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
@@ -120,7 +120,7 @@ pub fn effective(pid: u32) -> Result<Vec<(String, u64)>> {
 /// A field of `/proc/PID/status`.
 ///
 /// # Errors
-/// When the process has gone, or has no such field.
+/// When the process has ended, or the field is missing.
 pub fn status(pid: u32, name: &str) -> Result<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));

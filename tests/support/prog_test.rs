@@ -1,7 +1,7 @@
-//! The kernel's programs, run on single frames by `BPF_PROG_TEST_RUN`.
+//! Runs the eBPF programs on single frames by `BPF_PROG_TEST_RUN`.
 //!
-//! Everything is loaded in a network namespace of the calling thread's own, whose loopback stands in
-//! for every device: a test run decides where a frame goes without sending it.
+//! The programs are loaded in a new network namespace. Its loopback replaces every device, because a test run decides the
+//! target of a frame without sending it.
 #![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
 
 pub use crate::ledger::KEY;
@@ -25,7 +25,7 @@ use metadata_common::maps::{
 use metadata_common::trace::{Event, PASSING_TOO, Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
-/// The variable that names another directory than the committed objects' to test those in it.
+/// The variable that names a directory of objects to test instead of the committed ones.
 pub const OBJECTS: &str = "XDP_IMDS_OBJECTS";
 /// The committed objects.
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt");
@@ -49,17 +49,16 @@ pub const TC_ACT_REDIRECT: u32 = 7;
 /// The ring buffer aya-log writes to.
 const LOG: &str = "AYA_LOGS";
 
-/// Interface index of the loopback in every namespace: the interface a test run comes in by unless told
-/// otherwise.
+/// Interface index of the loopback in every namespace. It is the default ingress interface of a test run.
 pub const LOOPBACK: u32 = 1;
 
-/// Room for what a program may make of a frame.
+/// Size of the output buffer for a frame, in octets.
 const OUT_LEN: usize = 4_096;
 
-/// Runs a test on a thread in an empty network namespace, which goes when the thread does.
+/// Runs a test on a thread in an empty network namespace. The namespace ends with the thread.
 ///
 /// # Panics
-/// When the body panics, with its panic; when the namespace cannot be made.
+/// When the body panics, or the namespace cannot be created.
 pub fn in_empty_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     let alone = || {
         // SAFETY: unshare changes only the calling thread's namespace, and this thread ends with the body.
@@ -80,18 +79,18 @@ pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
     std::fs::read(&path).with_context(|| format!("no object at {path}"))
 }
 
-/// What became of one frame.
+/// The result of a run.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The program's return value, an `xdp_action` or, of the classifier, a `TC_ACT`.
+    /// The program's return value: an `xdp_action`, or a `TC_ACT` of a classifier.
     pub action: u32,
-    /// The frame afterwards.
+    /// The frame after the run.
     pub frame: Vec<u8>,
-    /// Every counter that moved, and by how much.
+    /// The increase of every counter that changed.
     pub counted: Vec<(Verdict, u64)>,
 }
 
-/// A place for the maps that stubs and the programs behind them share.
+/// A directory for the pins of maps that stubs share with the programs behind them.
 pub(crate) struct SharedMaps(Bpffs);
 
 impl SharedMaps {
@@ -119,10 +118,10 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads all programs with `NETNS` set, their maps empty.
+    /// Loads all programs with `NETNS` set and empty maps.
     ///
     /// # Errors
-    /// When the object cannot be read, or the kernel refuses it: its verifier's words are in the error.
+    /// When the object cannot be read, or the kernel refuses it. The error contains the verifier's log.
     pub fn load(netns: u32) -> Result<Self> {
         Self::load_by(EbpfLoader::new().override_global(name::NETNS, &netns, true))
     }
@@ -141,7 +140,7 @@ impl Programs {
         Ok(Self { ebpf, stub: None })
     }
 
-    /// The same with stubs for the namespace, and `port` and `port_tcx` behind them, which are not to be run by themselves.
+    /// Loads the programs and stubs for the namespace. `port` and `port_tcx` run only behind the stubs then.
     ///
     /// # Errors
     /// As for [`Programs::load`].
@@ -169,7 +168,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Leaves stubs with nothing behind them, as when an agent ends that pins nothing.
+    /// Removes the programs behind the stubs, as at the end of an agent that pins nothing.
     ///
     /// # Errors
     /// When there is no stub.
@@ -182,10 +181,10 @@ impl Programs {
         Ok(())
     }
 
-    /// Runs one program on one frame that came in by the loopback.
+    /// Runs one program on one frame from the loopback.
     ///
     /// # Errors
-    /// When the kernel refuses the run: frames of less than 14 octets, for one.
+    /// When the kernel refuses the run, for example of a frame of less than 14 octets.
     pub fn run(&mut self, program: &str, frame: &[u8]) -> Result<Outcome> {
         let before = self.counters()?;
         let (action, frame) = self.run_uncounted(program, frame)?;
@@ -196,7 +195,7 @@ impl Programs {
         Ok(Outcome { action, frame, counted })
     }
 
-    /// As [`Programs::run`], without reading the counters, for runs by the ten thousand.
+    /// Like [`Programs::run`], but without reading the counters, which takes most of the time.
     ///
     /// # Errors
     /// As for [`Programs::run`].
@@ -231,7 +230,7 @@ impl Programs {
         (0..Verdict::COUNT).map(sum).collect()
     }
 
-    /// Takes the lines the programs have logged since last asked; how many.
+    /// Reads the programs' new log lines. Returns their number.
     ///
     /// # Errors
     /// When the object has no log.
@@ -243,7 +242,7 @@ impl Programs {
     /// Serves an address.
     ///
     /// # Errors
-    /// When the kernel refuses the entry; so for all that follow.
+    /// When the kernel refuses the entry.
     pub fn serve(&mut self, address: IpAddr) -> Result<()> {
         match address {
             IpAddr::V4(v4) => {
@@ -275,7 +274,7 @@ impl Programs {
         Ok(inspected.set(0, words, 0)?)
     }
 
-    /// Registers a port, its bucket as given.
+    /// Registers a port with this token bucket.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -296,7 +295,7 @@ impl Programs {
         )?)
     }
 
-    /// Claims a connection, as an agent that is leaving does.
+    /// Claims a connection, like a departing agent.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -304,7 +303,7 @@ impl Programs {
         Ok(self.hash::<u64, u32>(name::DRAINING)?.insert(flow.number(), CLAIMED, 0)?)
     }
 
-    /// Watches a guest.
+    /// Starts a trace.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -315,20 +314,20 @@ impl Programs {
         Ok(Array::<_, [u32; 5]>::try_from(map)?.set(0, trace.to_words(), 0)?)
     }
 
-    /// Takes what was reported since last asked.
+    /// Reads the new events of the trace.
     ///
     /// # Errors
-    /// When an event has another length than it should.
+    /// When an event has a wrong length.
     pub fn take_events(&mut self) -> Result<Vec<Event>> {
         let mut ring = RingBuf::try_from(self.ebpf.map_mut(name::EVENTS).context(name::EVENTS)?)?;
         let mut events = Vec::new();
         while let Some(item) = ring.next() {
-            events.push(Event::from_bytes(&item).context("an event of another length")?);
+            events.push(Event::from_bytes(&item).context("an event of a wrong length")?);
         }
         Ok(events)
     }
 
-    /// Events for which there was no room.
+    /// Number of events lost because the ring was full.
     ///
     /// # Errors
     /// When the map cannot be read.
@@ -339,7 +338,7 @@ impl Programs {
         Ok(map.get(&0, 0)?.iter().map(|[lost, ..]| lost).sum())
     }
 
-    /// Gives a hub a device: the loopback.
+    /// Sets the loopback as the device of a hub.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -350,7 +349,7 @@ impl Programs {
         Ok(DevMap::try_from(map)?.set(hub, LOOPBACK, None, 0)?)
     }
 
-    /// Puts a guest into a slot.
+    /// Enters a guest in a slot.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -359,7 +358,7 @@ impl Programs {
         Ok(Array::<_, u64>::try_from(map)?.set(slot, u64::from_ne_bytes(guest.to_bytes()), 0)?)
     }
 
-    /// Gives a slot a device: the loopback.
+    /// Sets the loopback as the device of a slot.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -368,7 +367,7 @@ impl Programs {
         Ok(DevMapHash::try_from(map)?.insert(slot, LOOPBACK, None, 0)?)
     }
 
-    /// Has the classifier hand a slot's answers to a device.
+    /// Makes the classifier deliver a slot's answers to a device.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -377,7 +376,7 @@ impl Programs {
         Ok(Array::<_, u32>::try_from(map)?.set(slot, ifindex, 0)?)
     }
 
-    /// Puts an AF_XDP socket, bound to nothing, on a queue. The map lets go of it when it is closed.
+    /// Enters an unbound AF_XDP socket for a queue. The kernel removes the entry when the socket closes.
     ///
     /// # Errors
     /// When the kernel has no AF_XDP, or as for [`Programs::serve`].
@@ -385,14 +384,14 @@ impl Programs {
         // SAFETY: socket takes no pointers.
         let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
         ensure!(fd >= 0, "socket(AF_XDP): {}", std::io::Error::last_os_error());
-        // SAFETY: the descriptor was opened just now and nobody else has it.
+        // SAFETY: the descriptor was just opened and has no other owner.
         let socket = unsafe { OwnedFd::from_raw_fd(fd) };
         let map = self.ebpf.map_mut(name::SOCKETS).context(name::SOCKETS)?;
         XskMap::try_from(map)?.set(queue, socket.as_raw_fd(), 0)?;
         Ok(socket)
     }
 
-    /// Posts a connection as user space would.
+    /// Posts a connection, like user space.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
@@ -408,7 +407,7 @@ impl Programs {
         Ok(Array::<_, [u64; 4]>::try_from(map)?.set(flow.index(), words, 0)?)
     }
 
-    /// What stands in a connection's place.
+    /// The entry of a connection.
     ///
     /// # Errors
     /// When the map cannot be read.
@@ -422,11 +421,10 @@ impl Programs {
         Ok(AllSent { flow, sent, received, finished, opened, held, acknowledged, closed })
     }
 
-    /// Instructions the verifier followed through a program, all ways through it together. It gives up at a
-    /// million, and takes its time before.
+    /// Number of instructions that the verifier processed on all paths of a program. Its limit is one million.
     ///
     /// # Errors
-    /// When the kernel does not tell (before 5.16).
+    /// When the kernel does not report it (before 5.16).
     pub fn verified(&mut self, program: &str) -> Result<u32> {
         let info = if CLASSIFIERS.contains(&program) {
             classifier(&mut self.ebpf, program)?.info()?
@@ -436,10 +434,10 @@ impl Programs {
         info.verified_instruction_count().context("no count of verified instructions")
     }
 
-    /// Time a program has run so far, and how often, while the kernel's run statistics are on.
+    /// Total run time and number of runs of a program, while the kernel's run statistics are on.
     ///
     /// # Errors
-    /// When the kernel gives none.
+    /// When the kernel does not report them.
     pub fn stats(&mut self, program: &str) -> Result<(Duration, u64)> {
         let info = xdp(&mut self.ebpf, program)?.info()?;
         Ok((info.run_time(), info.run_count()))

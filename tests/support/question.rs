@@ -1,4 +1,4 @@
-//! Questions to a VM's responses without a connection: what is said, without what carries it.
+//! Requests to a VM's responses without a connection.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use metadata_content::http::{Headers, Method, Request, Response, Status};
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use metadata_content::store::{Host, Outcome, Responses};
 
-/// When questions are asked, in Unix seconds: 2026-11-21T00:00:00Z.
+/// Time of the requests, in Unix seconds: 2026-11-21T00:00:00Z.
 pub const NOW_UNIX: u64 = 1_795_219_200;
 
 /// One request.
@@ -19,11 +19,11 @@ pub const NOW_UNIX: u64 = 1_795_219_200;
 pub struct Question {
     /// The method.
     pub method: Method,
-    /// The target, as it is sent.
+    /// The request target.
     pub target: String,
-    /// Address and port asked.
+    /// Destination address and port.
     pub to: (IpAddr, u16),
-    /// The guest's port.
+    /// The source port.
     pub source_port: u16,
     /// Header fields.
     pub fields: Vec<(String, Vec<u8>)>,
@@ -32,7 +32,7 @@ pub struct Question {
 }
 
 impl Question {
-    /// A GET of the target at 169.254.169.254.
+    /// A GET of a target at 169.254.169.254.
     #[must_use]
     pub fn get(target: impl Into<String>) -> Self {
         let to = (IpAddr::V4(addresses::METADATA), 80);
@@ -40,26 +40,26 @@ impl Question {
         Self { method: Method::Get, target, to, source_port: 40_000, fields: Vec::new(), body: Vec::new() }
     }
 
-    /// The host asked.
+    /// The destination host.
     #[must_use]
     pub fn host(&self) -> Host {
         Host::at(self.to)
     }
 
-    /// The same with another method.
+    /// Changes the method.
     #[must_use]
     pub fn by(self, method: Method) -> Self {
         Self { method, ..self }
     }
 
-    /// The same to another host, from a port it takes.
+    /// Changes the host, and the source port as that host requires.
     #[must_use]
     pub fn at(self, host: Host) -> Self {
         let v4 = |address| (IpAddr::V4(address), 80);
         let (to, source_port) = match host {
             Host::Metadata => (v4(addresses::METADATA), 40_000),
             Host::Wireserver => (v4(addresses::AZURE_WIRESERVER), 40_000),
-            // Scaleway gives user-data to the guest's root only, which a low port proves.
+            // Scaleway gives user-data only to root, which a low source port proves.
             Host::Scaleway => (v4(addresses::SCALEWAY), 1),
             Host::AliYun => (v4(addresses::ALIYUN), 40_000),
             Host::Password => ((IpAddr::V4(addresses::METADATA), PASSWORD_PORT), 40_000),
@@ -68,23 +68,23 @@ impl Question {
         Self { to, source_port, ..self }
     }
 
-    /// The same with one more header field.
+    /// Adds a header field.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl Into<Vec<u8>>) -> Self {
         self.fields.push((name.to_owned(), value.into()));
         self
     }
 
-    /// The same with a body.
+    /// Sets the body.
     #[must_use]
     pub fn saying(self, body: impl Into<Vec<u8>>) -> Self {
         Self { body: body.into(), ..self }
     }
 
-    /// The answer. A request that is parked is asked again when its time is over.
+    /// The answer. A parked request is repeated when its time is over.
     ///
     /// # Panics
-    /// When it is parked again then.
+    /// When the request is parked twice.
     #[must_use]
     pub fn ask(&self, responses: &Responses) -> Response {
         let mut buffer = [0; TARGET_MAX];
@@ -108,13 +108,13 @@ impl Question {
         now.mono = parked.until;
         match responses.answer(now, &connection, &request, Some(&parked)) {
             Outcome::Ready(response) | Outcome::Changed(response) => response,
-            Outcome::Park(again) => panic!("{} waits longer than it said: {again:?}", self.target),
+            Outcome::Park(again) => panic!("{} is parked again: {again:?}", self.target),
         }
     }
 }
 
-/// Header fields that satisfy every dialect's conditions but for tokens. Not Akamai's: where they are sent
-/// some paths are another thing.
+/// Header fields that satisfy the conditions of all dialects except tokens and Akamai's fields, which change the meaning
+/// of some paths.
 pub const KEYS: [(&str, &str); 4] = [
     ("Metadata", "true"),
     ("Metadata-Flavor", "Google"),
@@ -122,7 +122,7 @@ pub const KEYS: [(&str, &str); 4] = [
     ("x-ms-version", "2012-11-30"),
 ];
 
-/// What holds a token: its field, who makes it, and the field that says for how long.
+/// The host of a token, its field, the path that creates it, and the field of its lifetime.
 pub const TOKENS: [(Host, &str, &str, &str); 3] = [
     (Host::Metadata, "X-aws-ec2-metadata-token", "/latest/api/token", "X-aws-ec2-metadata-token-ttl-seconds"),
     (
@@ -134,7 +134,7 @@ pub const TOKENS: [(Host, &str, &str, &str); 3] = [
     (Host::Metadata, "Metadata-Token", "/v1/token", "Metadata-Token-Expiry-Seconds"),
 ];
 
-/// A guest that has fetched every key there is for it.
+/// A guest with every token and key.
 #[derive(Clone, Debug)]
 pub struct Insider<'r> {
     responses: &'r Responses,
@@ -142,7 +142,7 @@ pub struct Insider<'r> {
 }
 
 impl<'r> Insider<'r> {
-    /// A guest of this VM, with a token of each kind that is made.
+    /// A guest of this VM with one token of each kind.
     #[must_use]
     pub fn of(responses: &'r Responses) -> Self {
         let fetch = |(host, field, path, seconds): &(Host, &'static str, &str, &str)| {
@@ -153,13 +153,13 @@ impl<'r> Insider<'r> {
         Self { responses, tokens: TOKENS.iter().filter_map(fetch).collect() }
     }
 
-    /// The tokens it has: for which host, in which field.
+    /// Its tokens, by host and field.
     #[must_use]
     pub fn tokens(&self) -> &[(Host, &'static str, Vec<u8>)] {
         &self.tokens
     }
 
-    /// A question with every key, and the tokens of the host that do not change what a path means.
+    /// A request with every key, and with the tokens of the host that do not change the meaning of a path.
     #[must_use]
     pub fn question(&self, host: Host, target: &str) -> Question {
         let question = Question::get(target).at(host);
@@ -175,7 +175,7 @@ impl<'r> Insider<'r> {
     }
 }
 
-/// A path as it stands in a target.
+/// Encodes a path for a target.
 #[must_use]
 pub fn quoted(path: &str) -> String {
     path.bytes()
@@ -187,7 +187,7 @@ pub fn quoted(path: &str) -> String {
         .collect()
 }
 
-/// The target with its slashes doubled, tripled, and more of them at the end: the same thing.
+/// Targets with additional slashes, which mean the same as the original.
 #[must_use]
 pub fn slashed(target: &str) -> [String; 4] {
     let (before, origin) = match target.split_once("://") {

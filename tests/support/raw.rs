@@ -1,4 +1,4 @@
-//! A guest made of single segments, for what no TCP would send.
+//! A guest that sends arbitrary segments, which no TCP implementation would send.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -17,14 +17,14 @@ use crate::wire::{Sent, at};
 /// The MAC of a gateway between guest and service.
 pub const GATEWAY: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
 
-/// A segment to send, with everything the sender of it may choose.
+/// A segment to send, with all fields that a sender can choose.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// Ethernet destination.
     pub to: Mac,
-    /// Claimed address and port.
+    /// Source address and port.
     pub source: (IpAddr, u16),
-    /// Where it is for.
+    /// Destination address and port.
     pub destination: (IpAddr, u16),
     /// SYN, FIN, RST or none.
     pub control: TcpControl,
@@ -109,7 +109,7 @@ impl Segment {
     }
 }
 
-/// A segment the service sent.
+/// A segment from the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// Ethernet destination and source.
@@ -142,7 +142,7 @@ pub const ACK: (bool, bool, bool, bool) = (false, true, false, false);
 pub const FIN_ACK: (bool, bool, bool, bool) = (false, true, true, false);
 
 impl Reply {
-    /// Reads a frame of the service, and insists on complete checksums.
+    /// Parses a frame of the service, and checks its checksums.
     #[must_use]
     pub fn read(frame: &[u8]) -> Self {
         let mac = |at: usize| Mac(frame[at..at + 6].try_into().expect("six octets"));
@@ -174,43 +174,43 @@ impl Reply {
     }
 }
 
-/// A stack, and the hand that feeds it segments.
+/// A stack that receives single segments.
 pub struct Raw<S: Service, L = NoLedger> {
     /// The stack under test.
     pub stack: Stack<S, L>,
-    /// The slot all segments come from.
+    /// The slot of all segments.
     pub slot: Slot,
     /// Virtual time.
     pub now: Duration,
 }
 
 impl<S: Service, L: Ledger> Raw<S, L> {
-    /// At time zero.
+    /// Starts at time zero.
     pub fn new(stack: Stack<S, L>) -> Self {
         Self { stack, slot: 7, now: Duration::ZERO }
     }
 
-    /// Sends a frame; returns the frames that come back at once.
+    /// Passes a frame to the stack. Returns its immediate answers.
     pub fn frame(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         let mut sent = Sent::default();
         self.stack.receive(at(self.now), self.slot, frame, &mut sent);
         sent.0
     }
 
-    /// Sends a segment; returns the segments that come back at once.
+    /// Passes a segment to the stack. Returns its immediate answers.
     pub fn send(&mut self, segment: &Segment) -> Vec<Reply> {
         let frame = segment.frame(self.slot);
         self.frame(&frame).iter().map(|frame| Reply::read(frame)).collect()
     }
 
-    /// Wakes the slot; returns the segments that come at once.
+    /// Wakes the slot. Returns the immediate segments.
     pub fn wake(&mut self) -> Vec<Reply> {
         let mut sent = Sent::default();
         self.stack.wake(at(self.now), self.slot, &mut sent);
         sent.0.iter().map(|frame| Reply::read(frame)).collect()
     }
 
-    /// Lets time pass, timer by timer; returns the segments that come.
+    /// Advances time, timer by timer. Returns the segments that the stack sends.
     pub fn wait(&mut self, time: Duration) -> Vec<Reply> {
         let end = self.now + time;
         let mut sent = Sent::default();
@@ -225,8 +225,8 @@ impl<S: Service, L: Ledger> Raw<S, L> {
         sent.0.iter().map(|frame| Reply::read(frame)).collect()
     }
 
-    /// Shakes hands from `port`, of which the service remembers nothing; returns its next sequence number. Ours
-    /// is 1001.
+    /// Completes a handshake from `port`, for which the stack keeps no state. Returns the service's next sequence number;
+    /// the guest's is 1001.
     pub fn connect(&mut self, port: u16) -> u32 {
         let replies = self.send(&Segment::syn(port, 1000));
         assert_eq!(replies.len(), 1, "one answer to a SYN: {replies:?}");
@@ -236,8 +236,8 @@ impl<S: Service, L: Ledger> Raw<S, L> {
         next
     }
 
-    /// Opens a connection from `port` with an octet no request starts with, which is ignored; returns the
-    /// service's next sequence number. Ours is 1002.
+    /// Opens a connection from `port` with an octet that the service ignores, because no request starts with it. Returns
+    /// the service's next sequence number; the guest's is 1002.
     pub fn open(&mut self, port: u16) -> u32 {
         let next = self.connect(port);
         let replies = self.send(&Segment::ack(port, 1001, next).with(b"\n"));

@@ -1,8 +1,8 @@
-//! A machine of its own for an agent of guests: a root directory, and namespaces for all that is not the network.
+//! A separate machine for a guest agent: a root directory, and namespaces for everything except the network.
 //!
-//! An agent makes accounts, sets names and clocks and writes below `/etc` and `/run`. Here it does so in a copy of an
-//! unpacked distribution, with its own mounts, processes, host name and devices, and without the capabilities by
-//! which it could reach the clock or the hardware of the machine that runs the test.
+//! A guest agent creates accounts, sets names and clocks and writes to `/etc` and `/run`. Here it runs in a copy of an
+//! unpacked distribution, with its own mounts, processes, host name and devices. It has no capability to change the clock
+//! or the hardware of the machine that runs the test.
 
 use crate::netns::{Namespace, run};
 use anyhow::{Context as _, Result, bail, ensure};
@@ -10,14 +10,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-/// What no agent may do to the machine that runs the test.
+/// Capabilities that no guest agent gets.
 const FORBIDDEN: &str = "--bounding-set=-sys_time,-sys_boot,-sys_module,-sys_rawio,-syslog,-audit_control";
-/// The agent's `/etc/hosts`: GCE's name has an address, and no other name has one.
+/// The agent's `/etc/hosts`. Only GCE's names have an address.
 const HOSTS: &str = "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n";
-/// The agent's `/etc/nsswitch.conf`: there is no DNS, which answers faster than a server that is not there.
+/// The agent's `/etc/nsswitch.conf`. It disables DNS, so that the agent does not wait for a missing server.
 const NAME_SOURCES: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n";
-/// Mounts what belongs to a running system over the directory `$1` and runs the other words in it, for `$2` seconds at
-/// most. What is shared with the machine (`/sys`, `/proc/sys`) can be read only.
+/// Mounts the file systems of a running system in the directory `$1`, and runs the other words in it for at most `$2`
+/// seconds. File systems shared with the machine (`/sys`, `/proc/sys`) are read-only.
 const ENTER: &str = "
     root=$1; seconds=$2; shift 2
     mount --bind \"$root\" \"$root\"
@@ -36,7 +36,7 @@ const ENTER: &str = "
     exec timeout --signal=KILL $seconds chroot \"$root\" \"$@\"
 ";
 
-/// A root directory that goes with its guard.
+/// A root directory, which is removed when its guard is dropped.
 #[derive(Debug)]
 pub struct Root {
     directory: tempfile::TempDir,
@@ -46,7 +46,7 @@ impl Root {
     /// A copy of an unpacked tree.
     ///
     /// # Errors
-    /// When it cannot be copied beside the tree.
+    /// When the copy fails. It is in the same directory as the tree.
     pub fn copy_of(tree: &Path) -> Result<Self> {
         let beside = tree.parent().context("an unpacked tree is in a directory")?;
         let directory = tempfile::Builder::new().prefix("root-").tempdir_in(beside)?;
@@ -63,21 +63,21 @@ impl Root {
         Ok(root)
     }
 
-    /// A place in it, as seen from outside.
+    /// The path of a file in it, outside the root.
     #[must_use]
     pub fn path(&self, inside: &str) -> PathBuf {
         self.directory.path().join(inside.trim_start_matches('/'))
     }
 
-    /// A file in it as text.
+    /// The text of a file in it.
     ///
     /// # Errors
-    /// When it is not there, or no text.
+    /// When it does not exist or is not text.
     pub fn read(&self, inside: &str) -> Result<String> {
         fs::read_to_string(self.path(inside)).with_context(|| format!("the agent has no /{inside}"))
     }
 
-    /// Writes a file in it, with the directories above.
+    /// Writes a file in it, and creates its parent directories.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -87,8 +87,8 @@ impl Root {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// A command that runs these words inside. They and all their children are killed after `seconds`, or with the
-    /// command.
+    /// A command that runs these words in the root. The kernel kills them and all their children after `seconds`, or with
+    /// the command.
     #[must_use]
     pub fn command(&self, words: &[&str], seconds: u32) -> Command {
         let mut command = Command::new("setpriv");
@@ -105,27 +105,27 @@ impl Root {
         ]);
         command.args(["sh", "-ec", ENTER, "sh"]).arg(self.directory.path());
         command.arg(seconds.to_string()).args(words);
-        // An environment of its own: no proxy, no credentials, no locale of the machine's.
+        // The environment has no proxy, credentials or locale of the machine.
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.env("HOME", "/root").env("LC_ALL", "C.UTF-8").stdin(Stdio::null());
         command
     }
 
-    /// Runs words inside a guest to their end; all they wrote to standard output and standard error.
+    /// Runs words inside a guest until they end. Returns their standard output and standard error.
     ///
     /// # Errors
-    /// When they fail or take longer than `seconds`; with all that they wrote.
+    /// When they fail or take longer than `seconds`. The error contains their output.
     pub fn run(&self, guest: &Namespace, words: &[&str], seconds: u32) -> Result<String> {
         let output = guest.output(&mut self.command(words, seconds))?;
-        let said = said(&output);
+        let said = text_of(&output);
         ensure!(output.status.success(), "{} ended with {}:\n{said}", words.join(" "), output.status);
         Ok(said)
     }
 
-    /// Starts an agent that stays until its guard goes, or `seconds` are over.
+    /// Starts a guest agent. It runs until its guard is dropped or `seconds` have passed.
     ///
     /// # Errors
-    /// When it cannot be started.
+    /// When it cannot start.
     pub fn start(&self, guest: &Namespace, words: &[&str], seconds: u32) -> Result<Daemon<'_>> {
         let log = fs::File::create(self.path(LOG))?;
         let mut command = self.command(words, seconds);
@@ -134,16 +134,16 @@ impl Root {
     }
 }
 
-/// Where a daemon's output goes.
+/// The file of a daemon's output.
 const LOG: &str = "daemon.log";
 
-/// All that a program wrote to standard output and standard error.
-fn said(output: &Output) -> String {
+/// Standard output and standard error of a program.
+fn text_of(output: &Output) -> String {
     let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
     text(&output.stdout) + &text(&output.stderr)
 }
 
-/// An agent that runs. Dropping it kills it and all its children.
+/// A running guest agent. Dropping it kills the agent and all its children.
 #[derive(Debug)]
 pub struct Daemon<'a> {
     root: &'a Root,
@@ -151,33 +151,33 @@ pub struct Daemon<'a> {
 }
 
 impl Daemon<'_> {
-    /// All it has written to standard output and standard error.
+    /// Its standard output and standard error so far.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn log(&self) -> String {
         self.root.read(LOG).unwrap_or_else(|error| error.to_string())
     }
 
-    /// That it still runs.
+    /// Checks that it still runs.
     ///
     /// # Errors
-    /// When it has ended; with all it wrote.
+    /// When it has ended. The error contains its output.
     pub fn runs(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
-            Some(status) => bail!("the agent ended with {status}:\n{}", self.said()),
+            Some(status) => bail!("the agent ended with {status}:\n{}", self.log()),
         }
     }
 }
 
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
-        // `unshare` takes the first process of the namespace with it, and that all others.
+        // The end of `unshare` kills the first process of the namespace, and that kills all others.
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
             eprintln!("agent {} stays behind: {error}", self.child.id());
         }
         if std::thread::panicking() {
-            eprintln!("--- output of the agent ---\n{}\n---", self.said());
+            eprintln!("--- output of the agent ---\n{}\n---", self.log());
         }
     }
 }

@@ -1,12 +1,12 @@
-//! Randomness with a seed you can type.
+//! The seed of random tests.
 
-/// The variable that repeats a run.
+/// The variable that sets the seed, to repeat a run.
 pub const SEED: &str = shell::variables::SEED;
 
-/// The seed of this run: from [`SEED`], or a new one; printed either way, so that a failure names it.
+/// The seed of this run: that of [`SEED`], or a new one. It is printed, so that the output of a failed test contains it.
 ///
 /// # Panics
-/// When [`SEED`] is set to something that is no number.
+/// When [`SEED`] is not a number.
 #[must_use]
 pub fn seed() -> u64 {
     let seed = match std::env::var(SEED) {

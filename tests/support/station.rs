@@ -1,4 +1,4 @@
-//! A guest made of single frames on a true tap: it sends what no kernel would, and hears octet by octet.
+//! A guest that sends and receives single frames on a real tap, also frames that no kernel would send.
 
 use crate::frames;
 use crate::pump::wait_for;
@@ -17,16 +17,16 @@ use std::time::{Duration, Instant};
 /// What precedes every frame of a tap with virtio headers (`struct virtio_net_hdr`).
 pub type Header = [u8; VNET_HDR_LEN];
 
-/// Longest frame a tap gives: a whole IP packet and its Ethernet header, as segmentation offload leaves it.
+/// Maximum length of a frame from a tap: with segmentation offload a whole IP packet and its Ethernet header.
 const LONGEST: usize = VNET_HDR_LEN + 14 + 65_535;
-/// Before a segment that nobody answered is sent again.
+/// Time until a segment without an answer is sent again.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Longest one exchange may take.
+/// Limit for one exchange.
 pub const PATIENCE: Duration = Duration::from_secs(15);
-/// First port a station speaks from.
+/// First source port of a station.
 const FIRST_PORT: u16 = 20_000;
 
-/// A pretend guest that owns its tap.
+/// A simulated guest that owns its tap.
 #[derive(Debug)]
 pub struct Station {
     tap: Arc<Tap>,
@@ -34,15 +34,15 @@ pub struct Station {
     pub mac: Mac,
     /// Its IPv4 address.
     pub address: Ipv4Addr,
-    /// What stands before a frame unless it is told otherwise.
+    /// The default header before a frame.
     pub header: Header,
-    /// Frames the tap took, and octets in them.
+    /// Frames that the tap accepted, and their octets.
     pub sent: Cell<(u64, u64)>,
-    /// Frames heard, and octets in them.
-    pub heard: (u64, u64),
-    /// Keep every frame heard.
+    /// Received frames, and their octets.
+    pub received: (u64, u64),
+    /// Whether to keep every received frame.
     pub remembers: bool,
-    /// The tap's queue it sends by; it hears on all.
+    /// The tap's queue to send by. The station receives on all queues.
     pub queue: usize,
     transcript: Vec<Vec<u8>>,
     buffer: Vec<u8>,
@@ -59,7 +59,7 @@ impl Station {
             address,
             header: [0; VNET_HDR_LEN],
             sent: Cell::default(),
-            heard: (0, 0),
+            received: (0, 0),
             remembers: false,
             queue: 0,
             transcript: Vec::new(),
@@ -81,21 +81,21 @@ impl Station {
         Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f)
     }
 
-    /// A port not spoken from before, until all are used up.
+    /// A source port that was not used before, until all have been used.
     pub fn next_port(&mut self) -> u16 {
         self.port = self.port.checked_add(1).unwrap_or(FIRST_PORT);
         self.port
     }
 
-    /// Sends a frame as it is. False: the tap had no room, or no such frame may exist (`EINVAL`).
+    /// Sends a frame unchanged. Returns false if the tap is full or refuses the frame as invalid (`EINVAL`).
     ///
     /// # Errors
-    /// As `write(2)`, `EINVAL` excepted.
+    /// Those of `write(2)` except `EINVAL`.
     pub fn send(&self, frame: &[u8]) -> Result<bool> {
         self.send_on(self.queue, &self.header, frame)
     }
 
-    /// The same on one of the tap's queues, behind this header where the tap has headers.
+    /// Sends a frame on one of the tap's queues, with this header if the tap has headers.
     ///
     /// # Errors
     /// As for [`Station::send`].
@@ -118,25 +118,25 @@ impl Station {
         }
     }
 
-    /// Sends a segment with its own MAC as source.
+    /// Sends a segment from the station's MAC.
     ///
     /// # Errors
     /// As for [`Station::send`].
-    pub fn say(&self, segment: &Segment) -> Result<()> {
+    pub fn transmit(&self, segment: &Segment) -> Result<()> {
         self.send(&self.frame(segment)).map(drop)
     }
 
-    /// A segment's frame with its own MAC as source.
+    /// The frame of a segment from the station's MAC.
     #[must_use]
     pub fn frame(&self, segment: &Segment) -> Vec<u8> {
         frames::with(segment.frame(0), ethernet::SOURCE, &self.mac.0)
     }
 
-    /// All that has come by now, on every queue.
+    /// Reads all frames that have arrived, on every queue.
     ///
     /// # Errors
-    /// As `read(2)`.
-    pub fn hear(&mut self) -> Result<Vec<Vec<u8>>> {
+    /// Those of `read(2)`.
+    pub fn receive(&mut self) -> Result<Vec<Vec<u8>>> {
         let prefix = if self.tap.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
         let mut heard = Vec::new();
         for queue in 0..self.tap.shape().queues {
@@ -144,34 +144,34 @@ impl Station {
                 heard.push(self.buffer[prefix..len].to_vec());
             }
         }
-        self.heard.0 += heard.len() as u64;
-        self.heard.1 += heard.iter().map(|frame| frame.len() as u64).sum::<u64>();
+        self.received.0 += heard.len() as u64;
+        self.received.1 += heard.iter().map(|frame| frame.len() as u64).sum::<u64>();
         if self.remembers {
             self.transcript.extend(heard.iter().cloned());
         }
         Ok(heard)
     }
 
-    /// Waits until nothing has come for a while: the last acknowledgements of what is over.
+    /// Reads until no frame arrives for 100 ms, so that late acknowledgements of ended connections are gone.
     ///
     /// # Errors
-    /// As for [`Station::hear`].
+    /// As for [`Station::receive`].
     pub fn fall_silent(&mut self) -> Result<()> {
         const SILENCE: Duration = Duration::from_millis(100);
         loop {
             self.wait(SILENCE);
-            if self.hear()?.is_empty() {
+            if self.receive()?.is_empty() {
                 return Ok(());
             }
         }
     }
 
-    /// Every frame heard since the last look, if it [remembers](Self::remembers).
+    /// Every frame received since the last call, if [`remembers`](Self::remembers) is set.
     pub fn transcript(&mut self) -> Vec<Vec<u8>> {
         std::mem::take(&mut self.transcript)
     }
 
-    /// Waits until something comes, or the time is over.
+    /// Waits until a frame arrives, or the time is over.
     pub fn wait(&self, most: Duration) {
         let mut polled: Vec<libc::pollfd> = self
             .tap
@@ -181,77 +181,77 @@ impl Station {
         wait_for(&mut polled, most.as_millis().min(60_000) as i32 + 1);
     }
 
-    /// The segments for it among what has come by now.
+    /// Reads the TCP segments to the station's MAC that have arrived.
     ///
     /// # Errors
-    /// As for [`Station::hear`].
+    /// As for [`Station::receive`].
     pub fn segments(&mut self) -> Result<Vec<Reply>> {
         let own = self.mac.0;
-        let mut heard = self.hear()?;
-        // What a bridge floods may be anything.
+        let mut heard = self.receive()?;
+        // A bridge floods frames of every kind.
         heard.retain(|frame| frame.starts_with(&own) && is_tcp(frame));
         Ok(heard.iter().map(|frame| Reply::read(frame)).collect())
     }
 
-    /// A conversation not yet begun, from its own address and a port of its own.
+    /// A connection that has not begun, from the station's address and a new port.
     pub fn talk(&mut self, to: (IpAddr, u16)) -> Talk {
         let from = if to.0.is_ipv4() { self.address.into() } else { self.address_v6().into() };
         let port = self.next_port();
         Talk::new((from, port), to)
     }
 
-    /// Shakes hands.
+    /// Opens a connection.
     ///
     /// # Errors
-    /// Refused, or no answer in [`PATIENCE`].
+    /// The connection is refused, or has no answer within [`PATIENCE`].
     pub fn open(&mut self, to: (IpAddr, u16)) -> Result<Talk> {
         let mut talk = self.talk(to);
         self.begin(&mut talk)?;
         Ok(talk)
     }
 
-    /// Shakes hands on a connection that has not begun.
+    /// Opens a connection that has not begun.
     ///
     /// # Errors
     /// As for [`Station::open`].
     pub fn begin(&mut self, talk: &mut Talk) -> Result<()> {
         let syn = talk.syn();
         self.until(talk, &[syn], |talk| talk.open)?;
-        self.say(&talk.ack())
+        self.transmit(&talk.ack())
     }
 
-    /// One request on a connection of its own, and all that comes until the service closes it.
+    /// Sends one request on a new connection. Returns everything received until the service closes the connection.
     ///
     /// # Errors
-    /// Refused or reset, or no end in [`PATIENCE`].
+    /// The connection is refused or reset, or does not end within [`PATIENCE`].
     pub fn ask(&mut self, to: (IpAddr, u16), octets: &[u8]) -> Result<Vec<u8>> {
         let mut talk = self.talk(to);
         self.exchange(&mut talk, octets)?;
         Ok(talk.received)
     }
 
-    /// The same on a connection that has not begun.
+    /// Sends one request on a connection that has not begun.
     ///
     /// # Errors
     /// As for [`Station::ask`].
     pub fn exchange<'t>(&mut self, talk: &'t mut Talk, octets: &[u8]) -> Result<&'t [u8]> {
         self.begin(talk)?;
-        let said = talk.say(octets);
+        let said = talk.transmit(octets);
         self.until(talk, &said, |talk| talk.ended)?;
-        self.say(&talk.finish())?;
+        self.transmit(&talk.finish())?;
         Ok(&talk.received)
     }
 
-    /// Sends segments, and again each second, until `done`; acknowledges whatever comes.
+    /// Sends segments every second until `done`, and acknowledges all data.
     ///
     /// # Errors
-    /// Reset, or not done in [`PATIENCE`].
+    /// The connection is reset, or `done` does not hold within [`PATIENCE`].
     pub fn until(&mut self, talk: &mut Talk, said: &[Segment], done: impl Fn(&Talk) -> bool) -> Result<()> {
         let start = Instant::now();
         let mut sent: Option<Instant> = None;
         while start.elapsed() < PATIENCE {
             if sent.is_none_or(|at| at.elapsed() >= AGAIN) {
-                said.iter().try_for_each(|segment| self.say(segment))?;
+                said.iter().try_for_each(|segment| self.transmit(segment))?;
                 sent = Some(Instant::now());
             }
             self.wait(Duration::from_millis(50));
@@ -260,7 +260,7 @@ impl Station {
                     continue;
                 }
                 if talk.take(&reply) {
-                    self.say(&talk.ack())?;
+                    self.transmit(&talk.ack())?;
                 }
                 ensure!(!talk.reset, "{:?} reset by the service", talk.local);
             }
@@ -282,39 +282,39 @@ pub fn is_tcp(frame: &[u8]) -> bool {
     }
 }
 
-/// A guest's half of one connection: its numbers, and what it has heard.
+/// The guest's side of one connection.
 #[derive(Clone, Debug)]
 pub struct Talk {
     /// The guest's address and port.
     pub local: (IpAddr, u16),
-    /// The service's.
+    /// The service's address and port.
     pub remote: (IpAddr, u16),
-    /// The next number to send.
+    /// The next sequence number to send.
     pub seq: u32,
-    /// The next number expected.
+    /// The next sequence number expected.
     pub ack: u32,
     /// The window to offer.
     pub window: u16,
     /// The MSS to announce.
     pub mss: Option<u16>,
-    /// Where frames go.
+    /// The destination MAC.
     pub to: Mac,
-    /// The SYN was answered.
+    /// True once the SYN has been answered.
     pub open: bool,
-    /// The service has closed its side.
+    /// True once the service has closed its side.
     pub ended: bool,
-    /// The service has given it up.
+    /// True once the service has reset the connection.
     pub reset: bool,
-    /// What of ours the service has acknowledged.
+    /// The highest number that the service has acknowledged.
     pub acknowledged: u32,
-    /// Octets beyond that it takes.
+    /// The service's window, in octets.
     pub room: usize,
-    /// What the service has said.
+    /// The payload received.
     pub received: Vec<u8>,
 }
 
 impl Talk {
-    /// One that has not begun.
+    /// A connection that has not begun.
     #[must_use]
     pub fn new(local: (IpAddr, u16), remote: (IpAddr, u16)) -> Self {
         Self {
@@ -350,7 +350,7 @@ impl Talk {
         Segment { ack: None, mss: self.mss, ..self.bare().control(TcpControl::Syn) }
     }
 
-    /// An acknowledgement of all that came.
+    /// An acknowledgement of everything received.
     #[must_use]
     pub fn ack(&self) -> Segment {
         self.bare()
@@ -362,15 +362,15 @@ impl Talk {
         self.bare().control(TcpControl::Fin)
     }
 
-    /// A reset the service believes.
+    /// A reset with the sequence number that the service expects.
     #[must_use]
     pub fn reset(&self) -> Segment {
         self.bare().control(TcpControl::Rst)
     }
 
-    /// The segments that say these octets; they count as said from now on.
+    /// The segments that carry these octets. Advances the next sequence number.
     #[must_use]
-    pub fn say(&mut self, octets: &[u8]) -> Vec<Segment> {
+    pub fn transmit(&mut self, octets: &[u8]) -> Vec<Segment> {
         const SEGMENT: usize = 1400;
         octets
             .chunks(SEGMENT)
@@ -382,13 +382,13 @@ impl Talk {
             .collect()
     }
 
-    /// Octets said and not acknowledged yet.
+    /// Number of unacknowledged octets.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.seq.wrapping_sub(self.acknowledged) as usize
     }
 
-    /// True while there is somebody to talk to.
+    /// True while the connection is neither ended nor reset.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.open && !self.ended && !self.reset
@@ -400,12 +400,12 @@ impl Talk {
         reply.addresses == (self.remote.0, self.local.0) && reply.ports == (self.remote.1, self.local.1)
     }
 
-    /// Takes in a segment of the service; true when it wants an acknowledgement.
+    /// Processes a segment of the service. Returns true if it needs an acknowledgement.
     pub fn take(&mut self, reply: &Reply) -> bool {
         let (syn, _, fin, reset) = reply.flags;
         self.reset |= reset;
         self.acknowledged = reply.ack;
-        // Our windows are never shifted: no SYN of ours says how far.
+        // The guest's SYN has no window scale option, so windows are not shifted.
         self.room = reply.window.into();
         if reset {
             return false;
@@ -430,14 +430,14 @@ impl Talk {
 /// Status and body of an answer that ended with its connection.
 ///
 /// # Errors
-/// It is no whole answer.
+/// The answer is incomplete.
 pub fn answer(received: &[u8]) -> Result<(u16, Vec<u8>)> {
     let end = received.windows(4).position(|at| at == b"\r\n\r\n").context("the answer has no head")?;
     let status = std::str::from_utf8(received.get(9..12).context("no status")?)?.parse()?;
     Ok((status, received[end + 4..].to_vec()))
 }
 
-/// A GET that asks for the connection to be closed after it.
+/// A GET with `Connection: close`.
 #[must_use]
 pub fn get(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nHost: metadata\r\nConnection: close\r\n\r\n").into_bytes()

@@ -1,8 +1,8 @@
-//! systemd's own client of metadata services (`systemd-imdsd`, since version 261), unmodified, and the table it takes
-//! each cloud's addresses, headers and keys from (`hwdb.d/40-imds.hwdb`).
+//! The unmodified metadata client of systemd (`systemd-imdsd`, since version 261), and its table of the addresses, headers
+//! and keys of each cloud (`hwdb.d/40-imds.hwdb`).
 //!
-//! On a machine udev reads the table and the firmware's tables and hands the client one cloud's part. Here the client
-//! gets it by its own variables, as `systemd-imdsd(8)` describes them.
+//! On a machine, udev selects one cloud's part of the table by the firmware's tables. Here the client gets that part by
+//! the environment variables of `systemd-imdsd(8)`.
 
 use crate::guest::{Guest, NIC};
 use crate::inside;
@@ -13,22 +13,22 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 
-/// The first suite that has the client. It runs on this machine's C library and libcurl.
+/// The first Debian suite with the client. The client runs with this machine's C library and libcurl.
 const SUITE: &str = "forky";
-/// The client, the library it shares with the rest of systemd, and the table.
+/// The packages of the client, systemd's shared library and the table.
 const PACKAGES: &[&str] = &["systemd-imds", "libsystemd-shared", "udev"];
-/// Longest one question may take: the client itself gives up after 40 s.
+/// Limit for one request. The client's own limit is 40 s.
 const PATIENCE_SECONDS: u32 = 60;
 const CLIENT: &str = "usr/lib/systemd/systemd-imdsd";
 const TABLE: &str = "usr/lib/udev/hwdb.d/40-imds.hwdb";
-/// Names of keys in the table begin so.
+/// Prefix of the names of keys in the table.
 const KEY: &str = "IMDS_KEY_";
 
 /// The unpacked client.
 #[derive(Debug)]
 pub struct SystemdImds {
     packages: Packages,
-    /// Where its shared library is.
+    /// The directory of its shared library.
     libraries: PathBuf,
 }
 
@@ -45,7 +45,7 @@ impl Cloud {
         self.properties.get("IMDS_VENDOR").map_or("", String::as_str)
     }
 
-    /// The names of its keys, as the client's `--well-known` takes them: `ipv4-public`.
+    /// The names of its keys, as for the client's option `--well-known`, such as `ipv4-public`.
     pub fn keys(&self) -> impl Iterator<Item = String> {
         let names = self.properties.keys().filter_map(|name| name.strip_prefix(KEY));
         names.map(|name| name.to_lowercase().replace('_', "-"))
@@ -53,8 +53,8 @@ impl Cloud {
 }
 
 impl SystemdImds {
-    /// The client when the calling test may go on; otherwise it skips as
-    /// [`privileged::or_skip`](crate::privileged::or_skip) does, for lack of privilege or of the packages.
+    /// Returns the client. Skips the test like [`privileged::or_skip`](crate::privileged::or_skip) if privileges or the
+    /// packages are missing.
     ///
     /// # Panics
     /// When something is missing where no test may skip.
@@ -74,10 +74,10 @@ impl SystemdImds {
         self.packages.version("systemd-imds").unwrap_or("unknown")
     }
 
-    /// The clouds it knows.
+    /// The clouds of the table.
     ///
     /// # Errors
-    /// When the table is not where it was, or has another form.
+    /// When the table is missing or has another format.
     pub fn clouds(&self) -> Result<Vec<Cloud>> {
         let path = self.packages.root().join(TABLE);
         let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -95,11 +95,11 @@ impl SystemdImds {
         Ok(clouds)
     }
 
-    /// Has the client ask for a key of a cloud, and for what is at `below` it; `None` when the answer was an error that
-    /// it does not ask again for. Version 262 calls a 404 "not found" only when it has no body.
+    /// Makes the client request a key of a cloud, at the path `below` it. Returns `None` for an error that the client does
+    /// not repeat the request for. Version 262 treats a 404 as "not found" only without a body.
     ///
     /// # Errors
-    /// When it got no answer, or one that says that there is no service or that it is to ask later.
+    /// When the client gets no answer, or one that denies the service or asks for a later request.
     pub fn ask(
         &self,
         guest: &Guest,

@@ -1,7 +1,7 @@
-//! A pretend guest of the cheap kind: a user-space TCP client that owns its tap's descriptor.
+//! A cheap simulated guest: a user-space TCP client that owns its tap's descriptor.
 //!
-//! One thread drives any number of them, which is how a boot storm fits on one machine. Each behaves as a
-//! freshly booted guest does: ARP for the metadata address first, then one connection per file.
+//! One thread drives any number of clients, so that a boot storm fits on one machine. Each client behaves like a guest at
+//! boot: it resolves the metadata address by ARP, then opens one connection per file.
 
 use crate::guest::METADATA;
 use crate::pump::wait_for;
@@ -21,21 +21,21 @@ use std::time::{Duration, Instant};
 
 /// Ethernet header and the usual MTU.
 const FRAME_MAX: usize = 1_514;
-/// Octets a client can have in flight towards it.
+/// Receive buffer of a client, in octets.
 const RECEIVE_BUFFER: usize = 32_768;
-/// Octets of a request.
+/// Maximum size of a request, in octets.
 const SEND_BUFFER: usize = 1_024;
-/// Longest answer a client takes, head included.
+/// Maximum size of an answer with its head, in octets.
 const ANSWER_MAX: usize = 1 << 20;
 /// First port a client connects from (RFC 6335 §6).
 const FIRST_PORT: u16 = 49_152;
-/// Ports it connects from in turn.
+/// Number of source ports, which the client uses in turn.
 const PORTS: u16 = 16_000;
 
-/// An answer as it came.
+/// An answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What was asked for.
+    /// The requested path.
     pub path: String,
     /// The HTTP status.
     pub status: u16,
@@ -43,27 +43,27 @@ pub struct Answer {
     pub body: Vec<u8>,
 }
 
-/// How one guest fared.
+/// The result of one guest.
 #[derive(Debug)]
 pub struct Outcome {
     /// The guest.
     pub identity: Identity,
-    /// Its answers in the order asked, one connection each; the first failure ends the list.
+    /// Its answers in the order of the requests, one connection each. The first failure ends the list.
     pub answers: Result<Vec<Answer>>,
-    /// From the start of the storm to this guest's last answer.
+    /// Time from the start of the storm to the guest's last answer.
     pub took: Duration,
 }
 
-/// Lets all guests boot at once: each fetches the paths in order, one connection per path.
+/// Boots all guests at once. Each fetches the paths in order, on one connection per path.
 ///
-/// Returns when all are done or `patience` is over; those not done by then have failed.
+/// Returns when all guests are done or `patience` is over. Guests that are not done then have failed.
 #[must_use]
 pub fn storm(guests: Vec<(Identity, Arc<Tap>)>, paths: &[&str], patience: Duration) -> Vec<Outcome> {
     impatient_storm(guests, paths, patience, patience)
 }
 
-/// As [`storm`], but a guest whose connection brings no whole answer within `attempt` tries another one: what it takes
-/// then depends on who answers, not on how long a guest waits before it sends a lost segment again.
+/// Like [`storm`], but a guest opens another connection if it has no complete answer within `attempt`. The time then
+/// depends on the service and not on the guest's retransmission timer.
 #[must_use]
 pub fn impatient_storm(
     guests: Vec<(Identity, Arc<Tap>)>,
@@ -88,23 +88,23 @@ pub fn impatient_storm(
     clients.into_iter().map(|client| client.outcome(patience)).collect()
 }
 
-/// How one guest of a crowd fared.
+/// The result of one guest of a crowd.
 #[derive(Debug)]
 pub struct Tally {
     /// The guest.
     pub identity: Identity,
-    /// Times it had all of its files, or why it could not go on.
+    /// Number of completed rounds, or the failure that ended the guest.
     pub rounds: Result<usize>,
-    /// Segments with RST it got.
+    /// Number of received segments with RST.
     pub resets: usize,
-    /// Segments with payload, SYN or FIN that it sent again.
+    /// Number of retransmitted segments with payload, SYN or FIN.
     pub resent: usize,
 }
 
-/// Lets all guests fetch the paths in order, one connection per path, again and again with a pause until `stop`; then
-/// each ends its round. Every round must bring what the first one brought.
+/// Makes all guests fetch the paths in order, on one connection per path, in rounds with a pause between them. Each guest
+/// completes its round after `stop`. Every round must have the same answers as the first one.
 ///
-/// Returns when all are done or `patience` after the stop is over; those not done by then have failed.
+/// Returns when all guests are done or `patience` after the stop is over. Guests that are not done then have failed.
 #[must_use]
 pub fn crowd(
     guests: Vec<(Identity, Arc<Tap>)>,
@@ -143,7 +143,7 @@ fn sleep_until_due(clients: &mut [Client], started: Instant, patience: Duration)
     let mut polled: Vec<libc::pollfd> = clients
         .iter()
         .map(|client| libc::pollfd {
-            // A negative descriptor is left out of the poll.
+            // poll(2) ignores a negative descriptor.
             fd: if client.is_busy() { client.device.tap.as_fd().as_raw_fd() } else { -1 },
             events: libc::POLLIN,
             revents: 0,
@@ -160,11 +160,11 @@ fn moment(started: Instant) -> Moment {
     Moment::from_micros(started.elapsed().as_micros() as i64)
 }
 
-/// Where a client is within one connection.
+/// The stage of a client's connection.
 enum Stage {
     /// No connection.
     Idle,
-    /// A SYN is on its way.
+    /// The SYN is sent.
     Connecting,
     /// The request is sent.
     Receiving,
@@ -182,14 +182,14 @@ struct Client {
     stage: Stage,
     received: Vec<u8>,
     answers: Vec<Answer>,
-    /// Begin anew so long after all answers are here, which must be these.
+    /// The pause before the next round, and the answers that each round must have.
     again: Option<Duration>,
     rests_until: Option<Moment>,
     expected: Option<Vec<Answer>>,
     rounds: usize,
     /// Connections begun.
     begun: u16,
-    /// Longest a connection may last until its answer is whole, and when that is over for this one.
+    /// Limit for a connection until its answer is complete, and the deadline of the present one.
     attempt: Duration,
     gives_up: Option<Moment>,
     failure: Option<anyhow::Error>,
@@ -206,7 +206,7 @@ impl Client {
         config.random_seed = u64::from(identity.number) + 1;
         let mut interface = Interface::new(config, &mut device, now);
         interface.update_ip_addrs(|addresses| {
-            // Everything is on-link: smoltcp takes ARP answers only from its own network.
+            // All addresses are on-link, because smoltcp accepts ARP answers only from its own network.
             let own = IpCidr::new(IpAddress::Ipv4(identity.address), 0);
             addresses.push(own).expect("a new interface has room for an address");
         });
@@ -252,7 +252,7 @@ impl Client {
                 break;
             }
             match self.advance(now) {
-                // A new stage may have something to send at once. Stages are few, so this ends.
+                // A new stage may have data to send. The loop ends, because the stages are few.
                 Ok(true) if self.answers.len() == self.paths.len() => {
                     self.end_round(now);
                     break;
@@ -273,7 +273,7 @@ impl Client {
         self.deadline = timer.into_iter().chain(rests_until).chain(self.gives_up).min();
     }
 
-    /// Forgets the connection without a segment, and begins another.
+    /// Drops the connection without sending a segment, and opens another one.
     fn give_up(&mut self) {
         self.gives_up = None;
         self.stage = Stage::Idle;
@@ -282,7 +282,7 @@ impl Client {
         }
     }
 
-    /// All answers are here: compares them with the first ones and, if it is to, begins anew.
+    /// Compares the complete answers with the first round's, and starts the next round if there is one.
     fn end_round(&mut self, now: Moment) {
         self.rounds += 1;
         match &self.expected {
@@ -308,7 +308,7 @@ impl Client {
         Tally { identity: self.identity, rounds, resets, resent }
     }
 
-    /// Goes on to the next stage, if it can. True: it has.
+    /// Advances to the next stage if possible. Returns true if it did.
     fn advance(&mut self, now: Moment) -> Result<bool> {
         let Some(path) = self.paths.get(self.answers.len()) else { return Ok(false) };
         let Some(handle) = self.socket else { return self.connect(now).map(|()| true) };
@@ -385,7 +385,7 @@ impl Client {
     }
 }
 
-/// The answer, once it is whole.
+/// The answer, once it is complete.
 fn parse(path: &str, received: &[u8]) -> Result<Option<Answer>> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut response = httparse::Response::new(&mut headers);
@@ -411,23 +411,23 @@ fn parse(path: &str, received: &[u8]) -> Result<Option<Answer>> {
 /// A tap as smoltcp's device.
 struct TapDevice {
     tap: Arc<Tap>,
-    /// Octets of virtio header before each frame.
+    /// Size of the virtio header before each frame, in octets.
     prefix: usize,
     buffer: Vec<u8>,
     watch: Watch,
 }
 
-/// What is noticed of TCP on the way.
+/// Counters of TCP segments on the tap.
 #[derive(Debug, Default)]
 struct Watch {
     resets: usize,
     resent: usize,
-    /// By the port of ours: the number after the last that was sent.
+    /// The next sequence number, by source port.
     next: HashMap<u16, u32>,
 }
 
 impl Watch {
-    /// A segment of a frame, with its flags and how many numbers it takes; IPv4 without options.
+    /// A frame's segment with its flags and the length in sequence numbers. The IPv4 header has no options.
     fn segment(frame: &[u8]) -> Option<(TcpPacket<&[u8]>, u32)> {
         let ip = Ipv4Packet::new_checked(frame.get(14..)?).ok().filter(|_| frame[12..14] == [8, 0])?;
         let payload = frame.get(14 + usize::from(ip.header_len())..14 + usize::from(ip.total_len()))?;
@@ -444,7 +444,7 @@ impl Watch {
         let Some((tcp, length)) = Self::segment(frame).filter(|(_, length)| *length > 0) else { return };
         let (port, end) = (tcp.src_port(), (tcp.seq_number().0 as u32).wrapping_add(length));
         let is_new = self.next.get(&port).is_none_or(|next| end.wrapping_sub(*next) as i32 > 0);
-        // The ports come round: another connection's numbers have nothing to do with the last one's.
+        // Source ports are reused. The numbers of a new connection are unrelated to those of the previous one.
         if tcp.syn() && self.next.get(&port) != Some(&end) || is_new {
             self.next.insert(port, end);
         } else {
@@ -465,7 +465,7 @@ impl Device for TapDevice {
     type TxToken<'a> = ToSend<'a>;
 
     fn receive(&mut self, _: Moment) -> Option<(Received<'_>, ToSend<'_>)> {
-        // A deleted tap gives an error for ever: this client then runs out of patience.
+        // A deleted tap returns an error for ever, so that this client fails at its deadline.
         let len = self.tap.receive(0, &mut self.buffer).ok().flatten()?;
         let frame = self.buffer.get(self.prefix..len)?;
         self.watch.received(frame);
@@ -500,11 +500,11 @@ struct ToSend<'a> {
 
 impl TxToken for ToSend<'_> {
     fn consume<R, F: FnOnce(&mut [u8]) -> R>(self, len: usize, f: F) -> R {
-        // An all-zero virtio header: nothing offloaded, the frame is complete.
+        // A virtio header of zeros means that nothing is offloaded and the frame is complete.
         let mut frame = vec![0; self.prefix + len];
         let result = f(&mut frame[self.prefix..]);
         self.watch.sent(&frame[self.prefix..]);
-        // What the tap has no room for is lost, and TCP sends it again.
+        // A frame that does not fit into the tap is lost, and TCP sends it again.
         self.tap.send(0, &frame).unwrap_or_default();
         result
     }

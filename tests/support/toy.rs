@@ -1,14 +1,14 @@
-//! A service whose exchanges do what they are told, line by line, for tests of what carries them.
+//! A service whose exchanges follow commands, one per line, for tests of the layers below.
 //!
-//! | line | what the exchange does |
+//! | command | effect |
 //! |---|---|
 //! | `far N` | sends N octets |
-//! | `near N` | sends N octets that may not travel further than one hop |
-//! | `park N` | waits for the board to change, N seconds at most; then sends a line with what it says |
-//! | `write N` | puts N on the board, stirs, and sends `ok` |
-//! | `close` | closes its side, and reads no further |
-//! | `abort` | gives the connection up |
-//! | `storm` | waits, and whenever the board changes adds one to it and stirs, as no sane exchange would |
+//! | `near N` | sends N octets with a hop limit of 1 |
+//! | `park N` | waits for a change of the board, for at most N seconds, then sends the board's value in a line |
+//! | `write N` | sets the board to N, wakes waiting exchanges, and sends `ok` |
+//! | `close` | closes its side and reads no more |
+//! | `abort` | resets the connection |
+//! | `storm` | waits; at each change of the board, adds one to it and wakes waiting exchanges, which causes an endless chain |
 //!
 //! When the guest closes its side, the exchange closes.
 
@@ -25,19 +25,19 @@ use std::time::Duration;
 /// Hop limit of the answers to `near`.
 pub const NEAR: u8 = 1;
 
-/// What all exchanges share.
+/// The state that all exchanges share.
 #[derive(Debug, Default)]
 pub struct Board {
     values: Mutex<HashMap<Slot, u64>>,
 }
 
 impl Board {
-    /// What it says to a slot.
+    /// The value for a slot.
     pub fn read(&self, slot: Slot) -> u64 {
         self.values.lock().unwrap_or_else(PoisonError::into_inner).get(&slot).copied().unwrap_or(0)
     }
 
-    /// Changes what it says to a slot.
+    /// Sets the value for a slot.
     pub fn write(&self, slot: Slot, value: u64) {
         self.values.lock().unwrap_or_else(PoisonError::into_inner).insert(slot, value);
     }
@@ -47,7 +47,7 @@ impl Board {
 #[derive(Debug)]
 pub struct Toy(Arc<Board>);
 
-/// A stack that serves it, and its board. Each exchange alive holds the board once.
+/// Returns a stack with the service, and its board. Each open exchange holds one reference to the board.
 #[must_use]
 pub fn stack(config: StackConfig) -> (Stack<Toy>, Arc<Board>) {
     let board = Arc::new(Board::default());
@@ -119,7 +119,7 @@ impl Puppet {
                 self.stir(number);
                 return Some(Step::Send(Bytes::from_static(b"ok\n")));
             }
-            other => panic!("no such order: {other}"),
+            other => panic!("unknown command: {other}"),
         }
         None
     }

@@ -1,5 +1,5 @@
-//! The record of a VM as a node has thousands of: a name, keys, MACs, addresses and 300 octets of user-data of its
-//! own, and the 16 KiB of vendor-data all others have.
+//! The record of a typical VM: its own name, keys, MACs, addresses and 300 octets of user-data, and 16 KiB of vendor-data
+//! that all VMs share.
 
 use metadata_content::record::Dialect;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 const USER_DATA: usize = 300;
 const VENDOR_DATA: usize = 16 << 10;
 
-/// The record of VM `number`, in these dialects or in all.
+/// The record of VM `number`, for these dialects or for all.
 #[must_use]
 pub fn record(number: u32, dialects: Option<&[Dialect]>) -> Value {
     let user_data = format!("#cloud-config\n# of VM {number}\n{:x<USER_DATA$}", "- ");

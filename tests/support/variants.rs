@@ -1,5 +1,4 @@
-//! The programs that can stand between a tap and the host, put on and taken off one tap, to compare what they
-//! cost.
+//! Attaches each kind of program to a tap in turn, to compare their cost.
 
 use crate::empty_classifier;
 use crate::netns::Namespace;
@@ -18,29 +17,29 @@ use std::net::Ipv4Addr;
 /// The number of the tap's namespace.
 const NETNS: u32 = 1;
 
-/// What stands between a tap and the host's network.
+/// The program on a tap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variant {
-    /// Nothing.
+    /// No program.
     None,
-    /// A classifier that looks at nothing: what the kernel charges for calling one at all.
+    /// An empty classifier, which shows the kernel's cost of a call.
     Empty,
-    /// The XDP program, run by the tap's driver.
+    /// The XDP program in the tap's driver (native).
     Native,
-    /// The XDP program, run by the network stack.
+    /// The XDP program in the network stack (generic).
     Generic,
     /// The classifier.
     Tcx,
-    /// The classifier as in another namespace than the agent's: a stub, and the classifier behind it.
+    /// A stub and the classifier behind it, as in another namespace than the agent's.
     TcxInPod,
 }
 
 impl Variant {
-    /// Each of them, nothing first.
+    /// All variants, starting without a program.
     pub const ALL: [Self; 6] =
         [Self::None, Self::Empty, Self::Native, Self::Generic, Self::Tcx, Self::TcxInPod];
 
-    /// One or two words for a table.
+    /// A short name for tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -54,14 +53,14 @@ impl Variant {
     }
 }
 
-/// The programs for one tap, loaded, serving 169.254.169.254 there.
+/// The loaded programs for one tap, which serve 169.254.169.254.
 pub struct Variants<'n> {
     ns: &'n Namespace,
     ifname: String,
     ifindex: u32,
     ebpf: Ebpf,
     stub: Ebpf,
-    /// Held for what is behind the stub.
+    /// Keeps the program behind the stub loaded.
     _behind: Ebpf,
 }
 
@@ -93,10 +92,10 @@ impl<'n> Variants<'n> {
         Ok(Self { ns, ifname: ifname.to_owned(), ifindex, ebpf, stub, _behind: behind })
     }
 
-    /// Runs `f` with a variant on the tap; it is off again afterwards.
+    /// Runs `f` with a variant attached to the tap, and detaches it afterwards.
     ///
     /// # Errors
-    /// When the kernel refuses to attach it (tcx: Linux 6.6 or later is needed), or `f` fails.
+    /// When the kernel refuses to attach it (tcx needs Linux 6.6), or `f` fails.
     pub fn with<T: Send>(&mut self, variant: Variant, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let Self { ns, ifname, ifindex, ebpf, stub, .. } = self;
         ns.run_in(|| {

@@ -1,8 +1,8 @@
-//! Vectors: one request and its exact answer a line, and what every answer satisfies.
+//! Vectors: a request and its exact answer per line. Also checks rules that every answer must satisfy.
 //!
-//! The files under `tests/vectors/` are data any implementation can be held against. The first line of each
-//! names patches (JSON merge patch, RFC 7396) to `record.yaml`; each further line is a request to the VM
-//! whose record is patched with `rec`. They are asked in file order, and each patch has one VM.
+//! The files under `tests/vectors/` can test any implementation. The first line of each file names patches (JSON merge
+//! patch, RFC 7396) to `record.yaml`. Each further line is a request to the VM with the patch `rec`. The requests run in
+//! the order of the file, with one VM per patch.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -20,24 +20,24 @@ use crate::question::{Question, slashed};
 
 /// The record behind the vectors.
 pub const RECORD: &str = include_str!("../vectors/record.yaml");
-/// The vectors every implementation is held against.
+/// The vectors of the common file.
 pub const ALL: &str = include_str!("../vectors/vectors.jsonl");
-/// The address of the guest's first NIC in that record: one answer tells the guest which it has.
+/// The address of the guest's first NIC in that record. One answer contains it.
 pub const GUEST: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
-/// Where vectors are asked unless they say otherwise.
+/// The default destination address of vectors.
 const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
 
 /// One line of a file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vector {
-    /// Name.
+    /// The vector's name.
     pub n: String,
     /// Method and request target.
     q: String,
-    /// Address asked.
+    /// Destination address.
     to: Option<IpAddr>,
-    /// Port asked.
+    /// Destination port.
     port: Option<u16>,
     /// The guest's port.
     sp: Option<u16>,
@@ -48,63 +48,63 @@ pub struct Vector {
     b: Option<String>,
     /// Name of the patch.
     pub rec: Option<String>,
-    /// Name under which the answer's body is kept for later vectors.
+    /// Name under which later vectors find the answer's body.
     save: Option<String>,
-    /// Status.
+    /// Expected status.
     s: u16,
-    /// `Content-Type`; not there when the field must be absent.
+    /// Expected `Content-Type`; `None` if the field must be absent.
     t: Option<String>,
-    /// Response header fields; `null` for one that must be absent.
+    /// Expected header fields; `null` for a field that must be absent.
     #[serde(default)]
     rh: BTreeMap<String, Option<String>>,
-    /// Body as text.
+    /// Expected body as text.
     o: Option<String>,
-    /// Body in base64.
+    /// Expected body in base64.
     b64: Option<String>,
-    /// What the body is as JSON.
+    /// Expected body as JSON.
     j: Option<Value>,
-    /// What the body is as YAML.
+    /// Expected body as YAML.
     y: Option<Value>,
-    /// Members the body has as JSON.
+    /// Members that the JSON body must have.
     jp: Option<Value>,
-    /// A pattern for the whole body: `[set]{count}`, as far as vectors use it.
+    /// A pattern for the whole body, in the form `[set]{count}`.
     r: Option<String>,
 }
 
-/// One request, ready to be sent on a connection of its own.
+/// An encoded request, for a connection of its own.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// The guest's port.
     pub source_port: u16,
-    /// Address and port asked.
+    /// Destination address and port.
     pub to: (IpAddr, u16),
-    /// The request, which asks for the connection to be closed after the answer.
+    /// The request, with `Connection: close`.
     pub octets: Vec<u8>,
 }
 
-/// A VM that can be asked.
+/// A VM that answers requests.
 pub trait Ask {
-    /// Sends a request on a connection of its own; returns all that came until the service closed it.
+    /// Sends a request on a new connection. Returns everything received until the service closes it.
     ///
     /// # Errors
-    /// No connection, or no end.
+    /// The connection cannot be opened, or does not end.
     fn ask(&mut self, asked: &Asked) -> Result<Vec<u8>>;
 }
 
-/// What goes wrong in a file, and how many vectors it has.
+/// The failures of a file, and its number of vectors.
 #[derive(Debug, Default)]
 pub struct Outcome {
-    /// Vectors asked.
+    /// Number of vectors.
     pub asked: usize,
-    /// `name: what is wrong`.
+    /// The failures, as `name: reason`.
     pub failures: Vec<String>,
 }
 
 impl Outcome {
-    /// Fails with all failures, or when the file has another number of vectors.
+    /// Checks that the file has this number of vectors and no failures.
     ///
     /// # Panics
-    /// Then.
+    /// When it does not.
     pub fn assert(&self, expected: usize) {
         let failed = self.failures.len();
         assert!(
@@ -117,10 +117,10 @@ impl Outcome {
     }
 }
 
-/// Asks the vectors of a file in order. `make` makes the VM of a patched record (JSON).
+/// Runs the vectors of a file in order. `make` creates the VM of a patched record in JSON.
 ///
 /// # Errors
-/// The file is no file of vectors, or a VM cannot be made.
+/// The file is not a file of vectors, or a VM cannot be created.
 pub fn run<V: Ask>(lines: &str, make: impl FnMut(&Value) -> Result<V>) -> Result<Outcome> {
     let mut outcome = Outcome::default();
     outcome.asked = each(lines, make, |vm, vector, saved| {
@@ -134,20 +134,20 @@ pub fn run<V: Ask>(lines: &str, make: impl FnMut(&Value) -> Result<V>) -> Result
 /// Bodies saved by earlier vectors.
 pub type Saved = HashMap<String, String>;
 
-/// The vectors of a file, whatever record they are for.
+/// All vectors of a file.
 ///
 /// # Panics
-/// When a line is no vector.
+/// When a line is not a vector.
 #[must_use]
 pub fn all(lines: &str) -> Vec<Vector> {
     let vector = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
     lines.lines().skip(1).map(vector).collect()
 }
 
-/// Goes through the vectors of a file; returns how many there are.
+/// Calls a function for each vector of a file. Returns their number.
 ///
 /// # Errors
-/// As [`run`].
+/// Those of [`run`].
 pub fn each<V: Ask>(
     lines: &str,
     mut make: impl FnMut(&Value) -> Result<V>,
@@ -207,7 +207,7 @@ fn merge(target: &mut Value, patch: &Value) {
     }
 }
 
-/// Asks what the vector asks. What it reads must also have a HEAD, and not depend on slashes.
+/// Sends the request of a vector. A GET must have the same answer with HEAD and with additional slashes.
 fn holds(vm: &mut impl Ask, vector: &Vector, saved: &mut Saved) -> Result<()> {
     let (method, target) = vector.request()?;
     let answer = vector.ask(vm, method, target, saved)?;
@@ -227,7 +227,7 @@ fn holds(vm: &mut impl Ask, vector: &Vector, saved: &mut Saved) -> Result<()> {
     for target in slashed(target) {
         let other = vector.ask(vm, method, &target, saved)?;
         let same = (other.status, &other.body) == (answer.status, &answer.body);
-        ensure!(same, "{target} is another thing: {other:?}");
+        ensure!(same, "{target} has another answer: {other:?}");
     }
     Ok(())
 }
@@ -236,19 +236,19 @@ impl Vector {
     /// Method and target.
     ///
     /// # Errors
-    /// `q` is not the two of them.
+    /// `q` does not consist of method and target.
     pub fn request(&self) -> Result<(&str, &str)> {
         self.q.split_once(' ').context("q is method and target")
     }
 
-    /// The address asked.
+    /// The destination address.
     #[must_use]
     pub fn to(&self) -> IpAddr {
         self.to.unwrap_or(METADATA)
     }
 
-    /// The request in text: `method target address port source-port`, header fields a line each, an empty
-    /// line, the body. What it takes from earlier answers stays a name.
+    /// The request as text: a line `method target address port source-port`, one line per header field, an empty line and
+    /// the body. Values from earlier answers appear as names.
     #[must_use]
     pub fn as_text(&self) -> String {
         let (port, source_port) = (self.port.unwrap_or(80), self.sp.unwrap_or(40_000));
@@ -259,10 +259,10 @@ impl Vector {
         text + "\n" + self.b.as_deref().unwrap_or_default()
     }
 
-    /// As a question, without what it takes from earlier answers.
+    /// The request without values from earlier answers.
     ///
     /// # Errors
-    /// As [`request`](Self::request).
+    /// Those of [`request`](Self::request).
     pub fn question(&self) -> Result<Question> {
         let (method, target) = self.request()?;
         let given = self.h.iter().filter(|(_, value)| !value.starts_with("${"));
@@ -276,10 +276,10 @@ impl Vector {
         })
     }
 
-    /// Asks, with another method or target if need be.
+    /// Sends the request, with another method or target if given.
     ///
     /// # Errors
-    /// No answer, or not exactly one.
+    /// There is not exactly one answer.
     pub fn ask(&self, vm: &mut impl Ask, method: &str, target: &str, saved: &Saved) -> Result<Answered> {
         let to = self.to();
         let mut head = format!("{method} {target} HTTP/1.1\r\nHost: {to}\r\n");
@@ -311,10 +311,10 @@ impl Vector {
         Ok(answers.into_iter().next().expect("there is one"))
     }
 
-    /// Holds an answer against the vector.
+    /// Compares an answer with the vector.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The first difference.
     pub fn check(&self, answer: &Answered) -> Result<()> {
         let text = String::from_utf8_lossy(&answer.body);
         ensure!(answer.status == self.s, "status {} instead of {}: {text:?}", answer.status, self.s);
@@ -350,16 +350,16 @@ impl Vector {
         self.framed(answer)
     }
 
-    /// What every response satisfies.
+    /// Checks the rules of all answers.
     fn framed(&self, answer: &Answered) -> Result<()> {
         let mut names = HashSet::new();
         for (name, _) in answer.fields() {
-            ensure!(names.insert(name.to_ascii_lowercase()), "{name} is there twice");
+            ensure!(names.insert(name.to_ascii_lowercase()), "{name} occurs twice");
         }
         for name in ["Transfer-Encoding", "Content-Encoding"] {
-            ensure!(answer.field(name).is_none(), "{name} is there");
+            ensure!(answer.field(name).is_none(), "{name} is present");
         }
-        // Programs take this field for the sign that they are on GCE.
+        // Programs detect GCE by this field.
         let asked_for = self.rh.get("Metadata-Flavor").is_some_and(Option::is_some);
         let google = asked_for || self.q.contains(" /computeMetadata");
         let flavoured = answer.field("Metadata-Flavor");
@@ -377,7 +377,7 @@ impl Vector {
     }
 }
 
-/// Whether `text` is `[set]{count}`, the set of ranges and single characters.
+/// True if `text` matches the pattern `[set]{count}`. The set consists of ranges and single characters.
 fn matches(pattern: &str, text: &str) -> Result<bool> {
     let parts = pattern.strip_prefix('[').and_then(|rest| rest.split_once("]{"));
     let (set, count) = parts.context("the only pattern known is [set]{count}")?;

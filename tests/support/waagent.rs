@@ -1,4 +1,4 @@
-//! Azure's agent for Linux, unmodified, of any Debian release: a daemon in a guest, in a root of its release.
+//! The unmodified Azure agent for Linux of any Debian release. It runs as a daemon in a guest, in a root of its release.
 
 use crate::guest::Guest;
 use crate::packages::{ESSENTIAL, Packages, With};
@@ -7,19 +7,19 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// The agent, and the programs it calls that its package does not name.
+/// The agent's package, and packages of programs that it calls without a dependency.
 const PACKAGES: [&str; 5] = [ESSENTIAL, "waagent", "iproute2", "net-tools", "procps"];
-/// What a host without a provisioning disk configures: cloud-init provisions, and this agent says so at once.
+/// The configuration of a host without a provisioning disk: cloud-init provisions, and the agent reports ready at once.
 const CONFIGURED: &str = "
 Provisioning.Agent=disabled
 ResourceDisk.Format=n
 ";
-/// Parts of what it complains of wherever it is no whole machine, or asks Azure itself for what it does not know.
+/// Parts of warnings that appear on every machine that is only a namespace, or is not on Azure.
 const AWAY: [&str; 4] = ["Unknown property: compute.", "Dhcp client is not running", "iptables", "cgroup"];
-/// Longest the daemon may run, in seconds, whatever becomes of the test.
+/// Limit for the daemon's run time, in seconds.
 const LIFETIME: u32 = 600;
-/// Makes the release's root writable by an overlay that dies with the daemon, and fills in what a kernel would. $1 is
-/// an empty directory, $2 the root, $3 the lifetime, $4 the configuration, $5 the VM's UUID.
+/// Makes the release's root writable by an overlay that ends with the daemon, and adds files that a kernel would provide.
+/// $1 is an empty directory, $2 the root, $3 the lifetime, $4 the configuration, $5 the VM's UUID.
 const BOOT: &str = r#"
     mount -t tmpfs tmpfs "$1"
     mkdir "$1/upper" "$1/work" "$1/root"
@@ -46,15 +46,14 @@ const BOOT: &str = r#"
         timeout "$3" python3 -u /usr/sbin/waagent -daemon
 "#;
 
-/// The agent's files, unpacked.
+/// The agent's unpacked files.
 #[derive(Clone, Debug)]
 pub struct Waagent {
     packages: Packages,
 }
 
 impl Waagent {
-    /// The agent of a Debian release when the calling test may go on; otherwise it skips as [`Packages::or_skip`]
-    /// does.
+    /// Returns the agent of a Debian release. Skips the test like [`Packages::or_skip`].
     ///
     /// # Panics
     /// When something is missing where no test may skip.
@@ -71,8 +70,8 @@ impl Waagent {
         self.packages.version("waagent").unwrap_or("unknown")
     }
 
-    /// Starts the daemon inside a guest, whose network it sees, and nothing else of this machine: it has processes,
-    /// mounts and a host name of its own. `directory` is for it alone.
+    /// Starts the daemon inside a guest. It uses the guest's network, and its own processes, mounts and host name. No other
+    /// program may use `directory`.
     ///
     /// # Errors
     /// When a file cannot be written or `unshare` cannot be started.
@@ -82,7 +81,7 @@ impl Waagent {
         let output = File::create(&log)?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--uts", "--ipc", "--pid"]);
-        // The kernel ends all of them with the first.
+        // The kernel kills all processes of the namespace with the first one.
         command.args(["--fork", "--kill-child", "sh", "-ec", BOOT, "sh"]);
         command.arg(&scratch).arg(self.packages.root()).args([
             &LIFETIME.to_string(),
@@ -96,7 +95,7 @@ impl Waagent {
     }
 }
 
-/// A running daemon. Dropping it ends it and all it started.
+/// A running daemon. Dropping it ends the daemon and all its children.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -104,16 +103,16 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// What it has written so far.
+    /// Its output so far.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn log(&self) -> String {
         fs::read(&self.log).map(|octets| String::from_utf8_lossy(&octets).into_owned()).unwrap_or_default()
     }
 
-    /// The warnings and errors so far, without the time, and without those about what a namespace is not.
+    /// The warnings and errors so far, without their time and without those that a namespace causes.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
-        let said = self.said();
+        let said = self.log();
         let complaint = |line: &str| {
             let at = ["WARNING ", "ERROR "].iter().find_map(|level| line.find(level))?;
             let is_at_home = !AWAY.iter().any(|part| line.contains(part));
@@ -129,7 +128,7 @@ impl Drop for Daemon {
             eprintln!("waagent {} stays behind: {error}", self.child.id());
         }
         if std::thread::panicking() {
-            eprintln!("--- what waagent said ---\n{}\n---", self.said());
+            eprintln!("--- what waagent said ---\n{}\n---", self.log());
         }
     }
 }

@@ -1,6 +1,6 @@
-//! A simulated link with faults, and a world of one stack and one smoltcp client at its ends.
+//! A simulated link with faults, and a world of one stack and one smoltcp client at its two ends.
 //!
-//! Time is virtual and every fault is drawn from a seed, so a failure repeats exactly.
+//! Time is virtual and every fault depends on a seed, so a failure can be repeated exactly.
 
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
@@ -14,28 +14,28 @@ use crate::kernel::Kernel;
 /// Virtual unix time at the start of a world: 2026-01-01T00:00:00Z.
 pub const EPOCH: u64 = 1_767_225_600;
 
-/// Turns a world may take without virtual time moving: beyond it something spins.
+/// Maximum number of turns at one virtual time. More turns mean an endless loop.
 const TURNS_PER_INSTANT: usize = 10_000;
 
-/// splitmix64: small, seeded, good enough for faults.
+/// splitmix64, a small generator that suffices for faults.
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator; `XDP_IMDS_SEED` in the environment replaces the seed.
+    /// A generator with this seed, or with that of `XDP_IMDS_SEED`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let set = std::env::var("XDP_IMDS_SEED").ok().and_then(|text| text.parse().ok());
         Self(set.unwrap_or(seed))
     }
 
-    /// A generator of exactly this seed, whatever the environment says.
+    /// A generator with this seed, regardless of the environment.
     #[must_use]
     pub fn exactly(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// A generator of its own for somebody else.
+    /// A separate generator, seeded by this one.
     pub fn fork(&mut self) -> Self {
         Self(self.draw())
     }
@@ -54,29 +54,29 @@ impl Rng {
         self.draw() % limit
     }
 
-    /// True so many times in a hundred.
+    /// True with this probability, in percent.
     pub fn percent(&mut self, chance: u64) -> bool {
         self.below(100) < chance
     }
 }
 
-/// What a link does to frames; chances in percent.
+/// The faults of a link; probabilities in percent.
 #[derive(Clone, Copy, Debug)]
 pub struct Faults {
-    /// Lost.
+    /// Loss.
     pub loss: u64,
-    /// Delivered twice.
+    /// Duplication.
     pub duplicate: u64,
-    /// Held back by up to 20 times the delay, so that later ones overtake it.
+    /// Additional delay of up to 20 times `delay`, so that later frames overtake.
     pub reorder: u64,
-    /// One way.
+    /// Delay in one direction.
     pub delay: Duration,
-    /// Octets of the longest frame that is delivered.
+    /// Maximum length of a delivered frame, in octets.
     pub longest: usize,
 }
 
 impl Faults {
-    /// A perfect link with 100 µs one way.
+    /// A perfect link with a delay of 100 µs in each direction.
     pub const NONE: Self =
         Self { loss: 0, duplicate: 0, reorder: 0, delay: Duration::from_micros(100), longest: usize::MAX };
 }
@@ -97,7 +97,7 @@ impl Link {
         Self { faults, rng, due: BTreeMap::new(), count: 0 }
     }
 
-    /// Puts a frame on the link.
+    /// Sends a frame along the link.
     pub fn push(&mut self, now: Duration, frame: &[u8]) {
         if self.rng.percent(self.faults.loss) || frame.len() > self.faults.longest {
             return;
@@ -123,7 +123,7 @@ impl Link {
     }
 }
 
-/// Collects what a stack sends.
+/// Collects the frames that a stack sends.
 #[derive(Debug, Default)]
 pub struct Sent(pub Vec<Vec<u8>>);
 
@@ -133,15 +133,15 @@ impl Transmit for Sent {
     }
 }
 
-/// One stack, one client, a link between them, and the time.
+/// One stack, one client, the link between them, and virtual time.
 pub struct World<S: Service, L = NoLedger> {
     /// The stack under test.
     pub stack: Stack<S, L>,
     /// Its guest.
     pub client: Client,
-    /// Every frame the stack has sent, the lost ones too, if there is a list to keep them in.
+    /// Every frame that the stack has sent, including lost ones; `None` to keep none.
     pub sent: Option<Vec<Vec<u8>>>,
-    /// What stands before the stack and answers in its place, if anything.
+    /// A kernel that answers in front of the stack, if there is one.
     pub kernel: Option<Kernel>,
     slot: Slot,
     now: Duration,
@@ -173,7 +173,7 @@ impl<S: Service, L: Ledger> World<S, L> {
         at(self.now)
     }
 
-    /// Lets time pass until `done`, for `limit` at most. True when it was done.
+    /// Advances time until `done`, by `limit` at most. Returns true if `done` was.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         let mut turns = 0;
@@ -204,7 +204,7 @@ impl<S: Service, L: Ledger> World<S, L> {
         }
     }
 
-    /// Lets time pass in which nothing that is sent to the client arrives; it does afterwards.
+    /// Advances time while the link to the client holds all frames, and delivers them afterwards.
     pub fn hold_down(&mut self, time: Duration) {
         let (now, end) = (self.now, self.now + time);
         let held =
@@ -213,7 +213,7 @@ impl<S: Service, L: Ledger> World<S, L> {
         let mut late = std::mem::replace(&mut self.down, held);
         let mut frames = std::mem::take(&mut self.down.due);
         frames.extend(std::mem::take(&mut late.due));
-        // In the order in which they were sent.
+        // The frames keep their order.
         let mut frames: Vec<_> = frames.into_iter().collect();
         frames.sort_by_key(|((due, count), _)| (*due >= now + time, *count));
         for (_, frame) in frames {
@@ -222,12 +222,12 @@ impl<S: Service, L: Ledger> World<S, L> {
         }
     }
 
-    /// Lets time pass.
+    /// Advances time.
     pub fn wait(&mut self, time: Duration) {
         self.run(time, |_| false);
     }
 
-    /// Everything that happens at this instant.
+    /// Processes everything due at this time.
     fn turn(&mut self) {
         let now = at(self.now);
         while let Some(frame) = self.down.pop(self.now) {

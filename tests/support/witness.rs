@@ -1,5 +1,5 @@
-//! Whoever is behind a guest's tap: the bridge itself, which sees every frame that got past the tap's program,
-//! and a neighbour, which gets what the bridge floods.
+//! The observers behind a guest's tap: the bridge, which receives every frame that passes the tap's program, and a
+//! neighbour, which receives the frames that the bridge floods.
 #![expect(unsafe_code, reason = "packet sockets are bound with an address std does not know")]
 
 use crate::host::{BRIDGE, BRIDGE_MAC, Host};
@@ -10,12 +10,12 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::Path;
 
-/// Longest frame seen whole; of a longer one, its beginning.
+/// Maximum length of a captured frame, in octets; longer frames are cut off.
 const LONGEST: usize = 65_549;
 /// Receive buffer of the capture, in octets: room for all frames of a flood that reach the bridge.
 static ROOM: libc::c_int = 32 << 20;
 
-/// A capture on the bridge, and a tap beside the guests' that nobody serves.
+/// A capture on the bridge, and a tap that the agent does not serve.
 #[derive(Debug)]
 pub struct Witness {
     bridge: File,
@@ -23,52 +23,52 @@ pub struct Witness {
     buffer: Vec<u8>,
 }
 
-/// What got past the tap, by who saw it.
+/// Frames that passed the tap, by observer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// On the bridge, which hears every frame.
+    /// Frames on the bridge, which receives every frame.
     pub bridge: Vec<Vec<u8>>,
-    /// What the node itself sent by the bridge.
+    /// Frames that the node itself sent by the bridge.
     pub node: Vec<Vec<u8>>,
-    /// On the neighbour's tap, which hears what is for nobody the bridge knows, or for a group.
+    /// Frames on the neighbour's tap, which receives frames for unknown MACs and for groups.
     pub neighbour: Vec<Vec<u8>>,
 }
 
 impl Witness {
-    /// Begins to watch. One witness a host.
+    /// Starts the capture. A host can have one witness.
     ///
     /// # Errors
-    /// When the tap or the capture cannot be made.
+    /// When the tap or the capture cannot be created.
     pub fn new(host: &Host) -> Result<Self> {
         let ns = host.ns();
         for family in ["iptables", "ip6tables", "arptables"] {
             let setting = format!("bridge/bridge-nf-call-{family}");
-            // Where there is such a filter (the module `br_netfilter`) it drops and trims odd packets by itself.
+            // These filters (the module `br_netfilter`) drop and trim malformed packets.
             if Path::new("/proc/sys/net").join(&setting).exists() {
                 ns.sysctl(&setting, "0")?;
             }
         }
         let neighbour = Tap::create(ns, "neighbour", Shape::default())?;
         ns.ip(&format!("link set {} master {BRIDGE} up", neighbour.name()))?;
-        // In promiscuous mode the bridge hears what is for others too.
+        // In promiscuous mode the bridge also receives frames for other MACs.
         ns.ip(&format!("link set {BRIDGE} promisc on"))?;
         let shown: serde_json::Value = serde_json::from_str(&ns.ip(&format!("-j link show dev {BRIDGE}"))?)?;
-        let ifindex = shown[0]["ifindex"].as_i64().context("`ip -j link` tells no ifindex")?;
+        let ifindex = shown[0]["ifindex"].as_i64().context("`ip -j link` shows no ifindex")?;
         let bridge = ns.run_in(|| capture(i32::try_from(ifindex)?).context("a packet socket"))?;
         Ok(Self { bridge, neighbour, buffer: vec![0; LONGEST] })
     }
 
-    /// All that was seen since the last look.
+    /// All frames since the last call.
     ///
     /// # Errors
-    /// As `read(2)`.
+    /// Those of `read(2)`.
     pub fn look(&mut self) -> Result<Seen> {
         let mut seen = Seen::default();
         loop {
             match self.bridge.read(&mut self.buffer) {
                 Ok(len) => seen.bridge.push(self.buffer[..len].to_vec()),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                // The device went down and came up; nothing is lost by it.
+                // The device went down and up again. No frame is lost.
                 Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => {}
                 Err(error) => return Err(error).context("reading the bridge's capture"),
             }
@@ -87,15 +87,15 @@ impl Witness {
 fn capture(ifindex: i32) -> Result<File> {
     let protocol = (libc::ETH_P_ALL as u16).to_be();
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // Protocol 0 hears nothing until the socket is bound: no frame of another device slips in.
+    // Protocol 0 receives nothing until the socket is bound, so it captures no frame of another device.
     // SAFETY: socket takes integers only.
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error().into());
     }
-    // SAFETY: the descriptor was made just now and nobody else has it.
+    // SAFETY: the descriptor was just opened and has no other owner.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: sockaddr_ll is plain data for which all zeroes is a value.
+    // SAFETY: sockaddr_ll is plain data, and all zeros are a valid value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = protocol;
@@ -124,7 +124,7 @@ mod tests {
     use metadata_common::wire::ethernet;
 
     #[test]
-    fn a_frame_for_nobody_is_seen_on_the_bridge_and_by_the_neighbour() {
+    fn a_frame_for_an_unknown_mac_reaches_the_bridge_and_the_neighbour() {
         if !privileged::or_skip() {
             return;
         }

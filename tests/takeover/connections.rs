@@ -34,7 +34,7 @@ fn long_connections_finish(place: &Place) {
     let attribute = "/computeMetadata/v1/instance/guest-attributes/a";
     let put = |client: &mut Client, name: &str, value: &str| {
         let fields = format!("{google}Content-Length: {}\r\n\r\n{value}", value.len());
-        client.say(&format!("PUT {attribute}/{name} HTTP/1.1\r\nHost: x\r\n{fields}"));
+        client.transmit(&format!("PUT {attribute}/{name} HTTP/1.1\r\nHost: x\r\n{fields}"));
         client.answer().0
     };
     let get = |client: &mut Client, name: &str| client.ask(&format!("GET {attribute}/{name}"), google);
@@ -45,15 +45,16 @@ fn long_connections_finish(place: &Place) {
     let (status, _, token) = Client::connect(&guest).ask("PUT /latest/api/token", ttl);
     assert_eq!(status, 200);
     let mut slow = Client::connect(&guest);
-    slow.say("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
+    slow.transmit("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut parked = Client::connect(&guest);
-    parked.say(&format!(
+    parked.transmit(&format!(
         "GET /computeMetadata/v1/instance/attributes/colour?wait_for_change=true&timeout_sec=600 HTTP/1.1\r\nHost: x\r\n{google}\r\n"
     ));
     // This write is in progress during the takeover.
     let mut writing = Client::connect(&guest);
-    writing
-        .say(&format!("PUT {attribute}/during HTTP/1.1\r\nHost: x\r\n{google}Content-Length: 4\r\n\r\nha"));
+    writing.transmit(&format!(
+        "PUT {attribute}/during HTTP/1.1\r\nHost: x\r\n{google}Content-Length: 4\r\n\r\nha"
+    ));
     std::thread::sleep(Duration::from_secs(1));
 
     let _second = place.agent(&node, &guests, &["--takeover"]);
@@ -69,7 +70,7 @@ fn long_connections_finish(place: &Place) {
         b"1",
         "written through the first agent, read through the second"
     );
-    writing.say("lf");
+    writing.transmit("lf");
     let (status, head, _) = writing.answer();
     assert_eq!((status, says_close(&head)), (200, true));
     assert_eq!(get(&mut Client::connect(&guest), "during").2, b"half", "written during the takeover");
@@ -96,7 +97,7 @@ fn a_port_is_released_while_the_previous_agent_drains() {
     let first = node.agent(&[], &[]);
     eventually(PATIENCE, || guest.fetch("/v1/meta-data", PATIENCE).map(drop)).expect("served");
     let mut slow = Client::connect(&guest);
-    slow.say("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
+    slow.transmit("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
     std::thread::sleep(Duration::from_millis(500));
     let _second = node.agent(&[], &["--takeover"]);
     std::fs::remove_file(guest.identity().path(node.records.path())).expect("a record");
@@ -107,5 +108,5 @@ fn a_port_is_released_while_the_previous_agent_drains() {
         Ok(())
     })
     .expect("its program is detached from the tap");
-    assert!(!first.said().contains("leaving"), "the previous agent has exited:\n{}", first.said());
+    assert!(!first.log().contains("leaving"), "the previous agent has exited:\n{}", first.log());
 }

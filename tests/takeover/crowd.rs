@@ -128,7 +128,7 @@ fn the_pod_of_a_previous_agent_stays_alive_until_sigterm() {
         std::thread::sleep(Duration::from_secs(1));
         let second = node.pod(&pods[1], &guests, &words);
         let alive = || {
-            anyhow::ensure!(first.said().contains("lingering until SIGTERM"));
+            anyhow::ensure!(first.log().contains("lingering until SIGTERM"));
             first.ask("/healthz")
         };
         let (status, body) = eventually(PATIENCE, alive).expect("it lingers");

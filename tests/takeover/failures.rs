@@ -19,13 +19,13 @@ fn an_agent_keeps_serving_if_its_successor_dies_before_the_promise() {
     let agent = node.agent(&[guest.identity().clone()], &[]);
     for phase in ["hello", "drain"] {
         let mut kept = Client::connect(&guest);
-        kept.say("GET /v1/meta-data HTTP/1.1\r\nHos");
+        kept.transmit("GET /v1/meta-data HTTP/1.1\r\nHos");
         let mut taker = node.taker();
         taker.go(phase);
         drop(taker);
         std::thread::sleep(Duration::from_millis(500));
         eventually(PATIENCE, || agent.metrics().map(drop)).expect("metrics are available again");
-        kept.say("t: x\r\n\r\n");
+        kept.transmit("t: x\r\n\r\n");
         let (status, head, _) = kept.answer();
         assert_eq!((status, says_close(&head)), (200, false), "{phase}");
         assert_eq!(kept.ask("GET /v1/meta-data", "").0, 200, "{phase}: the connection still works");
@@ -69,7 +69,7 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
     let guests = [guest.identity().clone()];
     let first = node.agent(&guests, &[]);
     let mut slow = Client::connect(&guest);
-    slow.say("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
+    slow.transmit("GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n");
     std::thread::sleep(Duration::from_millis(500));
     let second = node.agent(&guests, &["--takeover"]);
     first.kill().expect("it still serves the slow guest");
@@ -80,7 +80,7 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
         Ok(())
     };
     eventually(PATIENCE, cleared).expect("no entry refers to the dead agent");
-    assert!(second.comes_to_say("ended before its guests were served"), "{}", second.said());
+    assert!(second.eventually_logs("ended before its guests were served"), "{}", second.log());
 }
 
 #[test]
@@ -91,15 +91,15 @@ fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
     let (node, guest) = one_guest(|_| {});
     let _agent = node.agent(&[guest.identity().clone()], &[]);
     let mut newer = node.taker();
-    newer.say(&json!({"say": "hello", "oldest": 2, "newest": 7, "release": "99.0"}));
-    let refused = newer.hear();
+    newer.transmit(&json!({"say": "hello", "oldest": 2, "newest": 7, "release": "99.0"}));
+    let refused = newer.receive();
     assert_eq!(refused["say"], "no");
     assert!(refused["reason"].as_str().is_some_and(|reason| reason.contains("stop it and start the other")));
     let mut first = node.taker();
     first.go("hello");
     let mut second = node.taker();
-    second.say(&json!({"say": "hello", "oldest": 1, "newest": 9, "hats": 3}));
-    assert!(second.hear()["reason"].as_str().is_some_and(|reason| reason.contains("under way")));
+    second.transmit(&json!({"say": "hello", "oldest": 1, "newest": 9, "hats": 3}));
+    assert!(second.receive()["reason"].as_str().is_some_and(|reason| reason.contains("under way")));
     drop(first);
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
 }
@@ -111,6 +111,6 @@ fn a_takeover_without_a_running_agent_is_a_plain_start() {
     }
     let (node, guest) = one_guest(|_| {});
     let agent = node.agent(&[guest.identity().clone()], &["--takeover"]);
-    assert!(agent.comes_to_say("nothing to take over"), "{}", agent.said());
+    assert!(agent.eventually_logs("nothing to take over"), "{}", agent.log());
     assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
 }

@@ -13,11 +13,11 @@ use crate::node::PATIENCE;
 pub(crate) struct Taker(pub(crate) BufReader<UnixStream>);
 
 impl Taker {
-    pub(crate) fn say(&mut self, word: &Value) {
+    pub(crate) fn transmit(&mut self, word: &Value) {
         writeln!(self.0.get_mut(), "{word}").expect("sent");
     }
 
-    pub(crate) fn hear(&mut self) -> Value {
+    pub(crate) fn receive(&mut self) -> Value {
         let mut line = String::new();
         self.0.read_line(&mut line).expect("a line in time");
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
@@ -29,8 +29,8 @@ impl Taker {
         for (word, answer) in
             [(hello, "welcome"), (json!({"say": "drain"}), "draining"), (json!({"say": "take"}), "yours")]
         {
-            self.say(&word);
-            assert_eq!(self.hear()["say"], answer);
+            self.transmit(&word);
+            assert_eq!(self.receive()["say"], answer);
             if word["say"] == until {
                 return;
             }
@@ -51,12 +51,12 @@ impl Client {
         Self(stream)
     }
 
-    pub(crate) fn say(&mut self, text: &str) {
+    pub(crate) fn transmit(&mut self, text: &str) {
         self.0.write_all(text.as_bytes()).expect("sent");
     }
 
     pub(crate) fn ask(&mut self, line: &str, fields: &str) -> (u16, String, Vec<u8>) {
-        self.say(&format!("{line} HTTP/1.1\r\nHost: {METADATA}\r\n{fields}\r\n"));
+        self.transmit(&format!("{line} HTTP/1.1\r\nHost: {METADATA}\r\n{fields}\r\n"));
         self.answer()
     }
 

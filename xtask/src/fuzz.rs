@@ -139,7 +139,7 @@ fn one(target: &str, minutes: f64) -> Result<Outcome> {
         .stderr(Stdio::piped())
         .spawn()
         .context("cannot run cargo fuzz")?;
-    let output = BufReader::new(child.stderr.take().context("standard error is piped")?);
+    let output = BufReader::new(child.stderr.take().context("standard error is not piped")?);
     let mut read = Read::default();
     let mut reported = began;
     for line in output.lines() {

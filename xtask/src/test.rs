@@ -81,7 +81,7 @@ fn build_afterburn() {
 fn run_counted(test: &mut Command) -> Result<(Totals, ExitStatus)> {
     let mut child = test.stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
     let mut totals = Totals::default();
-    let output = child.stdout.take().context("cargo test has an output")?;
+    let output = child.stdout.take().context("the output of cargo test is not piped")?;
     for line in BufReader::new(output).lines() {
         let line = line?;
         totals.add(&line);

@@ -105,7 +105,7 @@ fn complete(ip: &mut [u8]) {
     ip[ipv4::CHECKSUM..ipv4::SOURCE].copy_from_slice(&sum::finish(sum));
 }
 
-/// The sum of octets as RFC 1071 §1 has it.
+/// The sum of octets as RFC 1071 §1 defines it.
 fn sum_of(octets: &[u8]) -> u32 {
     octets.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
 }

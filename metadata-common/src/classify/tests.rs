@@ -284,7 +284,7 @@ fn a_guest_cannot_claim_a_served_address() {
             assert_eq!(verdict(&arp(operation, SERVED_V4, target)), Verdict::DropArpClaim, "{operation}");
         }
     }
-    assert_eq!(verdict(&arp(1, NEXT_HOP, OTHER_V4)), Verdict::PassArp, "a next hop is somebody");
+    assert_eq!(verdict(&arp(1, NEXT_HOP, OTHER_V4)), Verdict::PassArp, "the next hop itself sends ARP");
 
     let from = |mut packet: Vec<u8>| {
         packet[ipv6::SOURCE..ipv6::DESTINATION].copy_from_slice(&SERVED_V6);

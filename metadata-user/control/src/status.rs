@@ -86,7 +86,7 @@ pub struct Status {
     /// Counters since the start that are 0 on a healthy node.
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
-    pub lately: Vec<Said>,
+    pub lately: Vec<RecentWarning>,
 }
 
 /// The memory of all records.
@@ -316,7 +316,7 @@ pub struct Shadowed {
 
 /// A recent warning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Said {
+pub struct RecentWarning {
     /// `warn` or `error`.
     pub level: String,
     /// Seconds since its last occurrence.

@@ -29,9 +29,9 @@ mod beat;
 mod bell;
 mod engine;
 mod fair;
+mod pending;
 mod run;
-mod told;
-/// The atomics that `told` uses. A thread model replaces this module with its own types.
+/// The atomics that `pending` uses. A thread model replaces this module with its own types.
 mod sync {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};
 }
@@ -53,7 +53,7 @@ pub use beat::{Heartbeat, SILENCE, Silence};
 use bell::Bell;
 pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turned, WAITING, WORK_PER_TURN};
 use metadata_base::time::Now;
-use told::Told;
+use pending::Pending;
 
 /// Limit of answer segments that the stack sends for one frame, timer or wake. The rest waits for the slot's next
 /// visit.
@@ -237,7 +237,7 @@ struct Shared<T> {
     bell: Bell,
     stop: AtomicBool,
     /// Set when a queue holds a message: a slot to forget, wake or inspect, or an order.
-    told: Told,
+    pending: Pending,
     /// How many connections remain while draining, stored after all of them were claimed; or [`NOT_DRAINING`].
     left: AtomicU64,
     stats: Mutex<WorkerStats<T>>,
@@ -280,7 +280,7 @@ impl Worker {
         let shared = Arc::new(Shared {
             bell: Bell::new().map_err(|errno| start(errno.into()))?,
             stop: AtomicBool::new(false),
-            told: Told::new(),
+            pending: Pending::new(),
             left: AtomicU64::new(NOT_DRAINING),
             stats: Mutex::default(),
             beat: Heartbeat::default(),
@@ -421,7 +421,7 @@ impl<T> WorkerHandle<T> {
             TrySendError::Full(_) => ControlError::Full,
             TrySendError::Disconnected(_) => ControlError::Ended,
         })?;
-        self.shared.told.tell();
+        self.shared.pending.set();
         self.shared.bell.ring();
         Ok(())
     }

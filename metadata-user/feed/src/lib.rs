@@ -10,10 +10,10 @@ pub mod kubevirt;
 pub mod libvirt;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
+pub mod publisher;
 pub mod registry;
 pub mod room;
 pub mod snapshot;
-pub mod teller;
 
 use std::io;
 use std::path::PathBuf;

@@ -1,13 +1,13 @@
-//! One request by netlink (netlink(7)) and its answer, without a runtime or a thread: for requests that are made often, or
-//! whose answers no library knows.
+//! Sends one netlink request (netlink(7)) and reads its answer, without a runtime or a thread. It is for frequent
+//! requests, and for answers that no library parses.
 
 use std::io;
 
 use rtnetlink::sys::Socket;
 
-/// Limit on octets of answers that the kernel returns at once (linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
+/// Maximum number of octets that the kernel returns in one read (Linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
 const ANSWER: usize = 32 << 10;
-/// Limit on answers read for one request. A device takes one to two kilobytes of them.
+/// Limit on reads for one request. The description of a device takes one to two kilobytes.
 const ANSWERS: usize = 1_024;
 
 /// `struct nlmsghdr`.
@@ -38,8 +38,8 @@ impl Exchange {
         Ok(Self { socket, asked: 0 })
     }
 
-    /// Sends a request of this kind for everything there is, and passes the kind and the body of each message of the answer
-    /// to `each`. Blocks while other processes change devices.
+    /// Sends a request of this kind that lists all objects, and passes kind and body of each message of the answer to
+    /// `each`. Blocks while other processes change devices.
     ///
     /// # Errors
     /// If the kernel refuses or does not answer; open another socket then.
@@ -85,10 +85,10 @@ impl Exchange {
     }
 }
 
-/// What was read of an answer.
+/// How much of an answer was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Nothing of it.
+    /// No message.
     None,
     /// At least one message.
     Some,
@@ -96,7 +96,8 @@ pub(crate) enum Progress {
     Done,
 }
 
-/// Reads the messages that answer request `number`. Others are the rest of the answer to a failed request.
+/// Reads the messages that answer request `number`. Ignores other messages: they belong to the answer of
+/// an earlier request that failed.
 pub(crate) fn read(
     mut answer: &[u8],
     number: u32,

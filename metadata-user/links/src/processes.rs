@@ -22,8 +22,8 @@ static MEANT: Mutex<BTreeMap<String, (u64, usize)>> = Mutex::new(BTreeMap::new()
 /// Index of the start time in `/proc/PID/stat`, counted from the field after the name.
 const START_TIME: usize = 19;
 
-/// Reserves a namespace's name for one process, before the first use of the name until this is dropped. For a caller
-/// that has found the process and passes its name on.
+/// Reserves a namespace's name for one process until this value is dropped. A caller that has found the process creates
+/// it before it passes the name on.
 #[derive(Debug)]
 pub struct Meant {
     name: String,
@@ -38,8 +38,8 @@ impl Meant {
     /// process.
     ///
     /// # Errors
-    /// If another user of the name still expects the process that had the PID before. That ends soon after the user
-    /// learns of the process's end.
+    /// If another user of the name still expects the process that had the PID before. Try again: the error goes away
+    /// once that user notices that the process has ended.
     pub fn of(process: u32) -> Result<Option<Self>, LinkError> {
         let name = format!("/proc/{process}/ns/net");
         let Some(now) = started(process) else { return Ok(None) };

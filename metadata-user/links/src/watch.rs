@@ -10,7 +10,7 @@ use crate::netns::{self, Cookie, Netns};
 
 /// `RTMGRP_LINK`: the multicast group of device changes (rtnetlink(7)).
 const LINKS: u32 = 1;
-/// Limit on messages read for one change. A burst of changes is one change; the rest is the next.
+/// Limit on messages combined into one reported change. Further messages are reported as the next change.
 const MESSAGES_AT_ONCE: usize = 256;
 /// Mask without the two bits that describe the encoding of a value (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
@@ -37,9 +37,9 @@ pub struct Device {
     pub cookie: Cookie,
     /// Interface index in the namespace.
     pub ifindex: u32,
-    /// Its name; the new one after a rename.
+    /// Name of the device; the new name after a rename.
     pub name: String,
-    /// It was deleted, or left the namespace.
+    /// The device was deleted or left the namespace.
     pub gone: bool,
     /// MTU in octets: the longest IP packet; `None` if the message has none.
     pub mtu: Option<u32>,

@@ -1,7 +1,7 @@
-//! The loop that accepts connections, with a limit on how many there are at a time.
+//! The loop that accepts connections, with a limit on concurrent connections.
 //!
-//! An error of `accept` ends nothing: the loop logs the first one, pauses for [`PAUSE`] and goes on. Without the pause it
-//! would be busy for as long as the process has no free descriptor.
+//! After an error of `accept` the loop logs the first of consecutive errors, pauses for [`PAUSE`] and continues.
+//! Without the pause it would use all CPU time while the process has no free file descriptor.
 
 #[cfg(test)]
 mod tests;
@@ -17,15 +17,15 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, warn};
 
-/// How long the loop pauses after an error that is not of one connection alone.
+/// Pause after an error that does not concern only one connection.
 pub const PAUSE: Duration = Duration::from_millis(100);
 
 /// A socket that accepts connections.
 pub trait Listener: Send + Sync {
-    /// A connection.
+    /// The type of a connection.
     type Stream: Send + 'static;
 
-    /// Waits for the next connection. Dropping the future loses none.
+    /// Waits for the next connection. Dropping the future loses no connection.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
 }
 
@@ -45,30 +45,31 @@ impl Listener for UnixListener {
     }
 }
 
-/// What happens to a connection for which there is no place.
+/// What happens to a new connection beyond the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
     /// It stays in the kernel's queue until another connection ends.
     Wait,
     /// It is closed.
     Refuse,
-    /// The oldest connection that is not [held](Stay::hold) is closed in its favour. If all are held, it is closed.
+    /// It replaces the oldest connection that is not [held](Stay::hold), which is closed. If all are held, the new one
+    /// is closed.
     EndOldest,
 }
 
-/// How many connections there are at a time.
+/// The limit on concurrent connections of one listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    /// What listens, for the log.
+    /// The listener's name in the log.
     pub name: &'static str,
-    /// Limit on connections.
+    /// Maximum number of connections.
     pub most: usize,
-    /// What happens beyond.
+    /// What happens to further connections.
     pub when_full: WhenFull,
 }
 
-/// Holds a connection's place. A connection that is held makes no room for others; whoever holds connections limits how
-/// many.
+/// Protects a connection from being closed for a new one ([`WhenFull::EndOldest`]). The caller limits how many
+/// connections it holds.
 #[derive(Clone, Debug, Default)]
 pub struct Stay(Arc<AtomicBool>);
 
@@ -92,7 +93,7 @@ impl Stay {
     }
 }
 
-/// A connection that is held.
+/// Holds a connection until it is dropped.
 #[derive(Debug)]
 pub struct Staying(Stay);
 
@@ -102,7 +103,7 @@ impl Drop for Staying {
     }
 }
 
-/// Accepts connections and runs `attend` for each as a task, until the future is dropped, which ends all of them.
+/// Accepts connections and runs `attend` for each as a task. Dropping the future ends all tasks.
 pub async fn serve<L, F>(
     listener: &L,
     places: Places,
@@ -139,7 +140,7 @@ where
     }
 }
 
-/// The connections there are.
+/// The open connections.
 #[derive(Default)]
 struct Taken {
     oldest_first: VecDeque<(AbortHandle, Stay)>,
@@ -152,7 +153,7 @@ impl Taken {
         self.oldest_first.len()
     }
 
-    /// Returns whether another connection has a place.
+    /// Makes room for a new connection. Returns false if the new connection is to be closed instead.
     fn make_room(&mut self, places: Places) -> bool {
         if self.count() < places.most {
             return true;
@@ -161,7 +162,7 @@ impl Taken {
             |(_, stay): &(AbortHandle, Stay)| places.when_full == WhenFull::EndOldest && !stay.is_held();
         let oldest = self.oldest_first.iter().position(ends);
         let Some((task, _)) = oldest.and_then(|at| self.oldest_first.remove(at)) else {
-            debug!("{}: a connection is refused: there are {} others", places.name, places.most);
+            debug!("{}: refused a connection: {} are open", places.name, places.most);
             return false;
         };
         task.abort();
@@ -169,7 +170,7 @@ impl Taken {
     }
 }
 
-/// True for errors of a connection that its client gave up (accept(2)): the next one may be fine.
+/// True if the client closed its connection before it was accepted (accept(2)). The next connection is not affected.
 fn is_of_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::{Listener, PAUSE, Places, Stay, WhenFull, serve};
 
-/// Yields what the test sends.
+/// Accepts the connections and errors that the test sends.
 struct Queue {
     queue: Mutex<mpsc::UnboundedReceiver<io::Result<DuplexStream>>>,
     accepts: Arc<AtomicUsize>,
@@ -34,7 +34,8 @@ struct Server {
     accepts: Arc<AtomicUsize>,
 }
 
-/// A server that writes an octet to each connection and then waits for its end; `h` holds the connection.
+/// Starts a server that writes one octet to each connection, and one for each octet it reads. Octet `h` holds the
+/// connection.
 fn server(most: usize, when_full: WhenFull) -> Server {
     let (connect, queue) = mpsc::unbounded_channel();
     let accepts = Arc::<AtomicUsize>::default();
@@ -74,7 +75,7 @@ async fn is_answered(client: &mut DuplexStream) -> bool {
 }
 
 #[tokio::test]
-async fn the_oldest_connection_that_is_not_held_makes_room() {
+async fn a_new_connection_replaces_the_oldest_that_is_not_held() {
     let server = server(2, WhenFull::EndOldest);
     let (mut first, mut second) = (server.served().await, server.served().await);
     first.write_all(b"h").await.expect("it is served");
@@ -89,7 +90,7 @@ async fn the_oldest_connection_that_is_not_held_makes_room() {
 }
 
 #[tokio::test]
-async fn a_connection_too_many_is_closed_or_waits_for_the_end_of_another() {
+async fn a_connection_beyond_the_limit_is_closed_or_waits() {
     let refusing = server(1, WhenFull::Refuse);
     let mut first = refusing.served().await;
     assert!(!is_answered(&mut refusing.connect()).await);
@@ -106,7 +107,7 @@ async fn a_connection_too_many_is_closed_or_waits_for_the_end_of_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn errors_of_the_process_pause_the_loop_and_those_of_a_client_do_not() {
+async fn only_errors_of_the_process_pause_the_loop() {
     let (server, begun) = (server(1, WhenFull::Wait), Instant::now());
     for error in [io::ErrorKind::ConnectionAborted.into(), io::Error::from_raw_os_error(24)] {
         server.connect.send(Err(error)).expect("the server runs");

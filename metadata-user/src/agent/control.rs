@@ -30,15 +30,15 @@ use super::state::Errands;
 use crate::config::Config;
 use timers::{Timer, Timers};
 
-/// Longest time ports are settled before other events have their turn.
+/// Maximum time for settling ports before the next event is handled.
 const PASS: Duration = Duration::from_millis(5);
 
-/// What an agent starts with.
+/// What the control loop starts with.
 pub(super) struct Started {
     pub(super) node: Node,
     pub(super) handover: HandoverState,
     pub(super) errands: Errands,
-    /// The agent whose ports are to be taken over.
+    /// The connection to the previous agent, if its ports are to be taken over.
     pub(super) taking: Option<Takeover>,
 }
 
@@ -47,22 +47,22 @@ pub(super) struct Started {
 pub(super) enum Ended {
     /// A signal ended it.
     Stopped,
-    /// Another agent has its ports.
+    /// The next agent has taken its ports.
     TakenOver,
 }
 
-/// What an event has done.
+/// The effect of an event.
 enum Turn {
     /// Records or ports may have changed.
     Changed,
-    /// Nothing of that kind.
+    /// Neither records nor ports have changed.
     Unchanged,
     /// The agent ends.
     Ended(Ended),
 }
 
-/// Everything that events act on. Fields are dropped in this order: the sockets first, so that the next agent may
-/// listen, and the ports last.
+/// The state that events change. Fields are dropped in order of declaration: the listeners first, so that the next
+/// agent can listen, and the ports last.
 pub(super) struct ControlLoop {
     /// `None` until the ports are taken over.
     listeners: Option<Listeners>,
@@ -76,7 +76,7 @@ pub(super) struct ControlLoop {
     snapshots: Snapshots,
     registrar: Arc<Registrar>,
     tasks: JoinSet<anyhow::Result<()>>,
-    /// The agent whose ports are to be taken over, until they are.
+    /// The connection to the previous agent, until its ports are taken over.
     taking: Option<Takeover>,
     config: Config,
     origin: Origin,
@@ -84,7 +84,7 @@ pub(super) struct ControlLoop {
     hup: Signal,
     handover: HandoverState,
     node: Node,
-    /// Every source has listed its records, or the snapshot stands in for it.
+    /// Every source has listed its records, or its records come from the snapshot.
     synced: bool,
     /// All ports have been settled once.
     serving: bool,
@@ -94,7 +94,7 @@ impl ControlLoop {
     /// Starts feeds and, unless ports are to be taken over first, the listeners.
     ///
     /// # Errors
-    /// If the metrics address or a socket cannot be had.
+    /// If the metrics address cannot be bound or a socket cannot be created.
     pub(super) async fn start(
         config: Config,
         origin: Origin,
@@ -180,7 +180,7 @@ impl ControlLoop {
         }
     }
 
-    /// Applies an event and those of its source that wait behind it.
+    /// Applies an event and the queued events of the same source.
     fn on_feed(&mut self, source: Source, first: FeedEvent) -> Turn {
         let mut synced = false;
         for event in self.feeds.batch(source, first) {
@@ -198,7 +198,7 @@ impl ControlLoop {
             self.synced = true;
             self.health.set_records_read();
         }
-        // Watch first, settle then: what changes in between is reported.
+        // Watch before settling, so that no change in between is missed.
         self.watch_links();
         Turn::Changed
     }
@@ -282,7 +282,7 @@ impl ControlLoop {
         Turn::Changed
     }
 
-    /// Reads the configuration again, and applies what can change.
+    /// Reads the configuration again, and applies the fields that can change.
     fn on_reload(&mut self) -> Turn {
         notify::reloading();
         let changes = reload::read(&self.origin, &self.config);
@@ -307,7 +307,8 @@ impl ControlLoop {
         Turn::Ended(Ended::Stopped)
     }
 
-    /// Once all ports are settled: takes over, releases what the previous agent had, and reports that guests are served.
+    /// Notifies clients. Once all ports are settled, takes over the ports of the previous agent or, without a takeover,
+    /// releases what no record names and reports that guests are served.
     async fn on_changed(&mut self) -> anyhow::Result<()> {
         self.node.notify_waiting();
         if !self.synced || self.node.ports.has_work() {
@@ -316,7 +317,7 @@ impl ControlLoop {
         if let Some(taking) = self.taking.take() {
             return self.take_over(taking).await;
         }
-        // A snapshot may be old: a port it does not name may have a record all the same.
+        // The snapshot may be outdated, so a port that it does not name may have a record.
         if !self.snapshots.are_served() {
             self.node.release_inherited();
         }
@@ -363,7 +364,7 @@ impl ControlLoop {
         }
     }
 
-    /// Drains the workers and saves what guests wrote. Requests are answered meanwhile.
+    /// Drains the workers, answers requests during the drain, and saves what guests wrote.
     async fn drain(&mut self, name: &str) {
         info!("{name}: stopping");
         notify::stopping();
@@ -374,19 +375,22 @@ impl ControlLoop {
             never = requests::answer_all(&self.node, &self.health, &mut self.listeners) => match never {},
         };
         if let Drained::Cut(connections @ 1..) = drained {
-            warn!(connections, "cut off; `drain_seconds` limits how long the agent waits for guests");
+            warn!(
+                connections,
+                "connections cut off; `drain_seconds` limits how long the agent waits for guests"
+            );
         }
         self.node.catalogue.save();
         self.node.ports.answers().collect_audit();
     }
 }
 
-/// An endpoint or feed that fails ends the agent, to be restarted: an agent without it would look alive.
+/// Ends the agent if an endpoint or feed has failed, so that it is restarted: without that task it would look alive.
 fn on_task_ended(ended: Result<anyhow::Result<()>, JoinError>) -> anyhow::Result<Turn> {
     match ended {
         Ok(result) => result?,
         Err(error) if error.is_cancelled() => {}
-        Err(error) => return Err(anyhow::Error::new(error).context("a control task died")),
+        Err(error) => return Err(anyhow::Error::new(error).context("a task of the control loop panicked")),
     }
     Ok(Turn::Unchanged)
 }

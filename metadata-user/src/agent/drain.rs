@@ -1,4 +1,4 @@
-//! The orderly end: guests get whole answers to what they have asked.
+//! The orderly stop: guests get complete answers to requests they have begun.
 
 use std::future::Future;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use super::node::Workers;
 /// How often to check how many connections remain.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long after their limit to wait for the workers.
+/// How long to wait for workers after the drain's limit, at which they cut off what remains.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// How connections have ended.
+/// The result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Drained {
-    /// Every guest has its answer.
+    /// Every connection has ended in time.
     Whole,
-    /// This many connections remained when the time was over or a second signal came.
+    /// Number of connections that remained at the limit or at a second signal; 0 if they were not drained.
     Cut(u64),
 }
 
-/// Serves what is under way for at most `limit`, or until `enough`. New connections are left to the next agent. A limit
-/// of zero ends the agent at once.
+/// Serves open connections for at most `limit`, or until `enough` completes. New connections are left to the next
+/// agent. Returns at once if `limit` is zero.
 pub(super) async fn drain(
     workers: &Workers,
     limit: Duration,
@@ -35,7 +35,7 @@ pub(super) async fn drain(
         return Drained::Cut(0);
     }
     if let Err(error) = workers.drain(limit) {
-        warn!("guests are not served to the end: {error}");
+        warn!("open requests are not answered: {error}");
         return Drained::Cut(0);
     }
     tokio::pin!(enough);
@@ -43,12 +43,12 @@ pub(super) async fn drain(
     loop {
         let remaining = workers.remaining();
         match remaining {
-            // At the end of their time the workers cut off what remains.
+            // At the limit the workers cut off what remains.
             Some(0) if Instant::now() >= end => return Drained::Cut(last),
             Some(0) => return Drained::Whole,
             Some(connections) => {
                 if last == 0 {
-                    info!(connections, "waiting {limit:?} at most until all that was asked is answered");
+                    info!(connections, "waiting at most {limit:?} until open requests are answered");
                 }
                 last = connections;
             }

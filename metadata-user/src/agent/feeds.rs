@@ -14,12 +14,12 @@ use super::node::Node;
 use crate::config::Config;
 use metadata_content::record::Limits;
 use metadata_content::source::Source;
-use metadata_feed::teller::Teller;
+use metadata_feed::publisher::Publisher;
 use metadata_feed::{FeedError, FeedEvent, directory, libvirt};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::{kubevirt, pods::Inlets};
 
-/// Events of one feed that wait for the control loop. A feed waits while its queue is full.
+/// Limit on queued events of one feed. A feed waits while its queue is full.
 pub(super) const FEED_QUEUE: usize = 1_024;
 
 /// How often to retry a directory that cannot be read.
@@ -36,12 +36,13 @@ pub(super) struct Feeds {
 struct Open {
     source: Source,
     events: mpsc::Receiver<FeedEvent>,
-    /// It has listed all its records, or they come from the snapshot.
+    /// The source has listed all its records, or they come from the snapshot.
     settled: bool,
 }
 
 impl Feeds {
-    /// Starts the feeds of a configuration. A source in `in_snapshot` may be away at first: its feed keeps trying.
+    /// Starts the feeds of a configuration. The feed of a source in `in_snapshot` retries while the source
+    /// is unavailable.
     pub(super) fn start(
         config: &Config,
         in_snapshot: &BTreeSet<Source>,
@@ -51,13 +52,13 @@ impl Feeds {
         let mut feeds = Self::default();
         if config.records.is_some() {
             let patiently = in_snapshot.contains(&Source::File);
-            let teller = feeds.open(Source::File, patiently, node);
-            follow(config, teller, patiently, tasks);
+            let publisher = feeds.open(Source::File, patiently, node);
+            follow(config, publisher, patiently, tasks);
         }
         feeds.restart_hook(config, node, tasks);
         #[cfg(feature = "kubevirt")]
         if let Some(options) = config.kubevirt.clone() {
-            let teller = feeds.open(Source::Kubevirt, false, node);
+            let publisher = feeds.open(Source::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
             let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some() };
             let contact = kubevirt::contact();
@@ -65,19 +66,19 @@ impl Feeds {
                 node.reporter.set_api_server(contact.clone());
             }
             tasks.spawn(async move {
-                Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, teller).await?)
+                Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, publisher).await?)
             });
         }
         feeds
     }
 
     /// Opens a queue for the feed of a source. The former feed of the source ends because its queue is closed.
-    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> Teller {
+    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> Publisher {
         let (sender, events) = mpsc::channel(FEED_QUEUE);
         self.close(source);
         self.open.push(Open { source, events, settled });
         node.catalogue.begin(source);
-        Teller::new(sender, Arc::clone(node.catalogue.room()), source)
+        Publisher::new(sender, Arc::clone(node.catalogue.room()), source)
     }
 
     fn close(&mut self, source: Source) {
@@ -87,9 +88,9 @@ impl Feeds {
     /// Reads the directory of hooks from the start.
     fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
         let settled = self.open.iter().any(|open| open.source == Source::Hook && open.settled);
-        let teller = self.open(Source::Hook, settled, node);
+        let publisher = self.open(Source::Hook, settled, node);
         let (dir, limits) = (config.run.join(libvirt::DIRECTORY), config.record_limits());
-        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, teller).await?) });
+        tasks.spawn(async move { Ok(libvirt::watch(dir, limits, publisher).await?) });
     }
 
     /// Reads the directories of a configuration from the start.
@@ -106,8 +107,8 @@ impl Feeds {
             return node.on_event(Source::File, FeedEvent::Synced);
         }
         let settled = self.open.iter().all(|open| open.source != Source::File || open.settled);
-        let teller = self.open(Source::File, settled, node);
-        follow(config, teller, true, tasks);
+        let publisher = self.open(Source::File, settled, node);
+        follow(config, publisher, true, tasks);
     }
 
     /// Waits for the next event of any feed.
@@ -129,7 +130,7 @@ impl Feeds {
         Poll::Pending
     }
 
-    /// Returns an event and those of its source that wait behind it, [`FEED_QUEUE`] at most.
+    /// Returns an event and the queued events of the same source, at most [`FEED_QUEUE`] in all.
     pub(super) fn batch(&mut self, source: Source, first: FeedEvent) -> impl Iterator<Item = FeedEvent> {
         let open = self.open.iter_mut().find(|open| open.source == source);
         let queue = open.map(|open| &mut open.events);
@@ -147,15 +148,15 @@ impl Feeds {
     }
 }
 
-/// Starts the feed of the records directory. With `patiently`, the directory may be away at first.
-fn follow(config: &Config, teller: Teller, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
+/// Starts the feed of the records directory. With `patiently`, retries while the directory cannot be read.
+fn follow(config: &Config, publisher: Publisher, patiently: bool, tasks: &mut JoinSet<anyhow::Result<()>>) {
     let Some(dir) = config.records.clone() else { return };
     let limits = config.record_limits();
-    tasks.spawn(async move { Ok(watch(dir, limits, teller, patiently).await?) });
+    tasks.spawn(async move { Ok(watch(dir, limits, publisher, patiently).await?) });
 }
 
 /// Watches a directory like [`directory::watch`]. With `patiently`, retries every [`RETRY`] while it cannot be read.
-async fn watch(dir: PathBuf, limits: Limits, tx: Teller, patiently: bool) -> Result<(), FeedError> {
+async fn watch(dir: PathBuf, limits: Limits, tx: Publisher, patiently: bool) -> Result<(), FeedError> {
     loop {
         match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
             Err(error) if patiently && !tx.is_closed() => debug!("{error}"),
@@ -170,7 +171,7 @@ fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterato
     std::iter::once(first).chain(more).take(FEED_QUEUE)
 }
 
-/// The sources of a configuration that cannot be read now, with the reason.
+/// The sources of a configuration that are unavailable, each with the reason.
 pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
     let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
     file.into_iter().map(|error| (Source::File, error.to_string())).collect()

@@ -1,7 +1,7 @@
 //! Whether the agent lives, and whether it is ready.
 //!
-//! Both are read from flags and heartbeats. Reading waits for neither the packet path nor the control loop, and does not
-//! allocate.
+//! Both are computed from flags and heartbeats, without waiting for the packet path or the control loop, and without
+//! allocation.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use metadata_datapath::worker::{Heartbeat, Silence};
 /// The state behind the probes. The control loop writes it, the endpoints read it.
 #[derive(Debug, Default)]
 pub struct Health {
-    /// By the number of their hub.
+    /// The workers' heartbeats, by the number of their hub.
     workers: Vec<(u32, Heartbeat)>,
     records_read: AtomicBool,
     ports_settled: AtomicBool,
@@ -41,14 +41,14 @@ impl fmt::Display for Trouble {
             Self::Worker(hub, silence) => write!(f, "worker {hub} {silence}"),
             Self::RecordsUnread => f.write_str("the first scan of the records is not complete"),
             Self::PortsUnsettled => f.write_str("ports are still being attached"),
-            Self::Adopting => f.write_str("what a former agent left is still being adopted"),
-            Self::Draining => f.write_str("the agent is draining: it serves what it holds, and ends"),
+            Self::Adopting => f.write_str("ports of the previous agent are still being adopted"),
+            Self::Draining => f.write_str("the agent is draining: it serves open connections, then ends"),
         }
     }
 }
 
 impl Health {
-    /// The health of an agent with these workers, by the number of their hub: alive, and not ready.
+    /// Creates the health of an agent that is alive and not ready. `workers` are by the number of their hub.
     #[must_use]
     pub fn new(workers: Vec<(u32, Heartbeat)>) -> Arc<Self> {
         Arc::new(Self { workers, ..Self::default() })
@@ -91,12 +91,12 @@ impl Health {
         self.workers.iter().map(|(hub, beat)| (*hub, beat))
     }
 
-    /// Troubles that only a restart ends; none while the agent is alive.
+    /// The troubles that only a restart ends. Without any, the agent is alive.
     pub fn deadly(&self) -> impl Iterator<Item = Trouble> {
         self.workers().filter_map(|(hub, beat)| Some(Trouble::Worker(hub, beat.check().err()?)))
     }
 
-    /// Troubles that keep the agent from being ready; none while it is.
+    /// The troubles that keep the agent from being ready. Without any, it is ready.
     pub fn hindering(&self) -> impl Iterator<Item = Trouble> {
         let on = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let reasons = [

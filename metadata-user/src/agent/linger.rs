@@ -1,7 +1,7 @@
-//! After a takeover: the process stays, and serves no guest.
+//! After a takeover: the process stays alive without serving guests.
 //!
-//! Some supervisors restart what has ended, as kubelet does with every container of a DaemonSet. An agent restarted with
-//! `--takeover` would take the ports back. With `--linger` the agent that was taken over from waits for SIGTERM instead.
+//! Some supervisors restart a process that has ended, such as kubelet for containers of a DaemonSet. An agent restarted
+//! with `--takeover` would take the ports back. With `--linger` the previous agent waits for SIGTERM instead.
 //! Meanwhile it answers `/healthz`, so that its supervisor does not consider it dead.
 
 use std::net::SocketAddr;
@@ -17,16 +17,16 @@ use tracing::info;
 use super::endpoint;
 use super::signals::Stop;
 
-/// How long to wait before listening. In the same namespace the next agent has the address, and opens it once it serves.
+/// How long to wait before listening. A next agent in the same network namespace listens on the address by then.
 const LISTENS_AFTER: Duration = Duration::from_secs(5);
 
 /// The body of every answer.
 const TAKEN_OVER: &str = "another agent serves the ports of this one\n";
 
-/// What lingering needs, made before the sandbox forbids it.
+/// What lingering needs. It is created before the sandbox forbids the system calls for it.
 pub(super) struct Lingering {
     runtime: Runtime,
-    /// Also has the signals that came while the agent served.
+    /// Includes signals that arrived while the agent served.
     stop: Stop,
 }
 
@@ -44,7 +44,7 @@ impl Lingering {
     pub(super) fn until_stopped(self, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
         let Self { runtime, mut stop } = self;
         runtime.block_on(async {
-            info!("taken over from: lingering until SIGTERM");
+            info!("another agent has taken over: lingering until SIGTERM");
             tokio::select! {
                 ended = answer(metrics) => ended,
                 name = stop.recv() => {
@@ -62,7 +62,7 @@ async fn answer(metrics: Option<SocketAddr>) -> anyhow::Result<()> {
     match TcpListener::bind(addr).await {
         Ok(listener) => endpoint::serve(listener, router()).await,
         Err(error) => {
-            info!("not listening on {addr}, where the other agent may: {error}");
+            info!("not listening on {addr}, where the other agent may listen: {error}");
             std::future::pending().await
         }
     }

@@ -10,36 +10,36 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::{debug, warn};
 
-/// Changes of links that wait for the control loop. A watch waits while the queue is full.
+/// Limit on queued changes of links. A watch waits while the queue is full.
 const QUEUE: usize = 64;
 
 /// A change, and the namespace it is in; `None` is the agent's own.
 pub(super) type LinkChange = (Option<String>, Changed);
 
 /// The namespaces whose links are watched. A watch keeps its namespace alive, so it ends when the namespace's name is
-/// gone or means another namespace.
+/// removed or reused.
 pub(super) struct LinkWatches {
     sender: mpsc::Sender<LinkChange>,
     changes: mpsc::Receiver<LinkChange>,
     open: HashMap<Option<String>, (NetnsId, AbortHandle)>,
-    /// The namespaces that were wanted last.
+    /// The wanted namespaces of the last call of [`LinkWatches::follow`].
     wanted: BTreeSet<Option<String>>,
 }
 
 impl LinkWatches {
-    /// No namespace is watched.
+    /// Creates the state without watched namespaces.
     pub(super) fn new() -> Self {
         let (sender, changes) = mpsc::channel(QUEUE);
         Self { sender, changes, open: HashMap::new(), wanted: BTreeSet::new() }
     }
 
-    /// The next change in any namespace.
+    /// Waits for the next change in any namespace.
     pub(super) async fn recv(&mut self) -> Option<LinkChange> {
         self.changes.recv().await
     }
 
     /// Starts a watch for each wanted namespace that has none, and ends those that are no longer wanted or whose
-    /// namespace was replaced. Returns the namespaces with a new watch: what changed there before was not reported.
+    /// namespace was replaced. Returns the namespaces with a new watch, whose earlier changes were not reported.
     #[must_use]
     pub(super) fn follow(
         &mut self,

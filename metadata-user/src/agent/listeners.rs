@@ -14,7 +14,8 @@ use super::handover::{Call, TakeoverListener};
 use super::health::Health;
 use crate::config::Config;
 
-/// How often to try the metrics address while the previous agent may still listen there, and the pause in between.
+/// Number of attempts to listen on the metrics address, which the previous agent may still use, and the pause between
+/// them.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -31,7 +32,7 @@ impl Listeners {
     /// sockets of the previous agent are replaced.
     ///
     /// # Errors
-    /// If a socket or the metrics address cannot be had.
+    /// If a socket cannot be created or the metrics address cannot be bound.
     pub(super) async fn new(
         config: &Config,
         (health, registrar): (&Arc<Health>, &Arc<Registrar>),
@@ -51,7 +52,7 @@ impl Listeners {
     /// Listens on the metrics address. Tries for 2 s while the address is in use.
     ///
     /// # Errors
-    /// If the address cannot be had.
+    /// If the address cannot be bound.
     pub(super) async fn open_metrics(
         &mut self,
         config: &Config,

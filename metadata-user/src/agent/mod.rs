@@ -1,8 +1,8 @@
 //! The agent's control side: joins feeds, store and steering.
 //!
-//! Every event (a record, a link that appeared or vanished, a timer) touches ports. The node (`node`) brings touched
-//! ports from their present state to the one the plan (`plan`) wants, a few at a time. Ports and
-//! responses change in no other way.
+//! Events (a record, a link that appeared or vanished, a timer) touch ports. The node (`node`) brings touched ports, a
+//! few at a time, from their present state to the state in the plan (`plan`). Ports and responses change in no other
+//! way.
 
 mod control;
 mod drain;

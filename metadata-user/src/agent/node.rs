@@ -1,6 +1,7 @@
-//! The node: what is wanted ([`Catalogue`]), what is there ([`Ports`]), and reports on both ([`Reporter`]).
+//! The node: the wanted state ([`Catalogue`]), the present state ([`NodePorts`]), and reports on both
+//! ([`Reporter`]).
 //!
-//! Each part owns its state. The methods of [`Node`] are those that need more than one part.
+//! Each part owns its state. A method of [`Node`] needs more than one part.
 
 mod answers;
 mod attaching;
@@ -29,17 +30,17 @@ use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::Answers;
 pub(super) use catalogue::{Catalogue, Clash, Shelving, Tagged, etag};
-pub(super) use ports::{Guard, Ports};
+pub(super) use ports::{Guard, NodePorts};
 pub(super) use reporter::Reporter;
 pub(super) use view::{AskedGuest, TraceRefusal, TraceTarget, Traced, View, name_of};
 use waiting::Waiting;
 pub(super) use workers::Workers;
 
-/// The parts of the control side that outlast one event.
+/// The state of the control side.
 pub(super) struct Node {
-    /// What is there.
-    pub(super) ports: Ports,
-    /// What is wanted.
+    /// The present state.
+    pub(super) ports: NodePorts,
+    /// The wanted state.
     pub(super) catalogue: Catalogue,
     /// Reports on both.
     pub(super) reporter: Reporter,
@@ -48,7 +49,7 @@ pub(super) struct Node {
 
 impl Node {
     #[must_use]
-    pub(super) fn new(catalogue: Catalogue, ports: Ports, reporter: Reporter) -> Self {
+    pub(super) fn new(catalogue: Catalogue, ports: NodePorts, reporter: Reporter) -> Self {
         Self { ports, catalogue, reporter, waiting: Waiting::default() }
     }
 
@@ -57,17 +58,17 @@ impl Node {
         self.ports.touch(self.catalogue.on_event(source, event));
     }
 
-    /// Sets where registered records are stored, and serves those stored there.
+    /// Sets where registered records are stored, and registers the records stored there.
     pub(super) fn set_shelf(&mut self, shelving: Shelving) {
         self.ports.touch(self.catalogue.set_shelf(shelving));
     }
 
-    /// Registers a record in the place of the one under its name.
+    /// Registers a record, and replaces the record of that name.
     pub(super) fn register(&mut self, id: &RecordId, tagged: Tagged) {
         self.ports.touch(self.catalogue.register(id, tagged));
     }
 
-    /// Removes the record that is registered under a name. Clients that wait for it get no answer.
+    /// Removes the record that is registered under a name, and drops the replies of clients that wait for it.
     pub(super) fn unregister(&mut self, id: &RecordId) {
         self.waiting.forget(id);
         self.ports.touch(self.catalogue.unregister(id));
@@ -85,7 +86,7 @@ impl Node {
         self.waiting.notify(|id| view.instance(id));
     }
 
-    /// Applies what can change of the configuration: ports, limits, and the age of token keys.
+    /// Applies the fields of the configuration that can change: ports, limits, and the age of token keys.
     pub(super) fn configure(&mut self, config: &Config) {
         self.ports.touch(self.catalogue.configure(config));
         self.ports.set_limits(config.limits);
@@ -109,12 +110,12 @@ impl Node {
         self.ports.follow_guests(now);
     }
 
-    /// Releases what the previous agent had and no record names. Call it once all ports were settled.
+    /// Releases inherited ports and slots that no record names. Call it once all ports were settled.
     pub(super) fn release_inherited(&mut self) {
         self.ports.release_inherited(self.catalogue.plan());
     }
 
-    /// Reads token keys, mailboxes and registered records again, which the previous agent has written until now.
+    /// Reads token keys, mailboxes and registered records again after the previous agent has saved them.
     pub(super) fn reload_state(&mut self) {
         self.ports.touch(self.catalogue.reload_state());
     }
@@ -122,12 +123,12 @@ impl Node {
     /// Takes the ports over from the agent that has them.
     ///
     /// # Errors
-    /// If the kernel refuses a change. Another attempt is useful.
+    /// If the kernel refuses a change. Another attempt may succeed.
     pub(super) fn take_over(&mut self) -> Result<(), SteerError> {
         self.ports.take_over(self.catalogue.plan())
     }
 
-    /// Catalogue and ports together, to be read.
+    /// Returns a read-only view of catalogue and ports.
     #[must_use]
     pub(super) fn view(&self) -> View<'_> {
         View { catalogue: &self.catalogue, ports: &self.ports }
@@ -146,7 +147,7 @@ impl Node {
     }
 }
 
-/// A port as the command line names it.
+/// Formats a port as on the command line.
 fn spoken(port: &PortName) -> String {
     match &port.netns {
         Some(netns) => format!("{}@{netns}", port.ifname),

@@ -5,12 +5,12 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tracing::debug;
 
-/// Guests are served, or a reload has ended.
+/// Notifies that guests are served or that a reload has ended.
 pub(super) fn ready() {
     send(&[NotifyState::Ready]);
 }
 
-/// A reload begins.
+/// Notifies that a reload begins.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => send(&[NotifyState::Reloading, now]),
@@ -18,12 +18,12 @@ pub(super) fn reloading() {
     }
 }
 
-/// The agent is ending.
+/// Notifies that the agent is ending.
 pub(super) fn stopping() {
     send(&[NotifyState::Stopping]);
 }
 
-/// The control loop is alive.
+/// Notifies the watchdog that the control loop is alive.
 pub(super) fn alive() {
     send(&[NotifyState::Watchdog]);
 }

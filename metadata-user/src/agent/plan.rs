@@ -17,14 +17,14 @@ use metadata_feed::registry::RecordId;
 /// Records in force.
 pub(super) type Records = BTreeMap<RecordId, Arc<Record>>;
 
-/// The wanted state. The cost of changing one record depends on that record alone.
+/// The wanted state. The cost of a change depends only on the changed record.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
     /// Wanted ports, and how many identities and configured ports want each.
     ports: BTreeMap<PortName, usize>,
     /// The namespaces of wanted ports, and how many ports each has.
     namespaces: BTreeMap<Option<String>, usize>,
-    /// Identities, and the records that claim each: the first one gets it. No record while it has not arrived.
+    /// Identities and the records that claim each; the first record gets the identity. Empty until a record arrives.
     identities: BTreeMap<IdentityName, BTreeSet<RecordId>>,
     /// Identities that more than one record claims.
     contested: BTreeSet<IdentityName>,
@@ -69,7 +69,7 @@ impl fmt::Display for Conflict {
             ),
             Self::Ambiguous { mac, ports, refused } => write!(
                 f,
-                "{refused}: {mac} is configured on {ports} ports; say in the record which of them is the NIC's"
+                "{refused}: {mac} is configured on {ports} ports; name the NIC's port in the record"
             ),
         }
     }
@@ -115,17 +115,17 @@ impl Plan {
 
     /// Replaces the record of a key, or removes it. Returns the ports whose plan may have changed.
     ///
-    /// A NIC that names a port is served there. A NIC that names none is served on the configured port with its MAC, and
-    /// nowhere if several ports have it. A configured port whose MAC no record has is wanted too: the requests of its guest
-    /// wait for the record.
+    /// A NIC that names a port is served there. A NIC that names none is served on the configured port with its MAC,
+    /// and nowhere if several ports have it. A configured port whose MAC no record has is wanted too: the requests of
+    /// its guest wait for the record.
     pub(super) fn put(&mut self, key: &RecordId, record: Option<&Record>) -> BTreeSet<PortName> {
         self.ambiguous.remove(key);
         let wanted = record.map(|record| self.claims_of(key, record)).unwrap_or_default();
         self.change(key, wanted)
     }
 
-    /// Claims identities for a record that has not arrived, so that their requests wait for it. [`put`](Self::put) of the
-    /// key replaces the claims. Returns the ports whose plan may have changed.
+    /// Claims identities for a record that has not arrived, so that their requests wait for it. [`put`](Self::put) of
+    /// the key replaces the claims. Returns the ports whose plan may have changed.
     pub(super) fn expect(
         &mut self,
         key: &RecordId,
@@ -166,7 +166,7 @@ impl Plan {
         self.namespaces.keys()
     }
 
-    /// The namespaces where links matter: the agent's own and those of the wanted ports.
+    /// The namespaces whose links are watched: the agent's own and those of the wanted ports.
     #[must_use]
     pub(super) fn watched_namespaces(&self) -> BTreeSet<Option<String>> {
         self.namespaces().cloned().chain([None]).collect()
@@ -190,7 +190,7 @@ impl Plan {
         self.identities.contains_key(who)
     }
 
-    /// The identities that a record claims, and whether the record gets each. If not, another record comes first.
+    /// The identities that a record claims, and whether the record gets each. If not, another record has precedence.
     pub(super) fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
         let claims = self.claims.get(key).into_iter().flatten();
         let first = |who| self.identities.get(who).and_then(BTreeSet::first);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_without_its_records_equals_the_plan_it_began_as() {
+    fn removing_all_records_restores_the_initial_plan() {
         let configured = [format!("tap0={A}").parse().unwrap()];
         let records = [
             ("a".into(), record("a", A, "")),
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_touches_the_ports_a_record_leaves_and_those_it_comes_to() {
+    fn a_change_touches_the_old_and_new_ports_of_a_record() {
         let mut plan = Plan::new(&[]);
         let at = |port: &str| record("a", A, &format!(", port: {{ifname: {port}}}"));
         let key = RecordId::from("a");

@@ -1,14 +1,15 @@
-//! SIGHUP: the configuration and the records directory are read again. What can change while guests are served changes.
+//! On SIGHUP the agent reads the configuration and the records directory again, and applies the fields that can change
+//! while guests are served.
 //!
-//! An unusable configuration changes nothing. If fields differ that only a restart applies ([`RESTART`]), the other fields
-//! are applied, and the log lists those that wait for a restart or a takeover.
+//! An unusable configuration changes nothing. Fields that need a restart or a takeover ([`RESTART`]) are not applied;
+//! the log lists them.
 
 use anyhow::Context as _;
 use tracing::{error, info, warn};
 
 use crate::config::Config;
 
-/// Where the configuration comes from, and who else applies it.
+/// The source of the configuration, and a callback for changes of it.
 pub struct Origin {
     /// Reads the configuration, with the arguments of the command line.
     pub read: Box<dyn Fn() -> anyhow::Result<Config>>,
@@ -34,7 +35,7 @@ pub(super) struct Changes {
     pub(super) later: Vec<&'static str>,
 }
 
-/// A field that only a restart applies, and the test whether it differs.
+/// The name of a field that only a restart applies, and a test whether it differs.
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.
@@ -77,7 +78,7 @@ impl Changes {
     }
 }
 
-/// Reads the configuration again. Logs an error and returns `None` if it cannot be used.
+/// Reads the configuration again. Logs an error and returns `None` if it is unusable.
 pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
     let usable = || {
         let new = (origin.read)()?;
@@ -90,11 +91,11 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
         Ok(new) => {
             let changes = Changes::between(old, new);
             if changes.later.is_empty() {
-                info!("the configuration is read again");
+                info!("configuration reloaded");
             } else {
                 let fields = changes.later.join(", ");
                 warn!(
-                    "the configuration is read again, but {fields}: restart the agent, or take over from it, for that"
+                    "configuration reloaded without {fields}: restart the agent, or take over from it, to apply these"
                 );
             }
             Some(changes)

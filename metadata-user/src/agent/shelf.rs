@@ -37,20 +37,20 @@ struct Stored<'a> {
     record: &'a RawValue,
 }
 
-/// The directory. Without one, registered records end with the agent.
+/// The directory of registered records. With `None`, records are lost when the agent ends.
 #[derive(Clone, Debug)]
 pub(super) struct Shelf(Option<PathBuf>);
 
 impl Shelf {
-    /// The shelf of a state directory.
+    /// The shelf in a state directory; without one, nothing is stored.
     pub(super) fn below(state: Option<&Path>) -> Self {
         Self(state.map(|state| state.join(DIRECTORY)))
     }
 
-    /// Writes a record, in the JSON of [`Record::to_json`], in the place of the one of that name.
+    /// Writes a record, as JSON of [`Record::to_json`], and replaces the record of that name.
     ///
     /// # Errors
-    /// If it cannot be written. The former record stays.
+    /// If the file cannot be written. The old record stays.
     pub(super) fn put(&self, id: &RecordId, json: String) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
         private_file::make_directory(directory)?;
@@ -66,7 +66,7 @@ impl Shelf {
     /// Removes a record, if it exists.
     ///
     /// # Errors
-    /// If the directory cannot be changed. The record may be served again after a restart.
+    /// If the file cannot be removed for certain. The record may be served again after a restart.
     pub(super) fn remove(&self, id: &RecordId) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
         let path = directory.join(file_of(id));
@@ -107,12 +107,12 @@ fn file_of(id: &RecordId) -> String {
     format!("{}-{}.json", id.source.name(), hex(&digest[..16]))
 }
 
-/// Reads one record. The reason of a failure contains nothing of the file.
+/// Reads one record. The error text contains nothing from the file.
 fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
     let octets = private_file::read(path, FORM.octets).map_err(|error| error.to_string())?;
     let octets = octets.ok_or("the file is gone")?;
     let stored: Stored<'_> =
-        serde_json::from_slice(&octets).map_err(|_| "expected a record that an agent wrote".to_owned())?;
+        serde_json::from_slice(&octets).map_err(|_| "expected a file that the agent wrote".to_owned())?;
     if stored.head != FORM.head() {
         return Err(format!("expected an instance of version {}", FORM.version));
     }

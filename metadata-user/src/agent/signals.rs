@@ -4,7 +4,7 @@ use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// SIGTERM and SIGINT, caught from the moment this is made.
+/// Catches SIGTERM and SIGINT from its creation on.
 pub(super) struct Stop {
     term: Signal,
     int: Signal,

@@ -8,7 +8,7 @@ use metadata_common::maps::Slot;
 
 use metadata_base::port::PortName;
 
-/// A MAC on a port: what identifies a guest.
+/// A MAC on a port, which identifies a guest.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct IdentityName {
     /// The port.
@@ -17,8 +17,8 @@ pub(super) struct IdentityName {
     pub mac: Mac,
 }
 
-/// How long a freed slot rests before another identity gets it. That is far longer than the worker takes to forget the
-/// last holder and to receive every frame still under way for it.
+/// How long a freed slot rests before another identity gets it. By then the worker has long forgotten the last holder
+/// and received every frame that was on its way.
 pub(super) const SLOT_REST: Duration = Duration::from_secs(1);
 
 /// Every slot is in use.
@@ -26,8 +26,8 @@ pub(super) const SLOT_REST: Duration = Duration::from_secs(1);
 #[error("all {0} slots are in use: this node cannot serve another network interface")]
 pub(super) struct SlotsExhausted(pub u32);
 
-/// Assigns slots to identities. A freed slot goes to the end of the queue and rests for [`SLOT_REST`]: a frame still under
-/// way for its last holder finds the slot empty, even when no other slot is free.
+/// Assigns slots to identities. A freed slot goes to the end of the queue and rests for [`SLOT_REST`], so that late
+/// frames of its last holder find the slot empty, even if no other slot is free.
 #[derive(Debug)]
 pub(super) struct Slots {
     held: HashMap<IdentityName, Slot>,
@@ -68,8 +68,8 @@ impl Slots {
         Ok(slot)
     }
 
-    /// Reserves slots that the previous agent assigned, until their identities are named. Slots that are held or reserved
-    /// stay so.
+    /// Reserves slots that the previous agent assigned, until their identities are named. Slots that are held or
+    /// reserved stay so.
     pub(super) fn reserve(&mut self, slots: impl IntoIterator<Item = Slot>) {
         let held: HashSet<Slot> = self.held.values().copied().collect();
         self.reserved.extend(slots.into_iter().filter(|slot| *slot < self.count && !held.contains(slot)));

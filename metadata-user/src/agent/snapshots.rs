@@ -1,4 +1,4 @@
-//! The snapshot: valid records, written while their sources are present and served while they are away.
+//! The snapshot: a file of valid records, for sources that are unavailable when the agent starts.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError, Written};
 
-/// The snapshot is written once records have not changed for this long.
+/// How long records must not change before the snapshot is written.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Longest time from a change until the snapshot is written.
 const LATEST: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ impl Snapshots {
         Self { path, changed: None, writing: None, sources: BTreeSet::new() }
     }
 
-    /// Reads the records of sources that are away; none if there is no snapshot.
+    /// Reads the records of unavailable sources. Returns none if there is no snapshot.
     pub(super) fn read_for_absent_sources(&mut self, config: &Config) -> Vec<(RecordId, Record)> {
         let away = feeds::away(config);
         let Some(path) = self.path.as_ref().filter(|_| !away.is_empty()) else { return Vec::new() };
@@ -74,7 +74,7 @@ impl Snapshots {
         &self.sources
     }
 
-    /// A source has reported an event.
+    /// Notes the time of an event that changes records.
     pub(super) fn on_event(&mut self, event: &FeedEvent) {
         if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
             let now = Instant::now();
@@ -82,14 +82,14 @@ impl Snapshots {
         }
     }
 
-    /// A source has listed all its records.
+    /// A source has listed all its records, which replace those of the snapshot.
     pub(super) fn on_synced(&mut self, source: Source) {
         if self.sources.remove(&source) {
             info!(source = source.name(), "the records are back; the snapshot is no longer served");
         }
     }
 
-    /// Writes the snapshot on another thread, if records have changed and it is due.
+    /// Writes the snapshot on another thread, if it is due and no source's records come from it.
     pub(super) fn write_if_due(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if self.writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
             return;
@@ -105,7 +105,8 @@ impl Snapshots {
         self.writing = Some(tokio::task::spawn_blocking(move || write(&path, &records)));
     }
 
-    /// Writes the snapshot now, if records have changed. For the end of the agent.
+    /// Writes the snapshot before the agent ends, if records have changed and no source's
+    /// records come from it.
     pub(super) async fn write_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
         if let Some(writing) = self.writing.take()
             && let Err(error) = writing.await
@@ -124,7 +125,7 @@ fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
         Ok(Written { records, left_out }) => warn!(
             records,
             left_out,
-            "the snapshot {} has no room for all records: those left out are not served if their source is away at a start",
+            "the snapshot {} has no room for all records: after a restart without their source, the others are not served",
             path.display()
         ),
         Err(error) => warn!("the snapshot {} is not written: {error}", path.display()),

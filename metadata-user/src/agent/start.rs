@@ -14,7 +14,7 @@ use super::control::{ControlLoop, Ended, Started};
 use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
 use super::linger::Lingering;
-use super::node::{Answers, Catalogue, Guard, Node, Ports, Reporter, Workers};
+use super::node::{Answers, Catalogue, Guard, Node, NodePorts, Reporter, Workers};
 use super::reload::Origin;
 use super::signals::Stop;
 use super::state::State;
@@ -34,7 +34,7 @@ use metadata_steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 /// How long to wait at the end for files that are being written.
 const LAST_WRITES: Duration = Duration::from_secs(5);
 
-/// What to do about other agents of the node.
+/// Whether to take over from another agent on the node, and what to do after a takeover by another agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// No other agent runs.
@@ -55,17 +55,18 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 /// `origin`. `entry` controls takeovers from and by other agents.
 ///
 /// # Errors
-/// If the node lacks something that is needed: privileges, a kernel feature, the hub's devices, the metrics address. Nothing
+/// If a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. Nothing
 /// remains on the node then.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
-    // Other threads inherit the sandbox: this is still the only one.
+    // Threads inherit the sandbox, so it must be entered before a second thread starts.
     Mode::from(config.sandbox).enter(Stage::Start)?;
     let lingering = (entry == Entry::TakeOver { linger: true }).then(Lingering::new).transpose()?;
     let metrics = config.metrics;
     let takeover = entry != Entry::Alone;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
-        // Caught before there is anything to clean up. A signal that arrives meanwhile waits for the control loop.
+        // Signals are caught before there is anything to clean up. The control loop handles those that arrive
+        // meanwhile.
         let signals = (Stop::new()?, signal(SignalKind::hangup())?);
         let taking = if takeover { Takeover::begin(&config.run).await? } else { None };
         if takeover && taking.is_none() {
@@ -85,7 +86,7 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
     }
 }
 
-/// Makes hubs, sockets and workers. Frames are served as soon as a port is attached.
+/// Creates hubs, sockets and workers. Guests are served as soon as their port is attached.
 fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Result<(Node, HandoverState)> {
     make_run(&config.run, config.api().group.as_deref())?;
     make_run(&config.run.join(libvirt::DIRECTORY), None)?;
@@ -127,12 +128,12 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
     info!(octets = room.usage().limit, "memory for records");
     let catalogue = Catalogue::new(state, room, &config.ports);
     let (answers, guard) = (Answers::new(store, audit), Guard::new(config.guard, &config.hub));
-    let ports = Ports::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
+    let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, HandoverState { handing, questions }))
 }
 
-/// Makes the sockets and the worker of a hub.
+/// Creates the sockets and the worker of a hub.
 fn spawn_worker(
     config: &Config,
     steering: &mut Steering,

@@ -25,23 +25,23 @@ const KEY_FILE: &str = "token.key";
 /// The directory of mailboxes in the state directory.
 const MAILBOXES: &str = "vms";
 
-/// How long the mailbox of a VM without a record is kept. No password is lost if a record is removed and created again,
-/// or if a directory is mounted late.
+/// How long the mailbox of a VM without a record is kept, so that no password is lost if a record is removed and
+/// created again, or if a directory is mounted late.
 const FORGET_AFTER: Duration = Duration::from_secs(600);
 
-/// Token keys, mailboxes and the way to the sinks.
+/// Token keys, mailboxes and the queue to the sinks.
 #[derive(Debug)]
 pub struct State {
     keyring: Arc<Keyring>,
     key_file: Option<PathBuf>,
-    /// The file of token keys that others maintain (`token_key`), if it is in use.
+    /// The file of token keys that the operator maintains (`token_key`), if it is in use.
     given_key: Option<PathBuf>,
     rotate_after: Duration,
     mailboxes: Arc<Mailboxes>,
     outbox: Outbox,
     /// VMs without a record, and since when.
     without: HashMap<Uuid, Instant>,
-    /// When to remove mailbox files that belong to no record. `None` once that was done.
+    /// When to remove mailbox files without a record. `None` once they are removed.
     sweep_at: Option<Instant>,
 }
 
@@ -68,11 +68,11 @@ impl Errands {
     }
 }
 
-/// Reads the keys that others maintain; `None` if the file does not exist yet.
+/// Reads the keys that the operator maintains. Returns `None` if the file does not exist yet.
 fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
     let keyring = token_file::given(path).context("reading `token_key` of the configuration")?;
     if keyring.is_none() {
-        info!(file = %path.display(), "no token key there: this node has one of its own");
+        info!(file = %path.display(), "the file of `token_key` does not exist yet: using a key of this node");
     }
     Ok(keyring.map(|keyring| (keyring, path.to_owned())))
 }
@@ -82,10 +82,10 @@ fn unix_now() -> u64 {
 }
 
 impl State {
-    /// Opens the state directory of the configuration; without one, everything ends with the agent.
+    /// Opens the state directory of the configuration. Without one, the state is lost when the agent ends.
     ///
     /// # Errors
-    /// The directory or a file in it cannot be made, read or trusted.
+    /// The directory or a file in it cannot be created or read, or other users may change it.
     pub fn open(config: &Config) -> anyhow::Result<(Self, Errands)> {
         let (outbox, deliveries) = delivery::outbox();
         let (keyring, key_file, mailboxes, saves) = match &config.state {
@@ -118,7 +118,7 @@ impl State {
         Ok((state, Errands { deliveries, saves }))
     }
 
-    /// The VM of a record, as answers computed per request need it.
+    /// Returns the VM of a record, for answers that are computed per request.
     #[must_use]
     pub fn vm(&self, record: &Record) -> Vm {
         Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record))
@@ -129,7 +129,7 @@ impl State {
         self.rotate_after = Duration::from_secs(u64::from(days) * 86_400);
     }
 
-    /// A VM has no record any more.
+    /// Notes that a VM no longer has a record.
     pub fn on_vm_removed(&mut self, vm: &Uuid) {
         self.without.insert(vm.clone(), Instant::now());
     }
@@ -161,13 +161,13 @@ impl State {
 
     fn rotate(&self, path: &Path) {
         match token_file::rotate_if_older(&self.keyring, path, self.rotate_after, unix_now()) {
-            Ok(true) => info!("a new token key; tokens of the last one stay good until they expire"),
+            Ok(true) => info!("token key replaced; tokens of the previous key stay valid until they expire"),
             Ok(false) => {}
             Err(error) => warn!("the token key stays as it is: {error}"),
         }
     }
 
-    /// Reads keys and mailboxes again, which the previous agent has written until now.
+    /// Reads keys and mailboxes again after the previous agent has saved them.
     pub fn reload(&self) {
         if let Some(path) = &self.key_file
             && let Err(error) = token_file::rotate_if_older(&self.keyring, path, Duration::MAX, unix_now())
@@ -177,7 +177,7 @@ impl State {
         self.mailboxes.reload();
     }
 
-    /// Writes mailboxes that are not on disk yet. For the end of the agent.
+    /// Writes mailboxes that are not on disk yet, before the agent ends.
     pub fn save(&self) {
         self.mailboxes.save_all();
     }

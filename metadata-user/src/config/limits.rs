@@ -75,7 +75,7 @@ impl Config {
         let mut seen: Vec<IpAddr> = Vec::new();
         for (field, list) in [("addresses", &self.addresses), ("arp_only", &next_hops)] {
             for address in list {
-                // Guests send broadcast and multicast frames to each other, so the agent must not take these frames.
+                // Guests send broadcast and multicast frames to each other, so the agent must not intercept them.
                 let group = matches!(address, IpAddr::V4(v4) if v4.is_broadcast()) || address.is_multicast();
                 if group || address.is_unspecified() || address.is_loopback() {
                     return value(

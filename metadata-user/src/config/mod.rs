@@ -111,7 +111,7 @@ pub struct Config {
     /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time and shortens answers only
     /// for guests that send the next request within this time.
     pub spin_us: u32,
-    /// Whether the kernel answers frames that need no state, on ports that are taps; user space then receives little
+    /// Whether the kernel answers frames that need no state, on ports that are taps. User space then receives little
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
     pub answer_in_kernel: bool,
     /// Number of threads that answer guests, 1 to [`metadata_steer::HUBS_OF_A_SIDE`]. Each has its own hub and

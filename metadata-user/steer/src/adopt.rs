@@ -2,8 +2,8 @@
 //!
 //! *Inherited*: the agent that made the pins has ended for any reason. Its maps become ours, or new maps replace them
 //! first if their layout differs. Each inherited port stays closed until [`Steering::attach`] names it. Frames of
-//! identities bound on it arrive meanwhile ([`Steering::left_on`]). On attach, its programs are replaced in place,
-//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::give_up_left`] releases ports
+//! identities bound on it arrive meanwhile ([`Steering::inherited_on`]). On attach, its programs are replaced in place,
+//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::release_inherited`] releases ports
 //! that were never attached.
 //!
 //! If the agent that made the pins still runs, its ports are found in the same way but not changed: see `takeover`.
@@ -65,8 +65,8 @@ pub struct BoundIdentity {
     pub slot: Slot,
 }
 
-/// An inherited port that has not been attached yet.
-pub(super) struct Left {
+/// A port of the previous agent that is not attached here. During a takeover the previous agent still runs.
+pub(super) struct Inherited {
     pub(super) netns: u32,
     pub(super) links: Vec<On>,
     pub(super) slots: BTreeMap<Mac, Slot>,
@@ -78,8 +78,8 @@ pub(super) type Place = (Cookie, u32);
 impl Steering {
     /// True while inherited ports remain that have not been attached.
     #[must_use]
-    pub fn has_left(&self) -> bool {
-        !self.left.is_empty()
+    pub fn has_inherited(&self) -> bool {
+        !self.inherited.is_empty()
     }
 
     /// All bound identities, on attached ports and on inherited ones.
@@ -94,11 +94,10 @@ impl Steering {
             .ports
             .values()
             .flat_map(|Attached { cookie, key, slots, .. }| bound(*cookie, key.netns, key.ifindex, slots));
-        let left = self
-            .left
-            .iter()
-            .flat_map(|((cookie, ifindex), left)| bound(*cookie, left.netns, *ifindex, &left.slots));
-        named.chain(left).collect()
+        let inherited = self.inherited.iter().flat_map(|((cookie, ifindex), inherited)| {
+            bound(*cookie, inherited.netns, *ifindex, &inherited.slots)
+        });
+        named.chain(inherited).collect()
     }
 
     /// The identities bound on an attached port, with their slots.
@@ -108,22 +107,24 @@ impl Steering {
         slots.into_iter().flatten().map(|(mac, slot)| (*mac, *slot)).collect()
     }
 
-    /// The identities bound on an inherited port that is not attached yet, with their slots. Their frames arrive all
-    /// the same. Empty if nothing was inherited on the port, and while another agent still owns the ports.
+    /// The identities bound on an inherited port that is not attached yet, with their slots. Their frames already
+    /// arrive, so this also records the MTU of their device. Empty if nothing was inherited on the port, and while
+    /// another agent still owns the ports.
     ///
     /// # Errors
     /// If the port's namespace cannot be entered, or its device is gone.
-    pub fn left_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
-        if self.left.is_empty() || self.taking_over {
+    pub fn inherited_on(&mut self, port: &PortName) -> Result<Vec<(Mac, Slot)>, SteerError> {
+        if self.inherited.is_empty() || self.taking_over {
             return Ok(Vec::new());
         }
         self.visit(port, |steering| {
             let (cookie, ifindex) = place(port)?;
-            let left = ifindex.and_then(|index| Some((index, steering.left.get(&(cookie, index))?)));
-            let Some((ifindex, left)) = left else { return Ok(Vec::new()) };
+            let inherited =
+                ifindex.and_then(|index| Some((index, steering.inherited.get(&(cookie, index))?)));
+            let Some((ifindex, inherited)) = inherited else { return Ok(Vec::new()) };
             let mtu = netlink::mtu(&port.ifname, ifindex)?;
-            left.slots.values().for_each(|slot| steering.mtus.set(*slot, mtu));
-            Ok(left.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect())
+            inherited.slots.values().for_each(|slot| steering.mtus.set(*slot, mtu));
+            Ok(inherited.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect())
         })
     }
 
@@ -132,35 +133,35 @@ impl Steering {
     ///
     /// # Errors
     /// If a wanted port cannot be located. Nothing is released then.
-    pub fn give_up_left<'a>(
+    pub fn release_inherited<'a>(
         &mut self,
         wanted: impl IntoIterator<Item = &'a PortName>,
     ) -> Result<Vec<Slot>, SteerError> {
         let mut freed = Vec::new();
-        if self.taking_over || self.left.is_empty() {
+        if self.taking_over || self.inherited.is_empty() {
             return Ok(freed);
         }
         let home = self.home;
         let place = |(cookie, ifindex): (Option<Cookie>, u32)| (cookie.unwrap_or(home), ifindex);
         let wanted = wanted.into_iter().map(|port| Ok(self.devices.home.run(|| look(port))?.map(place)));
         let wanted = wanted.collect::<Result<HashSet<_>, SteerError>>()?;
-        for ((cookie, ifindex), left) in
-            self.left.extract_if(.., |place, _| !wanted.contains(&Some(*place))).collect::<Vec<_>>()
+        for ((cookie, ifindex), inherited) in
+            self.inherited.extract_if(.., |place, _| !wanted.contains(&Some(*place))).collect::<Vec<_>>()
         {
-            freed.extend(left.slots.values());
-            self.forget(cookie, ifindex, left);
+            freed.extend(inherited.slots.values());
+            self.forget(cookie, ifindex, inherited);
         }
         Ok(freed)
     }
 
-    fn forget(&mut self, cookie: Cookie, ifindex: u32, left: Left) {
-        let key = PortKey { netns: left.netns, ifindex };
-        for on in left.links {
+    fn forget(&mut self, cookie: Cookie, ifindex: u32, inherited: Inherited) {
+        let key = PortKey { netns: inherited.netns, ifindex };
+        for on in inherited.links {
             if let Some(Err(error)) = self.pin_of(on, cookie, key).as_deref().map(pins::unpin) {
                 tracing::warn!("cannot detach a program from an unused device: {error}");
             }
         }
-        let unbound = left.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
+        let unbound = inherited.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
         let unbound = unbound.map(|binding| self.tables.unbind(binding)).collect::<Vec<_>>();
         for error in unbound.into_iter().chain([self.tables.remove_port(key)]).filter_map(Result::err) {
             tracing::warn!("cannot clear inherited table entries: {error}");
@@ -194,21 +195,21 @@ impl Steering {
         port: &PortName,
         cookie: Cookie,
         ifindex: u32,
-        left: Left,
+        inherited: Inherited,
         closed: bool,
     ) -> Result<Attached, SteerError> {
-        let key = PortKey { netns: left.netns, ifindex };
-        match self.claim_inside(port, cookie, key, &left, closed) {
+        let key = PortKey { netns: inherited.netns, ifindex };
+        match self.claim_inside(port, cookie, key, &inherited, closed) {
             Ok((programs, mtu)) => {
-                left.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
-                let bound = left.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
+                inherited.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
+                let bound = inherited.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
                 self.bound.extend(bound);
-                tracing::debug!(%port, identities = left.slots.len(), "attached an inherited port");
+                tracing::debug!(%port, identities = inherited.slots.len(), "attached an inherited port");
                 let closed = self.tables.is_closed(key);
                 Ok(Attached {
                     cookie,
                     key,
-                    slots: left.slots,
+                    slots: inherited.slots,
                     programs,
                     closed,
                     gone: false,
@@ -217,7 +218,7 @@ impl Steering {
                 })
             }
             Err(error) => {
-                self.left.insert((cookie, ifindex), left);
+                self.inherited.insert((cookie, ifindex), inherited);
                 Err(error)
             }
         }
@@ -228,12 +229,12 @@ impl Steering {
         port: &PortName,
         cookie: Cookie,
         key: PortKey,
-        left: &Left,
+        inherited: &Inherited,
         closed: bool,
     ) -> Result<(Programs, u32), SteerError> {
         let mut programs = Programs::none();
         if self.taking_over {
-            for on in &left.links {
+            for on in &inherited.links {
                 let pin = self.pin_of(*on, cookie, key);
                 programs.put(*on, pin.map(Held::open).transpose()?);
                 // The other agent still owns the program and may detach it.
@@ -247,7 +248,7 @@ impl Steering {
             return Ok((programs, netlink::mtu(&port.ifname, key.ifindex)?));
         }
         let mtu = self.enter(port, key, closed)?;
-        self.update(port, cookie, key, &left.links, &mut programs)?;
+        self.update(port, cookie, key, &inherited.links, &mut programs)?;
         self.take_from_other_versions(port, cookie, key, &mut programs)?;
         self.equip(port, cookie, key, &mut programs)?;
         Ok((programs, mtu))
@@ -332,23 +333,27 @@ impl Steering {
         }
         let is_fresh = found.maps.is_err();
         self.note_links(&found.links);
-        if self.left.keys().any(|(cookie, _)| *cookie != self.home) {
+        if self.inherited.keys().any(|(cookie, _)| *cookie != self.home) {
             self.object.share()?;
         }
-        if self.left.iter().any(|((cookie, _), left)| *cookie != self.home && left.links.contains(&On::Tcx)) {
+        if self
+            .inherited
+            .iter()
+            .any(|((cookie, _), inherited)| *cookie != self.home && inherited.links.contains(&On::Tcx))
+        {
             self.object.share_classifier()?;
         }
         if self.taking_over {
             return self.note_identities().map(drop);
         }
         if is_fresh {
-            self.replace_left(found.maps.err().unwrap_or_default())?;
+            self.replace_inherited_maps(found.maps.err().unwrap_or_default())?;
         } else {
             let strays = self.note_identities()?;
             self.sweep_tables(strays)?;
-            self.rehub_left()?;
-            if !self.left.is_empty() {
-                tracing::info!(ports = self.left.len(), "inherited the ports of the previous agent");
+            self.redirect_inherited()?;
+            if !self.inherited.is_empty() {
+                tracing::info!(ports = self.inherited.len(), "inherited the ports of the previous agent");
             }
         }
         self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
@@ -374,12 +379,12 @@ impl Steering {
 
     /// Records a link on a port; false if the number of its namespace belongs to another one.
     pub(super) fn note_link(&mut self, LinkName { on, netns, cookie, ifindex }: LinkName) -> bool {
-        match self.left.get_mut(&(cookie, ifindex)) {
-            Some(left) if left.netns == netns => left.links.push(on),
+        match self.inherited.get_mut(&(cookie, ifindex)) {
+            Some(inherited) if inherited.netns == netns => inherited.links.push(on),
             Some(_) => return false,
             None if self.object.acquire_as(cookie, netns) => {
-                let left = Left { netns, links: vec![on], slots: BTreeMap::new() };
-                self.left.insert((cookie, ifindex), left);
+                let inherited = Inherited { netns, links: vec![on], slots: BTreeMap::new() };
+                self.inherited.insert((cookie, ifindex), inherited);
             }
             None => return false,
         }
@@ -389,16 +394,18 @@ impl Steering {
     /// Records the identities bound on inherited ports; returns bindings on any other port.
     pub(super) fn note_identities(&mut self) -> Result<Vec<Binding>, SteerError> {
         let places: HashMap<PortKey, Place> = self
-            .left
+            .inherited
             .iter()
-            .map(|(place, left)| (PortKey { netns: left.netns, ifindex: place.1 }, *place))
+            .map(|(place, inherited)| (PortKey { netns: inherited.netns, ifindex: place.1 }, *place))
             .collect();
         let mut seen = HashSet::new();
         let mut strays = Vec::new();
         for (port, mac, Identity { slot, hub, .. }) in self.tables.identities()? {
-            let left = places.get(&port).and_then(|place| self.left.get_mut(place));
-            match left {
-                Some(left) if slot < MAX_SLOTS && seen.insert(slot) => drop(left.slots.insert(mac, slot)),
+            let inherited = places.get(&port).and_then(|place| self.inherited.get_mut(place));
+            match inherited {
+                Some(inherited) if slot < MAX_SLOTS && seen.insert(slot) => {
+                    inherited.slots.insert(mac, slot);
+                }
                 _ => strays.push(Binding { slot, port, mac, hub }),
             }
         }
@@ -411,9 +418,9 @@ impl Steering {
             self.tables.unbind(stray)?;
         }
         let keys: HashSet<_> = self
-            .left
+            .inherited
             .iter()
-            .map(|((_, ifindex), left)| PortKey { netns: left.netns, ifindex: *ifindex })
+            .map(|((_, ifindex), inherited)| PortKey { netns: inherited.netns, ifindex: *ifindex })
             .collect();
         let entered = self.tables.ports()?;
         for key in entered.iter().filter(|key| !keys.contains(key)) {
@@ -426,10 +433,10 @@ impl Steering {
     }
 
     /// Redirects frames of inherited ports to hubs that exist.
-    fn rehub_left(&mut self) -> Result<(), SteerError> {
-        for ((_, ifindex), left) in &self.left {
-            let port = PortKey { netns: left.netns, ifindex: *ifindex };
-            for (mac, slot) in &left.slots {
+    fn redirect_inherited(&mut self) -> Result<(), SteerError> {
+        for ((_, ifindex), inherited) in &self.inherited {
+            let port = PortKey { netns: inherited.netns, ifindex: *ifindex };
+            for (mac, slot) in &inherited.slots {
                 let hub = self.hub_of(*slot);
                 self.tables.redirect(Binding { slot: *slot, port, mac: *mac, hub }, None)?;
             }
@@ -440,15 +447,18 @@ impl Steering {
     /// Replaces pinned maps of another layout. The inherited ports first get our programs with maps in which no
     /// identity is bound. Only then are these maps pinned in place of the others, so the ports stay closed
     /// throughout.
-    fn replace_left(&mut self, reason: String) -> Result<(), SteerError> {
-        if !self.left.is_empty() {
+    fn replace_inherited_maps(&mut self, reason: String) -> Result<(), SteerError> {
+        if !self.inherited.is_empty() {
             tracing::warn!(
-                ports = self.left.len(),
+                ports = self.inherited.len(),
                 "inherited maps are replaced, connections and slots are lost: {reason}"
             );
         }
-        let places: Vec<(Place, u32, Vec<On>)> =
-            self.left.iter().map(|(place, left)| (*place, left.netns, left.links.clone())).collect();
+        let places: Vec<(Place, u32, Vec<On>)> = self
+            .inherited
+            .iter()
+            .map(|(place, inherited)| (*place, inherited.netns, inherited.links.clone()))
+            .collect();
         for ((cookie, ifindex), netns, links) in places {
             let key = PortKey { netns, ifindex };
             self.tables.add_port(key, self.limited())?;

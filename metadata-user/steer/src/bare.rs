@@ -16,11 +16,11 @@ use metadata_base::port::PortName;
 /// How answers reach the guest of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// They are redirected to its device, or the kernel does not report whether they can be.
+    /// The hub redirects answers to the device. Also if the kernel does not report whether the device accepts them.
     Redirect,
-    /// A classifier delivers them to its device, which accepts no redirected frames.
+    /// A classifier delivers answers to the device, which accepts no redirected frames.
     Classifier,
-    /// They do not: its device accepts no redirected frames, and no classifier reaches it.
+    /// Answers do not arrive: the device accepts no redirected frames, and no classifier reaches it.
     None,
 }
 

@@ -10,7 +10,7 @@ use super::tables::Binding;
 use super::{Claims, SteerError, Steering};
 
 impl Steering {
-    /// Handles for claiming connections, one for each worker.
+    /// Returns a handle for claiming connections. Each worker needs its own.
     ///
     /// # Errors
     /// If no descriptor is available.
@@ -52,7 +52,7 @@ impl Steering {
         self.tables.agent()
     }
 
-    /// Stores this for the next agent.
+    /// Stores the state that the next agent inherits.
     ///
     /// # Errors
     /// If the kernel refuses the entry.

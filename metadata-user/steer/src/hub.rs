@@ -66,7 +66,7 @@ impl Device {
         }
     }
 
-    /// A caller that drops cannot act on an error, so log it.
+    /// Deletes the device. It logs an error, because its callers clean up and cannot act on one.
     fn remove(&self) {
         if let Err(error) = netlink::delete(&self.name, self.ifindex) {
             tracing::warn!(%error, "cannot remove a hub device; the next start removes it");

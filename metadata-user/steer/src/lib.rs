@@ -112,7 +112,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use adopt::Left;
+use adopt::Inherited;
 use held::Held;
 use hub::Devices;
 use logs::Logs;
@@ -206,13 +206,13 @@ impl Default for SteerConfig {
 
 /// Steers ports to the hubs until it is dropped.
 pub struct Steering {
-    // Fields drop in this order: the ports stop steering (unless pinned), then the hub's programs go, then its
-    // devices.
+    // Fields drop in this order: ports stop steering (unless pinned), then the hub's programs are detached, then its
+    // devices are removed.
     ports: BTreeMap<PortName, Attached>,
     /// The ports by namespace and interface index.
     places: HashMap<(Cookie, u32), PortName>,
     /// Inherited ports that have not been attached yet, by namespace and interface index.
-    left: BTreeMap<(Cookie, u32), Left>,
+    inherited: BTreeMap<(Cookie, u32), Inherited>,
     /// Another agent still owns the ports.
     taking_over: bool,
     links: Vec<Held>,
@@ -236,9 +236,9 @@ pub struct Steering {
     /// Every hub has a ring, so a classifier can steer ports of other namespaces.
     has_rings: bool,
     /// The last port examined, if the round is not complete.
-    looked_at: Option<PortName>,
+    last_examined: Option<PortName>,
     /// The last port of another namespace whose devices were examined, if the round is not complete.
-    looked_into: Option<PortName>,
+    last_polled: Option<PortName>,
     /// Frames that devices lost, as of the last reading.
     losses: Losses,
     /// The agent's own namespace, which contains the hub.
@@ -302,7 +302,7 @@ impl Steering {
     /// Makes the hub in the calling thread's namespace and loads the programs. Ports can be attached afterwards.
     ///
     /// It replaces hub devices that a killed agent left behind, and inherits what that agent pinned. With
-    /// [`Adopt::TakeOver`] the pins belong to a running agent and stay its own for now.
+    /// [`Adopt::TakeOver`] the pins belong to a running agent until [`Steering::take_over_all`].
     ///
     /// # Errors
     /// A wrong configuration, a missing privilege or kernel feature, or a hub name or pins in use. Nothing remains
@@ -373,7 +373,7 @@ impl Steering {
                 // `socket` reads the number of its hub from a constant.
                 ebpf = object.hub(number)?;
             }
-            // The veth outlives a killed agent. While ports steer to it, no frame may come out of it.
+            // The veth outlives a killed agent. The pin keeps steered frames out of the host's network stack.
             let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
             let pin = pins.as_ref().map(|pins| pins.link(pin));
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
@@ -397,7 +397,7 @@ impl Steering {
         let mut steering = Self {
             ports: BTreeMap::new(),
             places: HashMap::new(),
-            left: BTreeMap::new(),
+            inherited: BTreeMap::new(),
             taking_over,
             links,
             taps: taps.into_iter().map(Some).collect(),
@@ -416,8 +416,8 @@ impl Steering {
             side,
             mode: config.mode,
             reaches_bare,
-            looked_at: None,
-            looked_into: None,
+            last_examined: None,
+            last_polled: None,
             losses: Losses { hubs: vec![HubLosses::default(); hubs.len()], ports: 0 },
             home,
             hubs,
@@ -436,7 +436,7 @@ impl Steering {
         self.object.share()
     }
 
-    /// The key of SYN cookies that the kernel answers with. It is inherited from the previous agent if there was one,
+    /// The key of the kernel's SYN cookies. It is inherited from the previous agent if there was one,
     /// so that connections begun under it remain valid. The stack needs the same key.
     #[must_use]
     pub fn key(&self) -> Key {

@@ -9,7 +9,8 @@ use super::{SteerError, Steering};
 use metadata_base::port::PortName;
 use metadata_links::netns::{self, Cookie};
 
-/// Namespaces polled at once beside the agent's own: 16 at a time cover 1,000 pods in two minutes.
+/// Namespaces polled at once in addition to the agent's own. With a poll every second or two, a round of 1,000 pods
+/// takes two minutes.
 pub const NAMESPACES_AT_ONCE: usize = 16;
 
 /// Frames of a hub that were lost without a verdict.
@@ -43,7 +44,7 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// For a device that has just been attached.
+    /// The state of a device that has just been attached.
     pub(super) fn new(ifindex: u32) -> Self {
         Self { refused: None, takes: devstats::takes_redirected(ifindex) }
     }
@@ -59,7 +60,7 @@ impl Steering {
     /// Polls the devices of the agent's own namespace and of the next [`NAMESPACES_AT_ONCE`] others with ports.
     /// Returns the ports whose devices began or ceased to accept redirected frames. Call it every second or two;
     /// losses of a port before its first poll are not counted.
-    pub fn look_at_devices(&mut self) -> Vec<PortName> {
+    pub fn inspect_devices(&mut self) -> Vec<PortName> {
         let mut changed = Vec::new();
         let home = Arc::clone(&self.devices.home);
         match home.run(look) {
@@ -83,7 +84,7 @@ impl Steering {
 
     /// One port of each of the next namespaces.
     fn next_elsewhere(&mut self) -> Vec<PortName> {
-        let after = self.looked_into.take().map_or(Unbounded, Excluded);
+        let after = self.last_polled.take().map_or(Unbounded, Excluded);
         let mut next: Vec<PortName> = Vec::new();
         for name in self.ports.range((after, Unbounded)).map(|(name, _)| name) {
             if name.netns.is_none() || next.iter().any(|other| other.netns == name.netns) {
@@ -91,7 +92,7 @@ impl Steering {
             }
             next.push(name.clone());
             if next.len() == NAMESPACES_AT_ONCE {
-                self.looked_into = Some(name.clone());
+                self.last_polled = Some(name.clone());
                 break;
             }
         }

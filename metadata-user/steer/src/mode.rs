@@ -77,7 +77,7 @@ struct Watch {
     looked: Option<Instant>,
     since: Option<Instant>,
     /// A switch failed and was logged. It is retried, but not logged again.
-    told: bool,
+    is_logged: bool,
 }
 
 impl Programs {
@@ -121,7 +121,7 @@ impl Programs {
 
 impl Watch {
     fn new() -> Self {
-        Self { steered: 0, looked: None, since: None, told: false }
+        Self { steered: 0, looked: None, since: None, is_logged: false }
     }
 
     /// Returns the program that a port steered `by` should have, given the total of frames steered to the service.
@@ -190,8 +190,8 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
 }
 
 impl Steering {
-    /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs go
-    /// only once their replacement is attached.
+    /// Attaches what the mode requires and detaches the rest; called in the port's namespace. Inherited programs are
+    /// removed only once their replacement is attached.
     pub(super) fn equip(
         &mut self,
         port: &PortName,
@@ -312,7 +312,7 @@ impl Steering {
         for (port, to) in due {
             let Err(error) = self.switch(&port, to) else { continue };
             if let Some(attached) = self.ports.get_mut(&port)
-                && !std::mem::replace(&mut attached.programs.watch.told, true)
+                && !std::mem::replace(&mut attached.programs.watch.is_logged, true)
             {
                 tracing::warn!("cannot switch the program of {port}, which is steered as before: {error}");
             }
@@ -321,14 +321,14 @@ impl Steering {
 
     /// The ports to switch, among those due for a check.
     fn due(&mut self, now: Instant) -> Vec<(PortName, By)> {
-        let after = self.looked_at.take().map_or(Unbounded, Excluded);
+        let after = self.last_examined.take().map_or(Unbounded, Excluded);
         let (home, has_rings) = (self.home, self.has_rings);
         let mut due = Vec::new();
         for (looks, (name, attached)) in self.ports.range_mut((after, Unbounded)).enumerate() {
             if looks == LOOKS_AT_ONCE || due.len() == SWITCHES_AT_ONCE {
                 break;
             }
-            self.looked_at = Some(name.clone());
+            self.last_examined = Some(name.clone());
             let stays = attached.cookie != home && !has_rings;
             let by = attached.programs.by();
             let Some(steered) = (!stays).then(|| self.tables.steered(attached.key)).flatten() else {
@@ -339,8 +339,8 @@ impl Steering {
                 due.push((name.clone(), to));
             }
         }
-        if self.ports.last_key_value().map(|(name, _)| name) == self.looked_at.as_ref() {
-            self.looked_at = None;
+        if self.ports.last_key_value().map(|(name, _)| name) == self.last_examined.as_ref() {
+            self.last_examined = None;
         }
         due
     }

@@ -95,8 +95,8 @@ struct Instance {
 }
 
 impl Object {
-    /// Loads the object for the first hub and returns the maps beside it: the inherited ones if `adopted`, new ones
-    /// otherwise. With `taking_over` the agent that owns them still runs.
+    /// Loads the object for the first hub. It uses the inherited maps if `adopted`, and new ones otherwise. If
+    /// `taking_over`, the agent that owns the inherited maps still runs.
     pub(super) fn load(
         key: Key,
         hub: u32,

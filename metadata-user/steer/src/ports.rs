@@ -35,7 +35,7 @@ pub(super) struct Attached {
     pub(super) programs: Programs,
     /// The port serves no identity, bound or not ([`Port::guarded`]).
     pub(super) closed: bool,
-    /// Its device was deleted: a device of the same name and index is another one.
+    /// The port's device was deleted. A device with the same name and index is a new one.
     pub(super) gone: bool,
     /// State of its device at the last check.
     pub(super) looks: Looks,
@@ -44,13 +44,14 @@ pub(super) struct Attached {
 }
 
 impl Steering {
-    /// Makes a tap a port. From now on it lets no frame for a metadata address through; bound identities are served.
+    /// Makes a tap a port. From now on, a frame for a metadata address is served if its sender's identity is bound, and
+    /// dropped otherwise.
     ///
     /// A port that is already attached stays unchanged. If its tap was replaced meanwhile, the new tap is attached
     /// with no identity bound on it.
     ///
     /// # Errors
-    /// If there is no such device, another XDP program is on it, or the node is full. The port is then as before,
+    /// If there is no such device, another XDP program is on it, or the node is full. The port is then unchanged,
     /// except that a deleted tap is detached.
     pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
         self.visit(port, |steering| steering.attach_inside(port, false))
@@ -86,8 +87,8 @@ impl Steering {
         if self.ports.len() >= MAX_PORTS as usize {
             return Err(SteerError::TooManyPorts);
         }
-        let attached = match self.left.remove(&(cookie, ifindex)) {
-            Some(left) => self.claim(port, cookie, ifindex, left, closed)?,
+        let attached = match self.inherited.remove(&(cookie, ifindex)) {
+            Some(inherited) => self.claim(port, cookie, ifindex, inherited, closed)?,
             None if self.taking_over => return Err(SteerError::TakingOver { port: port.clone() }),
             None => self.attach_new(port, cookie, ifindex, closed)?,
         };
@@ -158,7 +159,7 @@ impl Steering {
     /// devices are ignored.
     ///
     /// # Errors
-    /// If the kernel refuses to change the port's entry. User space uses the new MTU all the same.
+    /// If the kernel refuses to change the port's entry. User space uses the new MTU nevertheless.
     pub fn resized(&mut self, device: &Device) -> Result<(), SteerError> {
         match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
             (Some(mtu), Some(port)) => self.fit(&port, mtu),
@@ -171,7 +172,7 @@ impl Steering {
     ///
     /// # Errors
     /// Like [`Steering::resized`], and if the namespace cannot be entered.
-    pub fn look_at_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
+    pub fn inspect_mtus(&mut self, netns: Option<&str>) -> Result<(), SteerError> {
         let of = |attached: &Attached| (attached.cookie, attached.key.ifindex);
         let there = self.ports.iter().filter(|(port, _)| port.netns.as_deref() == netns);
         let there: HashMap<_, _> = there.map(|(port, attached)| (of(attached), port.clone())).collect();
@@ -226,12 +227,12 @@ impl Steering {
     /// error.
     ///
     /// # Errors
-    /// If the kernel refuses to clear a table. The port is detached all the same.
+    /// If the kernel refuses to clear a table. The port is detached nevertheless.
     pub fn detach(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.remove(port) else { return Ok(()) };
         self.places.remove(&(attached.cookie, attached.key.ifindex));
         if self.taking_over {
-            self.leave_for_later(attached);
+            self.defer_detach(attached);
             return Ok(());
         }
         let mut outcome = Ok(());

@@ -2,7 +2,7 @@
 //!
 //! A classifier cannot redirect a frame out of its namespace. `port_tcx` behind the stubs (`stubs`) therefore calls
 //! `ring`, of which each hub has an instance with its own BPF ring buffer. The worker reads frames from the ring as
-//! it does from the AF_XDP sockets; answers leave through the hub tap as always.
+//! it does from the AF_XDP sockets. Answers leave through the hub tap.
 //!
 //! The buffer belongs to the agent. If the agent is killed, guests' frames fill the buffer; further frames are
 //! dropped and counted, so ports stay closed. The next agent replaces the buffer.

@@ -8,8 +8,8 @@
 //!  tap in a pod ── port_tcx_stub (the number in the control block) ──────────── PORT_CLASSIFIERS ── port_tcx
 //! ```
 //!
-//! A classifier's stub passes ordinary frames itself: a second program would cost such a frame more than everything else
-//! here. For that it shares maps with `port_tcx`.
+//! A classifier's stub passes ordinary frames itself, because a call of the second program costs more than the check.
+//! The check needs maps of `port_tcx`, which the stub shares.
 //!
 //! All maps are pinned with the others, and a stub finds the shared program only through its map. An agent that
 //! inherits the maps therefore replaces the program of all namespaces by changing one entry.

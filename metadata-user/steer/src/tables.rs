@@ -44,7 +44,7 @@ pub(super) struct Tables {
     counters: PerCpuArray<MapData, u64>,
 }
 
-/// What a slot is bound to.
+/// A slot, the identity it is bound to, and its hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Binding {
     pub(super) slot: Slot,
@@ -81,21 +81,21 @@ impl Tables {
     pub(super) fn serve(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
         check_served(served, arp_only)?;
         let next_hops = arp_only.iter().map(|v4| (IpAddr::V4(*v4), ARP_ONLY));
-        // Served addresses go last: an address in both lists is served.
+        // Served addresses come last, so that an address in both lists is served.
         for (address, value) in next_hops.chain(served.iter().map(|address| (*address, SERVED))) {
             let (map, outcome) = match address {
                 IpAddr::V4(v4) => (name::SERVED_V4, self.served_v4.insert(v4.octets(), value, 0)),
                 IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), value, 0)),
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
-            // This goes last: it enables the lookup of the address.
+            // This step is last, because it enables the lookup of the address.
             self.inspect(last_octet(address))
                 .map_err(|source| SteerError::map(name::INSPECTED, format!("enter {address}"), source))?;
         }
         self.serve_no_others(served, arp_only)
     }
 
-    /// Has classifiers inspect frames whose address ends with this octet.
+    /// Makes classifiers inspect frames with an address that ends with this octet.
     fn inspect(&mut self, octet: u8) -> Result<(), MapError> {
         let mut words = self.inspected.get(&0, 0)?;
         words[word_of(octet)] |= bit_of(octet);
@@ -281,7 +281,7 @@ impl Tables {
         Ok(([a, b] != [0; 2]).then_some(Agent { key: Key([a, b]), side, reserved }))
     }
 
-    /// Stores this for the next agent.
+    /// Stores the state that the next agent inherits.
     pub(super) fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
         let Agent { key: Key([a, b]), side, reserved } = agent;
         self.agent
@@ -300,13 +300,13 @@ impl Tables {
         identity.and(device).and(guest).and(self.set_bare(slot, None))
     }
 
-    /// Maps the table of sent counts into memory.
+    /// Maps the table of posted connections into memory.
     pub(super) fn all_sent(&self) -> Result<AllSentTable, SteerError> {
         AllSentTable::map(self.all_sent.map().fd().as_fd())
             .map_err(|source| SteerError::map(name::ALL_SENT, "map into memory", io::Error::from(source)))
     }
 
-    /// Removes the entries of connections that an ended agent held.
+    /// Resets the counts of connections that an ended agent held.
     pub(super) fn release_connections(&self) -> Result<(), SteerError> {
         self.all_sent().map(|table| table.release_all())
     }

@@ -4,15 +4,16 @@
 //! [`Steering::attach`] and [`Steering::bind`] find the ports and identities of the other agent and change nothing. A
 //! port it does not have is refused with [`SteerError::TakingOver`]; `unbind` and `detach` are deferred.
 //!
-//! [`Steering::take_over_all`] reads its ports once more, sends every identity to our hubs (except the connections it
-//! has claimed) and replaces its programs. From then on the ports are ours. [`Steering::finish_take_over`] ends the
-//! special treatment of claimed connections. The other agent ends its part with [`Steering::leave`].
+//! [`Steering::take_over_all`] reads the other agent's ports once more, sends every identity to our hubs (except
+//! connections that the other agent has claimed) and replaces its programs. From then on the ports are ours.
+//! [`Steering::finish_take_over`] ends the special treatment of claimed connections. The other agent ends its part with
+//! [`Steering::leave`].
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap};
 
-use super::adopt::{Left, Place};
+use super::adopt::{Inherited, Place};
 use super::error::errno;
 use super::mode::Programs;
 use super::pins::{LinkName, On};
@@ -42,7 +43,7 @@ impl Steering {
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {
             self.take_over_port(&port)?;
         }
-        self.redirect_left()?;
+        self.redirect_unattached()?;
         self.taking_over = false;
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {
             self.enter_bare(&port)?;
@@ -74,7 +75,7 @@ impl Steering {
         for (mac, slot) in slots {
             self.redirect_one(key, mac, slot)?;
         }
-        // Agents of an earlier version did not enter it.
+        // An agent of an earlier version did not write the MTU.
         self.tables.fit_port(key, mtu)?;
         // The other agent may have switched programs since we read the pins.
         let is_pinned = |on: &On| self.pin_of(*on, cookie, key).is_some_and(|path| path.exists());
@@ -95,14 +96,14 @@ impl Steering {
         let named = self.ports.values().flat_map(|Attached { key, slots, .. }| {
             slots.iter().map(|(mac, slot)| (*key, *mac, *slot)).collect::<Vec<_>>()
         });
-        let left = self.left.iter().flat_map(|((_, ifindex), left)| {
-            let key = PortKey { netns: left.netns, ifindex: *ifindex };
-            left.slots.iter().map(|(mac, slot)| (key, *mac, *slot)).collect::<Vec<_>>()
+        let inherited = self.inherited.iter().flat_map(|((_, ifindex), inherited)| {
+            let key = PortKey { netns: inherited.netns, ifindex: *ifindex };
+            inherited.slots.iter().map(|(mac, slot)| (key, *mac, *slot)).collect::<Vec<_>>()
         });
-        for (port, mac, slot) in named.chain(left).collect::<Vec<_>>() {
+        for (port, mac, slot) in named.chain(inherited).collect::<Vec<_>>() {
             let hub = self.hub_of(slot);
             match self.tables.redirect(Binding { slot, port, mac, hub }, None) {
-                // Its tap is gone.
+                // The tap is gone.
                 Err(error) if errno(&error) == Some(libc::ENOENT) => {}
                 other => other?,
             }
@@ -110,13 +111,13 @@ impl Steering {
         self.tables.clear_claims()
     }
 
-    /// Drops our references to the ports' links, which the other agent owns now. It can detach or replace a program
-    /// only if no other process holds the link.
+    /// Drops our references to the ports' links, which the new agent owns now. It can detach a program only if
+    /// no other process holds the link.
     pub fn handed_over(&mut self) {
         self.ports.values_mut().for_each(|attached| attached.programs.leave_to_pins());
     }
 
-    /// Ends this agent's part after another has taken over, which now owns ports, pins and tables. Only the hubs go.
+    /// Ends this agent after another agent has taken over ports, pins and tables. Removes only this agent's hubs.
     pub fn leave(self) {
         tracing::info!("another agent took the ports over");
         drop(self);
@@ -131,12 +132,13 @@ impl Steering {
     }
 
     /// Defers detaching a port until it is ours.
-    pub(super) fn leave_for_later(&mut self, attached: Attached) {
+    pub(super) fn defer_detach(&mut self, attached: Attached) {
         for slot in attached.slots.values() {
             self.bound.remove(slot);
         }
-        let left = Left { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
-        self.left.insert((attached.cookie, attached.key.ifindex), left);
+        let inherited =
+            Inherited { netns: attached.key.netns, links: attached.programs.on(), slots: attached.slots };
+        self.inherited.insert((attached.cookie, attached.key.ifindex), inherited);
     }
 
     /// Reads the other agent's ports and identities again. Does nothing outside a takeover.
@@ -151,8 +153,8 @@ impl Steering {
             there.entry((name.cookie, name.ifindex)).or_default().push(name);
         }
         let gone = |place: &Place| !there.contains_key(place);
-        for place in self.left.keys().copied().filter(gone).collect::<Vec<_>>() {
-            self.left.remove(&place);
+        for place in self.inherited.keys().copied().filter(gone).collect::<Vec<_>>() {
+            self.inherited.remove(&place);
             self.object.release(place.0);
         }
         for (place, port) in self.places.clone().into_iter().filter(|(place, _)| gone(place)) {
@@ -163,19 +165,19 @@ impl Steering {
             }
         }
         for (place, names) in there {
-            if let Some(left) = self.left.get_mut(&place) {
-                left.links = names.iter().map(|name| name.on).collect();
+            if let Some(inherited) = self.inherited.get_mut(&place) {
+                inherited.links = names.iter().map(|name| name.on).collect();
             } else if !self.places.contains_key(&place) {
                 for name in names {
                     self.note_link(name);
                 }
             }
         }
-        self.look_again_at_identities()
+        self.reread_identities()
     }
 
-    fn look_again_at_identities(&mut self) -> Result<(), SteerError> {
-        self.left.values_mut().for_each(|left| left.slots.clear());
+    fn reread_identities(&mut self) -> Result<(), SteerError> {
+        self.inherited.values_mut().for_each(|inherited| inherited.slots.clear());
         self.note_identities()?;
         let mut by_key: HashMap<PortKey, BTreeMap<Mac, Slot>> = HashMap::new();
         for (port, mac, identity) in self.tables.identities()? {
@@ -195,13 +197,13 @@ impl Steering {
         Ok(())
     }
 
-    fn redirect_left(&mut self) -> Result<(), SteerError> {
+    fn redirect_unattached(&mut self) -> Result<(), SteerError> {
         let all: Vec<_> = self
-            .left
+            .inherited
             .iter()
-            .flat_map(|((_, ifindex), left)| {
-                let key = PortKey { netns: left.netns, ifindex: *ifindex };
-                left.slots.iter().map(move |(mac, slot)| (key, *mac, *slot))
+            .flat_map(|((_, ifindex), inherited)| {
+                let key = PortKey { netns: inherited.netns, ifindex: *ifindex };
+                inherited.slots.iter().map(move |(mac, slot)| (key, *mac, *slot))
             })
             .collect();
         all.into_iter().try_for_each(|(key, mac, slot)| self.redirect_one(key, mac, slot))

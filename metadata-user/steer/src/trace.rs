@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use super::{SteerError, Steering, tables};
 use metadata_base::port::PortName;
 
-/// Words that each CPU keeps.
+/// Size of a CPU's [`Scratch`] in 64-bit words.
 const WORDS: usize = size_of::<Scratch>() / 8;
 /// Upper bound on the number of events in the ring.
 const EVENTS_MOST: usize = EVENT_BYTES as usize / size_of::<Event>() + 1;

@@ -191,10 +191,10 @@ impl<'a> Agent<'a> {
             Ok(()) => Ok(agent),
             Err(RecvTimeoutError::Disconnected) => {
                 let status = agent.child.wait()?;
-                bail!("the agent ended ({status}) instead of serving:\n{}", agent.said())
+                bail!("the agent ended ({status}) instead of serving:\n{}", agent.log())
             }
             Err(RecvTimeoutError::Timeout) => {
-                bail!("the agent does not serve after {START_PATIENCE:?}:\n{}", agent.said())
+                bail!("the agent does not serve after {START_PATIENCE:?}:\n{}", agent.log())
             }
         }
     }
@@ -207,9 +207,9 @@ impl<'a> Agent<'a> {
 
     /// True once the log contains `text`; waits, because a line may follow its event by a moment.
     #[must_use]
-    pub fn comes_to_say(&self, text: &str) -> bool {
+    pub fn eventually_logs(&self, text: &str) -> bool {
         let has_said = || {
-            ensure!(self.said().contains(text));
+            ensure!(self.log().contains(text));
             Ok(())
         };
         eventually(SAYS_WITHIN, has_said).is_ok()
@@ -217,7 +217,7 @@ impl<'a> Agent<'a> {
 
     /// Its standard error so far, at most 2,000 lines.
     #[must_use]
-    pub fn said(&self) -> String {
+    pub fn log(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
@@ -226,7 +226,7 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// Fails if it has already ended.
     pub fn kill(mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the agent has already ended:\n{}", self.said());
+        ensure!(self.child.try_wait()?.is_none(), "the agent has already ended:\n{}", self.log());
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -239,7 +239,7 @@ impl<'a> Agent<'a> {
     pub fn stop(mut self) -> Result<ExitStatus> {
         let status = self.terminate()?;
         status.with_context(|| {
-            format!("the agent does not stop {STOP_PATIENCE:?} after SIGTERM:\n{}", self.said())
+            format!("the agent does not stop {STOP_PATIENCE:?} after SIGTERM:\n{}", self.log())
         })
     }
 
@@ -251,11 +251,11 @@ impl<'a> Agent<'a> {
         let end = Instant::now() + patience;
         while Instant::now() < end {
             if let Some(status) = self.child.try_wait()? {
-                return Ok((status, self.said()));
+                return Ok((status, self.log()));
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        bail!("the agent does not end within {patience:?}:\n{}", self.said())
+        bail!("the agent does not end within {patience:?}:\n{}", self.log())
     }
 
     /// Sends SIGHUP, on which it reloads its configuration.
@@ -263,7 +263,7 @@ impl<'a> Agent<'a> {
     /// # Errors
     /// Fails if it has ended.
     pub fn reload(&mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the agent has already ended:\n{}", self.said());
+        ensure!(self.child.try_wait()?.is_none(), "the agent has already ended:\n{}", self.log());
         Ok(process::hang_up(self.child.id())?)
     }
 
@@ -274,7 +274,7 @@ impl<'a> Agent<'a> {
     pub fn metrics(&self) -> Result<Metrics> {
         let text = self.ns.run_in(|| get(METRICS, "/metrics"));
         let text =
-            text.with_context(|| format!("no metrics from {METRICS}; the agent's log:\n{}", self.said()))?;
+            text.with_context(|| format!("no metrics from {METRICS}; the agent's log:\n{}", self.log()))?;
         Ok(Metrics::parse(&text))
     }
 
@@ -315,7 +315,7 @@ impl Drop for Agent<'_> {
             }
         }
         if std::thread::panicking() {
-            eprintln!("--- the agent's log ---\n{}\n---", self.said());
+            eprintln!("--- the agent's log ---\n{}\n---", self.log());
         }
     }
 }

@@ -71,7 +71,7 @@ fn show(count: u16, agent: &Path) -> Result<Report> {
     let records = tempfile::tempdir()?;
     progress(&format!("boot {count} guests and an impostor, each a Linux stack on a real tap with offloads"));
     let guests = boot(&host, count, records.path())?;
-    let (impostor, honest) = guests.split_last().context("`boot` adds an impostor")?;
+    let (impostor, honest) = guests.split_last().context("there is no impostor")?;
 
     progress("start xdp-imds: load XDP, attach it to every tap, serve");
     let ports: Vec<_> =

@@ -24,7 +24,7 @@ const REQUEST: Duration = Duration::from_secs(2);
 const PATIENCE: Duration = Duration::from_secs(20);
 const PATH: &str = "/v1/user-data";
 
-/// A namespace with a guest's tap and a process of KubeVirt's user, as a launcher's.
+/// A namespace with a guest's tap and a process of KubeVirt's user, like the namespace of a launcher pod.
 struct Launcher {
     process: Child,
     guest: Guest,

@@ -67,7 +67,7 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
         "{RECORD} does not show the instruction counts of the objects; run `cargo xtask build-ebpf` and commit its \
          changes"
     );
-    let aside = tempfile::tempdir().context("no temporary directory")?;
+    let aside = tempfile::tempdir().context("cannot make a temporary directory")?;
     let fresh = build(top, toolchain, aside.path())?;
     let Some(at) = (0..OBJECTS.len()).find(|at| fresh[*at] != committed[*at]) else {
         let octets: Vec<_> = committed.iter().map(Vec::len).collect();
@@ -177,7 +177,7 @@ fn instruction_table(counted: &[(String, u64)]) -> String {
 
 /// Replaces a file in one step: a reader gets the old file or the new one.
 fn write(path: &Path, octets: &[u8]) -> Result<()> {
-    let dir = path.parent().context("a file lies in a directory")?;
+    let dir = path.parent().context("the file's path has no directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let aside = path.with_extension("new");
     fs::write(&aside, octets).with_context(|| format!("cannot write {}", aside.display()))?;

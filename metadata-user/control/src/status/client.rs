@@ -57,11 +57,11 @@ pub struct Question<'a> {
     pub method: &'a str,
     /// The path with its query.
     pub path: &'a str,
-    /// Header fields, one a line, without line ends.
+    /// Header fields, without line ends.
     pub fields: &'a [String],
     /// The request body.
     pub body: &'a [u8],
-    /// Longest silence of the agent.
+    /// Limit for the agent's silence.
     pub patience: Duration,
 }
 
@@ -98,28 +98,29 @@ pub fn ask(run: &Path, question: &Question<'_>) -> Result<Reply, ClientError> {
     Ok(Reply { status, body })
 }
 
-/// An answer whose body is still to be read: until the stream ends, because the agent ends the connection after it.
+/// An answer whose body has not been read. The body ends with the stream.
 #[derive(Debug)]
 pub struct Answer {
-    /// The status.
+    /// The HTTP status.
     pub status: u16,
-    /// What has come of the body.
+    /// The part of the body that arrived with the head.
     pub begun: Vec<u8>,
-    /// Where the rest comes from.
+    /// The stream of the rest.
     pub stream: UnixStream,
-    /// All of the question has been sent.
+    /// True if the whole request was sent.
     sent: bool,
 }
 
 impl Answer {
-    /// The whole body, of which at most `limit` octets are still read.
+    /// Returns the whole body. Reads at most `limit` more octets.
     ///
     /// # Errors
-    /// The connection fails or stands still.
+    /// The connection fails, or the agent is silent for too long.
     pub fn rest(self, limit: u64) -> io::Result<Vec<u8>> {
         let mut body = self.begun;
         let read = self.stream.take(limit).read_to_end(&mut body);
-        // A refusal may come before all is sent; the rest of the connection is then lost, and it alone counts.
+        // The agent may refuse a request before it has arrived in full. The refusal is then the answer, although the
+        // connection fails afterwards.
         if self.sent {
             read?;
         }
@@ -127,10 +128,10 @@ impl Answer {
     }
 }
 
-/// Asks, and reads the head of the answer.
+/// Sends a request, and reads the head of the answer.
 ///
 /// # Errors
-/// [`ClientError`]: there is no answer.
+/// [`ClientError`] without an answer.
 pub fn open(run: &Path, question: &Question<'_>) -> Result<Answer, ClientError> {
     let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
@@ -143,18 +144,25 @@ fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Answe
     stream.set_read_timeout(Some(question.patience))?;
     stream.set_write_timeout(Some(question.patience))?;
     let sent = stream.write_all(&head(question)).and_then(|()| stream.write_all(question.body));
+    match read_head(&mut stream) {
+        Ok((status, begun)) => Ok(Answer { status, begun, stream, sent: sent.is_ok() }),
+        Err(error) => Err(sent.err().unwrap_or(error)),
+    }
+}
+
+/// Reads the head of an answer. Returns the status and the part of the body that arrived with the head.
+fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
     let (mut answer, mut piece) = (Vec::new(), [0; 4_096]);
     loop {
         match stream.read(&mut piece) {
-            Ok(0) => {
-                sent?;
-                return Err(io::ErrorKind::InvalidData.into());
-            }
+            Ok(0) => return Err(io::ErrorKind::InvalidData.into()),
             Ok(octets) => answer.extend_from_slice(&piece[..octets]),
-            Err(error) => return Err(sent.err().unwrap_or(error)),
+            // The kernel does not restart a read that has a timeout (signal(7)).
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
         }
         if let Some((status, length)) = status(&answer)? {
-            return Ok(Answer { status, begun: answer.split_off(length), stream, sent: sent.is_ok() });
+            return Ok((status, answer.split_off(length)));
         }
         if answer.len() > HEAD_MAX {
             return Err(io::ErrorKind::InvalidData.into());
@@ -162,7 +170,7 @@ fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Answe
     }
 }
 
-/// The head of a question. By HTTP/1.0 no answer comes in chunks, and its end is that of the connection.
+/// The head of a request. It uses HTTP/1.0, so that the answer is not chunked and ends with the connection.
 fn head(question: &Question<'_>) -> Vec<u8> {
     let Question { method, path, fields, body, .. } = question;
     let mut head = format!("{method} {path} HTTP/1.0\r\nHost: agent\r\n");
@@ -174,7 +182,7 @@ fn head(question: &Question<'_>) -> Vec<u8> {
     head.into_bytes()
 }
 
-/// The status of an answer and the length of its head; none until all of that is there.
+/// The status of an answer and the length of its head; `None` while the head is incomplete.
 fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
     let mut fields = [httparse::EMPTY_HEADER; FIELDS];
     let mut head = httparse::Response::new(&mut fields);
@@ -187,7 +195,7 @@ fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ClientError, Question, ask, get};
+    use super::{ClientError, Question, ask, get, read_head};
     use metadata_base::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
@@ -224,6 +232,25 @@ mod tests {
         let error = get(run.path(), "/v1/status").expect_err("no answer");
         assert!(matches!(error, ClientError::Mute(_)), "{error}");
         serving.join().expect("three clients");
+    }
+
+    #[test]
+    fn a_signal_does_not_end_the_wait_for_an_answer() {
+        /// Yields its pieces, each after an interrupted read.
+        struct Interrupted(Vec<&'static [u8]>, bool);
+        impl std::io::Read for Interrupted {
+            fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+                self.1 = !self.1;
+                if self.1 {
+                    return Err(std::io::ErrorKind::Interrupted.into());
+                }
+                let piece = self.0.remove(0);
+                into[..piece.len()].copy_from_slice(piece);
+                Ok(piece.len())
+            }
+        }
+        let mut stream = Interrupted(vec![b"HTTP/1.1 200 OK\r\n", b"\r\n{", b""], false);
+        assert_eq!(read_head(&mut stream).expect("an answer"), (200, b"{".to_vec()));
     }
 
     #[test]

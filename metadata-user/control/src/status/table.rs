@@ -27,7 +27,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     row("instances", &instances, out)?;
     let RecordMemory { used, limit } = status.record_memory;
     if limit > 0 {
-        row("memory", &format!("{} of {} MiB for records taken", used.div_ceil(1 << 20), limit >> 20), out)?;
+        row("memory", &format!("records use {} of {} MiB", used.div_ceil(1 << 20), limit >> 20), out)?;
     }
     row("identities", &status.identities, out)?;
     if status.has_left {
@@ -175,7 +175,7 @@ mod tests {
     use super::{RecordMemory, Span, guests, status};
     use crate::status::{
         ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, Phase, Port, PortState,
-        Ports, Refused, Said, Shadowed, Status, Unanswered, Worker,
+        Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
     };
 
     fn some() -> Status {
@@ -229,7 +229,12 @@ mod tests {
                 failures: [("forbidden".into(), 12)].into(),
             }),
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
-            lately: vec![Said { level: "warn".into(), ago: 61.0, times: 2, text: "port tap7: no".into() }],
+            lately: vec![RecentWarning {
+                level: "warn".into(),
+                ago: 61.0,
+                times: 2,
+                text: "port tap7: no".into(),
+            }],
         }
     }
 
@@ -247,7 +252,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
             tap7  error  another XDP program is on it
             and 2 more
 instances   9 served (file)
-memory      6 of 512 MiB for records taken
+memory      records use 6 of 512 MiB
 identities  9
 inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm

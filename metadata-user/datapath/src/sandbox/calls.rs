@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Allowed calls. A call may have conditions on its arguments, of which one must hold.
 pub(super) struct Calls(BTreeMap<i64, Vec<SeccompRule>>);
 
-/// For a worker's turn: waiting, reading, writing, clocks, locks, randomness.
+/// Calls for a worker's turn: waiting, reading, writing, clocks, locks, randomness.
 const TURN: &[c_long] = &[
     libc::SYS_read,
     libc::SYS_write,
@@ -31,7 +31,7 @@ const TURN: &[c_long] = &[
     libc::SYS_restart_syscall,
 ];
 
-/// For memory, and the start and end of a thread.
+/// Calls for memory, and for the start and end of a thread.
 const THREAD: &[c_long] = &[
     libc::SYS_munmap,
     libc::SYS_mremap,
@@ -54,10 +54,10 @@ const THREAD: &[c_long] = &[
     libc::SYS_exit_group,
 ];
 
-/// For files: records, state, the audit log, `/proc`, pins.
+/// Calls for files: records, state, the audit log, `/proc`, pins.
 const FILES: &[c_long] = &[
     libc::SYS_openat,
-    // For volumes of pods, so that no symbolic link leads out of them.
+    // Opens files in pods' volumes, so that no symbolic link leads out of them.
     libc::SYS_openat2,
     libc::SYS_statx,
     libc::SYS_fstat,
@@ -91,7 +91,7 @@ const FILES: &[c_long] = &[
     libc::SYS_ioctl,
 ];
 
-/// For the event loop of the control side.
+/// Calls for the event loop of the control side.
 const EVENTS: &[c_long] = &[
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
@@ -107,7 +107,7 @@ const EVENTS: &[c_long] = &[
     libc::SYS_signalfd4,
 ];
 
-/// For metrics, control and takeover sockets, sinks, netlink and the service manager; see [`FAMILIES`].
+/// Calls for metrics, control and takeover sockets, sinks, netlink and the service manager; see [`FAMILIES`].
 const SOCKETS: &[c_long] = &[
     libc::SYS_socketpair,
     libc::SYS_bind,
@@ -130,7 +130,7 @@ const SOCKETS: &[c_long] = &[
 /// Socket families that may be opened at any time.
 const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
-/// For the process, its threads, and the kernel programs.
+/// Calls for the process, its threads, and the kernel programs.
 const PROCESS: &[c_long] = &[
     libc::SYS_bpf,
     libc::SYS_seccomp,

@@ -108,7 +108,8 @@ const SERVE: CapabilitySet = CapabilitySet::NET_ADMIN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::DAC_READ_SEARCH);
 
-/// Kernels before 5.19 require it for every call of `bpf(2)` where unprivileged `bpf(2)` is disabled.
+/// Capabilities to read and change map elements. Kernels before 5.19 require `CAP_BPF` for every call of `bpf(2)` where
+/// unprivileged `bpf(2)` is disabled.
 const WORK: CapabilitySet = CapabilitySet::BPF;
 
 impl Mode {

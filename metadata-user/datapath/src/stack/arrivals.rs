@@ -74,12 +74,12 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         Some((check(&self.config.cookie_key, flow, segment.seq, ack), initial))
     }
 
-    /// Processes a segment whose four-tuple has a connection. Mostly it belongs to that connection. Sometimes it is
-    /// the first of a new one, whose guest has forgotten the old. Only the guest can send on its port, so the segment
-    /// is trusted.
+    /// Processes a segment whose four-tuple has a connection. The segment usually belongs to that connection. If the
+    /// guest has forgotten the connection, the segment may be the first of a new one. Only the guest can send on its
+    /// port, so the segment is trusted.
     fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Some(conn) = self.table.get_mut(at) else { return };
-        // Two flows have the same number: the second one has to wait.
+        // Two connections have the same flow number. The second one has to wait for the first to end.
         if conn.slot != source.slot || conn.tcb.tuple != segment.tuple {
             return;
         }
@@ -110,9 +110,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             let is_repeated = wait.numbers.initial == initial;
             let is_new = self.ledger.is_opened(source.flow) || wait.gives_way(source.now.mono, TIME_WAIT);
             if is_repeated && !is_new && !segment.payload.is_empty() {
-                // A retransmission needs no answer. A guest that starts again with the same numbers, and whose SYN we
-                // missed, would take an answer for an acknowledgement of its request. Without an answer it
-                // retransmits.
+                // A retransmission needs no answer. The guest may also have started again with the same numbers, in a
+                // SYN that we missed. It would then take an answer for an acknowledgement of its request. Without an
+                // answer it retransmits.
                 return;
             }
             if is_new && is_repeated || !wait.numbers.cover(segment) {
@@ -137,7 +137,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.workshop.send(out, |frame| answer.emit(&segment.tuple, source.route, frame));
     }
 
-    /// Processes a segment of an unknown four-tuple; only its numbers tell what it is.
+    /// Processes a segment of an unknown four-tuple. Its numbers decide whether it belongs to a handshake of ours.
     fn unknown(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if let Some(port) = self.ports.get_mut(source.slot) {
             port.heard = source.now.mono;

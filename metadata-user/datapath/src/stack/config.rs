@@ -50,8 +50,8 @@ pub const TIME_WAITS_PER_PORT: usize = 128;
 /// expire.
 pub const TIME_WAITS: usize = 65_536;
 
-/// Time without an acknowledgement while data is outstanding, before a reset. Long enough for a dozen retransmissions
-/// (RFC 6298 §5.5, §5.7).
+/// Time without an acknowledgement while data is outstanding, before a reset. It is long enough for a dozen
+/// retransmissions (RFC 6298 §5.5, §5.7).
 pub(super) const STALL: Duration = Duration::from_secs(120);
 
 /// Time from the acknowledgement of our FIN to the guest's FIN (FIN-WAIT-2), before a reset.

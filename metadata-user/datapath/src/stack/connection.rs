@@ -100,8 +100,8 @@ pub(super) struct Conn<E> {
     exchange: E,
     /// Set while the exchange has nothing to send: the time of its next call, if it asked for one.
     waiting: Option<Option<Duration>>,
-    /// The exchange has been notified of the guest's FIN.
-    told: bool,
+    /// The exchange was notified of the guest's FIN.
+    finish_passed: bool,
     /// The last ledger entry: our next number, the guest's, and what the guest's FIN means.
     posted: Option<(u32, u32, u16)>,
 }
@@ -119,7 +119,7 @@ impl<E: Exchange> Conn<E> {
             owes: false,
             exchange,
             waiting: None,
-            told: false,
+            finish_passed: false,
             posted: None,
         }
     }
@@ -185,7 +185,7 @@ impl<E: Exchange> Conn<E> {
                     Arrival::Reset => return (Fate::Gone, turn),
                     Arrival::Taken(octets) => payload = octets,
                 }
-                let finished = self.tcb.guest_finished && !self.told;
+                let finished = self.tcb.guest_finished && !self.finish_passed;
                 due = self.waiting.is_none() || !payload.is_empty() || finished;
             }
             Cause::Timer => {
@@ -202,7 +202,7 @@ impl<E: Exchange> Conn<E> {
             return (Fate::Gone, turn);
         }
         if scene.end.is_some_and(|end| end <= now) {
-            // A guest whose side already knows of the end needs no reset.
+            // A guest that has acknowledged our FIN needs no reset.
             turn.cut = !self.lingers();
             if turn.cut {
                 self.tcb.reset(&mut scene.outlet);
@@ -245,8 +245,8 @@ impl<E: Exchange> Conn<E> {
         (Fate::Live, turn)
     }
 
-    /// Whether the segment acknowledges a FIN that only the kernel can have sent, whose ledger entry another
-    /// connection has displaced.
+    /// Whether the segment acknowledges a FIN that only the kernel can have sent. Another connection may have
+    /// displaced the ledger entry that recorded it.
     fn answers_the_kernels_fin(&self, segment: &Segment<'_>) -> bool {
         let Tcb { max, rcv, .. } = self.tcb;
         self.posted == Some((max, rcv, FIN_ENDS_BOTH))
@@ -366,8 +366,8 @@ impl<E: Exchange> Conn<E> {
             *rest = &rest[taken..];
             moved = true;
         }
-        if self.tcb.guest_finished && !self.told {
-            self.told = true;
+        if self.tcb.guest_finished && !self.finish_passed {
+            self.finish_passed = true;
             self.exchange.finish(now);
             moved = true;
         }

@@ -61,13 +61,13 @@ impl Tcb {
             return NOTHING;
         }
         if !before(ack, self.una) {
-            self.heard(ack, segment, now);
+            self.on_acknowledgement(ack, segment, now);
         }
         self.take(segment, now)
     }
 
     /// Processes an acknowledgement and its window.
-    fn heard(&mut self, ack: u32, segment: &Segment<'_>, now: Duration) {
+    fn on_acknowledgement(&mut self, ack: u32, segment: &Segment<'_>, now: Duration) {
         let window = u32::from(segment.window) << self.scale;
         let advances = before(self.una, ack);
         if advances {

@@ -23,8 +23,8 @@ const BACKOFF_MAX: u8 = 5;
 /// Consecutive timeouts after which the kernel no longer handles acknowledgements for a connection. Either the
 /// retransmitted data has not been acknowledged, or the kernel has consumed the acknowledgement.
 const UNHEARD_AFTER: u8 = 2;
-/// Consecutive timeouts that indicate a link too narrow for our segments: before a segment of that size has arrived,
-/// and after. Loss alone rarely causes three in a row, and smaller segments mean more segments to lose.
+/// Consecutive timeouts that indicate a link too narrow for our segments: the first number applies before a segment of
+/// that size has arrived, the second after. Loss alone rarely causes three in a row.
 const TOO_LONG_AFTER: (u8, u8) = (2, 4);
 
 /// Congestion control and timing of the data we send.
@@ -154,12 +154,12 @@ impl Recovery {
         true
     }
 
-    /// Whether retransmitted data has not been acknowledged either.
+    /// Whether [`UNHEARD_AFTER`] timeouts in a row have passed without an acknowledgement.
     pub(super) fn is_unheard(&self) -> bool {
         self.backoff >= UNHEARD_AFTER
     }
 
-    /// Whether the expired timeout is one of so many in a row that our segments may be too long.
+    /// Whether so many timeouts in a row have passed that our segments may be too long for the link.
     pub(super) fn is_too_long(&self) -> bool {
         let (unproved, proved) = TOO_LONG_AFTER;
         self.backoff + 1 >= if self.fits { proved } else { unproved }

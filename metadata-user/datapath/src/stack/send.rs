@@ -102,8 +102,8 @@ impl Tcb {
         let usable = self.window.min(self.recovery.window()).saturating_sub(self.nxt.wrapping_sub(self.una));
         let octets = unsent.min(usable).min(self.size);
         let fin = self.closing && octets == unsent;
-        // Avoids silly windows (RFC 9293 §3.8.6.2.1). The last segment of an answer does not wait for
-        // acknowledgements.
+        // Sends no tiny segments into a small window (RFC 9293 §3.8.6.2.1). The last segment of an answer does not
+        // wait for acknowledgements.
         let worth = octets == self.size || octets == unsent || octets >= self.largest / 2;
         (fin || (octets > 0 && worth)).then_some((octets, fin))
     }

@@ -30,8 +30,8 @@ impl Hasher for AsIs {
 /// A map by flow number.
 type ByFlow<T> = HashMap<u64, T, BuildHasherDefault<AsIs>>;
 
-/// Connections by number and by flow, and recently closed flows. They are stored separately because every frame looks
-/// up a connection, so that this index stays in the cache.
+/// Connections by number, their numbers by flow, and recently closed flows. Every frame looks up a flow, so the index
+/// of flows is separate from the connections and small enough to stay in the cache.
 pub(super) struct Table<E> {
     conns: Vec<Option<Conn<E>>>,
     free: Vec<u32>,

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use super::segment::{Segment, before};
 
-/// How long the first segment of a closed connection may still be a retransmission: its guest has received the
-/// answer, and is one frame away. Later the segment comes from a guest that uses the same numbers again, as simple
-/// stacks do, and whose SYN the kernel has answered.
+/// How long the first segment of a closed connection may still be a retransmission. The guest has received the answer
+/// and is one frame away. A later segment belongs to a new connection with the same numbers, which simple stacks reuse;
+/// the kernel has answered its SYN.
 const ECHO: Duration = Duration::from_secs(1);
 
 /// The sequence numbers of a closed connection.

@@ -14,12 +14,12 @@ use super::send::Outlet;
 use super::timewait::{Numbers, TimeWait};
 use metadata_base::time::Now;
 
-/// Limit of rounds of turns for all waiting connections of a port after one of them stirred: the first shows them
-/// what it changed, the second what they changed in turn. A further stir is due [`STIR_AGAIN`] later, so that none is
-/// missed and every loop ends.
+/// After a connection stirs, the waiting connections of its port get at most this many rounds of turns. In the first
+/// round they see its change, in the second each other's changes. A further round is due [`STIR_AGAIN`] later, so that
+/// no change is missed and every loop ends.
 const STIR_ROUNDS: usize = 2;
 
-/// Delay of a further stir, see [`STIR_ROUNDS`].
+/// Delay of a further round after [`STIR_ROUNDS`].
 const STIR_AGAIN: Duration = Duration::from_millis(1);
 
 /// Limit of timers run in one step. It bounds the delay of frames; the next step runs the rest.

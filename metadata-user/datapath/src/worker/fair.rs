@@ -9,12 +9,12 @@
 //!
 //! The unit of work is a frame, received or sent. Most of a request's cost is the system call for each frame sent and
 //! the steps before the stack for each frame received. A visited slot does at most [`QUANTUM`] of work. The rest
-//! waits for its next visit: frames in this module, output in the slot's connections ([`Engine::go_on`]). However
-//! many slots ask for as much as they can get, a slot that asks for little waits only for a turn and a visit or two.
-//! If more frames arrive than can be served, the slots with the longest queues lose frames (Shreedhar and Varghese
-//! 1995; RFC 8290 §4 for the separate line of slots that ask for little).
+//! waits for its next visit: frames in this module, output in the slot's connections ([`Engine::go_on`]). A slot that
+//! causes little work waits only for a turn and a visit or two, however many slots cause as much as they can. If more
+//! frames arrive than can be served, the slots with the longest queues lose frames (Shreedhar and Varghese 1995; RFC
+//! 8290 §4 for the separate line of slots that cause little work).
 //!
-//! Only waiting frames are copied, and frames wait only if a slot asks for too much.
+//! Only waiting frames are copied, and frames wait only if a slot causes too much work.
 
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use std::collections::VecDeque;
@@ -30,8 +30,8 @@ pub const BATCH: usize = 64;
 /// Limit of frames received per turn while some wait. Reading and queueing a frame costs a tenth of serving it, and a
 /// modest slot's frame may stand behind those of a greedy slot.
 pub const LOOK_AHEAD: usize = 512;
-/// Limit of waiting frames, over all slots. No slot may hold more frames than there are free places, so that some
-/// places stay free for others however many slots are greedy.
+/// Limit of waiting frames, over all slots. No slot may hold more frames than there are free places. Some places
+/// therefore stay free for other slots, however many are greedy.
 pub const WAITING: usize = 2048;
 /// Limit of work per turn done at once, and again for waiting slots: about 16 µs each.
 pub const WORK_PER_TURN: u32 = 32;
@@ -85,7 +85,7 @@ impl Flow {
     }
 }
 
-/// Waiting frames, each in a place of its own. The system backs only the places that were ever used with memory.
+/// Waiting frames, each in its own place. The kernel provides memory only for places that were used.
 #[derive(Debug)]
 struct Frames {
     octets: Vec<u8>,

@@ -15,7 +15,7 @@ use crate::link::{FrameSource, HubTap, Link, LinkStats};
 use metadata_base::time::Now;
 
 /// Both clocks. The calendar clock is read once a second, because a read costs as much as a check for a frame and
-/// nobody needs a finer value.
+/// the `Date` header needs no finer value.
 #[derive(Debug)]
 struct Clock {
     start: Instant,
@@ -169,7 +169,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
     /// Processes the requests of the control side; returns how many slots it forgot and how many it woke.
     fn listen(&mut self, now: Now) -> (usize, usize) {
         // A sender queues its message before it sets this flag, so the message is visible here.
-        if !self.shared.told.take() {
+        if !self.shared.pending.take() {
             return (0, 0);
         }
         for _ in 0..ORDERS {
@@ -188,7 +188,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
             reply(engine.look(slot));
         }
         if forgotten == CONTROL_BATCH || woken == CONTROL_BATCH {
-            self.shared.told.keep();
+            self.shared.pending.set_again();
         }
         (forgotten, woken)
     }
@@ -199,7 +199,7 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
                 self.engine.drain(now, limit, claims);
                 self.count_at = Some(now.mono);
                 // All flows are claimed. The ring may still hold frames of more, so the count is at least 1.
-                self.say_left(self.engine.left().max(1));
+                self.publish_left(self.engine.left().max(1));
             }
             Order::Resume => {
                 self.engine.resume();
@@ -217,12 +217,12 @@ impl<S: FrameSource, E: Engine> Run<S, E> {
         if at > now.mono {
             return Some(at);
         }
-        self.say_left(self.engine.left());
+        self.publish_left(self.engine.left());
         self.count_at = Some(now.mono + LEFT_EVERY);
         self.count_at
     }
 
-    fn say_left(&self, left: usize) {
+    fn publish_left(&self, left: usize) {
         // Release: whoever reads the number also sees the claims.
         self.shared.left.store(left as u64, Ordering::Release);
     }

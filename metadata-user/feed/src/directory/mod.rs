@@ -24,7 +24,7 @@ pub use load::{Loaded, files, load, names};
 use metadata_content::record::{Limits, Record};
 use watch::{Changes, Watch};
 
-use super::teller::{Freed, Teller};
+use super::publisher::{Freed, Publisher};
 use super::{FeedError, FeedEvent, blocking};
 
 /// Most records in a directory. The feed refuses each one beyond; later names go first.
@@ -41,11 +41,11 @@ const RETRY: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// [`FeedError::Io`] if the directory cannot be watched or read at the start. Later the feed waits until it is back.
-pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
+pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }
 
-async fn watch_at_most(limit: usize, dir: PathBuf, limits: Limits, tx: Teller) -> Result<(), FeedError> {
+async fn watch_at_most(limit: usize, dir: PathBuf, limits: Limits, tx: Publisher) -> Result<(), FeedError> {
     let watch = Watch::open(&dir)?;
     let freed = tx.freed();
     let (known, crowded_out) = (BTreeMap::new(), BTreeMap::new());
@@ -91,7 +91,7 @@ struct Directory {
     dir: PathBuf,
     /// The limits of one record.
     limits: Limits,
-    tx: Teller,
+    tx: Publisher,
     freed: Freed,
     watch: Watch,
     /// Most records to publish.
@@ -117,7 +117,7 @@ impl Directory {
         for name in names {
             self.refresh(name).await?;
         }
-        self.tell(FeedEvent::Synced).await
+        self.publish(FeedEvent::Synced).await
     }
 
     async fn apply(&mut self, changes: &Changes) -> Result<(), Gone> {
@@ -175,7 +175,7 @@ impl Directory {
                 found: "one more".into(),
                 remedy: "remove the records of VMs that are not on this node",
             };
-            return self.tell(FeedEvent::Rejected { key: name, error }).await;
+            return self.publish(FeedEvent::Rejected { key: name, error }).await;
         }
         let known = self.known.entry(name.clone()).or_default();
         known.sources = loaded.sources;
@@ -197,7 +197,7 @@ impl Directory {
             }
             Err(error) => FeedEvent::Rejected { key: name, error },
         };
-        self.tell(event).await
+        self.publish(event).await
     }
 
     /// Reserves memory for a record. The feed forgets the digest of a refused one, so that it reads the file again.
@@ -232,13 +232,13 @@ impl Directory {
     async fn remove(&mut self, key: String) -> Result<(), Gone> {
         self.crowded_out.remove(&key);
         match self.known.remove(&key) {
-            Some(_) => self.tell(FeedEvent::Remove { key }).await,
+            Some(_) => self.publish(FeedEvent::Remove { key }).await,
             None => Ok(()),
         }
     }
 
-    async fn tell(&self, event: FeedEvent) -> Result<(), Gone> {
-        self.tx.tell(event).await.map_err(|_| Gone)
+    async fn publish(&self, event: FeedEvent) -> Result<(), Gone> {
+        self.tx.publish(event).await.map_err(|_| Gone)
     }
 }
 

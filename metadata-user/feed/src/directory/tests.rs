@@ -10,9 +10,9 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 
 use super::{load, names, watch, watch_at_most};
+use crate::publisher::Publisher;
 use crate::registry::RecordId;
 use crate::room::{Room, Weight};
-use crate::teller::Teller;
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
@@ -424,8 +424,8 @@ async fn a_record_without_memory_is_refused_until_another_frees_it() {
     put(dir.path(), "a.yaml", &large("a", LARGE));
     put(dir.path(), "b.yaml", &large("b", LARGE));
     let (tx, events) = mpsc::channel(4);
-    let teller = Teller::new(tx, Arc::clone(&room), Source::File);
-    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, teller));
+    let publisher = Publisher::new(tx, Arc::clone(&room), Source::File);
+    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, publisher));
     let mut feed = Feed { events };
     feed.expect(&["+a.yaml=a", "!b.yaml", "."]).await;
     fs::remove_file(dir.path().join("a.yaml")).expect("removed");
@@ -454,7 +454,7 @@ async fn each_departed_record_admits_one_refused_record() {
     tokio::spawn(watch(
         dir.path().to_owned(),
         Limits::DEFAULT,
-        Teller::new(tx, Arc::clone(&room), Source::File),
+        Publisher::new(tx, Arc::clone(&room), Source::File),
     ));
     let mut feed = Feed { events };
     for name in &names[..SERVED] {

@@ -60,7 +60,7 @@ pub enum Origin {
 #[derive(Clone, Debug)]
 pub enum Action {
     /// Pass this event to the agent.
-    Tell(FeedEvent),
+    Publish(FeedEvent),
     /// Watch this pod and these of its volumes.
     Watch(PodUid, BTreeSet<String>),
     /// Create the pod's inlet with this source MAC, or remove it if there is none.
@@ -71,7 +71,7 @@ pub enum Action {
     Report(Report),
 }
 
-/// Reserves memory for a record under its key; see [`Teller::admit`](crate::teller::Teller::admit).
+/// Reserves memory for a record under its key; see [`Publisher::admit`](crate::publisher::Publisher::admit).
 pub type Admit = Box<dyn Fn(&str, &Record) -> Result<(), NoRoom> + Send>;
 
 /// Reads a volume of a pod.
@@ -407,7 +407,7 @@ impl Core {
         if let Some(FeedEvent::Upsert { .. }) = &event {
             self.generation += 1;
         }
-        self.actions.extend(event.map(Action::Tell));
+        self.actions.extend(event.map(Action::Publish));
         self.report_problems(key, uid, now);
     }
 
@@ -435,6 +435,6 @@ impl Core {
     }
 
     fn emit(&mut self, event: FeedEvent) {
-        self.actions.push(Action::Tell(event));
+        self.actions.push(Action::Publish(event));
     }
 }

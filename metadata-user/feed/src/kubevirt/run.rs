@@ -13,11 +13,11 @@ use tracing::{debug, info, warn};
 
 use super::core::{Action, Core, Origin, Read};
 use super::hook::{self, Call, Point};
-use super::watch::{Heard, Watch};
+use super::watch::{Update, Watch};
 use super::{NODE_VARIABLE, Options, Pace, client, events, kept};
 use crate::contact::Contact;
 use crate::pods::{Files, Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
-use crate::teller::{Freed, Teller};
+use crate::publisher::{Freed, Publisher};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Limits, Record};
 
@@ -44,7 +44,7 @@ pub struct Feed {
     /// Finds the launchers of pods.
     pub launchers: Box<dyn Launchers>,
     /// The events of pods.
-    pub told: mpsc::Receiver<(PodUid, PodEvent)>,
+    pub pod_events: mpsc::Receiver<(PodUid, PodEvent)>,
     /// Calls of the node hook.
     pub hook: mpsc::Receiver<Call>,
     /// The limits of requests to the API server.
@@ -92,7 +92,7 @@ pub async fn serve(
     limits: Limits,
     state: Option<&Path>,
     contact: Arc<Contact>,
-    tx: impl Into<Teller>,
+    tx: impl Into<Publisher>,
 ) -> Result<(), FeedError> {
     let places = places(&options)?;
     let (calls, hook) = mpsc::channel(hook::CALLS);
@@ -101,11 +101,11 @@ pub async fn serve(
         doors.spawn(hook::serve(hook::open(path)?, calls));
     }
     let volumes = Volumes::new(&places.pods);
-    let (pods, told) =
+    let (pods, pod_events) =
         Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
     let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
-    follow(Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact }, tx).await
+    follow(Feed { options, limits, kept, volumes, launchers, pod_events, hook, pace, contact }, tx).await
 }
 
 /// The directories where pods are found. No VM can be served without kubelet's directory of pods.
@@ -148,21 +148,21 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
 ///
 /// # Errors
 /// The node has no name, or the client cannot be configured. An unreachable server is not an error.
-pub async fn follow(feed: Feed, tx: impl Into<Teller>) -> Result<(), FeedError> {
+pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     let tx = tx.into();
-    let Feed { options, limits, kept, volumes, launchers, told, hook, pace, contact } = feed;
+    let Feed { options, limits, kept, volumes, launchers, pod_events, hook, pace, contact } = feed;
     let node = node(&options)?;
     let volumes = Arc::new(volumes);
     let mut tasks = JoinSet::new();
-    let (heard_tx, heard) = mpsc::channel(QUEUE);
+    let (updates_tx, updates) = mpsc::channel(QUEUE);
     let (reports, to_write) = mpsc::channel(events::QUEUE);
     let mut unlisted = BTreeSet::new();
     if options.watch {
         let client = client::open(&options).await?;
         for origin in Origin::WATCHES {
             unlisted.insert(origin);
-            let (contact, heard) = (Arc::clone(&contact), heard_tx.clone());
-            tasks.spawn(Watch::new((origin, &node), client.clone(), pace, contact, heard).follow());
+            let (contact, updates) = (Arc::clone(&contact), updates_tx.clone());
+            tasks.spawn(Watch::new((origin, &node), client.clone(), pace, contact, updates).follow());
         }
         if options.events {
             tasks.spawn(events::write(client, node.clone(), to_write));
@@ -193,14 +193,14 @@ pub async fn follow(feed: Feed, tx: impl Into<Teller>) -> Result<(), FeedError> 
     };
     run.restore();
     // A feed without watches keeps a sender, so that the channel stays open.
-    let _heard_tx = heard_tx;
-    run.turn(heard, told, hook).await;
+    let _updates_tx = updates_tx;
+    run.turn(updates, pod_events, hook).await;
     Ok(())
 }
 
 struct Run {
     core: Core,
-    tx: Teller,
+    tx: Publisher,
     freed: Freed,
     reports: mpsc::Sender<super::core::Report>,
     launchers: Box<dyn Launchers>,
@@ -237,7 +237,7 @@ impl Run {
 
     async fn turn(
         &mut self,
-        mut heard: mpsc::Receiver<Heard>,
+        mut updates: mpsc::Receiver<Update>,
         mut pods: mpsc::Receiver<(PodUid, PodEvent)>,
         mut hook: mpsc::Receiver<Call>,
     ) {
@@ -250,8 +250,8 @@ impl Run {
             tokio::select! {
                 () = tx.closed() => return,
                 () = self.freed.wait() => self.core.freed(self.tx.free(), Instant::now().into_std()),
-                Some(heard) = heard.recv() => self.hear(heard),
-                told = pods.recv() => match told {
+                Some(update) = updates.recv() => self.apply(update),
+                event = pods.recv() => match event {
                     Some((uid, event)) => self.core.pod(&uid, event, Instant::now().into_std()),
                     None => return,
                 },
@@ -261,13 +261,13 @@ impl Run {
         }
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn apply(&mut self, update: Update) {
         let now = Instant::now().into_std();
-        match heard {
-            Heard::Applied(origin, vmi) => self.core.applied(origin, *vmi, now),
-            Heard::Gone(origin, key) => self.core.gone(origin, &key, now),
-            Heard::Unreadable(key, error) => self.core.unreadable(&key, &error),
-            Heard::Listed(origin, keys) => {
+        match update {
+            Update::Applied(origin, vmi) => self.core.applied(origin, *vmi, now),
+            Update::Gone(origin, key) => self.core.gone(origin, &key, now),
+            Update::Unreadable(key, error) => self.core.unreadable(&key, &error),
+            Update::Listed(origin, keys) => {
                 self.core.listed(origin, &keys, now);
                 self.unlisted.remove(&origin);
                 if self.unlisted.is_empty() {
@@ -275,17 +275,20 @@ impl Run {
                     self.core.listed(Origin::Kept, &BTreeSet::new(), now);
                 }
             }
-            Heard::Back(origin) => info!(watch = origin.name(), "the API server is back"),
-            Heard::HistoryGone(origin) => {
-                info!(watch = origin.name(), "the API server's history is gone: everything is listed anew");
-            }
-            Heard::Failed { origin, failure, first: true } => {
-                warn!(
+            Update::Back(origin) => info!(watch = origin.name(), "the API server is back"),
+            Update::HistoryGone(origin) => {
+                info!(
                     watch = origin.name(),
-                    "the API server cannot be used, VMs are served as they were: {failure}"
+                    "the API server's history is gone; the feed lists everything again"
                 );
             }
-            Heard::Failed { origin, failure, first: false } => debug!(watch = origin.name(), "{failure}"),
+            Update::Failed { origin, failure, first: true } => {
+                warn!(
+                    watch = origin.name(),
+                    "the API server cannot be used; VMs keep their records: {failure}"
+                );
+            }
+            Update::Failed { origin, failure, first: false } => debug!(watch = origin.name(), "{failure}"),
         }
     }
 
@@ -304,7 +307,7 @@ impl Run {
         let mut actions = VecDeque::from(self.core.actions());
         while let Some(action) = actions.pop_front() {
             match action {
-                Action::Tell(event) => self.tx.tell(event).await.map_err(|_| Gone)?,
+                Action::Publish(event) => self.tx.publish(event).await.map_err(|_| Gone)?,
                 Action::Watch(uid, volumes) => {
                     if let Err(error) = self.launchers.watch(&uid, volumes) {
                         self.core.unfollowed(&uid, &error, Instant::now().into_std());
@@ -335,7 +338,7 @@ impl Run {
         let looked = self.core.is_settled() || now >= self.patience + LOOKS;
         if !self.synced && listed && looked {
             self.synced = true;
-            self.tx.tell(FeedEvent::Synced).await.map_err(|_| Gone)?;
+            self.tx.publish(FeedEvent::Synced).await.map_err(|_| Gone)?;
         }
         Ok(())
     }

@@ -39,9 +39,9 @@ const ANSWER: Duration = Duration::from_secs(30);
 /// How much later than requested the server may end a watch before the feed treats it as silent.
 const OVERDUE: Duration = Duration::from_secs(10);
 
-/// An event of a watch.
+/// A change of a watch, for the feed.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum Update {
     /// A VMI is new or has changed.
     Applied(Origin, Box<Vmi>),
     /// A VMI has left this watch.
@@ -72,7 +72,7 @@ pub(super) struct Watch {
     selector: String,
     pace: Pace,
     contact: Arc<Contact>,
-    heard: mpsc::Sender<Heard>,
+    updates: mpsc::Sender<Update>,
 }
 
 /// Why a list or a watch has ended.
@@ -84,7 +84,7 @@ enum End {
     /// A request failed.
     Failed(Failure),
     /// The feed's receiver was dropped.
-    Unheard,
+    FeedEnded,
 }
 
 impl From<Failure> for End {
@@ -100,13 +100,13 @@ impl Watch {
         client: Client,
         pace: Pace,
         contact: Arc<Contact>,
-        heard: mpsc::Sender<Heard>,
+        updates: mpsc::Sender<Update>,
     ) -> Self {
         let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
         let resource = ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances");
         let label = if origin == Origin::Coming { TARGET_LABEL } else { NODE_LABEL };
         let api = Api::all_with(client, &resource);
-        Self { origin, api, selector: format!("{label}={node}"), pace, contact, heard }
+        Self { origin, api, selector: format!("{label}={node}"), pace, contact, updates }
     }
 
     /// Publishes VMIs until the feed ends.
@@ -132,7 +132,7 @@ impl Watch {
                 },
             };
             let pause = match end {
-                End::Unheard => return,
+                End::FeedEnded => return,
                 End::Relist => Duration::ZERO,
                 End::Closed => pauses.ended(),
                 End::Failed(failure) => {
@@ -159,12 +159,12 @@ impl Watch {
             params.limit = Some(next_page(page.items.len(), octets));
             for object in page.items {
                 listed.insert(key(&object));
-                self.tell(applied(self.origin, object)).await?;
+                self.send(applied(self.origin, object)).await?;
             }
             params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
             if params.continue_token.is_none() {
                 let version = versioned(page.metadata.resource_version)?;
-                self.tell(Heard::Listed(self.origin, listed)).await?;
+                self.send(Update::Listed(self.origin, listed)).await?;
                 return Ok(version);
             }
         }
@@ -205,12 +205,12 @@ impl Watch {
                     continue;
                 }
             };
-            let (now_at, told) = understand(self.origin, event)?;
+            let (now_at, update) = understand(self.origin, event)?;
             *version = now_at;
             works = true;
             self.works(pauses).await?;
-            if let Some(told) = told {
-                self.tell(told).await?;
+            if let Some(update) = update {
+                self.send(update).await?;
             }
         }
     }
@@ -219,7 +219,7 @@ impl Watch {
     async fn works(&self, pauses: &mut Pauses) -> Result<(), End> {
         pauses.works();
         if self.contact.works(self.origin.name(), Instant::now().into_std()) {
-            self.tell(Heard::Back(self.origin)).await?;
+            self.send(Update::Back(self.origin)).await?;
         }
         Ok(())
     }
@@ -231,23 +231,23 @@ impl Watch {
             _ if listing => Some(pauses.list_failed()),
             _ => Some(pauses.watch_failed()),
         };
-        let told = match pause {
+        let update = match pause {
             None => {
                 self.contact.history_is_gone();
-                Heard::HistoryGone(self.origin)
+                Update::HistoryGone(self.origin)
             }
             Some(_) => {
                 let now = Instant::now().into_std();
                 let first = self.contact.failed(self.origin.name(), failure.clone(), now);
-                Heard::Failed { origin: self.origin, failure, first }
+                Update::Failed { origin: self.origin, failure, first }
             }
         };
-        self.tell(told).await.ok()?;
+        self.send(update).await.ok()?;
         Some(pause.unwrap_or_default())
     }
 
-    async fn tell(&self, told: Heard) -> Result<(), End> {
-        self.heard.send(told).await.map_err(|_| End::Unheard)
+    async fn send(&self, update: Update) -> Result<(), End> {
+        self.updates.send(update).await.map_err(|_| End::FeedEnded)
     }
 }
 
@@ -284,13 +284,13 @@ fn versioned(version: Option<String>) -> Result<String, Failure> {
 }
 
 /// The version after an event, and the event for the feed; a bookmark has only a version.
-fn understand(origin: Origin, event: WatchEvent<DynamicObject>) -> Result<(String, Option<Heard>), Failure> {
+fn understand(origin: Origin, event: WatchEvent<DynamicObject>) -> Result<(String, Option<Update>), Failure> {
     let at = |object: &DynamicObject| versioned(object.metadata.resource_version.clone());
     Ok(match event {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => {
             (at(&object)?, Some(applied(origin, object)))
         }
-        WatchEvent::Deleted(object) => (at(&object)?, Some(Heard::Gone(origin, key(&object)))),
+        WatchEvent::Deleted(object) => (at(&object)?, Some(Update::Gone(origin, key(&object)))),
         WatchEvent::Bookmark(mark) => (versioned(Some(mark.metadata.resource_version))?, None),
         WatchEvent::Error(status) => return Err(client::refused(&status)),
     })
@@ -302,7 +302,7 @@ fn key(object: &DynamicObject) -> String {
     format!("{}/{}", text(&meta.namespace), text(&meta.name))
 }
 
-fn applied(origin: Origin, mut object: DynamicObject) -> Heard {
+fn applied(origin: Origin, mut object: DynamicObject) -> Update {
     let key = key(&object);
     let meta = &object.metadata;
     let vmi = Vmi::from_value(json!({
@@ -314,8 +314,8 @@ fn applied(origin: Origin, mut object: DynamicObject) -> Heard {
         "status": object.data.get_mut("status").map(serde_json::Value::take).unwrap_or_else(|| json!({})),
     }));
     match vmi {
-        Ok(vmi) => Heard::Applied(origin, Box::new(vmi)),
-        Err(error) => Heard::Unreadable(key, error),
+        Ok(vmi) => Update::Applied(origin, Box::new(vmi)),
+        Err(error) => Update::Unreadable(key, error),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::teller::Teller;
+use crate::publisher::Publisher;
 use crate::{FeedError, directory};
 use metadata_content::record::Limits;
 
@@ -10,7 +10,7 @@ use metadata_content::record::Limits;
 ///
 /// # Errors
 /// The errors of [`directory::watch`].
-pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Teller>) -> Result<(), FeedError> {
+pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     directory::watch(dir, limits, tx.into().named(uuid)).await
 }
 

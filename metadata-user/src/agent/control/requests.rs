@@ -12,16 +12,16 @@ use crate::agent::health::Health;
 use crate::agent::listeners::{self, Incoming, Listeners};
 use crate::agent::node::{AskedGuest, Node};
 
-/// Longest a worker may take to report what it holds for a guest: an idle worker turns once a second.
+/// Limit on the time until a worker reports what it holds for a guest. An idle worker turns once a second.
 const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
-/// Answers a request. The client may have gone away.
+/// Answers a request. The answer is dropped if the client has disconnected.
 pub(super) fn answer(node: &Node, health: &Health, request: Request) {
     match request {
         Request::Metrics(reply) => _ = reply.send(node.metrics()),
         Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
         Request::Trace(target, reply) => _ = reply.send(node.view().trace(&target).map(Box::new)),
-        // The agent is ending: records are registered at the next one.
+        // The agent is ending; the next agent registers records.
         Request::Instances(_) => {}
         Request::Guests(name, reply) => {
             let asked = node.view().guests(&name);
@@ -31,7 +31,7 @@ pub(super) fn answer(node: &Node, health: &Health, request: Request) {
     }
 }
 
-/// Answers requests and writes audit lines while the agent drains. Takeovers are ignored.
+/// Answers requests and writes audit lines while the agent drains. Ignores takeovers.
 pub(super) async fn answer_all(
     node: &Node,
     health: &Health,
@@ -49,7 +49,7 @@ pub(super) async fn answer_all(
     }
 }
 
-/// The guests with what their workers hold for them. A worker that is silent is left out.
+/// Returns the guests with what their workers hold for them; `held` is `None` if a worker does not answer in time.
 async fn collect(asked: Vec<AskedGuest>) -> Vec<Guest> {
     let until = Instant::now() + WORKER_ANSWERS_WITHIN;
     let mut guests = Vec::with_capacity(asked.len());

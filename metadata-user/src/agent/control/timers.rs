@@ -7,13 +7,13 @@ use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::agent::notify;
 
-/// How often to repeat what the kernel refused or does not have yet, if no link event arrives.
+/// How often to retry what failed, if no link event arrives.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// How often ports are checked, a few at a time, for guests that have booted or boot again.
+/// How often to check how guests use their ports.
 const GUESTS: Duration = Duration::from_secs(2);
 
-/// How often keys and mailboxes are tended.
+/// How often to check the age of token keys and of mailboxes without a record.
 const TEND: Duration = Duration::from_secs(60);
 
 /// The interval of a timer that is not used.
@@ -21,11 +21,11 @@ const NEVER: Duration = Duration::from_secs(86_400);
 
 /// A timer that has fired.
 pub(super) enum Timer {
-    /// Repeat what failed.
+    /// Retry what failed.
     Retry,
     /// Check how guests use their ports.
     Guests(Instant),
-    /// Tend keys and mailboxes.
+    /// Rotate old token keys and delete unused mailboxes.
     Tend,
     /// Write audit lines.
     Audit,
@@ -33,7 +33,7 @@ pub(super) enum Timer {
     Watchdog,
 }
 
-/// The timers. Each fires at once for the first time.
+/// The timers. Each fires for the first time immediately.
 pub(super) struct Timers {
     retry: Interval,
     guests: Interval,

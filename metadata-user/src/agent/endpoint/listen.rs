@@ -1,6 +1,6 @@
 //! Accepts connections to the endpoints, within limits on their number, duration and size.
 //!
-//! A slow client occupies one place, for a limited time. When all places are taken, the oldest connection is closed. Probes
+//! A slow client occupies one connection for a limited time. At the limit on connections, the oldest is closed. Probes
 //! and scrapers are therefore served, however many slow clients there are.
 
 use std::fmt;
@@ -29,8 +29,8 @@ pub(super) const HEAD_MAX: usize = 16 << 10;
 /// Limit on the duration of a connection, unless its answer is [`Lasting`].
 pub(super) const LIFE: Duration = Duration::from_secs(30);
 
-/// A response extension for an answer that lasts until the client closes it. The connection is closed neither after
-/// [`LIFE`] nor for others. The handler limits the number of such answers.
+/// A response extension for an answer that lasts until the client closes it. Its connection is closed neither after
+/// [`LIFE`] nor for a new connection. The handler limits the number of such answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lasting;
 
@@ -51,7 +51,7 @@ pub(crate) enum Peer {
 }
 
 impl Peer {
-    /// True for root and the agent's own user, who can read its memory and write its files in any case.
+    /// True for root and the agent's own user, who can read the agent's memory and write its files anyway.
     #[must_use]
     pub(crate) fn is_owner(self) -> bool {
         let own = rustix::process::geteuid().as_raw();

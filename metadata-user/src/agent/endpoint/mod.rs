@@ -12,7 +12,8 @@
 //! change something are logged with the peer's credentials.
 //!
 //! `/healthz` and `/readyz` read only flags and heartbeats ([`Health`]). Every other request goes to the control loop
-//! through a queue of [`QUEUE`]. The answer is 503 if the queue is full or the loop takes longer than [`ANSWER_WITHIN`].
+//! through a queue of [`QUEUE`]. The answer is 503 if the queue is full or the loop takes longer than
+//! [`ANSWER_WITHIN`].
 
 pub(super) mod instances;
 mod listen;
@@ -77,7 +78,7 @@ struct Agent {
     requests: mpsc::Sender<Request>,
 }
 
-/// The routers of both listeners, and the requests that arrive there.
+/// The routers of both listeners, and the receiver of their requests.
 pub(super) struct Routers {
     /// For the metrics address.
     pub(super) metrics: Router,
@@ -104,7 +105,7 @@ impl Routers {
 }
 
 impl Agent {
-    /// Asks the control loop. Fails at once if its queue is full.
+    /// Sends a request to the control loop and waits for the answer. Fails at once if the queue is full.
     async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
         let (reply, answer) = oneshot::channel();
         self.requests.try_send(question(reply)).map_err(|_| Busy)?;
@@ -119,7 +120,7 @@ impl Agent {
         tokio::time::timeout(ANSWER_WITHIN, self.ask_patiently(question)).await.unwrap_or(Err(Busy))
     }
 
-    /// Like [`Agent::ask_in_turn`], without a limit on the time: a change is not given up half-way.
+    /// Like [`Agent::ask_in_turn`], without a time limit, because a change must not be abandoned half-way.
     async fn ask_patiently<T>(
         &self,
         question: impl FnOnce(oneshot::Sender<T>) -> Request,
@@ -130,7 +131,7 @@ impl Agent {
     }
 }
 
-/// The control loop has no time for another request.
+/// The control loop does not accept or answer the request in time.
 struct Busy;
 
 impl IntoResponse for Busy {
@@ -167,9 +168,9 @@ fn verdict(troubles: impl Iterator<Item = Trouble>) -> Response {
 /// The query of `/v1/status`.
 #[derive(Deserialize)]
 struct StatusQuery {
-    /// Show the guests of a port, a MAC or a VM instead of the agent.
+    /// A port, a MAC or a VM whose guests are shown instead of the agent.
     guest: Option<String>,
-    /// `all`: list every port, not only those in trouble.
+    /// `all` lists every port instead of only those in trouble.
     ports: Option<String>,
 }
 

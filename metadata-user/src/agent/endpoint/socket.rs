@@ -12,15 +12,15 @@ use tracing::warn;
 
 /// Mode of the run directory without a group.
 const DIRECTORY_MODE: u32 = 0o700;
-/// Mode of the run directory with a group, which owns the files made there (inode(7), set-group-ID).
+/// Mode of the run directory with a group, which owns the files created there (inode(7), set-group-ID).
 const GROUP_MODE: u32 = 0o2750;
 const SOCKET_MODE: u32 = 0o660;
 
 /// Why there is no control socket.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SocketError {
-    /// The run directory does not exist and cannot be made.
-    #[error("cannot make the run directory {}: {source}; --run names another", path.display())]
+    /// The run directory does not exist and cannot be created.
+    #[error("cannot create the run directory {}: {source}; --run names another", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub(crate) enum SocketError {
         /// The directory.
         path: PathBuf,
     },
-    /// There is no such group.
+    /// The configured group does not exist.
     #[error("api.group: expected the name of a group in /etc/group, or its number, found `{name}`")]
     NoGroup {
         /// The configured name.
@@ -61,7 +61,7 @@ pub(crate) enum SocketError {
         /// The system's error.
         source: io::Error,
     },
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("cannot listen on {}: {source}; --run names another directory", path.display())]
     Bind {
         /// The socket.
@@ -79,11 +79,11 @@ pub(crate) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in the run directory, and makes the directory if necessary. The socket of a dead agent is replaced. With
+    /// Listens in the run directory, which is created if necessary. The socket of a dead agent is replaced. With
     /// `succeeds` the socket of a live agent is replaced too, in one step.
     ///
     /// # Errors
-    /// [`SocketError`]: the directory or the socket cannot be had.
+    /// [`SocketError`]: the directory or the socket cannot be created.
     pub(crate) fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
         Self::listen_as(run, SOCKET, SOCKET_MODE, succeeds)
     }
@@ -132,11 +132,11 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Makes the run directory, for its owner alone or for a group as well, which then owns the sockets made there. Call it
-/// before capabilities are dropped.
+/// Creates the run directory, for its owner alone or also for a group, which then owns the sockets created there. Call
+/// it before capabilities are dropped.
 ///
 /// # Errors
-/// [`SocketError`]: there is no such group, or the directory cannot be had.
+/// [`SocketError`]: the group does not exist, or the directory cannot be created or is unsafe.
 pub(in crate::agent) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
     make_directory(run)?;
     let Some(group) = group else { return Ok(()) };
@@ -180,7 +180,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     #[tokio::test]
-    async fn the_socket_is_private_and_goes_with_the_agent() {
+    async fn the_socket_is_private_and_is_removed_with_the_agent() {
         let room = tempfile::tempdir().expect("a directory");
         let run = room.path().join("run");
         let (socket, _listener) = ControlSocket::listen(&run, false).expect("a socket");

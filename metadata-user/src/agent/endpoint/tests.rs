@@ -62,7 +62,7 @@ impl Bench {
     }
 }
 
-/// Sends octets and returns status and body of the answer.
+/// Sends octets and returns the status and body of the answer.
 async fn ask(
     mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
     octets: &str,
@@ -126,7 +126,7 @@ async fn probes_are_answered_while_the_control_loop_is_busy() {
     let read = tokio::time::timeout(PATIENCE, waiting[0].read_exact(&mut answer)).await;
     read.expect("an answer in time").expect("an answer");
     assert_eq!(&answer, b"HTTP/1.1 503");
-    // A timer's clock is coarser than ours.
+    // The timer's clock is coarser than this one.
     let spent = start.elapsed() + Duration::from_millis(5);
     assert!(spent >= ANSWER_WITHIN, "given up after {spent:?}");
 }

@@ -1,7 +1,7 @@
-//! `GET /v1/trace?target=PORT|MAC|VM`: the frames from and to one guest, for as long as the client reads.
+//! `GET /v1/trace?target=PORT|MAC|VM`: the frames from and to one guest, while the client reads.
 //!
-//! One trace runs at a time, for at most [`TRACE_MOST`]. Nothing is queued for a slow client: the kernel's ring fills, and
-//! lost frames are counted and reported. The trace ends with the answer, also if the client disappears.
+//! One trace runs at a time, for at most [`TRACE_MOST`]. Nothing is queued for a slow client. The kernel's ring fills
+//! then, and lost frames are counted and reported. The trace also ends when the client disconnects.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -32,9 +32,10 @@ use metadata_control::trace::{message, sketch};
 const TRACE_MOST: Duration = Duration::from_secs(3_600);
 /// Limit on frames written at once.
 const AT_ONCE: usize = 64;
-/// How often to read the ring. It holds what a guest at the rate limit sends in four times as long.
+/// How often to read the ring. The ring holds the frames that a guest at the rate limit sends in four times this
+/// period.
 const READ_EVERY: Duration = Duration::from_millis(20);
-/// How often to write an empty line if there are no frames, to notice that a client has gone.
+/// How often to write an empty line if there are no frames, to detect that the client has disconnected.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 /// Limit on the name of the target, in octets.
 const TARGET_MOST: usize = 512;
@@ -64,7 +65,7 @@ pub(super) async fn trace(
     Query(TraceQuery { target: name, passing, payload }): Query<TraceQuery>,
 ) -> Result<Response, Busy> {
     if payload && !peer.is_owner() {
-        let text = "expected root or the agent's own user: payloads have tokens and passwords in them".into();
+        let text = "expected root or the agent's own user: payloads contain tokens and passwords".into();
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
     }
     if name.len() > TARGET_MOST {
@@ -94,7 +95,7 @@ fn lines(watched: Traced, payload: bool) -> impl Stream<Item = Result<Bytes, Inf
     unfold((watched, Next::Begin), move |(watched, next)| write(watched, next, payload))
 }
 
-/// Writes some lines. Returns them with the next part.
+/// Writes the lines of one part. Returns them and the next part.
 async fn write(
     mut watched: Traced,
     next: Next,
@@ -107,7 +108,7 @@ async fn write(
             Next::Events { until: Instant::now() + TRACE_MOST }
         }
         Next::Events { until } if Instant::now() >= until => {
-            let reason = format!("a trace lasts {TRACE_MOST:?} at most; begin another");
+            let reason = format!("a trace lasts at most {TRACE_MOST:?}; start another");
             put(&mut text, &Line::End { reason });
             Next::Nothing
         }

@@ -18,7 +18,7 @@ use metadata_serve::{Handing, Question, Stage};
 /// How often to check the progress of workers.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long frames that were steered here may still arrive after the ports have been taken.
+/// How long frames steered to this agent may still arrive after the next agent has taken the ports.
 const LAST_FRAMES: Duration = Duration::from_millis(100);
 
 /// How long after [`DRAIN_LIMIT`] to wait for the workers.
@@ -29,20 +29,20 @@ const GRACE: Duration = Duration::from_secs(1);
 pub(in crate::agent) enum End {
     /// It failed: the agent continues as before.
     Stays,
-    /// It failed because a signal ends this agent.
+    /// It failed because a signal stops this agent.
     Stopped(&'static str),
-    /// The next agent has the ports, and all guests of this one are served.
+    /// The next agent has the ports, and all connections here have ended or were cut off.
     TakenOver,
 }
 
-/// What a handover needs beside the node.
+/// The state of a handover outside the node.
 pub(in crate::agent) struct HandoverState {
     pub(in crate::agent) handing: std::sync::Arc<Handing>,
     pub(in crate::agent) questions: mpsc::Receiver<Question>,
 }
 
-/// Hands over to the agent at the other end, which is ready. Calls `close` when that agent is about to need the addresses
-/// this one listens on.
+/// Hands over to the agent at the other end, which is ready. Calls `close` before that agent listens on the addresses
+/// of this one.
 pub(in crate::agent) async fn hand_over(
     node: &mut Node,
     handover: &mut HandoverState,
@@ -50,7 +50,7 @@ pub(in crate::agent) async fn hand_over(
     stop: &mut Stop,
     close: impl AsyncFnOnce(),
 ) -> End {
-    // First, so that no answer changes state here once workers have claimed their connections.
+    // This comes first, so that no answer changes state here after workers have claimed their connections.
     handover.handing.set(Stage::Frozen);
     let begun = Instant::now();
     let outcome = tokio::select! {
@@ -73,7 +73,7 @@ pub(in crate::agent) async fn hand_over(
     End::TakenOver
 }
 
-/// The part before the point of no return.
+/// The steps before the point of no return.
 async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> anyhow::Result<()> {
     node.ports.drain_and_claim(DRAIN_LIMIT)?;
     let end = Instant::now() + DRAINING_WITHIN;
@@ -83,20 +83,20 @@ async fn promise(node: &Node, wire: &mut Wire, close: impl AsyncFnOnce()) -> any
         }
         anyhow::ensure!(
             Instant::now() < end,
-            "workers did not claim their connections in {DRAINING_WITHIN:?}"
+            "workers did not claim their connections within {DRAINING_WITHIN:?}"
         );
         tokio::time::sleep(CHECK_EVERY).await;
     };
     // No write is under way: each worker has had a turn since answers were frozen.
     node.catalogue.save();
     close().await;
-    info!(connections, "another agent takes over: connections here are served to their end");
+    info!(connections, "another agent takes over: serving the connections here until they end");
     wire.send(&FromPrevious::Draining { connections }).await?;
     loop {
         match wire.recv_within(TAKE_WITHIN).await? {
             FromNext::Take => break,
             FromNext::Unknown => {}
-            message => anyhow::bail!("expected it to take the ports, received {message:?}"),
+            message => anyhow::bail!("expected the next agent to take the ports, received {message:?}"),
         }
     }
     // The next agent does not take the ports before it has received this.
@@ -129,13 +129,13 @@ async fn serve_out(
     departure.serve(stop, end).await;
     let cut = departure.remaining;
     if cut > 0 {
-        warn!(connections = cut, "cut off: they did not end in {DRAIN_LIMIT:?}");
+        warn!(connections = cut, "connections cut off: they did not end within {DRAIN_LIMIT:?}");
     }
     let _gone = wire.send(&FromPrevious::Done { cut }).await;
-    info!("all guests here are served: leaving");
+    info!("no longer serving connections: stopping");
 }
 
-/// An agent without ports, until its connections have ended.
+/// The previous agent after it has given up its ports, until its connections have ended.
 struct Departure<'a> {
     node: &'a mut Node,
     handover: &'a mut HandoverState,
@@ -198,11 +198,11 @@ impl Departure<'_> {
         }
     }
 
-    /// Counts the remaining connections. True if none remains and no frame can arrive any more, or at `end`.
+    /// Counts the remaining connections. Returns true if none remains and no more frames can arrive, or at `end`.
     fn is_over(&mut self, now: Instant, late: Instant, end: Instant) -> bool {
         let remaining = self.node.ports.workers().remaining().unwrap_or(0);
         if remaining == 0 && self.taken.unwrap_or(late) + LAST_FRAMES <= now {
-            // At their limit the workers cut off what remained before.
+            // At the limit the workers cut off what remains, so 0 at that time does not mean that all have ended.
             if now < end {
                 self.remaining = 0;
             }

@@ -15,7 +15,7 @@ use super::wire::{FromNext, FromPrevious, VERSION, Wire, WireError};
 use super::{HELLO_WITHIN, READY_WITHIN, SOCKET};
 use crate::agent::endpoint::{ControlSocket, SocketError};
 
-/// Limit on connections; further ones are closed. One may take over, the others are refused with the reason.
+/// Limit on connections; further ones are closed. Only one may take over; the others get a refusal with the reason.
 const CALLERS: usize = 4;
 
 /// The oldest version of the protocol that this agent supports.
@@ -24,25 +24,25 @@ const OLDEST: u32 = VERSION;
 /// A connection of an agent that is ready to take over.
 pub(in crate::agent) struct Call {
     pub(in crate::agent) wire: Wire,
-    /// Others are refused until this is dropped.
+    /// Other agents are refused until this is dropped.
     pub(in crate::agent) turn: Turn,
 }
 
 /// The listening socket, and the agent that is ready to take over.
 pub(in crate::agent) struct TakeoverListener {
     calls: mpsc::Receiver<Call>,
-    /// A takeover is under way, by another agent or by this one.
+    /// A takeover by another agent or by this one is in progress.
     busy: Arc<AtomicBool>,
     /// Dropping it removes the socket, unless another agent has replaced it.
     _socket: ControlSocket,
 }
 
 impl TakeoverListener {
-    /// Listens in the run directory. Takeovers are refused before [`TakeoverListener::allow`]. With `succeeds` the socket of
-    /// the previous agent is replaced.
+    /// Listens in the run directory. Takeovers are refused before [`TakeoverListener::allow`]. With `succeeds` the
+    /// socket of the previous agent is replaced.
     ///
     /// # Errors
-    /// [`SocketError`]: the directory or the socket cannot be had.
+    /// [`SocketError`]: the directory or the socket cannot be created.
     pub(in crate::agent) fn new(
         run: &Path,
         side: u32,
@@ -65,7 +65,7 @@ impl TakeoverListener {
     pub(in crate::agent) async fn call(&mut self) -> Call {
         match self.calls.recv().await {
             Some(call) => call,
-            // The task that listens has ended, and the agent ends with it.
+            // The listening task has ended, which ends the agent.
             None => std::future::pending().await,
         }
     }
@@ -91,12 +91,12 @@ fn is_trusted(stream: &UnixStream) -> bool {
     let peer = stream.peer_cred().map(|peer| peer.uid());
     let trusted = peer.as_ref().is_ok_and(|uid| *uid == 0 || *uid == own);
     if !trusted {
-        warn!(?peer, "refused to hand over to a process of neither root nor this agent's user");
+        warn!(?peer, "refused to hand over to a process of another user than root or the agent's own");
     }
     trusted
 }
 
-/// The right to take over. The next agent may have it once it is dropped.
+/// The right to take over. Only one agent has it at a time; dropping it frees it.
 pub(in crate::agent) struct Turn(Arc<AtomicBool>);
 
 impl Turn {
@@ -119,7 +119,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
     let mut wire = Wire::new(stream);
     match greet(&mut wire, &shared).await {
         Ok(Ok(turn)) => {
-            // Nobody receives it if the agent is ending.
+            // This fails only if the agent is ending.
             let _ending = shared.ready.send(Call { wire, turn }).await;
         }
         Ok(Err(reason)) => {
@@ -130,19 +130,19 @@ async fn attend(stream: UnixStream, shared: Shared) {
     }
 }
 
-/// Talks to the next agent until it is ready. Returns its turn, or the reason why there is none.
+/// Exchanges messages with the next agent until it is ready. Returns its turn, or the reason for a refusal.
 async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>, WireError> {
     let FromNext::Hello { oldest, newest, release } = wire.recv_within(HELLO_WITHIN).await? else {
         return Ok(Err("expected a hello first".into()));
     };
     let Some(version) = common_version(oldest, newest) else {
         return Ok(Err(format!(
-            "it speaks versions {OLDEST} to {VERSION} of the takeover protocol, the other {oldest} to {newest}: stop \
-             it and start the other; with pins, ports stay closed in between and guests ask again"
+            "it supports versions {OLDEST} to {VERSION} of the takeover protocol, the other {oldest} to {newest}: stop \
+             it and start the other; with pins, ports stay closed in between and guests retry"
         )));
     };
     let Some(turn) = Turn::take(&shared.busy) else {
-        return Ok(Err("a takeover is under way already: wait for its end".into()));
+        return Ok(Err("a takeover is already under way: wait for its end".into()));
     };
     let own = env!("CARGO_PKG_VERSION").to_owned();
     wire.send(&FromPrevious::Welcome { version, side: shared.side, release: own }).await?;
@@ -151,7 +151,9 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
         match wire.recv_within(READY_WITHIN).await {
             Ok(FromNext::Drain) => return Ok(Ok(turn)),
             Ok(FromNext::Unknown) => {}
-            Ok(message) => return Ok(Err(format!("expected it to get ready, received {message:?}"))),
+            Ok(message) => {
+                return Ok(Err(format!("expected the next agent to get ready, received {message:?}")));
+            }
             Err(error) => {
                 info!("the takeover failed: {error}");
                 return Err(error);
@@ -160,7 +162,7 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
     }
 }
 
-/// The newest version that both support.
+/// Returns the newest version that both agents support.
 fn common_version(oldest: u32, newest: u32) -> Option<u32> {
     let version = newest.min(VERSION);
     (version >= oldest.max(OLDEST)).then_some(version)
@@ -184,21 +186,21 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
     use tokio::task::JoinSet;
 
-    struct Hall {
+    struct Bench {
         room: tempfile::TempDir,
-        door: TakeoverListener,
+        listener: TakeoverListener,
         _tasks: JoinSet<anyhow::Result<()>>,
     }
 
-    fn hall() -> Hall {
+    fn bench() -> Bench {
         let room = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o700)).expect("a mode");
         let mut tasks = JoinSet::new();
-        let door = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a door");
-        Hall { room, door, _tasks: tasks }
+        let listener = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a listener");
+        Bench { room, listener, _tasks: tasks }
     }
 
-    impl Hall {
+    impl Bench {
         async fn connect(&self) -> Wire {
             Wire::new(connect(self.room.path()).await.expect("no error").expect("a socket"))
         }
@@ -217,27 +219,27 @@ mod tests {
 
     #[tokio::test]
     async fn agents_that_are_ready_take_over_one_at_a_time() {
-        let mut hall = hall();
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
-        hall.door.allow();
-        let (mut wire, welcome) = hall.hello(VERSION, VERSION).await;
+        let mut bench = bench();
+        assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "not open yet");
+        bench.listener.allow();
+        let (mut wire, welcome) = bench.hello(VERSION, VERSION).await;
         assert!(matches!(welcome, FromPrevious::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"));
+        assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"));
         wire.send(&FromNext::Drain).await.expect("sent");
-        let call = hall.door.call().await;
-        assert!(is_no(&hall.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
+        let call = bench.listener.call().await;
+        assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
         drop(call.turn);
-        assert!(matches!(hall.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));
+        assert!(matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));
     }
 
     #[tokio::test]
-    async fn an_agent_that_leaves_before_it_is_ready_gives_its_turn_to_the_next() {
-        let hall = hall();
-        hall.door.allow();
-        let (wire, _) = hall.hello(VERSION, VERSION).await;
+    async fn an_agent_that_disconnects_before_it_is_ready_frees_its_turn() {
+        let bench = bench();
+        bench.listener.allow();
+        let (wire, _) = bench.hello(VERSION, VERSION).await;
         drop(wire);
         for _ in 0..1_000 {
-            if matches!(hall.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }) {
+            if matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }) {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(1)).await;
@@ -247,31 +249,31 @@ mod tests {
 
     #[tokio::test]
     async fn unsupported_versions_are_refused_with_a_remedy() {
-        let hall = hall();
-        hall.door.allow();
+        let bench = bench();
+        bench.listener.allow();
         for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
-            let (_, answer) = hall.hello(oldest, newest).await;
+            let (_, answer) = bench.hello(oldest, newest).await;
             assert!(is_no(&answer, "stop it and start the other"), "{answer:?}");
         }
         assert_eq!(common_version(1, VERSION + 5), Some(VERSION), "a newer one that speaks ours too");
-        let mut wire = hall.connect().await;
+        let mut wire = bench.connect().await;
         wire.send(&FromNext::Drain).await.expect("sent");
         assert!(is_no(&wire.recv().await.expect("an answer"), "hello"));
     }
 
     #[tokio::test]
     async fn connections_beyond_the_limit_are_closed() {
-        let hall = hall();
+        let bench = bench();
         let mut callers = Vec::new();
         for _ in 0..CALLERS {
-            callers.push(hall.connect().await);
+            callers.push(bench.connect().await);
         }
-        let mut one_more = hall.connect().await;
+        let mut one_more = bench.connect().await;
         assert!(matches!(one_more.recv::<FromPrevious>().await, Err(WireError::Gone | WireError::Io(_))));
     }
 
     #[tokio::test]
-    async fn connecting_finds_nobody_where_no_agent_runs() {
+    async fn connecting_without_a_running_agent_returns_none() {
         let room = tempfile::tempdir().expect("a directory");
         assert!(connect(room.path()).await.expect("no error").is_none());
         drop(std::os::unix::net::UnixListener::bind(room.path().join(super::SOCKET)).expect("a socket"));

@@ -7,19 +7,20 @@
 //!  claims its connections,           ◀── drain ────────  is ready
 //!  freezes and saves what guests
 //!  wrote, changes no port any more   ─── draining ─────▶ reads what was saved
-//!  does not continue in any case     ◀── take ─────────
-//!                                    ─── yours ────────▶ sends all identities to its hubs, but for what is claimed, and
-//!  asks it what guests of its own    ◀── serving ──────  replaces each port's program
-//!  want to know that it wrote since  ─── ask ──────────▶
+//!  promises not to continue          ◀── take ─────────
+//!                                    ─── yours ────────▶ steers all frames to its hubs, except those of claimed
+//!                                    ◀── serving ──────  connections, and replaces each port's program
+//!  passes on questions of its guests ─── ask ──────────▶
 //!                                    ◀── answer ───────
 //!  ends, and its hubs with it        ─── done ─────────▶ forgets the claims
 //! ```
 //!
-//! Until `yours` either agent may give up or die, and the previous agent continues as before. After it the ports belong to
-//! the next agent. If that agent dies before it serves, the ports stay closed, and the next start adopts what is pinned. If
-//! the previous agent dies, at any point, the next agent takes over at once.
+//! Until `yours`, the previous agent continues as before if either agent gives up or the next agent dies. After `yours`
+//! the ports belong to the next agent. If it dies before it serves, the ports stay closed, and the next start adopts
+//! what is pinned. If the previous agent dies at any point, the next agent takes over at once.
 //!
-//! Every wait has a limit. The socket is `<run>/takeover.sock`, mode 0600, and its peer must be root or the agent's own user.
+//! Every wait has a limit. The socket is `<run>/takeover.sock`, mode 0600, and its peer must be root or the agent's own
+//! user.
 
 mod give;
 mod listener;
@@ -37,13 +38,13 @@ pub(super) use take::{PreviousEvent, Takeover};
 /// The socket's name in the run directory.
 const SOCKET: &str = "takeover.sock";
 
-/// Limit from a connection to its first message, and from that to the answer.
+/// Limit from a connection to its first message, and from that message to the answer.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// Limit from there until the next agent is ready: it renders every record.
+/// Limit from the welcome until the next agent is ready, which has rendered every record by then.
 const READY_WITHIN: Duration = Duration::from_secs(900);
-/// Limit for workers to claim their connections and for what guests wrote to be on disk.
+/// Limit for workers to claim their connections and for the agent to save what guests wrote.
 const DRAINING_WITHIN: Duration = Duration::from_secs(10);
-/// Limit for the next agent to read it.
+/// Limit for the next agent to read what was saved.
 const TAKE_WITHIN: Duration = Duration::from_secs(10);
-/// Limit for it to take all ports.
+/// Limit for the next agent to take all ports.
 const SERVING_WITHIN: Duration = Duration::from_secs(30);

@@ -1,5 +1,5 @@
-//! After the ports have been taken: the previous agent serves its connections to their end, and passes on questions that
-//! only this agent can answer.
+//! After this agent has taken the ports, the previous agent serves its connections until they end, and passes on
+//! questions that only this agent can answer.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use metadata_datapath::stack::TIME_WAIT;
 /// The state of a takeover by this agent, from taking the ports to the end of the previous agent.
 #[derive(Default)]
 pub(in crate::agent) struct Succession {
-    /// The connection to the previous agent, while it serves its connections to their end.
+    /// The connection to the previous agent, while that agent serves its connections.
     taking: Option<Takeover>,
-    /// The kernel's tables still have its claims.
+    /// The kernel's tables still have the claims of the previous agent.
     unfinished: bool,
-    /// When late segments of its connections may be reset.
+    /// When late segments of the previous agent's connections may be reset.
     spare_until: Option<Instant>,
 }
 
 impl Succession {
-    /// The ports have been taken from an agent that now serves its guests to their end.
+    /// Begins when the ports have been taken from the previous agent.
     pub(in crate::agent) fn begin(&mut self, taking: Takeover) {
         self.taking = Some(taking);
     }

@@ -14,10 +14,10 @@ use crate::agent::node::Node;
 use metadata_datapath::stack::DRAIN_LIMIT;
 use metadata_serve::Question;
 
-/// How long after its limit to wait for the end of the previous agent.
+/// How long to wait for the previous agent after the limit of its drain.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// How often to try to take the ports.
+/// Number of attempts to take the ports.
 const ATTEMPTS: u32 = 5;
 /// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -27,9 +27,9 @@ const PAUSE: Duration = Duration::from_millis(20);
 pub(in crate::agent) enum PreviousEvent {
     /// One of its guests has a question that only this agent can answer.
     Question(Question),
-    /// It has served its connections and ended. Late segments of theirs may still arrive.
+    /// It has ended after its connections. Late segments of these connections may still arrive.
     Done,
-    /// It has ended before its connections did.
+    /// It ended before its connections did.
     Died,
 }
 
@@ -43,10 +43,10 @@ pub(in crate::agent) struct Takeover {
 }
 
 impl Takeover {
-    /// Asks the agent that runs with this run directory to hand over; `None` if there is none.
+    /// Asks the agent that runs with this run directory to hand over. Returns `None` if no agent runs.
     ///
     /// # Errors
-    /// If it refuses, or the connection fails.
+    /// If that agent refuses, or the connection fails.
     pub(in crate::agent) async fn begin(run: &Path) -> anyhow::Result<Option<Self>> {
         let asking = || format!("asking the agent that runs with {} to hand over", run.display());
         let Some(stream) = connect(run).await.with_context(asking)? else { return Ok(None) };
@@ -67,7 +67,7 @@ impl Takeover {
                 FromPrevious::Unknown => {}
                 message => {
                     anyhow::bail!(
-                        "expected a welcome of the agent that runs, received {message:?}: stop it first"
+                        "expected a welcome from the agent that runs, received {message:?}: stop it first"
                     )
                 }
             }
@@ -102,7 +102,7 @@ impl Takeover {
             tokio::time::sleep(PAUSE).await;
         }
         self.gone_by = Some(Instant::now() + DRAIN_LIMIT + GRACE);
-        // A previous agent that has ended need not receive this.
+        // If this fails, the previous agent has ended.
         let _gone = self.wire.send(&FromNext::Serving).await;
         Ok(())
     }
@@ -113,7 +113,7 @@ impl Takeover {
         loop {
             match self.wire.recv_within(DRAINING_WITHIN + HELLO_WITHIN).await? {
                 FromPrevious::Draining { connections } => {
-                    info!(connections, "the previous agent serves its connections to their end");
+                    info!(connections, "the previous agent serves its connections until they end");
                     return Ok(());
                 }
                 FromPrevious::No { reason } => return Err(Refused::Not(reason)),
@@ -123,7 +123,7 @@ impl Takeover {
         }
     }
 
-    /// Makes the previous agent promise not to continue. False if it has died.
+    /// Makes the previous agent promise not to continue. Returns false if it has died.
     async fn request_promise(&mut self) -> anyhow::Result<bool> {
         let promise = async {
             self.wire.send(&FromNext::Take).await?;
@@ -159,7 +159,7 @@ impl Takeover {
                 }
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {
-                    warn!("the previous agent ended before its guests were served: {error}");
+                    warn!("the previous agent ended before its connections did: {error}");
                     return PreviousEvent::Died;
                 }
                 Err(_) => {

@@ -1,4 +1,4 @@
-//! The takeover protocol: one JSON object a line, over a Unix socket.
+//! The takeover protocol: one JSON object per line, over a Unix socket.
 //!
 //! Unknown fields and messages are ignored, so either agent may be the newer one. A change of meaning needs a new
 //! [`VERSION`].
@@ -20,7 +20,7 @@ use metadata_serve::{Answer, Question};
 /// The version of the protocol.
 pub(in crate::agent) const VERSION: u32 = 1;
 
-/// Limit on a line, in octets: the longest answer as base64, and what surrounds it.
+/// Limit on a line, in octets: the longest answer in base64 and the JSON around it.
 pub(in crate::agent) const LINE_MAX: usize = 4 << 20;
 
 /// Octets read at a time.
@@ -33,7 +33,7 @@ const WRITE_WITHIN: Duration = Duration::from_secs(5);
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(in crate::agent) enum FromNext {
-    /// The first message: the versions it supports.
+    /// The first message: the versions that the next agent supports.
     Hello {
         /// The oldest version.
         oldest: u32,
@@ -43,11 +43,11 @@ pub(in crate::agent) enum FromNext {
         #[serde(default)]
         release: String,
     },
-    /// It is ready: claim your connections, save what guests wrote, change no port.
+    /// The next agent is ready. The previous agent claims its connections, saves what guests wrote and changes no port.
     Drain,
-    /// It has read what was saved and takes the ports. The previous agent can no longer refuse.
+    /// The next agent has read what was saved and asks for the ports.
     Take,
-    /// It has the ports.
+    /// The next agent has the ports.
     Serving,
     /// An answer to [`FromPrevious::Ask`].
     Answer(PassedAnswer),
@@ -70,22 +70,22 @@ pub(in crate::agent) enum FromPrevious {
         #[serde(default)]
         release: String,
     },
-    /// It refuses to hand over, or stops doing so. It continues as before.
+    /// The previous agent refuses to hand over, or stops the handover, and continues as before.
     No {
         /// The reason, for people.
         reason: String,
     },
-    /// The answer to [`FromNext::Drain`]: everything is claimed and saved.
+    /// The answer to [`FromNext::Drain`]: connections are claimed and data of guests is saved.
     Draining {
         /// Number of connections claimed.
         #[serde(default)]
         connections: u64,
     },
-    /// The answer to [`FromNext::Take`]: it does not continue, whatever happens.
+    /// The answer to [`FromNext::Take`]: the previous agent does not continue, whatever happens.
     Yours,
-    /// A question of its guest that only the next agent can answer.
+    /// A question of the previous agent's guest that only the next agent can answer.
     Ask(PassedQuestion),
-    /// Its connections have ended, and it ends.
+    /// The connections of the previous agent have ended, and it ends.
     Done {
         /// Number of connections cut off.
         #[serde(default)]
@@ -168,7 +168,7 @@ impl From<&Question> for PassedQuestion {
 }
 
 impl PassedQuestion {
-    /// The question; `None` if it is malformed.
+    /// Returns the question, or `None` if it is malformed.
     #[must_use]
     pub(in crate::agent) fn question(self) -> Option<Question> {
         let Self { connection, mark, method, path, query, headers, body } = self;
@@ -199,7 +199,7 @@ impl PassedAnswer {
         Self { connection: tuple_of(&question.connection), mark: question.mark, answer }
     }
 
-    /// The connection and mark of the question, and the answer.
+    /// Returns the connection and the mark of the question, and the answer.
     #[must_use]
     pub(in crate::agent) fn answer(self) -> (Connection, u64, Option<Answer>) {
         let Self { connection, mark, answer } = self;
@@ -212,11 +212,11 @@ impl PassedAnswer {
     }
 }
 
-/// Why the conversation has ended.
+/// Why the exchange of messages has ended.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::agent) enum WireError {
     /// The other agent has closed the connection.
-    #[error("the other agent has gone")]
+    #[error("the other agent has closed the connection")]
     Gone,
     /// A line is longer than [`LINE_MAX`].
     #[error("expected lines of at most {LINE_MAX} octets, found a longer one")]
@@ -235,13 +235,13 @@ pub(in crate::agent) enum WireError {
     Io(#[from] io::Error),
 }
 
-/// Lines to and from the other agent.
+/// The connection to the other agent.
 #[derive(Debug)]
 pub(in crate::agent) struct Wire {
     stream: UnixStream,
     /// Octets read and not yet returned.
     read: Vec<u8>,
-    /// Number of octets of `read` that have no end of a line.
+    /// Number of octets of `read` without an end of line.
     scanned: usize,
 }
 
@@ -255,7 +255,7 @@ impl Wire {
     /// Waits for the next message. Nothing is lost if this is cancelled.
     ///
     /// # Errors
-    /// [`WireError`], [`WireError::Gone`] at the end.
+    /// [`WireError`]; [`WireError::Gone`] at the end of the stream.
     pub(in crate::agent) async fn recv<M: DeserializeOwned>(&mut self) -> Result<M, WireError> {
         loop {
             if let Some(end) = self.read[self.scanned..].iter().position(|octet| *octet == b'\n') {

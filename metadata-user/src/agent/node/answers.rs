@@ -1,4 +1,4 @@
-//! What each slot is answered, and the audit log of it.
+//! Publishes what each slot serves, and writes it to the audit log.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use metadata_serve::{Answer, Answers as _, Question};
 use super::spoken;
 use crate::agent::slots::IdentityName;
 
-/// What a slot serves.
+/// The content that a slot serves.
 pub(super) enum Serves {
     /// The responses of a record.
     Responses(Arc<Responses>),
@@ -35,7 +35,7 @@ impl Serves {
     }
 }
 
-/// Publishes to the store that workers read, and records in the audit log who has which slot.
+/// Publishes to the store that workers read, and notes in the audit log which identity has which slot.
 pub(in crate::agent) struct Answers {
     store: Arc<Store>,
     audit: Option<RefCell<Collector>>,
@@ -48,7 +48,7 @@ impl Answers {
         Self { store, audit: audit.map(RefCell::new), started: Instant::now() }
     }
 
-    /// Sets what a slot serves from now on, to an identity with this record.
+    /// Sets what a slot serves, and the identity and record for the audit log.
     ///
     /// # Errors
     /// If there is no such slot.

@@ -1,4 +1,4 @@
-//! How long attaching takes, for metrics and the log.
+//! Measures how long attaching takes, for metrics and the log.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,26 +8,26 @@ use tracing::info;
 use crate::metrics::{self, Lag};
 use metadata_base::port::PortName;
 
-/// Number of latest attachments that the median is taken of.
+/// Number of latest attachments in the median.
 const REMEMBERED: usize = 4_096;
 /// How often progress is logged.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 /// Durations of attachments since the start.
 #[derive(Debug, Default)]
-pub(super) struct Attaching {
+pub(super) struct AttachTimes {
     count: u64,
     total: Duration,
     last: VecDeque<Duration>,
-    /// When progress was logged last, or the pass began; `None` between passes.
+    /// When progress was last logged or the pass began; `None` between passes.
     logged: Option<Instant>,
     /// When wanted taps were first seen, until they are attached.
     seen: HashMap<PortName, Instant>,
     lag: Lag,
 }
 
-impl Attaching {
-    /// A port was attached and its guests bound, which took `time` without rendering.
+impl AttachTimes {
+    /// A port was attached and its guests bound. `time` excludes rendering.
     pub(super) fn on_attached(&mut self, time: Duration) {
         self.count += 1;
         self.total += time;
@@ -37,19 +37,19 @@ impl Attaching {
         self.last.push_back(time);
     }
 
-    /// A wanted port is about to be settled: its tap may exist from now on.
+    /// A wanted port is about to be settled. The wait begins, unless it has begun.
     pub(super) fn on_seen(&mut self, port: &PortName) {
         if !self.seen.contains_key(port) {
             self.seen.insert(port.clone(), Instant::now());
         }
     }
 
-    /// A port's tap does not exist, or is no longer wanted.
+    /// A port's tap does not exist or is no longer wanted. The wait is not counted.
     pub(super) fn on_absent(&mut self, port: &PortName) {
         self.seen.remove(port);
     }
 
-    /// A port's guests are served. If it is newly attached, the wait of its guests ends.
+    /// A port's guests are served. The wait ends, and is counted if the port is newly attached.
     pub(super) fn on_served(&mut self, port: &PortName, is_new: bool) {
         if let Some(seen) = self.seen.remove(port)
             && is_new
@@ -58,7 +58,7 @@ impl Attaching {
         }
     }
 
-    /// Logs the progress of a long pass every [`PROGRESS`]. The pass ends when none is left.
+    /// Logs the progress of a pass every [`PROGRESS`]. The pass ends when no port is left.
     pub(super) fn log_progress(&mut self, left: usize, attached: usize) {
         if left == 0 {
             self.logged = None;
@@ -79,12 +79,12 @@ impl Attaching {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attaching, REMEMBERED};
+    use super::{AttachTimes, REMEMBERED};
     use std::time::Duration;
 
     #[test]
     fn the_median_is_of_the_last_attachments_and_the_sum_of_all() {
-        let mut attaching = Attaching::default();
+        let mut attaching = AttachTimes::default();
         assert_eq!(attaching.figures().median, Duration::ZERO);
         attaching.on_attached(Duration::from_secs(1));
         for _ in 0..REMEMBERED {

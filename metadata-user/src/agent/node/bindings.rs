@@ -1,4 +1,4 @@
-//! Which identity has which slot, in the kernel, in the store and at the workers.
+//! The slots of identities, in the kernel, in the store and at the workers.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::agent::plan::Plan;
 use crate::agent::slots::{IdentityName, Slots};
 use metadata_content::http::Response;
 
-/// The identities of attached ports. The kernel's part is in [`Steering`], which each call that changes it takes.
+/// The identities of attached ports. Calls that change the kernel's tables take the [`Steering`], which owns them.
 pub(in crate::agent) struct Bindings {
     slots: Slots,
     bound: BTreeMap<IdentityName, Bound>,
@@ -34,7 +34,7 @@ struct Bound {
     serves: Serves,
 }
 
-/// Returns the identities that are bound elsewhere than where they are `there`, or not at all.
+/// Returns the identities in `bound` to which `there` gives another slot or none.
 fn moved<'a>(
     bound: impl Iterator<Item = (&'a IdentityName, Slot)>,
     there: impl Fn(&PortName) -> Vec<(Mac, Slot)>,
@@ -44,7 +44,7 @@ fn moved<'a>(
 }
 
 impl Bindings {
-    /// No identity is bound; slots that the previous agent has bound are reserved.
+    /// Creates the bindings without identities. Slots that the previous agent bound are reserved.
     pub(super) fn new(steering: &Steering, answers: Answers, workers: Workers) -> Self {
         let mut bindings = Self { slots: Slots::new(MAX_SLOTS), bound: BTreeMap::new(), answers, workers };
         bindings.reserve_inherited(steering);
@@ -80,11 +80,11 @@ impl Bindings {
         self.bound.get(who).map(|bound| (bound.slot, &bound.serves))
     }
 
-    /// Binds an identity, if it is not bound, and publishes its responses. They are published first, so the first
-    /// frame already finds them.
+    /// Publishes the responses of an identity, and then binds it if it is not bound, so that its first frame finds
+    /// them.
     ///
     /// # Errors
-    /// The reason in words: no slot is free, or the kernel refuses. An identity that was bound stays bound.
+    /// The reason as text: no slot is free, or the kernel refuses. An identity that was bound stays bound.
     pub(super) fn serve(
         &mut self,
         steering: &mut Steering,
@@ -114,12 +114,12 @@ impl Bindings {
         Ok(())
     }
 
-    /// Unbinds an identity. The kernel comes first, so no frame arrives for a slot that is being emptied.
+    /// Unbinds an identity, first in the kernel, so that no frame arrives for a slot that is being emptied.
     pub(super) fn unbind(&mut self, steering: &mut Steering, who: &IdentityName) {
         let Some(Bound { slot, .. }) = self.bound.remove(who) else { return };
         let unbound = steering.unbind(slot);
         if let Err(error) = &unbound {
-            warn!(port = %who.port, mac = %who.mac, slot, "the slot is not used again; unbinding: {error}");
+            warn!(port = %who.port, mac = %who.mac, slot, "cannot unbind, so the slot is not used again: {error}");
         }
         self.empty(steering, who, slot, unbound.is_ok());
     }
@@ -145,11 +145,11 @@ impl Bindings {
         match self.workers.forget(steering.worker_of(slot), slot) {
             Ok(()) if unbound => drop(self.slots.release(who, Instant::now())),
             Ok(()) => {}
-            Err(error) => warn!(slot, "the slot stays with its last holder: {error}"),
+            Err(error) => warn!(slot, "the slot is not free for other guests: {error}"),
         }
     }
 
-    /// Makes waiting requests of a slot look for an answer again.
+    /// Makes the worker try waiting requests of a slot again.
     pub(super) fn wake(&mut self, steering: &Steering, slot: Slot) {
         self.workers.wake(steering.worker_of(slot), slot);
     }
@@ -174,7 +174,9 @@ impl Bindings {
             }
             match steering.unbind(slot) {
                 Ok(()) => self.release_inherited(steering, slot),
-                Err(error) => warn!(%port, %mac, slot, "the slot is not used again; unbinding: {error}"),
+                Err(error) => {
+                    warn!(%port, %mac, slot, "cannot unbind, so the slot is not used again: {error}")
+                }
             }
         }
     }
@@ -190,14 +192,14 @@ impl Bindings {
         }
     }
 
-    /// Publishes the responses of identities that the previous agent bound on a port which is not attached again.
+    /// Publishes the responses of identities that the previous agent bound on a port that is not attached yet.
     pub(super) fn answer_inherited(
         &mut self,
         steering: &mut Steering,
         port: &PortName,
         catalogue: &mut Catalogue,
     ) {
-        let inherited = steering.left_on(port).unwrap_or_else(|error| {
+        let inherited = steering.inherited_on(port).unwrap_or_else(|error| {
             debug!(%port, "its guests wait until it is attached: {error}");
             Vec::new()
         });
@@ -213,16 +215,16 @@ impl Bindings {
         }
     }
 
-    /// Follows what the other agent has bound by now, before any of its frames arrive here: a slot that it gave to
-    /// another guest meanwhile must not be answered with the last guest's record. Requests of slots without a record
-    /// wait.
+    /// Drops identities to which the previous agent has given another slot or none by now, and makes requests of other
+    /// bound slots wait for a record. Call it before frames with these slots arrive here, so that no guest gets the
+    /// record of the slot's last holder.
     ///
     /// # Errors
     /// If the kernel refuses to list what is bound.
     pub(super) fn follow_slots(&mut self, steering: &mut Steering) -> Result<(), SteerError> {
         steering.look_again()?;
         for (who, slot) in moved(self.all(), |port| steering.bound_on(port)) {
-            debug!(port = %who.port, mac = %who.mac, slot, "the other agent has given it another slot");
+            debug!(port = %who.port, mac = %who.mac, slot, "the previous agent has given it another slot or none");
             self.bound.remove(&who);
             self.empty(steering, &who, slot, true);
         }
@@ -252,7 +254,7 @@ mod tests {
     use super::{IdentityName, Mac, PortName, moved};
 
     #[test]
-    fn identities_with_another_slot_or_none_at_the_other_agent_have_moved() {
+    fn identities_with_another_slot_or_none_have_moved() {
         let who =
             |port: &str, last| IdentityName { port: PortName::local(port), mac: Mac([2, 0, 0, 0, 0, last]) };
         let ours =

@@ -1,4 +1,4 @@
-//! What is wanted: the records of all sources, and the plan made of them.
+//! The wanted state: the records of all sources, and the plan made of them.
 
 mod registered;
 
@@ -26,10 +26,10 @@ use registered::Registered;
 pub(crate) use registered::{Clash, Tagged};
 pub(in crate::agent) use registered::{Shelving, etag};
 
-/// The records of all sources, those in force, and the plan made of these.
+/// The records of all sources, and the plan made of those in force.
 pub(in crate::agent) struct Catalogue {
     registry: Registry,
-    /// Memory that records may take.
+    /// Memory that records use, and its limit.
     room: Arc<Room>,
     /// The records in force.
     records: Records,
@@ -41,18 +41,18 @@ pub(in crate::agent) struct Catalogue {
     conflicts: HashSet<String>,
 }
 
-/// Ports whose plan may have changed. Pass it to [`Ports::touch`](super::Ports::touch).
+/// Ports whose plan may have changed, for [`NodePorts::touch`](super::NodePorts::touch).
 #[must_use]
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(in crate::agent) struct Touched {
-    /// Ports of records that arrived or changed. If the device is there, the guest's wait begins now.
+    /// Ports of records that arrived or changed. The measured wait of their guests begins now.
     pub(super) named: BTreeSet<PortName>,
     /// Other ports.
     pub(super) others: BTreeSet<PortName>,
 }
 
 impl Catalogue {
-    /// A catalogue without records.
+    /// Creates a catalogue without records.
     #[must_use]
     pub(in crate::agent) fn new(state: State, room: Arc<Room>, configured: &[PortSpec]) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Catalogue {
         Some(self.renderer.responses(id, record, &self.state))
     }
 
-    /// A source starts over: records it does not repeat until it is synced are removed then.
+    /// A source starts again. Records that it does not repeat are removed once it is synced.
     pub(in crate::agent) fn begin(&mut self, source: Source) {
         self.registry.begin(source);
         self.room.forget_pending(source);
@@ -146,13 +146,13 @@ impl Catalogue {
         touched
     }
 
-    /// Takes memory for a record. A record without room becomes a rejection.
+    /// Reserves memory for a record. Without memory, the record becomes a rejection.
     fn admit(&mut self, source: Source, event: FeedEvent) -> FeedEvent {
         match event {
             FeedEvent::Upsert { key, record } => {
                 let id = RecordId::new(source, &key);
                 let known = self.registry.record(&id);
-                // A feed that starts over repeats records that are known.
+                // A feed that starts again repeats known records.
                 match (known.filter(|known| ***known == *record), self.room.arrive(&id, &record)) {
                     (Some(known), _) => FeedEvent::Upsert { key, record: Arc::clone(known) },
                     (None, Ok(())) => FeedEvent::Upsert { key, record: self.renderer.compact(record) },
@@ -183,7 +183,7 @@ impl Catalogue {
         touched
     }
 
-    /// A record is to come: requests of its identities wait for it.
+    /// A record is expected: requests of its identities wait for it.
     fn expect(&mut self, id: &RecordId, identities: Vec<(PortName, Mac)>) -> BTreeSet<PortName> {
         debug!(record = %id, "expected");
         self.plan.expect(id, identities.into_iter().map(|(port, mac)| IdentityName { port, mac }))
@@ -217,14 +217,14 @@ impl Catalogue {
         self.conflicts = conflicts;
     }
 
-    /// Rotates token keys and forgets mailboxes whose time has come. Call it about once a minute.
+    /// Rotates old token keys and deletes unused mailboxes. Call it about once a minute.
     pub(in crate::agent) fn tend(&mut self) {
         let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
         self.state.tend(|vm| known.contains(vm));
         self.renderer.sweep();
     }
 
-    /// Writes what guests wrote and is not on disk yet.
+    /// Writes data of guests that is not on disk yet.
     pub(in crate::agent) fn save(&self) {
         self.state.save();
     }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_touches_the_ports_it_comes_to_and_those_it_leaves() {
+    fn a_record_touches_its_old_and_new_ports() {
         let mut catalogue = catalogue();
         let ports = |names: &[&str]| names.iter().map(|name| PortName::local(*name)).collect();
         let named = |names| Touched { named: ports(names), ..Touched::default() };

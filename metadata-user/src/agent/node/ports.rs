@@ -1,4 +1,4 @@
-//! What is there: attached ports, and the way from there to the plan.
+//! The present state: attached ports, and the steps that bring them to the plan.
 
 mod closing;
 mod state;
@@ -15,7 +15,7 @@ use metadata_steer::{Found, SteerError, Steering, Way};
 use tracing::{debug, info, warn};
 
 use super::answers::Answers;
-use super::attaching::Attaching;
+use super::attaching::AttachTimes;
 use super::bindings::Bindings;
 use super::catalogue::{Catalogue, Touched};
 use super::workers::Workers;
@@ -25,22 +25,23 @@ pub(in crate::agent) use closing::Guard;
 use state::{ABSENT, UNREACHABLE};
 use troubles::Troubles;
 
-/// The ports of the node. Events touch ports; [`Ports::proceed`] brings touched ports to the plan.
-pub(in crate::agent) struct Ports {
+/// The ports of the node. Events touch ports; [`NodePorts::proceed`] brings touched ports to the plan.
+pub(in crate::agent) struct NodePorts {
     steering: Steering,
     bindings: Bindings,
     /// Ports to settle.
     touched: BTreeSet<PortName>,
-    /// Ports that the previous agent may have served, whose guests are answered before any port is attached again.
-    /// `None` before the first call of [`Ports::proceed`].
+    /// Ports that the previous agent may have served. Their guests are answered before any port is attached. `None`
+    /// before the first call of [`NodePorts::proceed`].
     inherited: Option<BTreeSet<PortName>>,
     troubles: Troubles,
-    attaching: Attaching,
+    attaching: AttachTimes,
     guard: Guard,
 }
 
-impl Ports {
-    /// No port is attached; those of the plan, and the guarded taps of the agent's own namespace, are touched.
+impl NodePorts {
+    /// Creates the state without attached ports. The ports of the plan and the guarded taps of the agent's own
+    /// namespace are touched.
     #[must_use]
     pub(in crate::agent) fn new(
         steering: Steering,
@@ -55,7 +56,7 @@ impl Ports {
             touched: plan.ports().cloned().collect(),
             inherited: None,
             troubles: Troubles::default(),
-            attaching: Attaching::default(),
+            attaching: AttachTimes::default(),
             guard,
         };
         ports.touch_taps(None, plan);
@@ -73,7 +74,7 @@ impl Ports {
     }
 
     #[must_use]
-    pub(super) fn attaching(&self) -> &Attaching {
+    pub(super) fn attaching(&self) -> &AttachTimes {
         &self.attaching
     }
 
@@ -99,7 +100,7 @@ impl Ports {
         self.bindings.count()
     }
 
-    /// Checks that the packet path runs: an agent without it must not look alive.
+    /// Checks that the packet path works, because the agent must not look alive without it.
     ///
     /// # Errors
     /// If a worker thread has ended, or a device of the hub was deleted.
@@ -109,8 +110,10 @@ impl Ports {
             "a worker thread has stopped; see the log above, then restart"
         );
         match self.steering.hub_is_whole() {
-            Ok(whole) => anyhow::ensure!(whole, "a device of the hub was deleted; restart to make it anew"),
-            Err(error) => warn!("looking for the hub's devices: {error}"),
+            Ok(whole) => {
+                anyhow::ensure!(whole, "a device of the hub was deleted; restart to create it again")
+            }
+            Err(error) => warn!("checking the hub's devices: {error}"),
         }
         Ok(())
     }
@@ -121,14 +124,14 @@ impl Ports {
         !self.touched.is_empty()
     }
 
-    /// Ports whose plan may have changed are to be settled.
+    /// Marks ports whose plan may have changed, so that they are settled.
     pub(in crate::agent) fn touch(&mut self, Touched { mut named, mut others }: Touched) {
         named.iter().for_each(|port| self.attaching.on_seen(port));
         self.touched.append(&mut named);
         self.touched.append(&mut others);
     }
 
-    /// Devices of a namespace appeared, vanished or changed: the ports that they are or were are to be settled.
+    /// Devices of a namespace appeared, vanished or changed. Touches their ports, under the old and the new name.
     pub(super) fn on_links_changed(&mut self, netns: Option<&str>, changed: &Changed, plan: &Plan) {
         match changed {
             Changed::Unknown => {
@@ -136,8 +139,8 @@ impl Ports {
                     self.attaching.on_seen(port);
                     self.touched.insert(port.clone());
                 }
-                if let Err(error) = self.steering.look_at_mtus(netns) {
-                    debug!(?netns, "looking at MTUs: {error}");
+                if let Err(error) = self.steering.inspect_mtus(netns) {
+                    debug!(?netns, "reading MTUs: {error}");
                 }
                 self.touch_taps(netns, plan);
             }
@@ -161,7 +164,7 @@ impl Ports {
         self.touched.extend(attached.into_iter().chain(touched));
     }
 
-    /// Repeats what could not be done.
+    /// Touches ports that could not be settled, and repeats wake-ups that failed.
     pub(in crate::agent) fn retry(&mut self) {
         self.touched.append(&mut self.troubles.take_unsettled());
         self.bindings.retry_wakes();
@@ -170,7 +173,7 @@ impl Ports {
     /// Switches ports to the program that costs their guests least now, and touches ports whose device has changed.
     pub(super) fn follow_guests(&mut self, now: Instant) {
         self.steering.follow_guests(now);
-        self.touched.extend(self.steering.look_at_devices());
+        self.touched.extend(self.steering.inspect_devices());
     }
 
     /// Applies the limits of the configuration to all ports.
@@ -182,8 +185,8 @@ impl Ports {
         }
     }
 
-    /// Settles touched ports for at most `for_at_most`. A failure is logged once and repeated with the next event.
-    /// Guests that the previous agent served come first: they may have asked already.
+    /// Settles touched ports for at most `for_at_most`. A failure is logged once and retried later. Guests of the
+    /// previous agent come first, because they may have sent requests already.
     pub(super) fn proceed(&mut self, for_at_most: Duration, catalogue: &mut Catalogue) {
         let start = Instant::now();
         self.answer_inherited(start, for_at_most, catalogue);
@@ -197,10 +200,10 @@ impl Ports {
         }
     }
 
-    /// Answers guests of ports that the previous agent served, until all are answered or the time is over.
+    /// Publishes responses for guests of the previous agent, until all are published or the time is over.
     fn answer_inherited(&mut self, start: Instant, for_at_most: Duration, catalogue: &mut Catalogue) {
         let all = || {
-            let all = self.steering.has_left().then(|| catalogue.plan().ports().cloned());
+            let all = self.steering.has_inherited().then(|| catalogue.plan().ports().cloned());
             all.into_iter().flatten().collect()
         };
         let inherited = self.inherited.get_or_insert_with(all);
@@ -261,7 +264,7 @@ impl Ports {
         match self.steering.find(port) {
             Ok(Found::Attached) => return true,
             Ok(Found::Other) => {
-                // The tap was deleted and made again: another device has the old name.
+                // The tap was deleted and created again: another device has the old name.
                 self.detach(port);
                 match self.steering.attach(port) {
                     Ok(()) => {
@@ -287,7 +290,7 @@ impl Ports {
 
     /// Unbinds the identities of a port and detaches it, if it is attached.
     fn detach(&mut self, port: &PortName) {
-        // Steering itself detaches a device that was renamed, so identities may be bound on a port that is not attached.
+        // Steering detaches renamed devices, so identities may be bound on a port that is not attached.
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
         if !self.steering.is_attached(port) {
             return;

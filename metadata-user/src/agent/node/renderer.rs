@@ -29,8 +29,7 @@ impl Renderer {
         Self { interner: Interner::new(), rendered: HashMap::new(), spent: Duration::ZERO }
     }
 
-    /// Stores equal payloads of many records once. A feed that keeps the record keeps its payloads: those are shared
-    /// with the feed.
+    /// Shares equal payloads of records. A payload of a record that its feed keeps is shared with the feed.
     pub(super) fn compact(&mut self, record: Arc<Record>) -> Arc<Record> {
         let mut record = match Arc::try_unwrap(record) {
             Ok(mut record) => {
@@ -43,7 +42,7 @@ impl Renderer {
         record.into()
     }
 
-    /// The responses of a record, rendered when the record is new.
+    /// Returns the responses of a record. Renders them if the record is new or has changed.
     pub(super) fn responses(&mut self, id: &RecordId, record: &Arc<Record>, state: &State) -> Arc<Responses> {
         if let Some(rendered) = self.rendered.get(id).filter(|r| Arc::ptr_eq(&r.record, record)) {
             return Arc::clone(&rendered.responses);
@@ -62,7 +61,7 @@ impl Renderer {
         self.rendered.remove(id);
     }
 
-    /// Frees payloads that no record has any more.
+    /// Frees payloads that no record uses.
     pub(super) fn sweep(&mut self) {
         self.interner.sweep();
     }

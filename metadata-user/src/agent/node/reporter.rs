@@ -23,7 +23,7 @@ use crate::metrics::Reloads;
 use crate::recent;
 use loads::Loads;
 
-/// Facts about the agent that neither the catalogue nor the ports have.
+/// Facts for reports that are neither in the catalogue nor in the ports.
 pub(in crate::agent) struct Reporter {
     started: Instant,
     loads: Loads,
@@ -31,7 +31,7 @@ pub(in crate::agent) struct Reporter {
     /// What each worker has answered, in the order of the hubs.
     tallies: Vec<Arc<Tally>>,
     from_snapshot: bool,
-    /// How the API server answers, if a feed uses one.
+    /// The state of the connection to the API server, if a feed uses one.
     api_server: Option<Arc<Contact>>,
 }
 
@@ -48,7 +48,7 @@ impl Reporter {
         }
     }
 
-    /// Sets whether records come from the snapshot because their source is away.
+    /// Sets whether records come from the snapshot because their source is unavailable.
     pub(in crate::agent) fn set_from_snapshot(&mut self, from_snapshot: bool) {
         self.from_snapshot = from_snapshot;
     }
@@ -89,7 +89,7 @@ impl Reporter {
             },
             side: steering.side(),
             from_snapshot: self.from_snapshot,
-            has_left: steering.has_left(),
+            has_left: steering.has_inherited(),
             troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
             workers: self.workers(view, health),
             ports: view.ports_report(about),
@@ -110,10 +110,10 @@ impl Reporter {
         status
     }
 
-    /// Adds troubles that an operator should act on, beside those that keep the agent from being ready.
+    /// Adds troubles on which an operator should act, in addition to those that keep the agent from being ready.
     fn complain(&self, view: View<'_>, status: &mut Status) {
         if self.from_snapshot {
-            status.troubles.push("records come from the snapshot: their source is away".into());
+            status.troubles.push("records come from the snapshot: their source is unavailable".into());
         }
         if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
             let Unanswered { since, kind, reason } = failing;
@@ -134,7 +134,7 @@ impl Reporter {
         }
     }
 
-    /// How the API server answers; `None` if no feed uses one.
+    /// The state of the connection to the API server; `None` if no feed uses one.
     fn api_server(&self) -> Option<ApiServer> {
         let Report { asked_for, answered, failing, failures } =
             self.api_server.as_ref()?.report(Instant::now());

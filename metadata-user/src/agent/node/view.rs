@@ -1,4 +1,4 @@
-//! The catalogue and the ports together, to be read: states of ports, records and guests.
+//! A read-only view of catalogue and ports: states of ports, records and guests.
 
 mod guests;
 mod instances;
@@ -16,17 +16,17 @@ use metadata_feed::registry::{RecordId, Standing};
 use metadata_links::inlet;
 
 use super::catalogue::Catalogue;
-use super::ports::Ports;
+use super::ports::NodePorts;
 use super::spoken;
 pub(in crate::agent) use guests::AskedGuest;
 pub(in crate::agent) use instances::name_of;
 pub(crate) use trace::{TraceRefusal, TraceTarget, Traced};
 
-/// What is wanted and what is there, at one moment.
+/// The wanted and the present state at one moment.
 #[derive(Clone, Copy)]
 pub(in crate::agent) struct View<'a> {
     pub(super) catalogue: &'a Catalogue,
-    pub(super) ports: &'a Ports,
+    pub(super) ports: &'a NodePorts,
 }
 
 impl<'a> View<'a> {
@@ -45,7 +45,7 @@ impl<'a> View<'a> {
         self.ports.failed_to_close(self.catalogue.plan())
     }
 
-    /// Counts of ports, and the ports that are listed: [`LISTED_PORTS`] at most, unless it is about every port.
+    /// Counts of ports, and a list of ports: all for [`About::EveryPort`], otherwise at most [`LISTED_PORTS`].
     pub(super) fn ports_report(self, about: About) -> PortsReport {
         let (xdp, tcx) = self.ports.steering().ports_by_program();
         let most = if about == About::EveryPort { usize::MAX } else { LISTED_PORTS };

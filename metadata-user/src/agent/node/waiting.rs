@@ -5,7 +5,8 @@ use metadata_control::status::InstanceState;
 use metadata_feed::registry::RecordId;
 use tokio::sync::oneshot;
 
-/// Records and where to reply once they are served. Whoever pushes limits the number of clients.
+/// Records, and the reply channels of clients that wait until they are served. The caller of `push` limits their
+/// number.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Vec<(RecordId, oneshot::Sender<Instance>)>);
 
@@ -21,7 +22,7 @@ impl Waiting {
         self.0.retain(|(waits, _)| waits != id);
     }
 
-    /// Replies to clients whose record is served, and drops those that left or whose record is gone.
+    /// Replies to clients whose record is served. Drops clients that disconnected or whose record was removed.
     pub(super) fn notify(&mut self, instance: impl Fn(&RecordId) -> Option<Instance>) {
         for (id, reply) in std::mem::take(&mut self.0) {
             match instance(&id) {
@@ -60,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_gets_its_reply_when_its_record_is_served_and_none_when_it_is_gone() {
+    fn a_client_gets_a_reply_once_its_record_is_served_and_none_if_it_is_removed() {
         let (mut waiting, id) = (Waiting::default(), RecordId::new(Source::Api, "web"));
         let (reply, mut answer) = oneshot::channel();
         waiting.push(id.clone(), reply);

@@ -40,7 +40,7 @@ impl Workers {
         match self.get(at).and_then(|worker| worker.wake(slot)) {
             Ok(()) => {}
             Err(ControlError::Full) => drop(self.asleep.insert((at, slot))),
-            Err(error) => warn!(slot, "requests that wait are not woken: {error}"),
+            Err(error) => warn!(slot, "waiting requests are not woken: {error}"),
         }
     }
 
@@ -55,7 +55,7 @@ impl Workers {
     /// comes after the worker's next turn.
     pub(super) fn ask_held(&self, at: usize, slot: Slot) -> Option<oneshot::Receiver<SlotStats>> {
         let (reply, answer) = oneshot::channel();
-        // The receiver may be gone by then.
+        // Sending fails if the receiver was dropped.
         self.get(at).ok()?.look(slot, |held| _ = reply.send(held)).ok()?;
         Some(answer)
     }
@@ -79,7 +79,7 @@ impl Workers {
     /// Drains every worker for at most `limit`. New connections are left to the next agent.
     ///
     /// # Errors
-    /// If a worker cannot be reached. The others drain all the same.
+    /// If a worker cannot be reached. The others drain nevertheless.
     pub(in crate::agent) fn drain(&self, limit: Duration) -> Result<(), ControlError> {
         self.each(|worker| worker.drain(limit, None))
     }
@@ -87,7 +87,7 @@ impl Workers {
     /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
     ///
     /// # Errors
-    /// If no descriptor is available, or a worker cannot be reached. The workers before it drain all the same.
+    /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
     pub(super) fn drain_and_claim(
         &self,
         limit: Duration,
@@ -102,7 +102,7 @@ impl Workers {
     /// Ends the drain: every worker serves as before.
     ///
     /// # Errors
-    /// If a worker cannot be reached: it drains on.
+    /// If a worker cannot be reached. It continues to drain.
     pub(super) fn resume(&self) -> Result<(), ControlError> {
         self.each(WorkerHandle::resume)
     }

@@ -12,7 +12,7 @@ use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};
 
 /// Limit on classifiers reported for one device.
-const FILTERS_TOLD: usize = 16;
+const FILTERS_LISTED: usize = 16;
 
 /// State of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,7 +154,7 @@ fn filters(name: &str, ifindex: u32) -> Result<Vec<Filter>, SteerError> {
         });
         Some(Filter { kind, name })
     });
-    let mut filters: Vec<_> = filters.take(FILTERS_TOLD).collect();
+    let mut filters: Vec<_> = filters.take(FILTERS_LISTED).collect();
     // The kernel lists the hook of each classifier as well as the classifier.
     filters.sort();
     filters.dedup();

@@ -82,7 +82,7 @@ pub(super) fn boot(
     let ended = || Ok(qemu.0.try_wait()?.map(|status| status.to_string()));
     let waited = wait(ended, directory, patience);
     let metrics = (before, agent.metrics()?);
-    fs::write(directory.join("agent.log"), agent.said())?;
+    fs::write(directory.join("agent.log"), agent.log())?;
     let (report, reported) = waited?;
     drop(qemu);
     let traffic = wire::read(&fs::read(directory.join("wire.pcap"))?, subject.mac)?;

@@ -184,7 +184,7 @@ fn debootstrap(tree: &Path, cache: &Path) -> Result<()> {
         .stderr(log.try_clone()?)
         .spawn()
         .context("cannot run debootstrap")?;
-    let stdout = child.stdout.take().context("standard output is piped")?;
+    let stdout = child.stdout.take().context("standard output is not piped")?;
     let mut progress = Progress::default();
     for line in BufReader::new(stdout).lines() {
         let line = line?;

@@ -76,7 +76,7 @@ pub(super) fn boot(
     };
     let waited = boot::wait(ended, directory, patience);
     let metrics = (before, agent.metrics()?);
-    fs::write(directory.join("agent.log"), agent.said())?;
+    fs::write(directory.join("agent.log"), agent.log())?;
     let (report, reported) = waited?;
     let mut findings =
         vec![finding("libvirt", &format!("started the domain in {} ms", taken.as_millis()), true)];
@@ -239,7 +239,7 @@ runcmd:
             command.args(["--", self.subject.hostname, "reconnect", "begin", "-"]);
             let mut child =
                 command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
-            child.stdin.take().context("standard input is piped")?.write_all(xml.as_bytes())?;
+            child.stdin.take().context("standard input is not piped")?.write_all(xml.as_bytes())?;
             let output = child.wait_with_output()?;
             took.push(started.elapsed());
             ensure!(

@@ -3,14 +3,13 @@
 use super::watch::{Figure, Sample};
 use serde::Serialize;
 
-/// Descriptors: a configuration that is read, a namespace that is entered and a file that is watched each need one
-/// more.
+/// Descriptors. Reading the configuration, entering a namespace and watching a file each need one more for a moment.
 const FDS: u64 = 4;
-/// Threads: the control side's runtime starts them for file access and ends them after some idle time.
+/// Threads. The control side's runtime starts them for file access and ends them after some idle time.
 const THREADS: u64 = 4;
-/// Namespaces held: one that is being entered.
+/// Namespaces held. The agent may be entering one.
 const NAMESPACES: u64 = 1;
-/// Programs, and maps with their constants and texts: the agent loads the classifier of its own namespace when the
+/// Programs, and maps with their constants and texts. The agent loads the classifier of its own namespace when the
 /// first guest becomes quiet. In a soak of one minute this happens in the middle of the agent's life.
 const PROGRAMS: u64 = 1;
 const MAPS: u64 = 2;
@@ -21,13 +20,13 @@ const LINKS_OF_PORT: u64 = 2;
 const LINKS_OF_HUB: u64 = 2;
 /// Devices beyond the hub's veth pair and tap, which are made at the start.
 const DEVICES: u64 = 0;
-/// Objects that no agent holds. Nothing else may keep them alive.
+/// Kernel objects of a previous agent that the current agent does not hold.
 const ORPHANS: u64 = 0;
 /// Frames that no counter accounts for.
 const UNACCOUNTED: u64 = 0;
-/// Growth of memory along its trend line: what the allocator takes while tables reach their largest size (the hostile
-/// connections of a guest, one more page of a heap). A leak of 100 octets in each of the thousands of crawls, changes
-/// and hostile connections of a minute would exceed it by far.
+/// Growth of memory along its trend line. The allocator may take this much while tables reach their largest size. A
+/// leak of 100 octets in each of the thousands of crawls, changes and hostile connections of a minute would exceed it
+/// by far.
 const GROWTH_BYTES: f64 = (4 << 20) as f64;
 /// Growth of memory per minute, checked once the soak is long enough for a slope to be significant. A node that grows
 /// by this much gains 0.5 GiB in a week.

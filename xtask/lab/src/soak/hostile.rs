@@ -11,20 +11,23 @@ use support::tap::Tap;
 
 /// Pause between two turns of all hostile guests.
 const TURN: Duration = Duration::from_millis(10);
-/// Turns of one cycle of a flood, and the number of these turns in which it sends. A flood comes in bursts.
+/// Turns of one cycle of a flood.
 const TIDE: u64 = 200;
+/// Turns of a cycle in which a flood sends. It comes in bursts.
 const FLOOD: u64 = 20;
-/// Frames per turn of a flood, and of garbage.
+/// Frames per turn of a flood.
 const FLOOD_FRAMES: usize = 256;
+/// Frames per turn of garbage.
 const GARBAGE_FRAMES: usize = 16;
-/// Connections opened in a turn, and the number of turns between.
+/// Connections opened in a turn.
 const OPENED: usize = 2;
+/// Connections are opened in one of this many turns.
 const OPEN_EVERY: u64 = 5;
 /// The most frames read in a turn.
 const READ: usize = 64;
 /// The receive window of a slow reader, in octets.
 const SLOW_WINDOW: u16 = 1;
-/// The destination MAC. Any MAC reaches the service, because frames are steered by their destination address.
+/// The destination MAC. Any MAC reaches the service, because frames are steered by their IP destination.
 const ANY_MAC: Mac = Mac([0x02, 0, 0xa9, 0xfe, 0, 0]);
 
 /// A way to attack.

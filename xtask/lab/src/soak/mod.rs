@@ -38,13 +38,15 @@ use watch::{Sample, Watch};
 const MINUTES_MOST: f64 = 24.0 * 60.0;
 /// The most taps. With more of them, the soak would measure the guests rather than the agent.
 const TAPS_MOST: i64 = 1_000;
-/// The share of the whole time for restarts, and the share of a life for warming up.
+/// The share of the whole time for restarts.
 const RESTARTS: f64 = 0.25;
+/// The share of the last agent's life for warming up.
 const WARM_UP: f64 = 0.2;
 /// Time between two restarts.
 const RESTART_EVERY: Duration = Duration::from_secs(6);
-/// The interval of samples, and their least number in a short soak.
+/// The interval of samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(60);
+/// The least number of samples in a short soak.
 const SAMPLES: f64 = 8.0;
 /// Interval of progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
@@ -126,7 +128,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
     let mut watch = Watch::new(began);
     let (samples, agent) = std::thread::scope(|scope| {
         let ends = EndsWithMe(&shared);
-        let threads = set_going(scope, &shared, &node, &records, &mut guests, args.seed);
+        let threads = start_threads(scope, &shared, &node, &records, &mut guests, args.seed);
         let stages = stages(args, &node, first, &mut watch, &shared, began);
         drop(ends);
         for thread in threads {
@@ -151,7 +153,7 @@ fn soak(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<Rep
 type Running<'scope> = Vec<std::thread::ScopedJoinHandle<'scope, Result<()>>>;
 
 /// Starts all threads that send frames or make changes.
-fn set_going<'scope, 'env>(
+fn start_threads<'scope, 'env>(
     scope: &'scope std::thread::Scope<'scope, 'env>,
     shared: &'env Shared,
     node: &'env Node,

@@ -21,10 +21,11 @@ use support::record::Identity;
 use support::tap::{Shape, Tap};
 use tempfile::TempDir;
 
-/// The shares of steady and of roaming guests. The others are hostile.
+/// The share of steady guests. Guests that are neither steady nor roaming are hostile.
 const STEADY: f64 = 0.375;
+/// The share of roaming guests.
 const ROAMING: f64 = 0.375;
-/// One in so many steady guests has its tap in the second namespace.
+/// One of this many steady guests has its tap in the second namespace.
 const ASIDE_EVERY: u16 = 6;
 /// The directory for files, so that reading them needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
@@ -230,12 +231,12 @@ impl Node {
             ensure!(
                 has_ended(agent.pid()),
                 "the previous agent has not ended after a takeover:\n{}",
-                agent.said()
+                agent.log()
             );
             Ok(())
         })?;
         shared.hand_over();
-        let log = agent.said();
+        let log = agent.log();
         let status = agent.stop()?;
         ensure!(status.success(), "the previous agent ended with {status} after a takeover:\n{log}");
         Ok(next)

@@ -173,7 +173,7 @@ impl Roamer {
         now: &Plan,
         after: Change,
     ) -> Result<()> {
-        let tap = self.tap.as_ref().context("a roaming guest has a tap between two changes")?;
+        let tap = self.tap.as_ref().context("the roaming guest has no tap")?;
         let mut pump = Pump::new(std::slice::from_ref(tap))?;
         let mut began = Instant::now();
         // Consecutive crawls whose octets match neither the current record nor the former one.

@@ -5,12 +5,13 @@ use crate::storm::guest::{Arrival, Failure, Orders, Plan, Pump, Tally};
 use anyhow::Result;
 use support::tap::Tap;
 
-/// Every so many rounds, the guests keep their connections between requests, some guests read slowly, and frames are
-/// lost.
+/// The guests keep their connections between requests in one of this many rounds.
 const KEEP_ALIVE_EVERY: u64 = 3;
+/// Some guests read slowly in one of this many rounds.
 const SLOW_EVERY: u64 = 4;
+/// Frames are lost in one of this many rounds.
 const LOSS_EVERY: u64 = 5;
-/// The share of frames lost in these rounds, in each direction.
+/// The share of frames lost in such a round, in each direction.
 const LOSS: f64 = 0.005;
 /// The guests begin within this number of seconds.
 const RAMP: f64 = 0.3;

@@ -34,7 +34,7 @@ impl Lab {
         let mut generator =
             command.spawn().with_context(|| format!("cannot start {}", command.get_program().display()))?;
         let orders = generator.stdin.take();
-        let replies = BufReader::new(generator.stdout.take().context("standard output is piped")?);
+        let replies = BufReader::new(generator.stdout.take().context("standard output is not piped")?);
         let mut lab = Self { generator, orders, replies, node };
         lab.expect_done()?;
         Ok(lab)

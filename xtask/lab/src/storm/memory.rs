@@ -9,10 +9,10 @@ use std::time::Duration;
 const NOT_THE_KERNELS: [&str; 7] =
     ["MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "PageTables"];
 
-/// The most samples of the kernel's memory before the last one is used, the time between two, and the octets by which
-/// two may differ once the memory is stable.
+/// The most samples of the kernel's memory. The last one is used even if the memory is not stable.
 const SAMPLES: usize = 30;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+/// The octets by which two samples may differ if the memory is stable.
 const STABLE_WITHIN: u64 = 64 << 10;
 
 /// Returns the octets that the kernel has taken for itself.
@@ -29,8 +29,8 @@ fn parse(text: &str) -> Option<u64> {
     Some(field("MemTotal")?.checked_sub(others)? << 10)
 }
 
-/// Returns the same once it is stable. Objects released a moment ago are freed later, after RCU's grace periods and by
-/// workqueues.
+/// Returns the kernel's memory once it is stable. Objects released a moment ago are freed later, after RCU's grace
+/// periods and by workqueues.
 pub(super) fn settled_kernel() -> Option<u64> {
     let mut last = kernel()?;
     for _ in 0..SAMPLES {

@@ -96,8 +96,11 @@ impl Code {
 
     /// Reads the one file of this name below [`ROOTS`]. It is not a Rust file.
     pub(super) fn file(&self, name: &str) -> Result<String> {
-        let ending =
-            Path::new(name).extension().context("a name with an ending")?.to_string_lossy().into_owned();
+        let ending = Path::new(name)
+            .extension()
+            .context("the file name has no extension")?
+            .to_string_lossy()
+            .into_owned();
         let mut found = Vec::new();
         for root in ROOTS {
             markdown::collect(Path::new(root), &ending, &mut found)?;
@@ -159,7 +162,7 @@ impl Code {
     /// Returns the value of the constant that `words` name in a file: an imported constant, or else one of the file
     /// itself.
     fn meant(&self, from: &Path, words: &[String], depth: u32) -> Result<Value> {
-        let (last, before) = words.split_last().context("a name")?;
+        let (last, before) = words.split_last().context("the path is empty")?;
         let before = match before {
             [] => self.imported(from, last),
             before => before.to_vec(),
@@ -292,8 +295,8 @@ fn evaluated(expression: &Expr, of: &dyn Fn(&syn::Path) -> Result<Value>) -> Res
             let Expr::Path(function) = call.func.as_ref() else {
                 bail!("a call that `cargo xtask book` cannot evaluate")
             };
-            let amount = u64::try_from(number(call.args.first().context("an argument")?)?)?;
-            match function.path.segments.last().context("a name")?.ident.to_string().as_str() {
+            let amount = u64::try_from(number(call.args.first().context("the call has no argument")?)?)?;
+            match function.path.segments.last().context("the path is empty")?.ident.to_string().as_str() {
                 "from_secs" => Value::Time(Duration::from_secs(amount)),
                 "from_millis" => Value::Time(Duration::from_millis(amount)),
                 "from_micros" => Value::Time(Duration::from_micros(amount)),

@@ -18,7 +18,7 @@ pub(super) fn page(code: &Code) -> Result<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     writeln!(page, "{}\n", text(&document["info"]["description"]))?;
     page.push_str("The agent serves the document itself at `/v1/openapi.json` of its control socket.\n");
-    for (path, item) in document["paths"].as_object().context("paths")? {
+    for (path, item) in document["paths"].as_object().context("the document has no `paths`")? {
         for method in METHODS {
             let Some(operation) = item.get(method) else { continue };
             writeln!(page, "\n## {} {path}\n\n{}", method.to_uppercase(), text(&operation["summary"]))?;
@@ -33,7 +33,9 @@ pub(super) fn page(code: &Code) -> Result<String> {
         }
     }
     page.push_str("\n## Objects\n");
-    for (name, schema) in document["components"]["schemas"].as_object().context("schemas")? {
+    for (name, schema) in
+        document["components"]["schemas"].as_object().context("the document has no `schemas`")?
+    {
         object(name, schema, &mut page)?;
     }
     Ok(page)
@@ -111,7 +113,7 @@ fn parameters(document: &Value, of: [&Value; 2], page: &mut String) -> Result<()
 
 fn responses(document: &Value, operation: &Value, page: &mut String) -> Result<()> {
     page.push_str("\n| Status | Meaning |\n|---|---|\n");
-    for (status, response) in operation["responses"].as_object().context("responses")? {
+    for (status, response) in operation["responses"].as_object().context("an operation has no `responses`")? {
         writeln!(page, "| {status} | {} |", cell(&resolved(document, response)["description"]))?;
     }
     Ok(())

@@ -15,7 +15,8 @@ pub(super) fn registered() -> Result<BTreeSet<String>> {
     let mut of_lab = Vec::new();
     markdown::collect(Path::new(LAB_TESTS), "rs", &mut of_lab)?;
     let of_lab = of_lab.iter().filter_map(|path| path.file_stem()?.to_str());
-    let manifest = fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("tests/Cargo.toml")?;
+    let manifest =
+        fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("cannot read tests/Cargo.toml")?;
     let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
     Ok(names.chain(of_lab).map(str::to_owned).collect())
 }

@@ -43,14 +43,18 @@ fn bill(metadata: &Value, checksums: &BTreeMap<String, String>) -> Result<Value>
         list(&metadata["packages"]).into_iter().map(|package| (text(&package["id"]), package)).collect();
     let nodes: BTreeMap<String, Value> =
         list(&metadata["resolve"]["nodes"]).into_iter().map(|node| (text(&node["id"]), node)).collect();
-    let root = packages.iter().find(|(_, package)| package["name"] == ROOT).context("no metadata-user")?.0;
+    let root = packages
+        .iter()
+        .find(|(_, package)| package["name"] == ROOT)
+        .context("there is no package metadata-user")?
+        .0;
     let mut linked = BTreeSet::new();
     let mut queue = vec![root.clone()];
     while let Some(id) = queue.pop() {
         if !linked.insert(id.clone()) {
             continue;
         }
-        for dependency in list(&nodes.get(&id).context("an unresolved package")?["deps"]) {
+        for dependency in list(&nodes.get(&id).context("a package is not resolved")?["deps"]) {
             // A linked dependency has the kind null; others have `build` or `dev`.
             if list(&dependency["dep_kinds"]).iter().any(|kind| kind["kind"].is_null()) {
                 queue.push(text(&dependency["pkg"]));

@@ -36,14 +36,14 @@ impl Tree {
             .output()
             .context("cannot run git")?;
         ensure!(listed.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listed.stderr).trim());
-        let names = String::from_utf8(listed.stdout).context("file names are UTF-8")?;
+        let names = String::from_utf8(listed.stdout).context("a file name is not UTF-8")?;
         for name in names.split_terminator('\0') {
             let (from, to) = (shell::top().join(name), top.join(name));
             // Deleted, but the deletion is not committed yet.
             if !from.exists() {
                 continue;
             }
-            fs::create_dir_all(to.parent().context("a file is in a directory")?)?;
+            fs::create_dir_all(to.parent().context("the file's path has no directory")?)?;
             fs::copy(&from, &to).with_context(|| format!("cannot copy {}", from.display()))?;
         }
         Ok(Self { target: room.path().join("target"), top, _copy: Some(room) })

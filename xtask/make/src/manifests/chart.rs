@@ -45,7 +45,7 @@ fn chart() -> Result<Value> {
         for entry in fs::read_dir(top.join(directory))? {
             let entry = entry?;
             if entry.file_type()?.is_file() {
-                let name = entry.file_name().into_string().ok().context("a name in UTF-8")?;
+                let name = entry.file_name().into_string().ok().context("a file name is not UTF-8")?;
                 let path = if directory.is_empty() { name } else { format!("{directory}/{name}") };
                 files.insert(path, fs::read_to_string(entry.path())?);
             }

@@ -40,7 +40,7 @@ impl Tools {
         command.env("PATH", "/usr/bin:/bin").env("LC_ALL", "C.UTF-8").current_dir("/");
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        let mut stdin = child.stdin.take().context("standard input is piped")?;
+        let mut stdin = child.stdin.take().context("standard input is not piped")?;
         let text = input.to_string();
         let feeder = std::thread::spawn(move || stdin.write_all(text.as_bytes()));
         let output = child.wait_with_output()?;

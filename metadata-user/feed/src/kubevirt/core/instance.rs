@@ -148,11 +148,11 @@ impl Instance {
         let mut actions = Vec::new();
         if !text.is_empty() && self.complaint.as_ref() != Some(&text) {
             let error = FeedError::Vm { reason: text.clone() };
-            actions.push(Action::Tell(FeedEvent::Rejected { key, error }));
+            actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
             self.complaint = Some(text.clone());
         } else if text.is_empty() && self.complaint.take().is_some() {
             // Publishing the same state again clears the complaint.
-            actions.push(Action::Tell(match &self.record {
+            actions.push(Action::Publish(match &self.record {
                 Some(record) => FeedEvent::Upsert { key, record: Arc::clone(record) },
                 None if self.expected.is_empty() => FeedEvent::Remove { key },
                 None => FeedEvent::Expect { key, identities: self.expected.clone() },
@@ -185,7 +185,7 @@ impl Instance {
         }
         let is_published =
             self.record.take().is_some() || !self.expected.is_empty() || self.complaint.is_some();
-        let remove = is_published.then(|| Action::Tell(FeedEvent::Remove { key: self.key.clone() }));
+        let remove = is_published.then(|| Action::Publish(FeedEvent::Remove { key: self.key.clone() }));
         remove.into_iter().chain([Action::Leave(self.uid.clone())]).collect()
     }
 }

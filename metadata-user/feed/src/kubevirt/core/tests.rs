@@ -123,11 +123,11 @@ impl Story {
         let actions =
             actions.filter(|action| !matches!(action, Action::Watch(_, volumes) if !volumes.is_empty()));
         let word = |action| match action {
-            Action::Tell(FeedEvent::Upsert { key, record }) => format!("+{key} {}", record.generation),
-            Action::Tell(FeedEvent::Expect { key, identities }) => format!("?{key} {}", identities.len()),
-            Action::Tell(FeedEvent::Remove { key }) => format!("-{key}"),
-            Action::Tell(FeedEvent::Rejected { key, .. }) => format!("!{key}"),
-            Action::Tell(FeedEvent::Synced) => "synced".into(),
+            Action::Publish(FeedEvent::Upsert { key, record }) => format!("+{key} {}", record.generation),
+            Action::Publish(FeedEvent::Expect { key, identities }) => format!("?{key} {}", identities.len()),
+            Action::Publish(FeedEvent::Remove { key }) => format!("-{key}"),
+            Action::Publish(FeedEvent::Rejected { key, .. }) => format!("!{key}"),
+            Action::Publish(FeedEvent::Synced) => "synced".into(),
             Action::Watch(uid, _) => format!("watch {uid}"),
             Action::Inlet(uid, mac) => {
                 format!("inlet {uid} {}", mac.map_or("none".into(), |mac| mac.to_string()))

@@ -89,13 +89,13 @@ pub(super) fn absent(id: &RecordId) -> Problem {
     problem(StatusCode::NOT_FOUND, "absent", "No such instance", none(id))
 }
 
-/// The text for a name without a record, which the command prints as well.
+/// The error text for a name without a record. The command prints it too.
 pub(super) fn none(id: &RecordId) -> String {
-    format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists what there is")
+    format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists all instances")
 }
 
 pub(super) fn precondition(detail: String) -> Problem {
-    problem(StatusCode::PRECONDITION_FAILED, "precondition", "It has changed meanwhile", detail)
+    problem(StatusCode::PRECONDITION_FAILED, "precondition", "The condition does not hold", detail)
 }
 
 pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
@@ -140,8 +140,8 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
         .map(|port| format!("{} ({})", port.port, port.reason.as_deref().unwrap_or("not yet")))
         .collect();
     let detail = format!(
-        "{} is registered and stays so, but not all of its ports were attached within {timeout:?}: {}; each is attached \
-         as soon as its interface is there",
+        "{} is registered, but not all of its ports were attached within {timeout:?}: {}; each is attached as soon as its \
+         interface exists",
         instance.name,
         missing.join(", ")
     );
@@ -152,7 +152,7 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
 
 pub(super) fn too_many() -> Problem {
     let detail =
-        format!("{WAITS} others wait for their ports; nothing was changed: try again, or omit `wait`");
+        format!("{WAITS} other clients wait for their ports; nothing was changed: try again, or omit `wait`");
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 

@@ -41,13 +41,13 @@ pub(crate) enum Ask {
         /// The answer.
         reply: oneshot::Sender<Option<Arc<str>>>,
     },
-    /// The entity tag, and whether another record may be registered under the name.
+    /// The entity tag of a registered record, and whether another may replace it.
     Check {
         /// The name of the record.
         id: RecordId,
         /// The record.
         record: Arc<Record>,
-        /// The client waits until the record is attached.
+        /// Whether the client will wait until the ports of the record are attached.
         waits: bool,
         /// The answer.
         reply: oneshot::Sender<Checked>,
@@ -72,7 +72,7 @@ pub(crate) enum Ask {
     Wait {
         /// The name of the record.
         id: RecordId,
-        /// The instance then.
+        /// The instance, once attached.
         reply: oneshot::Sender<Instance>,
     },
 }
@@ -82,7 +82,7 @@ pub(crate) enum Ask {
 pub(crate) struct Checked {
     /// The entity tag of the registered record.
     pub tag: Option<Arc<str>>,
-    /// The reason why another may not.
+    /// The reason why another record may not replace it.
     pub admitted: Result<(), Clash>,
 }
 
@@ -101,7 +101,8 @@ impl fmt::Debug for Ask {
 }
 
 impl Ask {
-    /// Answers from the node. True if records have changed. The client may have gone away.
+    /// Answers from the node. Returns true if records have changed. The answer is dropped if the client has
+    /// disconnected.
     pub(in crate::agent) fn answer(self, node: &mut Node) -> bool {
         let changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
         match self {

@@ -37,7 +37,7 @@ impl Conditions {
             return Err(precondition(none(id)));
         }
         if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
-            let advice = "read it (`xdp-imds get`, GET) and decide again";
+            let advice = "read it again (`xdp-imds get`, GET) before another change";
             return Err(precondition(format!("expected a tag of If-Match, but {}; {advice}", found())));
         }
         if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {

@@ -2,14 +2,14 @@
 //!
 //! | | |
 //! |---|---|
-//! | `GET /v1/instances` | all records of all sources, [`PAGE`](metadata_control::instances::PAGE) at a time: `?source=`, `?after=` |
-//! | `PUT /v1/instances/NAME` | register this record under the name: `?wait=attached`, `?timeout=5s` |
-//! | `GET /v1/instances/NAME` | the record, without its secrets: `?source=` |
-//! | `DELETE /v1/instances/NAME` | remove the record |
-//! | `GET /v1/openapi.json` | the OpenAPI document |
+//! | `GET /v1/instances` | all records of all sources, [`PAGE`](metadata_control::instances::PAGE) at a time:
+//! `?source=`, `?after=` | | `PUT /v1/instances/NAME` | register this record under the name: `?wait=attached`,
+//! `?timeout=5s` | | `GET /v1/instances/NAME` | the record, without its secrets: `?source=` | | `DELETE
+//! /v1/instances/NAME` | remove the record | | `GET /v1/openapi.json` | the OpenAPI document |
 //!
-//! Changes are made one after the other. The control loop checks a change, it is written to disk, and then it comes into
-//! force: a record answered with 200 or 201 outlives the agent. A change is completed even if its client disappears.
+//! Changes are made one after the other. A change is checked by the control loop, written to disk, and then put into
+//! force, so a record answered with 200 or 201 survives the agent. A change is completed even if its client
+//! disconnects.
 
 mod answer;
 mod ask;
@@ -46,7 +46,7 @@ use metadata_feed::registry::RecordId;
 #[cfg(test)]
 use record::BODY_MAX;
 
-/// Limit on clients that wait for the ports of their VM. One more is refused, and nothing changes.
+/// Limit on clients that wait for the ports of their VM. A further one is refused, and nothing changes.
 pub(crate) const WAITS: usize = 16;
 /// How long a client waits by default.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);
@@ -140,7 +140,7 @@ async fn put(
     let _stay = wait.map(|_| stay.hold());
     let until = wait.map(|Wait { timeout }| (timeout, Instant::now() + timeout));
     let change = Change { agent: agent.clone(), id: id.clone(), conditions, peer };
-    // In a task of its own: the change is completed even if the client disappears.
+    // The change has its own task, so that it is completed even if the client disconnects.
     let changed = tokio::spawn(change.put(record, wait.is_some())).await;
     let (created, instance) = changed.map_err(|_| busy())??;
     let instance = match until {
@@ -181,7 +181,7 @@ async fn attached(
     });
     match waited.await {
         Ok(Some(instance)) => Ok(instance),
-        // Another client has removed it, or the agent is ending.
+        // Another client has removed the record, or the agent is ending.
         Ok(None) => Err(absent(&id)),
         Err(_) => {
             let now = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id, reply })).await;
@@ -250,7 +250,7 @@ fn tag(record: &Arc<metadata_content::record::Record>) -> Result<Tagged, Problem
     Ok(Tagged { record: Arc::clone(record), etag })
 }
 
-/// Runs work that waits for a disk or takes long on another thread.
+/// Runs work that blocks or takes long on another thread.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
     tokio::task::spawn_blocking(work).await.map_err(|_| busy())
 }

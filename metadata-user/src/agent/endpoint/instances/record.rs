@@ -48,7 +48,7 @@ pub(super) async fn read(head: &HeaderMap, body: Body, limits: &Limits, peer: Pe
         let error: &dyn std::error::Error = &error;
         match error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
             true => too_large(BODY_MAX),
-            false => bad_request("a whole record", "the end of it before"),
+            false => bad_request("a complete record", "a truncated one"),
         }
     })?;
     let within = Limits { record_octets: BODY_MAX, ..limits.clone() };
@@ -83,8 +83,8 @@ fn parse(octets: &[u8], is_json: Option<bool>, limits: &Limits, peer: Peer) -> R
         Credential::ALL.into_iter().any(|credential| record.credentials.source(credential).is_some());
     if payloads || credentials || record.signing.is_some() {
         return Err(refused(
-            "expected everything in the record itself, found a `source`: the agent opens no files for those who \
-             register VMs; `xdp-imds register` puts in what is in files beside a record"
+            "expected a record without `source`, found one: the agent opens no files for clients that register VMs; \
+             `xdp-imds register` replaces each `source` with the content of its file"
                 .into(),
         ));
     }

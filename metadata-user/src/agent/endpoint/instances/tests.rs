@@ -38,7 +38,7 @@ struct Book {
     clash: Option<Clash>,
     /// All ports are attached.
     attached: bool,
-    /// Requests that wait until they are.
+    /// Requests that wait until all ports are attached.
     waiting: Vec<Ask>,
 }
 
@@ -108,7 +108,7 @@ impl Book {
     }
 }
 
-/// A control socket in front of the control loop.
+/// A control socket and a simulated control loop.
 struct Bench {
     room: tempfile::TempDir,
     book: Arc<Mutex<Book>>,
@@ -191,7 +191,7 @@ async fn ask(socket: &PathBuf, method: &str, path: &str, fields: &[&str], body: 
     }
     text.push_str("\r\n");
     text.push_str(body);
-    // An answer may come before all is taken.
+    // The answer may arrive before the whole request is sent.
     stream.write_all(text.as_bytes()).await.unwrap_or_default();
     let mut answer = Vec::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut answer)).await;
@@ -240,7 +240,7 @@ async fn a_record_is_stored_before_it_is_in_force_and_shown_without_secrets() {
 }
 
 #[tokio::test]
-async fn one_of_the_clients_that_race_for_a_change_wins() {
+async fn of_clients_that_race_for_a_change_exactly_one_succeeds() {
     let bench = Bench::new();
     let first = bench.put("web", &[], 1).await;
     for (name, field) in [("web", format!("If-Match: {}", first.etag())), ("new", "If-None-Match: *".into())]
@@ -325,7 +325,7 @@ async fn a_wait_that_is_too_long_is_an_error_and_the_record_stays() {
         tokio::task::yield_now().await;
     }
     assert_eq!(bench.ask("DELETE", "/v1/instances/web", &[], "").await.status, 204);
-    assert_eq!(waits.await.expect("an answer").status, 404, "what is waited for has gone");
+    assert_eq!(waits.await.expect("an answer").status, 404, "the record was removed");
 }
 
 #[tokio::test]
@@ -343,7 +343,7 @@ async fn clients_wait_up_to_the_limit_and_others_are_served_meanwhile() {
     let refused = bench.ask("PUT", path, &[], &record(1)).await;
     assert_eq!((refused.status, refused.field("retry-after")), (503, Some("1")), "{refused:?}");
     assert_eq!(bench.ask("GET", "/v1/instances/more", &[], "").await.status, 404, "nothing was changed");
-    // Others come and go, more than there are places, and none of those who wait loses its own.
+    // More other clients connect than the limit allows, and no waiting client loses its connection.
     let mut idle = Vec::new();
     for _ in 0..2 * CONNECTIONS {
         idle.push(UnixStream::connect(bench.socket()).await.expect("a connection"));
@@ -492,7 +492,7 @@ fn resolved<'a>(document: &'a Value, value: &'a Value) -> &'a Value {
     }
 }
 
-/// Whether a value fits a schema: of JSON Schema, the words the document uses.
+/// Whether a value fits a schema. Supports the keywords of JSON Schema that the document uses.
 fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
     let schema = resolved(document, schema);
     for (word, wanted) in schema.as_object().expect("a schema") {

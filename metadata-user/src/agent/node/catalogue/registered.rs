@@ -1,4 +1,4 @@
-//! Records that were registered at the agent itself, by the API or a hook.
+//! Records that clients registered with the agent, through the API or a hook.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::agent::slots::IdentityName;
 pub(in crate::agent) struct Shelving {
     pub(in crate::agent) shelf: Shelf,
     pub(in crate::agent) limits: Limits,
-    /// Records of each source.
+    /// Maximum number of records of each source.
     pub(in crate::agent) most: usize,
 }
 
@@ -48,26 +48,26 @@ pub(crate) struct Tagged {
 /// Why a record cannot be registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Clash {
-    /// Another VM's record has one of its MACs on the same port.
+    /// Another VM's record claims the same MAC on the same port.
     Taken {
         /// The MAC and the port.
         identity: IdentityName,
         /// The other record.
         by: RecordId,
     },
-    /// Another record of its source is of the same VM.
+    /// Another record of the same source describes the same VM.
     SameVm {
         /// The other record.
         by: RecordId,
     },
-    /// The source has as many records as it may have.
+    /// The source has the maximum number of records.
     Full {
         /// The limit.
         most: usize,
     },
     /// The memory for records is used up.
     Memory(NoRoom),
-    /// None of its NICs has a port, so a client would wait for ever.
+    /// No NIC of the record has a port, so the client would wait for ever.
     Unplaced,
 }
 
@@ -83,7 +83,7 @@ impl Catalogue {
         (self.registered.shelving.limits, self.registered.shelving.most) = (limits, most);
     }
 
-    /// Reads token keys, mailboxes and registered records again, which the previous agent has written until now.
+    /// Reads token keys, mailboxes and registered records again after the previous agent has saved them.
     pub(in crate::agent::node) fn reload_state(&mut self) -> Touched {
         self.state.reload();
         self.read_registered()
@@ -118,7 +118,7 @@ impl Catalogue {
         self.registry.record(id).cloned()
     }
 
-    /// Checks whether a record may be registered under a name. With `waits`, its client waits until it is attached.
+    /// Checks whether a record may be registered under a name. With `waits`, the client will wait for its ports.
     ///
     /// # Errors
     /// [`Clash`]: the reason why it may not.
@@ -151,7 +151,7 @@ impl Catalogue {
         self.room.fits(id, record).map_err(Clash::Memory)
     }
 
-    /// Registers a record in the place of the one under its name.
+    /// Registers a record, and replaces the record of that name.
     pub(in crate::agent::node) fn register(&mut self, id: &RecordId, tagged: Tagged) -> Touched {
         let Tagged { record, etag } = tagged;
         self.registered.etags.insert(id.clone(), etag);

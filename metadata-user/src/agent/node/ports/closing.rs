@@ -1,9 +1,9 @@
 //! Taps without a record are kept closed (`guard: all`).
 //!
-//! A closed tap is a port on which no identity is served. A tap is closed when it appears, at the latest with the event
-//! that reports it. It becomes an ordinary port when a record names it, without having been open in between, and is
-//! closed again when its record is removed. In other namespaces than the agent's own this holds only while a port is
-//! served there: a namespace with a port is kept alive, and that of a pod must be able to end.
+//! A closed tap is a port on which no identity is served. A tap is closed with the event that reports it, if not
+//! before. It becomes an ordinary port when a record names it, without being open in between, and is closed again when
+//! its record is removed. In a namespace other than the agent's own, taps are closed only while a port is served there:
+//! a port keeps its namespace alive, and a pod's namespace must be able to end.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ use metadata_common::maps::MAX_PORTS;
 use metadata_steer::{Found, Guarded, SteerError, is_hub_tap};
 use tracing::{debug, info, warn};
 
-use super::Ports;
+use super::NodePorts;
 use crate::agent::plan::Plan;
 
 /// Which taps are guarded, and which are closed.
@@ -32,7 +32,7 @@ impl Guard {
         Self { guarded, hub: hub.into(), closed: BTreeSet::new() }
     }
 
-    /// True for a port that is closed unless the plan wants it, provided that it is a tap.
+    /// True if the port, provided that it is a tap, must be closed because the plan does not want it.
     pub(super) fn guards(&self, port: &PortName, plan: &Plan) -> bool {
         self.guarded == Guarded::All
             && (port.netns.is_none() || plan.namespaces().any(|netns| *netns == port.netns))
@@ -44,7 +44,7 @@ impl Guard {
     }
 }
 
-impl Ports {
+impl NodePorts {
     /// Taps that are closed.
     pub(in crate::agent::node) fn closed(&self) -> impl Iterator<Item = &PortName> {
         self.guard.closed.iter()
@@ -104,10 +104,10 @@ impl Ports {
                     }
                 }
                 Ok(false) => return self.release_unguarded(port, plan),
-                Err(error) => return self.troubles.report(port, &format!("it may stay open: {error}")),
+                Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
             },
             Ok(Found::Nothing) => return self.forget_closed(port),
-            Err(error) => return self.troubles.report(port, &format!("it may stay open: {error}")),
+            Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
         }
         // The previous agent may have bound identities there that have no record now.
         self.bindings.keep_inherited(&mut self.steering, port, plan);
@@ -122,12 +122,14 @@ impl Ports {
         self.forget_closed(port);
         match self.steering.attach_closed(port) {
             Ok(()) => {
-                info!(%port, "closed: it has no record");
+                info!(%port, "closed, because it has no record");
                 return true;
             }
-            // It has a record, or is closed, under another name.
-            Err(SteerError::SamePort { other, .. }) => debug!(%port, %other, "is a port already"),
-            Err(error) => self.troubles.report(port, &format!("it stays open: {error}")),
+            // The device is a port under another name, with a record or closed.
+            Err(SteerError::SamePort { other, .. }) => {
+                debug!(%port, %other, "the tap is already a port under another name")
+            }
+            Err(error) => self.troubles.report(port, &format!("the tap stays open: {error}")),
         }
         false
     }
@@ -162,7 +164,7 @@ impl Ports {
         self.detach(port);
     }
 
-    /// Detaches a port. With the last port that is served in a namespace, those that are closed there are touched.
+    /// Detaches a port. If it was the last served port of its namespace, touches the closed ports there.
     pub(super) fn release_unguarded(&mut self, port: &PortName, plan: &Plan) {
         self.forget_closed(port);
         let stranded = self.guard.closed.iter().filter(|port| !self.guard.guards(port, plan));

@@ -6,7 +6,7 @@ use metadata_datapath::stack::SlotStats;
 use metadata_steer::{By, Way};
 use tokio::sync::oneshot;
 
-use super::Ports;
+use super::NodePorts;
 use crate::agent::node::answers::Serves;
 use crate::agent::slots::IdentityName;
 
@@ -14,14 +14,15 @@ use crate::agent::slots::IdentityName;
 pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
 
 /// The reason of a port whose guest gets no answer.
-pub(super) const UNREACHABLE: &str = "answers do not reach its guest: the device takes no redirected frames. Of a veth, turn GRO on at the other end \
-     (`ethtool -K PEER gro on`); else give the guest a tap. It is served as soon as it takes them";
+pub(super) const UNREACHABLE: &str = "answers do not reach the guest: the device accepts no redirected \
+     frames. For a veth, turn on GRO at its other end (`ethtool -K PEER gro on`); otherwise give the guest a tap. The port \
+     is served as soon as its device accepts them";
 
 /// The note on a port that is served by the classifier.
-const BY_CLASSIFIER: &str = "served, at more cost a frame: the device takes no redirected frames, so a classifier hands it its answers. Of a \
-     veth, turn GRO on at the other end (`ethtool -K PEER gro on`)";
+const BY_CLASSIFIER: &str = "served at a higher cost per frame: the device accepts no redirected frames, so a \
+     classifier delivers the answers. For a veth, turn on GRO at its other end (`ethtool -K PEER gro on`)";
 
-impl Ports {
+impl NodePorts {
     /// The state of a wanted port, and the reason.
     #[must_use]
     pub(in crate::agent::node) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
@@ -32,7 +33,7 @@ impl Ports {
                 let by_classifier = self.steering.way_to(port) == Way::Classifier;
                 (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
             }
-            None => (PortState::Waiting, Some("its turn has not come yet")),
+            None => (PortState::Waiting, Some("not settled yet")),
         }
     }
 

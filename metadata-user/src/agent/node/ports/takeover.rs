@@ -9,10 +9,10 @@ use metadata_serve::Question;
 use metadata_steer::SteerError;
 use tracing::{debug, warn};
 
-use super::Ports;
+use super::NodePorts;
 use crate::agent::plan::Plan;
 
-impl Ports {
+impl NodePorts {
     /// The side of this agent's hubs, 0 or 1.
     #[must_use]
     pub(in crate::agent) fn side(&self) -> u32 {
@@ -22,17 +22,17 @@ impl Ports {
     /// True while the previous agent has ports that no record has named yet.
     #[must_use]
     pub(in crate::agent) fn has_inherited(&self) -> bool {
-        self.steering.has_left()
+        self.steering.has_inherited()
     }
 
-    /// Releases what the previous agent had and no record names. Call it once all ports were settled. Nothing is
-    /// released while the device of a wanted port cannot be determined.
+    /// Releases inherited ports and slots that no record names. Call it once all ports were settled. Releases nothing
+    /// while the device of a wanted port cannot be determined.
     pub(in crate::agent) fn release_inherited(&mut self, plan: &Plan) {
         if !self.has_inherited() || self.touch_inherited_taps(plan) {
             return;
         }
         let wanted = self.troubles.unsettled().filter(|port| plan.wants(port));
-        match self.steering.give_up_left(wanted) {
+        match self.steering.release_inherited(wanted) {
             Ok(freed) => {
                 freed.into_iter().for_each(|slot| self.bindings.release_inherited(&self.steering, slot))
             }
@@ -48,7 +48,7 @@ impl Ports {
     pub(in crate::agent) fn take_over(&mut self, plan: &Plan) -> Result<(), SteerError> {
         self.bindings.follow_slots(&mut self.steering)?;
         self.steering.take_over_all()?;
-        // The previous agent's limits are those of its own configuration.
+        // The limits in the kernel are still those of the previous agent's configuration.
         self.steering.set_limits(self.steering.limits())?;
         self.bindings.reserve_inherited(&self.steering);
         for port in plan.ports() {
@@ -74,7 +74,7 @@ impl Ports {
     /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
     ///
     /// # Errors
-    /// If no descriptor is available, or a worker cannot be reached. The workers before it drain all the same.
+    /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
     pub(in crate::agent) fn drain_and_claim(&self, limit: Duration) -> anyhow::Result<()> {
         self.workers().drain_and_claim(limit, || self.steering.claims())
     }
@@ -82,7 +82,7 @@ impl Ports {
     /// Ends the drain and drops all claims: this agent keeps its ports.
     ///
     /// # Errors
-    /// If a worker cannot be reached: it drains on.
+    /// If a worker cannot be reached. It continues to drain.
     pub(in crate::agent) fn resume(&mut self) -> Result<(), ControlError> {
         if let Err(error) = self.steering.clear_claims() {
             warn!("claims stay until the next handover: {error}");
@@ -95,7 +95,7 @@ impl Ports {
         self.steering.handed_over();
     }
 
-    /// Makes waiting requests of a slot look for an answer again.
+    /// Makes the worker try waiting requests of a slot again.
     pub(in crate::agent) fn wake(&mut self, slot: Slot) {
         self.bindings.wake(&self.steering, slot);
     }

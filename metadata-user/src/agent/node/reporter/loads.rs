@@ -1,4 +1,4 @@
-//! How busy workers have been lately.
+//! The recent load of workers.
 
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ impl Loads {
             }
             let load = &mut self.0[at];
             let (over, of) = (elapsed.saturating_sub(load.elapsed), awake.saturating_sub(load.awake));
-            // Nothing was published since the last reading: the last load stays.
+            // The worker has published nothing since the last reading, so its last load stays.
             if !over.is_zero() {
                 *load = Load { elapsed, awake, last: of.as_secs_f64() / over.as_secs_f64() };
             }
         }
     }
 
-    /// The share of time between the last two readings that a worker was awake, 0 to 1.
+    /// The fraction of the time between the last two readings in which a worker was awake, 0 to 1.
     pub(super) fn of(&self, hub: usize) -> f64 {
         self.0.get(hub).map_or(0.0, |load| load.last.clamp(0.0, 1.0))
     }
@@ -46,7 +46,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn a_load_covers_the_time_between_two_readings_and_is_0_before() {
+    fn a_load_covers_the_time_between_two_readings_and_is_0_before_them() {
         let look = |elapsed, slept| LoopStats {
             elapsed: Duration::from_secs(elapsed),
             slept: Duration::from_secs(slept),

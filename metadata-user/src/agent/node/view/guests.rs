@@ -1,4 +1,4 @@
-//! Guests, by the names that people use for them.
+//! Finds guests by the names that people use.
 
 use metadata_control::status::{Guest, LISTED_GUESTS};
 use metadata_datapath::stack::SlotStats;
@@ -9,7 +9,7 @@ use super::{View, way_of};
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
-/// A guest, and the answer of its worker about what it holds for the guest, if it is bound.
+/// A guest, and the channel on which its worker reports what it holds for the guest; `None` if the guest is not bound.
 pub(in crate::agent) type AskedGuest = (Guest, Option<oneshot::Receiver<SlotStats>>);
 
 impl<'a> View<'a> {

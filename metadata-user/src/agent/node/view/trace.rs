@@ -12,12 +12,13 @@ use crate::agent::slots::IdentityName;
 use metadata_base::port::PortName;
 use metadata_steer::{TraceError, Watch};
 
-/// Most ports or guests that a refusal lists when a name means several.
+/// Maximum number of ports or guests that a refusal lists if a name is ambiguous.
 const LISTED: usize = 4;
-/// What the trace of a port does not show.
-const NOT_BY_PORT: &str = "answers of the agent are not shown, because they carry a guest's slot and not a port: trace the guest's MAC for that";
+/// The note on what the trace of a port does not show.
+const NOT_BY_PORT: &str = "the agent's answers are not shown, because they carry a guest's slot instead of \
+     a port: trace the guest's MAC to see them";
 
-/// What a trace is to show.
+/// The target and scope of a trace.
 #[derive(Clone, Debug)]
 pub(crate) struct TraceTarget {
     /// A port, a MAC, or the name, UUID or record of a VM with one NIC.
@@ -76,7 +77,7 @@ impl<'a> View<'a> {
 
     fn trace_mac(self, mac: Mac, passing: bool) -> Result<Traced, TraceRefusal> {
         let known: Vec<_> = self.ports.bindings().all().filter(|(who, _)| who.mac == mac).collect();
-        // Only its own port, even if another guest uses the same MAC. All ports if its own is not known.
+        // Trace only the MAC's own port, even if another guest uses the MAC; all ports if its own is unknown.
         let port = match &known[..] {
             [(IdentityName { port, .. }, _)] => Some(port),
             _ => None,

@@ -12,15 +12,17 @@ use super::world::{NEEDS_CHECKSUM, VNET, World};
 use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
 
-/// The pause before ARP is repeated, and the number of tries (Linux's retrans_time and mcast_solicit).
+/// The pause before ARP is repeated (Linux's retrans_time).
 const ARP_AGAIN: Nanos = SECOND;
+/// The number of tries of ARP.
 const ARP_TRIES: u8 = 5;
 /// An answer is given up after this time without an octet. cloud-init's own limits are 2 to 50 s.
 const SILENCE: Nanos = 10 * SECOND;
 /// The most closed connections whose end the guest awaits. Beyond it the oldest is dropped.
 const CLOSING_MOST: usize = 64;
-/// The first port a guest connects from, and the number of ports it uses (Linux's ip_local_port_range).
+/// The first port a guest connects from (Linux's ip_local_port_range).
 const FIRST_PORT: u16 = 32_768;
+/// The number of ports a guest connects from.
 const PORTS: u16 = 28_232;
 /// The pause before a failed request is repeated.
 const RETRY_PAUSE: Nanos = SECOND;

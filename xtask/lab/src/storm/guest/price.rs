@@ -1,9 +1,9 @@
 //! Measures the cost of the generator's own system calls.
 //!
 //! A guest's `write` to its tap does work for the host: it makes the packet, runs XDP or the bridge, and often the
-//! server's softirq. The storm measures that work. Only the cost of a call before any of it counts for the generator: a
-//! `write` that is refused for its length, a `read` that finds no frame, a wait without events. These prices are lower
-//! bounds and the same for every subject, so they favour none.
+//! server's softirq. The storm measures that work. The generator's own share is only the cost of a call that does
+//! nothing: a `write` that is refused for its length, a `read` that finds no frame, a wait without events. These prices
+//! are lower bounds and the same for every subject, so they favour none.
 
 use super::plan::Prices;
 use anyhow::{Result, ensure};
@@ -11,8 +11,8 @@ use rustix::event::epoll;
 use std::time::Instant;
 use support::tap::Tap;
 
-/// Calls of one kind in a trial, and number of trials. The cheapest trial counts, because other work can only make a
-/// call dearer.
+/// Calls of one kind in a trial, and number of trials. The cheapest trial counts, because other work on the machine can
+/// only add to the cost.
 const CALLS: u32 = 20_000;
 const TRIALS: u32 = 7;
 

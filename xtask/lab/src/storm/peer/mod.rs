@@ -43,7 +43,7 @@ pub(crate) struct Page {
 pub(crate) const OWN_MAC: &str = "{mac}";
 
 /// A subject of a storm, which serves the guests' pages on their taps. Subjects alternate in one run on the same taps.
-/// At the start the taps are up, in the node's namespace, without bridge, program or address.
+/// The taps start in the node's namespace: up, and without bridge, program or address.
 pub(crate) trait Subject {
     /// Returns the name in tables and files.
     fn name(&self) -> &'static str;

@@ -28,7 +28,7 @@ pub(super) struct Networks<'a> {
 
 /// Distributes the guests over networks in equal shares, in order.
 pub(super) fn shares(guests: usize, networks: usize) -> Result<Vec<std::ops::Range<usize>>> {
-    ensure!(networks >= 1, "a storm has at least one network");
+    ensure!(networks >= 1, "expected at least one network");
     let networks = networks.min(guests.max(1));
     let most = guests.div_ceil(networks);
     ensure!(
@@ -117,8 +117,8 @@ fn bridge_name(number: usize) -> String {
 }
 
 fn bridge_lines(bridge: &str, number: usize) -> String {
-    // A bridge without an address of its own borrows a port's. It would change when that port goes, and guests would
-    // use the old one.
+    // A bridge without a MAC of its own uses a port's. That MAC would change when the port is removed, and guests would
+    // keep using the old one.
     let [high, low] = u16::try_from(number).unwrap_or(u16::MAX).to_be_bytes();
     format!(
         "link add {bridge} address 02:00:a9:fe:{high:02x}:{low:02x} type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\

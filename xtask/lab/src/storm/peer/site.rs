@@ -47,7 +47,7 @@ impl Site {
         let base =
             if Path::new(IN_MEMORY).is_dir() { PathBuf::from(IN_MEMORY) } else { std::env::temp_dir() };
         let directory = tempfile::Builder::new().prefix("xdp-imds-storm-").tempdir_in(base)?;
-        let first = tenants.first().context("a storm has at least one guest")?;
+        let first = tenants.first().context("the storm has no guest")?;
         let mut entries = Vec::new();
         let mut numbers = HashMap::new();
         for (number, page) in first.pages.iter().enumerate() {

@@ -76,7 +76,7 @@ fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
     let nics = |story: &mut Story| {
         let actions = story.core.actions();
         actions.into_iter().find_map(|action| match action {
-            Action::Tell(FeedEvent::Upsert { record, .. }) => Some(record.network.nics.len()),
+            Action::Publish(FeedEvent::Upsert { record, .. }) => Some(record.network.nics.len()),
             _ => None,
         })
     };
@@ -95,7 +95,7 @@ fn an_unserved_binding_is_reported_at_once_by_name() {
     story.apply(Origin::Here, sriov);
     story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
     let actions = story.core.actions();
-    let [Action::Tell(FeedEvent::Rejected { error, .. }), Action::Report(report)] = &actions[..] else {
+    let [Action::Publish(FeedEvent::Rejected { error, .. }), Action::Report(report)] = &actions[..] else {
         panic!("{actions:?}")
     };
     assert!(error.to_string().contains("`sriov`") && report.message.contains("`fast`"), "{error}");

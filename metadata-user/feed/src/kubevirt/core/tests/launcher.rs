@@ -33,7 +33,7 @@ fn a_missing_launcher_is_reported_until_it_is_found() {
     story.now += GRACE;
     story.core.pod(&"p".parse().expect("a uid"), missing(), story.now);
     let actions = story.core.actions();
-    let [Action::Tell(FeedEvent::Rejected { key, error }), Action::Report(report)] = &actions[..] else {
+    let [Action::Publish(FeedEvent::Rejected { key, error }), Action::Report(report)] = &actions[..] else {
         panic!("{actions:?}")
     };
     assert_eq!((&**key, report.reason), ("shop/web", Reason::Degraded));

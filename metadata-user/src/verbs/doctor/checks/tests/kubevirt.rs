@@ -37,7 +37,13 @@ fn what_the_feed_of_kubevirt_needs_is_judged() {
             Fail,
             &["/some/directory does not exist", "kubelet: DIR", "/var/lib/kubelet"],
         ),
-        ("a file", |f| needs(f).pods.found = Ok(Some(file())), "kubevirt.kubelet", Fail, &["not a directory"]),
+        (
+            "a file",
+            |f| needs(f).pods.found = Ok(Some(file())),
+            "kubevirt.kubelet",
+            Fail,
+            &["not a directory"],
+        ),
         (
             "no right",
             |f| needs(f).pods.found = Err(refused()),

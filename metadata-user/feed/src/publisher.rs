@@ -18,7 +18,7 @@ pub const QUEUED_OCTETS: usize = 16 << 20;
 
 /// The sending end of a feed's events.
 #[derive(Clone)]
-pub struct Teller {
+pub struct Publisher {
     tx: mpsc::Sender<FeedEvent>,
     /// The memory accounts and the source of these records; `None` admits every record.
     room: Option<(Arc<Room>, Source)>,
@@ -26,8 +26,8 @@ pub struct Teller {
     name: fn(String) -> String,
 }
 
-impl From<mpsc::Sender<FeedEvent>> for Teller {
-    /// A teller that admits every record.
+impl From<mpsc::Sender<FeedEvent>> for Publisher {
+    /// A publisher that admits every record.
     fn from(tx: mpsc::Sender<FeedEvent>) -> Self {
         Self { tx, room: None, name: |key| key }
     }
@@ -35,12 +35,12 @@ impl From<mpsc::Sender<FeedEvent>> for Teller {
 
 /// The receiver of events was dropped.
 #[derive(Debug)]
-pub struct Unheard;
+pub struct Closed;
 
 /// Waits for free memory.
 pub struct Freed(Option<watch::Receiver<u64>>);
 
-impl Teller {
+impl Publisher {
     /// Publishes records of a source, within the memory that `room` allows.
     #[must_use]
     pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<Room>, source: Source) -> Self {
@@ -77,13 +77,13 @@ impl Teller {
     /// Publishes an event once the queue has a place for it.
     ///
     /// # Errors
-    /// [`Unheard`]: the agent has stopped, or has replaced this feed.
-    pub async fn tell(&self, event: FeedEvent) -> Result<(), Unheard> {
+    /// [`Closed`]: the agent has stopped, or has replaced this feed.
+    pub async fn publish(&self, event: FeedEvent) -> Result<(), Closed> {
         let places = self.tx.max_capacity();
         let most = QUEUED_OCTETS.checked_div(octets(&event)).unwrap_or(places).clamp(1, places);
         // The free places must suffice if all queued events have this size.
-        let mut permits = self.tx.reserve_many(places - most + 1).await.map_err(|_| Unheard)?;
-        let permit = permits.next().ok_or(Unheard)?;
+        let mut permits = self.tx.reserve_many(places - most + 1).await.map_err(|_| Closed)?;
+        let permit = permits.next().ok_or(Closed)?;
         permit.send(self.renamed(event));
         Ok(())
     }
@@ -134,7 +134,7 @@ fn octets(event: &FeedEvent) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{QUEUED_OCTETS, Teller};
+    use super::{Publisher, QUEUED_OCTETS};
     use crate::FeedEvent;
     use futures_util::FutureExt as _;
     use metadata_content::record::Record;
@@ -159,20 +159,20 @@ mod tests {
             (QUEUED_OCTETS * 2, 1),
         ] {
             let (tx, mut events) = mpsc::channel(PLACES);
-            let teller = Teller::from(tx);
+            let publisher = Publisher::from(tx);
             for n in 0..waits_after {
                 assert!(
-                    teller.tell(event(octets)).now_or_never().is_some(),
+                    publisher.publish(event(octets)).now_or_never().is_some(),
                     "event {n} of {octets} octets waits"
                 );
             }
             assert!(
-                teller.tell(event(octets)).now_or_never().is_none(),
+                publisher.publish(event(octets)).now_or_never().is_none(),
                 "{octets} octets: there is no limit"
             );
             assert!(events.try_recv().is_ok());
             assert!(
-                teller.tell(event(octets)).now_or_never().is_some(),
+                publisher.publish(event(octets)).now_or_never().is_some(),
                 "{octets} octets: its place is free"
             );
         }

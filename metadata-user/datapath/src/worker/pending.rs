@@ -6,15 +6,15 @@ use super::sync::{AtomicBool, Ordering};
 
 /// Set by the sender of a message, cleared by the worker before it reads the queues.
 #[derive(Debug)]
-pub(super) struct Told(AtomicBool);
+pub(super) struct Pending(AtomicBool);
 
-impl Told {
+impl Pending {
     pub(super) fn new() -> Self {
         Self(AtomicBool::new(false))
     }
 
     /// Sets the flag. Call it after the message is in its queue and before the bell rings.
-    pub(super) fn tell(&self) {
+    pub(super) fn set(&self) {
         // Release, pairs with `take`: whoever takes the flag finds the message. This is a swap because a second store
         // would end the first sender's release sequence, and one `take` would then miss the first message.
         self.0.swap(true, Ordering::Release);
@@ -26,9 +26,9 @@ impl Told {
     }
 
     /// Sets the flag again, because the queues may hold more than the worker has taken.
-    pub(super) fn keep(&self) {
+    pub(super) fn set_again(&self) {
         // Relaxed: this call brings no message. This is a swap because a store would hide the messages of a
-        // concurrent `tell`.
+        // concurrent `set`.
         self.0.swap(true, Ordering::Relaxed);
     }
 }
