@@ -1,4 +1,4 @@
-//! Control groups of pods, as kubelet makes them: real ones, in a corner of the machine's tree.
+//! Control groups of pods as kubelet creates them, below a separate group of this machine.
 
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::eventually::eventually;
 
-/// Longest a group may stay busy once its processes have ended.
+/// How long removal of a group is retried while its processes end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How kubelet names groups.
+/// The cgroup driver of kubelet, which decides how groups are named.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Driver {
     /// `kubepods-burstable-pod<uid>.slice`, with underscores.
@@ -20,17 +20,17 @@ pub enum Driver {
     Cgroupfs,
 }
 
-/// A corner of the tree of control groups (version 2). Dropping it removes it.
+/// A control group (version 2) that contains the pods' groups. Dropping it removes all of them.
 #[derive(Debug)]
 pub struct Cgroups {
     root: PathBuf,
 }
 
 impl Cgroups {
-    /// Makes one.
+    /// Creates the group.
     ///
     /// # Errors
-    /// Where there is no such tree, or it cannot be written to.
+    /// When no cgroup2 is mounted, or it is not writable.
     pub fn new() -> Result<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -39,19 +39,19 @@ impl Cgroups {
         Ok(Self { root })
     }
 
-    /// What keeps tests from making groups, if anything does.
+    /// The reason why tests cannot create groups, if there is one.
     #[must_use]
     pub fn missing() -> Option<String> {
         Self::new().err().map(|error| format!("it cannot make control groups: {error:#}"))
     }
 
-    /// Where it is.
+    /// The path of the group.
     #[must_use]
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Puts a process into a container of a pod.
+    /// Moves a process into the group of a pod's container.
     ///
     /// # Errors
     /// When there is no such process.
@@ -75,12 +75,12 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         if let Err(error) = eventually(PATIENCE, || Ok(remove(&self.root)?)) {
-            eprintln!("control groups at {} stay behind: {error:#}", self.root.display());
+            eprintln!("control groups at {} are not removed: {error:#}", self.root.display());
         }
     }
 }
 
-/// Groups are removed by rmdir(2), from the innermost: what looks like files in them is not removed.
+/// Removes a group and those below it by rmdir(2), innermost first. The files in a group need not be deleted.
 fn remove(group: &Path) -> std::io::Result<()> {
     for entry in fs::read_dir(group)?.flatten() {
         if entry.file_type()?.is_dir() {
@@ -90,9 +90,9 @@ fn remove(group: &Path) -> std::io::Result<()> {
     fs::remove_dir(group)
 }
 
-/// Where version 2 is mounted (proc_pid_mountinfo(5)).
+/// The mount point of cgroup version 2 (proc_pid_mountinfo(5)).
 fn mounted() -> Result<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo")?;
     let line = mounts.lines().find(|line| line.contains(" - cgroup2 ")).context("no cgroup2 is mounted")?;
-    Ok(line.split(' ').nth(4).context("a mount without a place")?.into())
+    Ok(line.split(' ').nth(4).context("a mount without a mount point")?.into())
 }

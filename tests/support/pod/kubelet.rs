@@ -1,4 +1,4 @@
-//! kubelet's directory of pods, with volumes written as kubelet writes them.
+//! A simulated kubelet directory of pods, with volumes in kubelet's layout.
 
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -6,14 +6,14 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What writes a volume.
+/// The volume plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Plugin {
     /// A Secret.
     Secret,
     /// A ConfigMap.
     ConfigMap,
-    /// Several sources in one; service account tokens.
+    /// A projected volume, for example of service account tokens.
     Projected,
 }
 
@@ -35,37 +35,37 @@ pub struct Kubelet {
 }
 
 impl Kubelet {
-    /// An empty one.
+    /// An empty directory.
     ///
     /// # Errors
-    /// When there is no room for it.
+    /// When it cannot be created.
     pub fn new() -> Result<Self> {
         Ok(Self { room: tempfile::tempdir()?, count: AtomicU32::new(0) })
     }
 
-    /// Where it is: on a node `/var/lib/kubelet/pods`.
+    /// The path of the directory; on a node it is `/var/lib/kubelet/pods`.
     #[must_use]
     pub fn pods(&self) -> &Path {
         self.room.path()
     }
 
-    /// Where a volume is.
+    /// The path of a volume.
     #[must_use]
     pub fn volume(&self, uid: &str, plugin: Plugin, name: &str) -> PathBuf {
         self.pods().join(uid).join("volumes").join(plugin.directory()).join(name)
     }
 
-    /// Where a pod's launcher listens, made if need be.
+    /// The directory of a pod's launcher socket; creates it if necessary.
     ///
     /// # Errors
-    /// When it cannot be made.
+    /// When it cannot be created.
     pub fn sockets(&self, uid: &str) -> Result<PathBuf> {
         let path = self.pods().join(uid).join("volumes/kubernetes.io~empty-dir/sockets");
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         Ok(path)
     }
 
-    /// Writes a volume, or all of it anew, by one rename, as kubelet's atomic writer does.
+    /// Writes or replaces a volume by one rename, like kubelet's atomic writer.
     ///
     /// # Errors
     /// When it cannot be written.
@@ -91,10 +91,10 @@ impl Kubelet {
         Ok(())
     }
 
-    /// Removes all there is of a pod.
+    /// Removes the directory of a pod.
     ///
     /// # Errors
-    /// When there is nothing.
+    /// When it does not exist.
     pub fn remove(&self, uid: &str) -> Result<()> {
         Ok(fs::remove_dir_all(self.pods().join(uid))?)
     }
@@ -106,7 +106,7 @@ mod tests {
     use std::fs;
 
     #[test]
-    fn a_volume_written_anew_has_what_is_new_and_nothing_else() {
+    fn a_rewritten_volume_has_only_the_new_content() {
         let kubelet = Kubelet::new().expect("a directory");
         for turn in [b"1".as_slice(), b"2"] {
             kubelet.write("uid", Plugin::Secret, "data", &[("key", turn)]).expect("written");

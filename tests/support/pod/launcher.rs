@@ -1,6 +1,6 @@
-//! A stand-in for virt-launcher: a process of that name which lives in a pod's namespace and control group, and
-//! listens on its socket.
-#![expect(unsafe_code, reason = "the child has to listen by itself, between fork and exec")]
+//! A stand-in for virt-launcher: a process of that name in a pod's namespace and control group. It listens on the
+//! launcher's socket.
+#![expect(unsafe_code, reason = "the child must listen between fork and exec")]
 
 use anyhow::{Context as _, Result, ensure};
 use std::fs::{self, Permissions};
@@ -14,39 +14,39 @@ use super::{Cgroups, Driver, Kubelet};
 use crate::netns::Namespace;
 use crate::privilege::QEMU;
 
-/// Longest a stand-in lives, should its test die before it, in seconds.
+/// Time limit of a stand-in in seconds, in case its test does not end it.
 const LIFE: &str = "600";
-/// The socket's name, in a directory of the pod's.
+/// File name of the socket.
 const SOCKET: &[u8] = b"launcher-sock";
 
-/// How a stand-in is to be found.
+/// Properties by which the agent finds a stand-in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct How {
-    /// It listens on its socket.
+    /// Whether it listens on its socket.
     pub listens: bool,
-    /// It is in a control group of its pod.
+    /// Driver of its pod's control group; `None` leaves it in the test's group.
     pub group: Option<Driver>,
-    /// What it is called.
+    /// The process name.
     pub name: &'static str,
 }
 
 impl Default for How {
-    /// As on a node with systemd.
+    /// The properties of a launcher on a node with systemd.
     fn default() -> Self {
         Self { listens: true, group: Some(Driver::Systemd), name: "virt-launcher" }
     }
 }
 
-/// A running stand-in, of the user KubeVirt runs guests as. Dropping it ends it.
+/// A running stand-in, under the user as which KubeVirt runs guests. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Launcher {
     child: Child,
-    /// Where the link is by which it has its name.
+    /// Directory of the symlink that gives the process its name.
     _room: tempfile::TempDir,
 }
 
 impl Launcher {
-    /// Starts one in a pod's namespace.
+    /// Starts a stand-in in a pod's namespace.
     ///
     /// # Errors
     /// When it cannot be started, or cannot listen.
@@ -63,7 +63,7 @@ impl Launcher {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
         if how.listens {
             let _ = fs::remove_file(sockets.join("launcher-sock"));
-            // SAFETY: what it runs between fork and exec is system calls alone.
+            // SAFETY: between fork and exec it only makes system calls.
             unsafe { command.pre_exec(listen) };
         }
         let child = ns.spawn(&mut command).context("cannot start the launcher's stand-in")?;
@@ -75,24 +75,24 @@ impl Launcher {
         Ok(launcher)
     }
 
-    /// Its process id.
+    /// The process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its network namespace, as a record names it.
+    /// The path of its network namespace in the form that records use.
     #[must_use]
     pub fn netns(&self) -> String {
         format!("/proc/{}/ns/net", self.pid())
     }
 
-    /// Ends it and waits until it has.
+    /// Kills it and waits for its end.
     ///
     /// # Errors
-    /// When it had ended by itself.
+    /// When it had already ended.
     pub fn end(mut self) -> Result<()> {
-        ensure!(self.child.try_wait()?.is_none(), "the stand-in had ended by itself");
+        ensure!(self.child.try_wait()?.is_none(), "the stand-in had already ended");
         self.child.kill()?;
         self.child.wait()?;
         Ok(())
@@ -101,15 +101,15 @@ impl Launcher {
 
 impl Drop for Launcher {
     fn drop(&mut self) {
-        // One that was waited for is not signalled again.
+        // After a successful wait, `kill` sends no signal.
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("process {} stays behind: {error}", self.child.id());
+            eprintln!("process {} is not stopped: {error}", self.child.id());
         }
     }
 }
 
-/// Listens in the working directory, on a descriptor that `exec` keeps.
+/// Listens on [`SOCKET`] in the working directory, with a descriptor that stays open across `exec`.
 fn listen() -> io::Result<()> {
     // SAFETY: socket takes no memory of this process.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };

@@ -1,5 +1,5 @@
-//! A virt-launcher pod as it looks from its node: a network namespace with a tap in it, a launcher that lives there
-//! and listens, the volumes kubelet has written, and a control group by the pod's uid.
+//! A virt-launcher pod as its node sees it: a network namespace with a tap, a listening launcher process, the volumes
+//! that kubelet has written, and a control group named by the pod's uid.
 //!
 //! ```text
 //!  node's namespace        pod's namespace, masquerade          pod's namespace, bridge
@@ -9,7 +9,7 @@
 //!                                                               └─────────────────────────────┘
 //! ```
 //!
-//! The node's end of the veth pair goes with the pod's namespace, which is how a test sees that it has gone.
+//! The node's end of the veth pair is deleted with the pod's namespace; by this a test sees that the namespace is gone.
 
 pub mod cgroups;
 pub mod kubelet;

@@ -1,4 +1,4 @@
-//! A pod's network as KubeVirt sets it up (its `pkg/network/setup/netpod`): bridges, taps, dummies, by name.
+//! A pod's network with the bridges, taps and dummies that KubeVirt creates (its `pkg/network/setup/netpod`).
 
 use anyhow::{Context as _, Result};
 use metadata_common::mac::Mac;
@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::netns::{self, Namespace};
 use crate::tap::{Shape, Tap};
 
-/// How a guest's NIC is bound to the pod's.
+/// How a guest's NIC is connected to the pod's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
-    /// A bridge with the guest's gateway, of the MAC KubeVirt gives it. The pod NIC stays as it is.
+    /// A bridge that has the guest's gateway address and KubeVirt's fixed MAC. The pod NIC does not change.
     Masquerade,
-    /// The pod NIC moves into the bridge under another name; a dummy takes its name and MAC.
+    /// The pod NIC is renamed and added to the bridge; a dummy takes its name and MAC.
     Bridge,
 }
 
-/// A pod's namespace. The node's ends of its veth pairs are in another.
+/// A pod's namespace, connected by veth pairs to the node's namespace.
 #[derive(Debug)]
 pub struct PodNetwork<'a> {
     ns: Namespace,
@@ -34,13 +34,13 @@ impl<'a> PodNetwork<'a> {
         Ok(Self { ns: Namespace::new("pod")?, node })
     }
 
-    /// The namespace.
+    /// The pod's namespace.
     #[must_use]
     pub fn ns(&self) -> &Namespace {
         &self.ns
     }
 
-    /// Adds a pod NIC, as the CNI plugin does. Returns the name of its other end.
+    /// Adds a pod NIC, like a CNI plugin. Returns the name of the node's end.
     ///
     /// # Errors
     /// When the name is taken.
@@ -55,7 +55,7 @@ impl<'a> PodNetwork<'a> {
         Ok(outer)
     }
 
-    /// Binds a guest's NIC to a pod NIC: makes bridge and tap, and returns the tap.
+    /// Connects a guest's NIC to a pod NIC: creates the bridge and the tap, and returns the tap.
     ///
     /// # Errors
     /// When there is no such pod NIC, or a name is taken.
@@ -69,7 +69,7 @@ impl<'a> PodNetwork<'a> {
             ))?,
             Binding::Bridge => {
                 let mac = self.mac(pod)?;
-                // Without the prefix of a hash: with it the name would be too long.
+                // With the prefix `pod` of a hashed name, the new name would be too long.
                 let moved = format!("{}-nic", pod.strip_prefix("pod").unwrap_or(pod));
                 self.ns.ip_batch(&format!(
                     "link set {pod} down\n\
@@ -82,7 +82,7 @@ impl<'a> PodNetwork<'a> {
                      link set {bridge} up\n"
                 ))?;
                 let stand_in = |kind| self.ns.ip(&format!("link add {pod} address {mac} type {kind}"));
-                // A kernel may have no dummies; what counts is the name and the address.
+                // The kernel may lack dummies. Only the name and the MAC matter.
                 stand_in("dummy").or_else(|_| stand_in("bridge"))?;
             }
         }
@@ -91,17 +91,17 @@ impl<'a> PodNetwork<'a> {
         Ok(Arc::new(made))
     }
 
-    /// The address of a device.
+    /// The MAC of a device.
     ///
     /// # Errors
     /// When there is no such device.
     pub fn mac(&self, device: &str) -> Result<Mac> {
         let shown = self.ns.ip(&format!("-o link show {device}"))?;
         let mac = shown.split_whitespace().skip_while(|word| *word != "link/ether").nth(1);
-        Ok(mac.context("a device without an address")?.parse()?)
+        Ok(mac.context("a device without a MAC")?.parse()?)
     }
 
-    /// Takes the name off the namespace: from now on it lives as long as something in it does.
+    /// Removes the name of the namespace, which then ends with the last process in it.
     ///
     /// # Errors
     /// As for [`Namespace::remove`].
@@ -110,7 +110,7 @@ impl<'a> PodNetwork<'a> {
     }
 }
 
-/// True while a device is there, in the node's namespace say the other end of a pod's NIC.
+/// Whether a device exists in a namespace.
 #[must_use]
 pub fn is_there(ns: &Namespace, device: &str) -> bool {
     ns.run_in(|| netns::run(std::process::Command::new("ip").args(["link", "show", device]))).is_ok()

@@ -68,7 +68,7 @@ pub struct Arguments {
     pub key: PathBuf,
 }
 
-/// Serves until SIGINT, or until [`LINGER`] after SIGTERM.
+/// Serves until SIGINT, or until 5 s after SIGTERM.
 ///
 /// # Errors
 /// The certificate cannot be used, or the address cannot be bound.
