@@ -128,7 +128,7 @@ pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
     summed(packet, ethernet::IPV4)
 }
 
-/// Like [`tcp`], over IPv6.
+/// Like [`tcp()`], over IPv6.
 #[must_use]
 pub fn tcp6(destination: Ipv6Addr, flags: u8) -> Vec<u8> {
     let segment = segment(flags);
