@@ -102,7 +102,7 @@ impl Scene {
     fn expect_classifier(&self, expected: bool) {
         let found = eventually(PATIENCE, || {
             let (_, output) = self.verb(&["status", "tap0"]);
-            ensure!(output.contains("a classifier hands it its answers") == expected, "{output}");
+            ensure!(output.contains("a classifier delivers the answers") == expected, "{output}");
             ensure!(output.lines().any(|line| line.split_whitespace().eq(["state", "served"])), "{output}");
             Ok(())
         });

@@ -80,7 +80,7 @@ fn an_agent_that_dies_while_draining_harms_no_other_guest() {
         Ok(())
     };
     eventually(PATIENCE, cleared).expect("no entry refers to the dead agent");
-    assert!(second.eventually_logs("ended before its guests were served"), "{}", second.log());
+    assert!(second.eventually_logs("ended before its connections did"), "{}", second.log());
 }
 
 #[test]
