@@ -34,9 +34,9 @@ pub const TOOLS: &[(&str, &str)] = &[
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
 
 /// Runs the daemon inside its namespaces, with the directory of [`Libvirt::room`] as `$1`. The daemon writes only to
-/// file systems that end with it. `/etc/passwd` gets the user `libvirt-qemu`, which Debian creates only with the package
-/// that also starts libvirtd on the host. The script ends with its standard input, when [`Libvirt`] is dropped or the test
-/// dies. It needs bash, which reaps the orphans of daemons; libvirt waits for that.
+/// file systems that end with it. `/etc/passwd` gets the user `libvirt-qemu`, which Debian creates only with the
+/// package that also starts libvirtd on the host. The script ends with its standard input, when [`Libvirt`] is dropped
+/// or the test dies. It needs bash, which reaps the orphans of daemons; libvirt waits for that.
 const INSIDE: &str = r#"
     for place in /etc/libvirt /run /var/lib /var/log /var/cache; do mount -t tmpfs tmpfs $place; done
     mount -t sysfs sysfs /sys
