@@ -23,7 +23,7 @@ pub fn or_skip() -> Option<PathBuf> {
 
 fn built() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find the running program's own file")?;
-    // target/<profile>/deps/<test>: the program serves every profile.
+    // `own` is target/<profile>/deps/<test>. All profiles share one program.
     let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
     let program = program(target);
     let words: Vec<_> = install(Path::new("target")).iter().map(|word| word.display().to_string()).collect();

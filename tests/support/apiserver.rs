@@ -33,7 +33,7 @@ const BACKLOG: u32 = 128;
 /// Octets of a chunk before the pause within it.
 const PART: usize = 40;
 
-/// The server's behaviour for VMI requests. A change ends all watches.
+/// The server's behaviour for VMI requests. A change to any value but [`Well`](Self::Well) ends all watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Manner {
     /// Answers correctly.
@@ -47,9 +47,9 @@ pub enum Manner {
     Forbidding,
     /// 404: the cluster has no such kind.
     Lacking,
-    /// Lists succeed. The history for every watch has expired, which the server reports in the stream.
+    /// Lists succeed. Every watch gets 200, and an event in the stream says that its version has expired.
     Expired,
-    /// Like the previous one, reported as the status of the answer.
+    /// Lists succeed. Every watch gets the status 410.
     Gone,
     /// Lists succeed. Every watch ends at once.
     Brief,
@@ -230,7 +230,7 @@ impl ApiServer {
         state.oldest = state.version;
     }
 
-    /// Ends all watches and refuses all requests, or serves again.
+    /// If `away`, ends all watches and answers all requests with 503. Otherwise serves again.
     pub fn be_away(&self, away: bool) {
         self.behave(if away { Manner::Away } else { Manner::Well });
     }
@@ -434,7 +434,7 @@ fn watched(shared: Arc<Shared>, outages: u64, selector: &str, from: &str, second
     ([(header::CONTENT_TYPE, "application/json")], Body::from_stream(chunks)).into_response()
 }
 
-/// Sends a watch the changes after a version, until the watch ends or the count of outages grows.
+/// Sends the changes after a version to a watch, until the watch ends or the count of outages changes.
 async fn tell(shared: &Shared, outages: u64, selector: &str, mut from: u64, sender: &mpsc::Sender<Bytes>) {
     let mut changed = shared.changed.subscribe();
     loop {

@@ -7,8 +7,9 @@
 //!                      agent
 //! ```
 //!
-//! After each case the arena checks three things. A frame for another address still reaches the bridge and the
-//! neighbour, and no other frame does. The other guests get answers. The counters match the verdicts of the case.
+//! After each case the arena checks four things. A frame for another address still reaches the bridge and the
+//! neighbour. Apart from it, only the frames that the case expects there reach them. One of the other guests gets an
+//! answer. The counters match the verdicts of the case.
 
 use crate::agent::{self, Agent, PortArgument};
 use crate::answers::{self, PATHS};
@@ -249,7 +250,7 @@ pub struct Arena<'a> {
     pub others: Vec<(Identity, Station)>,
     /// The witness behind the taps.
     pub witness: Witness,
-    /// True if a tcx classifier steers, which does not count ordinary IPv4 frames.
+    /// True if a tcx classifier steers. It does not count ordinary IPv4 frames.
     pub is_tcx: bool,
     turn: usize,
 }
@@ -421,8 +422,8 @@ pub fn serves(identity: &Identity, station: &mut Station, path: &str) -> Result<
     answers::check(identity, path, status, &body)
 }
 
-/// Checks the counters against the case, without the frame to elsewhere. Classifiers do not count ordinary IPv4
-/// frames, so there the witness alone shows what passed.
+/// Checks the counters against the case. The frame that [`Arena::pass_one`] sends is not part of the case. Classifiers
+/// do not count ordinary IPv4 frames. Under a classifier only the witness shows which of them passed.
 fn check_counts(outcome: &Outcome, mut counted: Counts, is_tcx: bool) -> Result<()> {
     let mut expected: Counts =
         outcome.counts.iter().map(|(verdict, frames)| (verdict.name(), *frames)).collect();
@@ -462,12 +463,12 @@ pub fn run_all(arena: &mut Arena<'_>, label: &str, seed: u64, cases: &[Case]) {
     }
     assert!(
         failures.is_empty(),
-        "{} of {} cases do not hold ({}={seed}):\n{}\n--- the agent said ---\n{}",
+        "{} of {} cases failed ({}={seed}):\n{}\n--- the agent's log ---\n{}",
         failures.len(),
         cases.len(),
         crate::seed::SEED,
         failures.join("\n"),
         arena.agent.log()
     );
-    eprintln!("{label}: {} cases hold", cases.len());
+    eprintln!("{label}: {} cases succeeded", cases.len());
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// Limit for frames in transit, and for workers to publish their counters.
 const SETTLED: Duration = Duration::from_secs(10);
-/// Prefixes of verdicts of the programs after `port`, which count a frame again.
+/// Prefixes of the verdicts of the programs after `port`. These programs count the same frame again.
 const BEHIND: [&str; 3] = ["socket_", "ring_", "hub_"];
 
 /// Frames by verdict of `port`.

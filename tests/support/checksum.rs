@@ -1,4 +1,4 @@
-//! Checksums of frames that a test has built or changed: made good, or left to the device.
+//! Completes the checksums of frames that a test has built or changed, or leaves them to the device.
 
 use smoltcp::wire::{
     Icmpv4Packet, Icmpv6Packet, IpAddress, IpProtocol, Ipv4Address, Ipv4Packet, Ipv6Address, Ipv6Packet,
@@ -11,10 +11,10 @@ const ETHERNET: usize = 14;
 /// Octets of the shortest IPv4 header.
 const IPV4: usize = 20;
 
-/// A segment or message: who sent it to whom, its protocol, and where it is in its frame.
+/// A segment or message: source, destination, protocol, and its position in the frame.
 type Upper = (IpAddress, IpAddress, IpProtocol, Range<usize>);
 
-/// Makes an IPv4 header's checksum right (RFC 1071), if there is a header.
+/// Writes the checksum of an IPv4 header without options (RFC 1071), if the frame is long enough.
 pub fn header(frame: &mut [u8]) {
     let Some(header) = frame.get_mut(ETHERNET..ETHERNET + IPV4) else { return };
     header[10..12].fill(0);
@@ -22,12 +22,12 @@ pub fn header(frame: &mut [u8]) {
     header[10..12].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// Completes the checksum of a TCP segment or an ICMP message right behind an IP header, if it is whole.
+/// Writes the checksum of a TCP segment or an ICMP message, if it directly follows the IP header and is complete.
 pub fn complete(frame: &mut [u8]) {
     let _ = upper(frame).and_then(|upper| fill(frame, upper));
 }
 
-/// Leaves the checksum of a TCP segment as a guest with checksum offload does: the pseudo-header's sum alone.
+/// Writes into a TCP segment the sum of the pseudo-header only, as a guest with checksum offload does.
 pub fn partial(frame: &mut [u8]) {
     let Some((source, destination, IpProtocol::Tcp, octets)) = upper(frame) else { return };
     let length = octets.len() as u32;

@@ -15,7 +15,7 @@ use std::time::Duration;
 pub const SERVICE: [u8; 4] = [169, 254, 169, 254];
 /// The client's address, on the same link.
 pub const CLIENT: [u8; 4] = [169, 254, 10, 1];
-/// Its IPv6 address on the link.
+/// The client's IPv6 address, on the same link.
 pub const CLIENT_V6: [u16; 8] = [0xfe80, 0, 0, 0, 0, 0, 0, 0x10];
 
 /// The TCP behaviour of a client.
@@ -199,7 +199,7 @@ impl Talk {
     }
 
     fn write(&mut self, most: usize, socket: &mut Socket<'_>) {
-        // One write at a time on the wire, so that its size is the segment's.
+        // A limited write waits until the previous one is acknowledged, so that each write is one segment.
         if !self.outgoing.is_empty() && socket.can_send() && (most == usize::MAX || socket.send_queue() == 0)
         {
             let octets: Vec<u8> = self.outgoing.iter().copied().take(most).collect();

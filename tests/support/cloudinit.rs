@@ -1,7 +1,7 @@
-//! Unmodified releases of cloud-init, unpacked and not installed, and their datasources run inside a guest.
+//! Unmodified releases of cloud-init. They are unpacked but not installed. Their datasources run inside a guest.
 //!
-//! `XDP_IMDS_CLOUD_INIT=DIRECTORY` names a checkout of cloud-init to run instead, for measuring. The packages
-//! that cloud-init imports are the distribution's, also for a newer release and for a checkout.
+//! `XDP_IMDS_CLOUD_INIT=DIRECTORY` selects a checkout of cloud-init instead, for measurements. The Python packages
+//! that cloud-init imports always come from the distribution.
 
 use crate::inside;
 use crate::netns::{Namespace, run};
@@ -18,16 +18,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The variable that names a checkout of cloud-init to run instead of the distribution's.
+/// The variable that names a checkout of cloud-init to run instead of a release.
 pub const CHECKOUT: &str = shell::variables::CLOUD_INIT;
-/// Longest one crawl may take; one without faults takes about a second.
+/// Limit for one crawl. A crawl without faults takes about a second.
 pub const PATIENCE_SECONDS: u32 = 90;
-/// The interpreter the packages were built for: a newer one first on PATH would not load their modules.
+/// The interpreter for which the packages were built. Another version, earlier in PATH, would not load their modules.
 const PYTHON: &str = "/usr/bin/python3";
-/// Where Debian's packages put Python modules.
+/// Directory of the Python modules in Debian's packages.
 const MODULES: &str = "usr/lib/python3/dist-packages";
 const CRAWL: &str = include_str!("../cloudinit/crawl.py");
-/// cloud-init and every Python package it imports on its way to a datasource.
+/// cloud-init and the Python packages that its datasources import.
 const PACKAGES: &[&str] = &[
     "cloud-init",
     "python3-attr",
@@ -51,15 +51,15 @@ const PACKAGES: &[&str] = &[
     "python3-yaml",
 ];
 
-/// Debian's suite with the newer cloud-init: the one after the next release, as of Debian 12.
+/// The Debian suite with the newer cloud-init: Debian 14.
 const NEWER_SUITE: &str = "forky";
 
 /// A release of cloud-init.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Release {
-    /// The one of this machine's distribution.
+    /// The release in this machine's distribution.
     Distribution,
-    /// The one of Debian's `forky`, which has datasources that the distribution does not have.
+    /// The release in Debian's `forky`. It has datasources that the distribution does not have.
     Newer,
 }
 
@@ -71,67 +71,67 @@ pub struct CloudInit {
     is_newer: bool,
 }
 
-/// What a datasource would find on its machine besides the network.
+/// Properties of a machine that a datasource reads, apart from the network.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Machine {
-    /// Values of the firmware's tables by dmidecode's names, e.g. `system-uuid`.
+    /// Firmware values by dmidecode's names, e.g. `system-uuid`.
     pub dmi: BTreeMap<&'static str, String>,
-    /// cloud-init's own configuration; `@DIRECTORY@` in it stands for one that goes with the crawl.
+    /// cloud-init's own configuration. `@DIRECTORY@` in it stands for a directory that is removed after the crawl.
     pub config: serde_json::Value,
-    /// What a DHCP server would answer, by dhclient's names.
+    /// The DHCP lease, by dhclient's names.
     pub lease: BTreeMap<&'static str, String>,
-    /// Files of the image below cloud-init's own directory, by their path there.
+    /// Files of the image, by their paths below cloud-init's own directory.
     pub files: BTreeMap<&'static str, &'static str>,
 }
 
-/// What one crawl brought. Of the fields that say what was found, each is empty when nothing was.
+/// The result of one crawl. If the datasource finds nothing, all fields of its content are empty.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Crawl {
     /// cloud-init's version, as it prints it.
     pub version: String,
-    /// Whether it is newer than the distribution's: [`Release::Newer`], or a [`CHECKOUT`].
+    /// True for [`Release::Newer`] and for a [`CHECKOUT`].
     #[serde(default)]
     pub is_newer: bool,
     /// The datasource's class.
     pub datasource: String,
-    /// Whether the datasource took what it was told.
+    /// Whether the datasource accepted the service's answers.
     pub found: bool,
-    /// What it raised, if it did.
+    /// The exception that the datasource raised, or an empty string.
     pub trouble: String,
-    /// Seconds from the crawl's start to its end, sleeps included, the interpreter's start not.
+    /// Duration in seconds, including sleeps, excluding the start of the interpreter.
     pub seconds: f64,
     /// The whole meta-data.
     #[serde(default)]
     pub metadata: serde_json::Value,
-    /// The instance-id as cloud-init would use it.
+    /// The instance-id that cloud-init would use.
     #[serde(default)]
     pub instance_id: String,
-    /// The short host name as cloud-init would set it.
+    /// The short host name that cloud-init would set.
     #[serde(default)]
     pub hostname: String,
-    /// The keys it would give the default user.
+    /// The keys that cloud-init would give the default user.
     #[serde(default)]
     pub ssh_keys: Vec<String>,
     /// The octets of user-data.
     #[serde(default, deserialize_with = "octets")]
     pub user_data: Vec<u8>,
-    /// The octets of vendor-data; as JSON where it is a document.
+    /// The octets of vendor-data; JSON if it is a map or a list.
     #[serde(default, deserialize_with = "octets")]
     pub vendor_data: Vec<u8>,
-    /// What the datasource adds to the machine's cloud-config, such as a password.
+    /// Cloud-config that the datasource adds to the machine's, such as a password.
     #[serde(default)]
     pub own_config: serde_json::Value,
-    /// The network configuration it makes, if it makes one.
+    /// The network configuration that the datasource makes, if any.
     #[serde(default)]
     pub network: Option<serde_json::Value>,
-    /// Why it could not make one.
+    /// The exception that the datasource raised instead of a network configuration, or an empty string.
     #[serde(default)]
     pub network_trouble: String,
     /// Every sleep, in seconds.
     pub sleeps: Vec<f64>,
     /// Every request, in the order sent.
     pub requests: Vec<Asked>,
-    /// What cloud-init logged as a warning or worse.
+    /// cloud-init's log messages of level warning and above.
     pub warnings: Vec<String>,
 }
 
@@ -140,13 +140,13 @@ pub struct Crawl {
 pub struct Asked {
     /// Method, host, a port other than 80, and path: `GET 169.254.169.254/v1/meta-data`.
     pub request: String,
-    /// The answer's status, 0 when none came.
+    /// The answer's status; 0 without an answer.
     pub status: u16,
 }
 
 impl CloudInit {
-    /// The unpacked cloud-init when the calling test may go on; otherwise it skips as
-    /// [`privileged::or_skip`] does, for lack of privilege or of the packages.
+    /// Returns the unpacked cloud-init. Skips the test like [`privileged::or_skip`] if privileges or the packages are
+    /// missing.
     ///
     /// # Panics
     /// When something is missing where no test may skip.
@@ -172,7 +172,7 @@ impl CloudInit {
         ready.as_ref().ok()
     }
 
-    /// The modules of a checkout, if there is one, then those of a newer release, then the distribution's.
+    /// Searches modules in the checkout if there is one, then in the newer release if wanted, then in the distribution.
     fn get(release: Release) -> Result<Self> {
         let checkout = std::env::var_os(CHECKOUT).map(PathBuf::from);
         if let Some(checkout) = &checkout
@@ -191,8 +191,8 @@ impl CloudInit {
         Ok(Self { modules: std::env::join_paths(paths)?, is_newer })
     }
 
-    /// Fetches the packages from this machine's apt sources and unpacks them below the target directory,
-    /// once for each version.
+    /// Downloads the packages from this machine's apt sources and unpacks them below the target directory, once for
+    /// each version.
     ///
     /// # Errors
     /// When apt is missing or has no source, the network is down, or there is no Python.
@@ -204,7 +204,7 @@ impl CloudInit {
         let version = shown.lines().find_map(|line| line.strip_prefix("Version: "));
         let version = version.context("apt knows no cloud-init; `apt-get update` may help")?;
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
-        // target/<profile>/deps/<test>: packages serve every profile.
+        // `own` is target/<profile>/deps/<test>. All profiles share the packages.
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
         let root = target.join(format!("cloud-init-{version}"));
         if root.is_dir() {
@@ -212,7 +212,7 @@ impl CloudInit {
         }
         let aside = tempfile::tempdir_in(target).context("cannot unpack below target/")?;
         let mut download = Command::new("apt-get");
-        // As root, apt would drop to a user that may not write here.
+        // As root, apt would change to a user without permission to write here.
         download.args(["download", "--quiet", "-o", "APT::Sandbox::User=root"]).args(PACKAGES);
         run(download.current_dir(aside.path()))?;
         let tree = aside.path().join("tree");
@@ -225,22 +225,22 @@ impl CloudInit {
         if let Err(error) = fs::rename(&tree, &root)
             && !root.is_dir()
         {
-            // Not merely another test program that was quicker.
+            // The error counts only if no other test program has unpacked them in the meantime.
             return Err(error).with_context(|| format!("cannot put {} in place", root.display()));
         }
         Ok(root)
     }
 
-    /// Runs a datasource inside a guest: its class without the prefix `DataSource`, e.g. `OpenStackLocal`.
+    /// Runs a datasource inside a guest. `class` is its class without the prefix `DataSource`, e.g. `OpenStackLocal`.
     ///
     /// # Errors
-    /// When the crawl does not end within [`PATIENCE_SECONDS`] or prints anything but its report. That the
-    /// datasource finds nothing, or raises, is in the report.
+    /// When the crawl does not end within [`PATIENCE_SECONDS`] or prints anything but its report. If the datasource
+    /// finds nothing or raises an exception, this is part of the report and no error.
     pub fn crawl(&self, guest: &Namespace, class: &str, machine: &Machine) -> Result<Crawl> {
         let state = tempfile::tempdir()?;
         let machine = serde_json::to_string(machine)?;
         let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
-        // -S: nothing the machine happens to have installed takes part.
+        // -S ignores the packages installed on this machine.
         command.args([PYTHON, "-S", "-B", "-c", CRAWL, class, &machine]).arg(state.path());
         command.env("PYTHONPATH", &self.modules);
         let output = guest.output(&mut command)?;
@@ -251,7 +251,7 @@ impl CloudInit {
         let crawl = serde_json::from_slice(&output.stdout).with_context(|| {
             format!("the crawl printed {} and {}", String::from_utf8_lossy(&output.stdout), said.trim())
         });
-        // A checkout does not know its version before it is built.
+        // A checkout has no version until it is built.
         crawl.map(|crawl: Crawl| match std::env::var_os(CHECKOUT) {
             Some(_) => Crawl { version: "of a checkout".to_owned(), is_newer: true, ..crawl },
             None => Crawl { is_newer: self.is_newer, ..crawl },
@@ -260,7 +260,7 @@ impl CloudInit {
 }
 
 impl Asked {
-    /// Whether it is of this method and path, whatever the host: `GET /v1/meta-data`.
+    /// Whether the request has this method and path, such as `GET /v1/meta-data`. The host does not matter.
     #[must_use]
     pub fn is(&self, method_and_path: &str) -> bool {
         let of_path = |(method, rest): (&str, &str)| {
@@ -272,7 +272,7 @@ impl Asked {
 }
 
 impl Crawl {
-    /// Seconds slept in all.
+    /// Total of all sleeps, in seconds.
     #[must_use]
     pub fn slept(&self) -> f64 {
         // An empty sum would be -0.

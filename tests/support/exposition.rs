@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// Labels and value of a sample; the name is its family's, or that with a histogram's suffix.
+/// Name, labels and value of a sample. The name is that of the family; for a histogram, with a suffix.
 pub type Sample = (String, BTreeMap<String, String>, f64);
 
 /// A family of samples.
@@ -46,7 +46,7 @@ fn line_of(
     series: &mut HashSet<String>,
 ) -> Result<()> {
     if let Some(rest) = line.strip_prefix("# HELP ") {
-        let (name, help) = rest.split_once(' ').context("a help has a text")?;
+        let (name, help) = rest.split_once(' ').context("a help without a text")?;
         ensure!(is_name(name) && !help.trim().is_empty(), "no name or no text");
         finish(current.take(), families)?;
         ensure!(!families.contains_key(name), "a family twice");
@@ -55,9 +55,9 @@ fn line_of(
     }
     let (family, read) = current.as_mut().context("a sample before any family")?;
     if let Some(rest) = line.strip_prefix("# TYPE ") {
-        let (name, kind) = rest.split_once(' ').context("a type has a kind")?;
+        let (name, kind) = rest.split_once(' ').context("a type without a kind")?;
         ensure!(name == family, "the type of another family");
-        ensure!(read.kind.is_empty() && read.samples.is_empty(), "a type twice, or behind samples");
+        ensure!(read.kind.is_empty() && read.samples.is_empty(), "a second type, or a type after samples");
         ensure!(["counter", "gauge", "histogram"].contains(&kind), "kind {kind}");
         ensure!((kind == "counter") == name.ends_with("_total"), "counters, and no others, end in _total");
         ensure!(!NOT_BASE.iter().any(|unit| name.contains(unit)), "a unit that is not a base unit");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_breaks_a_rule_is_refused() {
+    fn an_exposition_that_breaks_a_rule_is_refused() {
         let gauge = |rest: &str| format!("# HELP g G.\n# TYPE g gauge\n{rest}");
         for text in [
             gauge("g 1"),
@@ -209,7 +209,7 @@ mod tests {
             "# HELP h H.\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 2\nh_sum 1\nh_count 3\n".into(),
             "# HELP h H.\n# TYPE h histogram\nh_bucket{le=\"2\"} 2\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 1\n".into(),
         ] {
-            assert!(read(&text).is_err(), "taken:\n{text}");
+            assert!(read(&text).is_err(), "accepted:\n{text}");
         }
     }
 }

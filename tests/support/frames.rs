@@ -25,7 +25,7 @@ pub const OTHER_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// The solicited-node multicast group of [`SERVED_V6`] (RFC 4291 §2.7.1).
 pub const SOLICITED: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xfffe, 0xa9fe);
 
-/// Shortest frame on the wire, check sequence aside (IEEE 802.3-2022 §4.2.3.3).
+/// Length of the shortest frame, without the check sequence (IEEE 802.3-2022 §4.2.3.3).
 const MIN_FRAME: usize = 60;
 
 /// The policy that `classify` uses for [`SERVED_V4`], [`SERVED_V6`] and [`NEXT_HOP`].
@@ -57,7 +57,7 @@ pub struct Case {
     pub verdict: Verdict,
 }
 
-/// An Ethernet frame from [`GUEST`] to [`GATEWAY`] behind the given tags, padded to the shortest length.
+/// An Ethernet frame from [`GUEST`] to [`GATEWAY`] with these VLAN tags, padded to the shortest length.
 #[must_use]
 pub fn frame(tags: &[u16], ethertype: u16, payload: &[u8]) -> Vec<u8> {
     let mut frame = [GATEWAY.0, GUEST.0].concat();
@@ -172,7 +172,7 @@ pub fn datagram6(destination: Ipv6Addr, next_header: u8) -> Vec<u8> {
     packet
 }
 
-/// A neighbour solicitation to a group or a station.
+/// A neighbour solicitation to a multicast group or a host.
 #[must_use]
 pub fn solicitation(destination: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let mut packet = datagram6(destination, protocol::ICMPV6);
@@ -188,14 +188,14 @@ fn summed(packet: Vec<u8>, ethertype: u16) -> Vec<u8> {
     frame.split_off(ethernet::HEADER)
 }
 
-/// The packet with octets from `offset` on replaced, checksums left as they are.
+/// The packet with the octets at `offset` replaced. Its checksums do not change.
 #[must_use]
 pub fn with(mut packet: Vec<u8>, offset: usize, octets: &[u8]) -> Vec<u8> {
     packet[offset..offset + octets.len()].copy_from_slice(octets);
     packet
 }
 
-/// A frame that is always steered. Tables repeat it between their rows.
+/// A frame for the metadata service, which `port` always steers.
 #[must_use]
 pub fn known_good() -> Vec<u8> {
     frame(&[], ethernet::IPV4, &syn(SERVED_V4, 80))
@@ -286,7 +286,7 @@ fn ipv4_cases() -> Vec<Case> {
     )
 }
 
-/// The datagram with one extension header of `units` times eight octets more than eight.
+/// The datagram with one extension header of `8 + 8 * units` octets.
 fn behind(kind: u8, units: u8, packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     let mut header = vec![0; 8 + 8 * usize::from(units)];
@@ -296,7 +296,7 @@ fn behind(kind: u8, units: u8, packet: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A datagram to another address with a routing header of this many stations.
+/// A datagram to another address, with a routing header of this many addresses that ends with `last`.
 fn routed(stations: u8, last: Ipv6Addr) -> Vec<u8> {
     let packet = behind(protocol::ROUTING, 2 * stations, &datagram6(OTHER_V6, protocol::TCP));
     with(packet, ipv6::HEADER + 8 + 16 * usize::from(stations - 1), &last.octets())
@@ -364,7 +364,7 @@ fn ipv6_cases() -> Vec<Case> {
     )
 }
 
-/// A frame with a length in place of the type; the type follows LLC and SNAP.
+/// A frame with a length in place of the type. The type is in the LLC and SNAP header.
 fn snap(tags: &[u16], organisation: u8, ethertype: u16, packet: &[u8]) -> Vec<u8> {
     let mut payload = vec![0xaa, 0xaa, 0x03, 0, 0, organisation];
     payload.extend(ethertype.to_be_bytes());

@@ -1,4 +1,4 @@
-//! The kernel's answers in front of a stack: the code of the program `port`, with a table in this process.
+//! Answers in front of a stack as the kernel does: runs the code of the program `port` with a table in this process.
 
 use metadata_common::answer::{self, Entry, Reply, answer};
 use metadata_common::cookie::{Flow, Key};
@@ -50,7 +50,7 @@ impl Board {
         entries.iter().map(|entry| entry.held).sum()
     }
 
-    /// Changes every entry of a connection.
+    /// Changes the entries of all posted connections.
     pub fn spoil(&self, f: impl Fn(&mut AllSent)) {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.iter_mut().filter(|entry| entry.flow != 0).for_each(f);

@@ -41,13 +41,13 @@ impl Libraries {
         ready.as_ref().ok()
     }
 
-    /// Installs the releases named in the requirements, once for each set of them.
+    /// Installs the releases named in the requirements, once for each change of the requirements.
     ///
     /// # Errors
-    /// When there is no Python or pip, the registry is out of reach, or a file is not the one it was.
+    /// When Python or pip is missing, the registry is out of reach, or a file does not have its hash.
     fn install() -> Result<Self> {
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
-        // target/<profile>/deps/<test>: libraries serve every profile.
+        // `own` is target/<profile>/deps/<test>. All profiles share the libraries.
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
         let root = wheels::install(REQUIREMENTS, target, "client-libraries")?;
         Ok(Self { root })
@@ -56,7 +56,7 @@ impl Libraries {
     /// Runs a script inside a guest. Returns the JSON document that it prints.
     ///
     /// # Errors
-    /// When it raises, does not end within [`PATIENCE_SECONDS`], or prints anything else.
+    /// When the script raises an exception, does not end within [`PATIENCE_SECONDS`], or prints anything else.
     pub fn run(&self, guest: &Namespace, script: &str) -> Result<serde_json::Value> {
         let state = tempfile::tempdir()?;
         let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;

@@ -1,8 +1,8 @@
 //! A private libvirt daemon from Debian for one test. Its sockets, configuration, hooks, state and processes end with
 //! it.
 //!
-//! Its hook directory (`/etc/libvirt/hooks`) and others are compiled in. It therefore runs in a mount namespace where
-//! they are empty, in a process namespace that ends its domains, and in the caller's network namespace.
+//! The paths of its hook directory (`/etc/libvirt/hooks`) and of other directories are compiled in. It therefore runs
+//! in a mount namespace where they are empty. It also has a process namespace, which ends its domains.
 
 use crate::eventually::eventually;
 use crate::netns::Namespace;
@@ -33,9 +33,10 @@ pub const TOOLS: &[(&str, &str)] = &[
 /// The QEMU driver, which has its own package.
 const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so";
 
-/// Everything the daemon writes goes to file systems that end with it; its user is one that Debian makes only with the
-/// package that also starts it on the host. The first word is the room. Runs until standard input ends: whoever started
-/// it has dropped it, or died. Bash, because it is the one that buries what daemons leave: libvirt waits for that.
+/// Runs the daemon inside its namespaces, with the directory of [`Libvirt::room`] as `$1`. The daemon writes only to
+/// file systems that end with it. `/etc/passwd` gets the user `libvirt-qemu`, which Debian creates only with the
+/// package that also starts libvirtd on the host. The script ends with its standard input, when [`Libvirt`] is dropped
+/// or the test dies. It needs bash, which reaps the orphans of daemons; libvirt waits for that.
 const INSIDE: &str = r#"
     for place in /etc/libvirt /run /var/lib /var/log /var/cache; do mount -t tmpfs tmpfs $place; done
     mount -t sysfs sysfs /sys
@@ -50,8 +51,7 @@ const INSIDE: &str = r#"
     while read -r order; do kill "$(cat /run/libvirtd.pid)"; done
 "#;
 
-/// Domains are emulated and run as root. Control groups, security modules and the log daemon are off, because the namespace
-/// lacks them.
+/// QEMU runs as root. Control groups, security modules and the log daemon are off, because the namespace lacks them.
 const QEMU: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\ndynamic_ownership = 0\n\
                     namespaces = []\ncgroup_controllers = []\nstdio_handler = \"file\"\n";
 
@@ -215,10 +215,10 @@ impl Libvirt {
 
 impl Drop for Libvirt {
     fn drop(&mut self) {
-        // The end of its input ends the daemon and everything it started.
+        // The script and its process namespace end with this input.
         drop(self.child.stdin.take());
         if let Err(error) = self.child.wait() {
-            eprintln!("libvirt {} stays behind: {error}", self.child.id());
+            eprintln!("cannot wait for the end of libvirt {}: {error}", self.child.id());
         }
     }
 }

@@ -20,7 +20,7 @@ pub struct Mob<'s> {
     pub station: &'s mut Station,
     /// Its connections, by index.
     pub talks: Vec<Talk>,
-    /// Peak of the octets that the service had acknowledged without an answer.
+    /// Peak number of octets that the service had acknowledged on connections without an answer.
     pub most_held: usize,
 }
 
@@ -33,7 +33,7 @@ impl<'s> Mob<'s> {
         Self::open_with(station, to, count, |_| {})
     }
 
-    /// Opens connections that `change` has adapted.
+    /// Opens connections after `change` has adapted them.
     ///
     /// # Errors
     /// When an answer is missing.
@@ -76,7 +76,8 @@ impl<'s> Mob<'s> {
         self.station.transmit(segment)
     }
 
-    /// Processes the segments that arrive within this time, and acknowledges them on request. Returns their number.
+    /// Waits for segments, for `most` at the longest, and processes them. Acknowledges them if `acknowledges` is true.
+    /// Returns their number.
     ///
     /// # Errors
     /// As for [`Station::receive`].
@@ -95,7 +96,7 @@ impl<'s> Mob<'s> {
         Ok(replies.len())
     }
 
-    /// Receives until `done`, for `most` at the longest. Returns true if `done` was.
+    /// Receives until `done` returns true, for `most` at the longest. Returns the last result of `done`.
     ///
     /// # Errors
     /// As for [`Station::receive`].
@@ -165,10 +166,11 @@ impl<'s> Mob<'s> {
             .sum())
     }
 
-    /// Ends all connections. Sends a FIN where the service has closed its side and acknowledged everything, and a reset
-    /// with the expected number elsewhere. A FIN is repeated until it is acknowledged, because the port's limit can drop
-    /// it. An accepted reset gets no answer. A reset that crosses an acknowledgement gets a challenge (RFC 5961 §3.2);
-    /// it is sent again with the number of the challenge (RFC 9293 §3.10.7.1).
+    /// Ends all connections. A connection that the service has closed, and on which it has acknowledged everything, gets
+    /// a FIN. All others get a reset with the number that the service expects. A FIN is repeated until it is
+    /// acknowledged, because the port's limit can drop it. An accepted reset gets no answer. A reset that crosses an
+    /// acknowledgement gets a challenge (RFC 5961 §3.2). It is sent again with the number of the challenge (RFC 9293
+    /// §3.10.7.1).
     ///
     /// # Errors
     /// As for [`Station::receive`].

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Time is virtual and every fault depends on one seed. The same seed gives the same frames at the same times;
-//! [`Network::digest`] shows that. A network checks its own balance: each frame that enters a path is delivered, lost by a
-//! node that counts it, or in transit.
+//! [`Network::digest`] shows that. A network checks its own balance: each frame that enters a path is delivered, lost
+//! by a node that counts it, or in transit.
 
 use metadata_common::mac::Mac;
 use metadata_common::stamp::slot_of;
@@ -22,7 +22,7 @@ use crate::wire::{Rng, Sent, at};
 
 /// Maximum number of turns at one virtual time. More turns mean an endless loop.
 const TURNS_PER_INSTANT: usize = 10_000;
-/// Octets of an Ethernet header. Corruption spares it, because a frame without a receiver tests nothing.
+/// Octets of an Ethernet header. Corruption does not change it: a frame that nobody receives tests nothing.
 const ETHERNET: usize = 14;
 
 /// A fault of a path.
@@ -251,7 +251,7 @@ impl<S: Service> Network<S> {
         self.frames
     }
 
-    /// Advances time until `done`, by `limit` at most. Returns true if `done` was.
+    /// Advances time until `done` returns true, by `limit` at most. Returns the last result of `done`.
     ///
     /// # Panics
     /// When frames circulate while the time stands still.

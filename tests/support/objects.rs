@@ -1,4 +1,4 @@
-//! Ids of eBPF objects: those that a process holds, and all of the kernel.
+//! Ids of the eBPF objects that a process holds, and of all objects in the kernel.
 //!
 //! The kernel does not reuse an id soon. A test can therefore search for a process's objects after the process has ended
 //! (`BPF_PROG_GET_NEXT_ID` and its siblings).
@@ -59,11 +59,11 @@ impl Objects {
         self.attached.extend(place.filter(|_| field("link_id").is_some()));
     }
 
-    /// All objects of the kernel.
+    /// All objects in the kernel.
     ///
-    /// Opens no object: Linux 6.18 never frees a map of programs that is opened and closed by its id just after its last
-    /// descriptor was closed (kernel/bpf/arraymap.c: `prog_array_map_clear` takes a reference for work that is already
-    /// queued).
+    /// Opens no object. If the last descriptor of a program array has just been closed, and the array is opened by its
+    /// id and closed again, Linux 6.18 never frees it (kernel/bpf/arraymap.c: `prog_array_map_clear` takes a reference
+    /// for work that is already queued).
     #[must_use]
     pub fn in_kernel() -> Self {
         Self {
@@ -74,13 +74,13 @@ impl Objects {
         }
     }
 
-    /// Links without a device, or with the program and device of another link.
+    /// Number of links that have no device, or the program and device of another link.
     #[must_use]
     pub fn idle_links(&self) -> usize {
         self.links.len() - self.attached.len().min(self.links.len())
     }
 
-    /// Adds the objects of `others`.
+    /// Adds the objects of `other`.
     pub fn add(&mut self, other: &Self) {
         self.programs.extend(&other.programs);
         self.maps.extend(&other.maps);
@@ -128,7 +128,7 @@ fn numbers(next: bpf_cmd) -> impl Iterator<Item = u32> {
     std::iter::successors(next_number(next, 0), move |&number| next_number(next, number))
 }
 
-/// The next id after another one.
+/// The lowest id above `after`.
 fn next_number(next: bpf_cmd, after: u32) -> Option<u32> {
     // `start_id`, `next_id` and `open_flags` of the kernel's `union bpf_attr`.
     let mut attributes = [after, 0, 0];

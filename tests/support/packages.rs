@@ -74,7 +74,7 @@ impl Packages {
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let own = std::env::current_exe().context("cannot find the running program's own file")?;
-        // target/<profile>/deps/<test>: packages serve every profile.
+        // `own` is target/<profile>/deps/<test>. All profiles share the packages.
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
         let mut hasher = DefaultHasher::new();
         (LAYOUT, suite, names, with).hash(&mut hasher);
@@ -120,7 +120,7 @@ impl Apt {
     fn new(aside: &Path, suite: &str) -> Result<Self> {
         ensure!(
             suite.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-'),
-            "{suite} is no suite's name"
+            "`{suite}` is not the name of a suite"
         );
         let directory = aside.join("apt");
         for path in ["state/lists/partial", "cache/archives/partial", "parts"] {

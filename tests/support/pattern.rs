@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// * `/close`: closes the connection after the answer;
 /// * `/none`: 204.
 ///
-/// All other paths get 404. [`Pattern::ready`] and [`Pattern::known`] disable all answers.
+/// All other paths get 404. No path has an answer while [`Pattern::ready`] or [`Pattern::known`] is false.
 #[derive(Debug)]
 pub struct Pattern {
     /// False until the record has arrived.
@@ -95,8 +95,8 @@ impl Answered {
     }
 }
 
-/// Parses responses. `heads[i]` is true if request i was a HEAD; requests beyond the list were not. An incomplete last
-/// response is ignored.
+/// Parses responses. `heads[i]` is true if request i was a HEAD. Requests beyond the list count as GET. An incomplete
+/// last response is ignored.
 #[must_use]
 pub fn responses(mut received: &[u8], heads: &[bool]) -> Vec<Answered> {
     let mut all = Vec::new();

@@ -8,9 +8,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// `nobody` of most systems.
+/// The uid of `nobody` on most systems.
 pub const NOBODY: u32 = 65_534;
-/// The user of KubeVirt's guests.
+/// The uid of KubeVirt's guests.
 pub const QEMU: u32 = 107;
 
 /// Mounts a /dev/net/tun that every user can open, as udev's default rule makes it. A mount namespace hides it from the
@@ -30,7 +30,7 @@ pub enum User {
 }
 
 impl User {
-    /// The user's number.
+    /// The uid.
     #[must_use]
     pub fn uid(self) -> u32 {
         if self == Self::Nobody { NOBODY } else { 0 }

@@ -1,7 +1,7 @@
 //! Runs the eBPF programs on single frames by `BPF_PROG_TEST_RUN`.
 //!
-//! The programs are loaded in a new network namespace. Its loopback replaces every device, because a test run decides the
-//! target of a frame without sending it.
+//! The programs are loaded in a new network namespace. Its loopback replaces every device, because a test run chooses
+//! the target of a frame but does not send it.
 #![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
 
 pub use crate::ledger::KEY;
@@ -46,7 +46,7 @@ pub const TC_ACT_SHOT: u32 = 2;
 /// `TC_ACT_REDIRECT`.
 pub const TC_ACT_REDIRECT: u32 = 7;
 
-/// The ring buffer aya-log writes to.
+/// The ring buffer to which aya-log writes.
 const LOG: &str = "AYA_LOGS";
 
 /// Interface index of the loopback in every namespace. It is the default ingress interface of a test run.
@@ -72,7 +72,7 @@ pub fn in_empty_namespace<T: Send>(body: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// One of the objects.
+/// The content of an object's file.
 pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
     let directory = std::env::var(OBJECTS).unwrap_or_else(|_| DIRECTORY.into());
     let path = format!("{directory}/{name}.bpf.o");
@@ -98,7 +98,7 @@ impl SharedMaps {
         Ok(Self(Bpffs::mount()?))
     }
 
-    /// A loader of either object.
+    /// A loader for the programs or the stubs.
     pub(crate) fn loader(&self) -> EbpfLoader<'static> {
         let mut loader = EbpfLoader::new();
         for map in name::OF_STUBS {
@@ -111,7 +111,7 @@ impl SharedMaps {
 /// The programs that see a frame as a socket buffer.
 const CLASSIFIERS: [&str; 3] = [program::PORT_TCX, program::HUB_TCX, program::RING];
 
-/// The object, loaded for one namespace number.
+/// The programs of the objects, loaded for one network namespace.
 pub struct Programs {
     ebpf: Ebpf,
     stub: Option<Ebpf>,
@@ -140,7 +140,7 @@ impl Programs {
         Ok(Self { ebpf, stub: None })
     }
 
-    /// Loads the programs and stubs for the namespace. `port` and `port_tcx` run only behind the stubs then.
+    /// Loads the programs and the stubs. `port` and `port_tcx` then run only if a stub calls them.
     ///
     /// # Errors
     /// As for [`Programs::load`].
@@ -168,7 +168,7 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Removes the programs behind the stubs, as at the end of an agent that pins nothing.
+    /// Removes the programs that the stubs call, as happens when an agent without pins ends.
     ///
     /// # Errors
     /// When there is no stub.
@@ -349,7 +349,7 @@ impl Programs {
         Ok(DevMap::try_from(map)?.set(hub, LOOPBACK, None, 0)?)
     }
 
-    /// Enters a guest in a slot.
+    /// Sets the guest of a slot.
     ///
     /// # Errors
     /// As for [`Programs::serve`].

@@ -1,4 +1,4 @@
-//! Requests to a VM's responses without a connection.
+//! Requests to a VM's [`Responses`] without a connection.
 
 use std::net::IpAddr;
 
@@ -134,7 +134,7 @@ pub const TOKENS: [(Host, &str, &str, &str); 3] = [
     (Host::Metadata, "Metadata-Token", "/v1/token", "Metadata-Token-Expiry-Seconds"),
 ];
 
-/// A guest with every token and key.
+/// A guest with every token and the fields of [`KEYS`].
 #[derive(Clone, Debug)]
 pub struct Insider<'r> {
     responses: &'r Responses,
@@ -142,7 +142,7 @@ pub struct Insider<'r> {
 }
 
 impl<'r> Insider<'r> {
-    /// A guest of this VM with one token of each kind.
+    /// A guest of this VM with one token of each kind that the VM grants.
     #[must_use]
     pub fn of(responses: &'r Responses) -> Self {
         let fetch = |(host, field, path, seconds): &(Host, &'static str, &str, &str)| {
@@ -159,7 +159,7 @@ impl<'r> Insider<'r> {
         &self.tokens
     }
 
-    /// A request with every key, and with the tokens of the host that do not change the meaning of a path.
+    /// A request with the fields of [`KEYS`], and with the tokens of the host that do not change the meaning of a path.
     #[must_use]
     pub fn question(&self, host: Host, target: &str) -> Question {
         let question = Question::get(target).at(host);
@@ -168,7 +168,7 @@ impl<'r> Insider<'r> {
         tokens.fold(keyed, |question, (_, field, token)| question.with(field, token.clone()))
     }
 
-    /// The answer to a GET with every key.
+    /// The answer to a GET of [`question`](Self::question).
     #[must_use]
     pub fn get(&self, host: Host, target: &str) -> Response {
         self.question(host, target).ask(self.responses)

@@ -1,4 +1,4 @@
-//! A guest that sends arbitrary segments, which no TCP implementation would send.
+//! A guest that sends arbitrary segments, also segments that no TCP implementation would send.
 
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -41,7 +41,7 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// A bare SYN from `port` to the service.
+    /// A SYN from `port` to the service.
     #[must_use]
     pub fn syn(port: u16, seq: u32) -> Self {
         Self {
@@ -203,7 +203,7 @@ impl<S: Service, L: Ledger> Raw<S, L> {
         self.frame(&frame).iter().map(|frame| Reply::read(frame)).collect()
     }
 
-    /// Wakes the slot. Returns the immediate segments.
+    /// Wakes the slot. Returns the segments that the stack sends at once.
     pub fn wake(&mut self) -> Vec<Reply> {
         let mut sent = Sent::default();
         self.stack.wake(at(self.now), self.slot, &mut sent);
@@ -225,7 +225,7 @@ impl<S: Service, L: Ledger> Raw<S, L> {
         sent.0.iter().map(|frame| Reply::read(frame)).collect()
     }
 
-    /// Completes a handshake from `port`, for which the stack keeps no state. Returns the service's next sequence number;
+    /// Completes a handshake from `port`. The stack keeps no state for it. Returns the service's next sequence number;
     /// the guest's is 1001.
     pub fn connect(&mut self, port: u16) -> u32 {
         let replies = self.send(&Segment::syn(port, 1000));

@@ -87,8 +87,8 @@ impl Root {
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// A command that runs these words in the root. The kernel kills them and all their children after `seconds`, or with
-    /// the command.
+    /// A command that runs a program with arguments in the root. The program and all its children are killed after
+    /// `seconds`, or when the command ends.
     #[must_use]
     pub fn command(&self, words: &[&str], seconds: u32) -> Command {
         let mut command = Command::new("setpriv");
@@ -111,10 +111,10 @@ impl Root {
         command
     }
 
-    /// Runs words inside a guest until they end. Returns their standard output and standard error.
+    /// Runs a program with arguments inside a guest until it ends. Returns its standard output and standard error.
     ///
     /// # Errors
-    /// When they fail or take longer than `seconds`. The error contains their output.
+    /// When it fails or takes longer than `seconds`. The error contains its output.
     pub fn run(&self, guest: &Namespace, words: &[&str], seconds: u32) -> Result<String> {
         let output = guest.output(&mut self.command(words, seconds))?;
         let said = text_of(&output);
@@ -171,10 +171,10 @@ impl Daemon<'_> {
 
 impl Drop for Daemon<'_> {
     fn drop(&mut self) {
-        // The end of `unshare` kills the first process of the namespace, and that kills all others.
+        // The end of `unshare` kills the first process of the namespace. The kernel then kills all others.
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("agent {} stays behind: {error}", self.child.id());
+            eprintln!("cannot stop agent {}: {error}", self.child.id());
         }
         if std::thread::panicking() {
             eprintln!("--- output of the agent ---\n{}\n---", self.log());

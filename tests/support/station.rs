@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What precedes every frame of a tap with virtio headers (`struct virtio_net_hdr`).
+/// The header before every frame of a tap with virtio headers (`struct virtio_net_hdr`).
 pub type Header = [u8; VNET_HDR_LEN];
 
 /// Maximum length of a frame from a tap: with segmentation offload a whole IP packet and its Ethernet header.
@@ -42,7 +42,7 @@ pub struct Station {
     pub received: (u64, u64),
     /// Whether to keep every received frame.
     pub remembers: bool,
-    /// The tap's queue to send by. The station receives on all queues.
+    /// The tap's queue for sending. The station receives on all queues.
     pub queue: usize,
     transcript: Vec<Vec<u8>>,
     buffer: Vec<u8>,
@@ -210,7 +210,7 @@ impl Station {
         Ok(talk)
     }
 
-    /// Opens a connection that has not begun.
+    /// Opens a connection that [`Station::talk`] has returned.
     ///
     /// # Errors
     /// As for [`Station::open`].
@@ -242,10 +242,10 @@ impl Station {
         Ok(&talk.received)
     }
 
-    /// Sends segments every second until `done`, and acknowledges all data.
+    /// Sends segments every second until `done` returns true. Acknowledges all data.
     ///
     /// # Errors
-    /// The connection is reset, or `done` does not hold within [`PATIENCE`].
+    /// The connection is reset, or `done` does not return true within [`PATIENCE`].
     pub fn until(&mut self, talk: &mut Talk, said: &[Segment], done: impl Fn(&Talk) -> bool) -> Result<()> {
         let start = Instant::now();
         let mut sent: Option<Instant> = None;
@@ -305,7 +305,7 @@ pub struct Talk {
     pub ended: bool,
     /// True once the service has reset the connection.
     pub reset: bool,
-    /// The highest number that the service has acknowledged.
+    /// The acknowledgement number of the service's last segment.
     pub acknowledged: u32,
     /// The service's window, in octets.
     pub room: usize,
@@ -362,7 +362,7 @@ impl Talk {
         self.bare().control(TcpControl::Fin)
     }
 
-    /// A reset with the sequence number that the service expects.
+    /// A reset with the next sequence number.
     #[must_use]
     pub fn reset(&self) -> Segment {
         self.bare().control(TcpControl::Rst)
@@ -388,7 +388,7 @@ impl Talk {
         self.seq.wrapping_sub(self.acknowledged) as usize
     }
 
-    /// True while the connection is neither ended nor reset.
+    /// True if the connection is open, and the service has neither closed nor reset it.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.open && !self.ended && !self.reset

@@ -75,7 +75,7 @@ impl Cgroups {
 impl Drop for Cgroups {
     fn drop(&mut self) {
         if let Err(error) = eventually(PATIENCE, || Ok(remove(&self.root)?)) {
-            eprintln!("control groups at {} are not removed: {error:#}", self.root.display());
+            eprintln!("cannot remove the control groups at {}: {error:#}", self.root.display());
         }
     }
 }

@@ -37,7 +37,7 @@ impl Default for How {
     }
 }
 
-/// A running stand-in, under the user as which KubeVirt runs guests. Dropping it kills the process.
+/// A running stand-in. It runs as the user of KubeVirt's guests. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Launcher {
     child: Child,
@@ -104,7 +104,7 @@ impl Drop for Launcher {
         // After a successful wait, `kill` sends no signal.
         let ended = self.child.kill().and_then(|()| self.child.wait());
         if let Err(error) = ended {
-            eprintln!("process {} is not stopped: {error}", self.child.id());
+            eprintln!("cannot stop process {}: {error}", self.child.id());
         }
     }
 }

@@ -9,7 +9,8 @@
 //!                                                               └─────────────────────────────┘
 //! ```
 //!
-//! The node's end of the veth pair is deleted with the pod's namespace; by this a test sees that the namespace is gone.
+//! The node's end of the veth pair is deleted with the pod's namespace. Tests use this to detect the end of the
+//! namespace.
 
 pub mod cgroups;
 pub mod kubelet;
