@@ -27,9 +27,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum End {
-    /// It failed: the agent continues as before.
+    /// The handover failed, and this agent continues as before.
     Stays,
-    /// It failed because a signal stops this agent.
+    /// The handover failed because a signal stops this agent.
     Stopped(&'static str),
     /// The next agent has the ports, and all connections here have ended or were cut off.
     TakenOver,

@@ -114,7 +114,7 @@ impl Catalogue {
         Some(self.renderer.responses(id, record, &self.state))
     }
 
-    /// A source starts again. Records that it does not repeat are removed once it is synced.
+    /// Begins a new listing of a source. Records that the source does not repeat are removed once it is synced.
     pub(in crate::agent) fn begin(&mut self, source: Source) {
         self.registry.begin(source);
         self.room.forget_pending(source);
@@ -171,7 +171,7 @@ impl Catalogue {
         }
     }
 
-    /// A record comes into force or has changed.
+    /// Applies a record that comes into force or has changed.
     fn put(&mut self, id: RecordId, record: Arc<Record>) -> BTreeSet<PortName> {
         debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record");
         let touched = self.plan.put(&id, Some(&record));
@@ -183,13 +183,13 @@ impl Catalogue {
         touched
     }
 
-    /// A record is expected: requests of its identities wait for it.
+    /// Applies that a record is expected: requests of its identities wait for it.
     fn expect(&mut self, id: &RecordId, identities: Vec<(PortName, Mac)>) -> BTreeSet<PortName> {
         debug!(record = %id, "expected");
         self.plan.expect(id, identities.into_iter().map(|(port, mac)| IdentityName { port, mac }))
     }
 
-    /// A record is no longer in force.
+    /// Removes a record that is no longer in force.
     fn remove(&mut self, id: &RecordId) -> BTreeSet<PortName> {
         debug!(record = %id, "record removed");
         self.renderer.forget(id);

@@ -115,7 +115,8 @@ impl Workers {
         self.each(|worker| worker.spare_unknown(spare))
     }
 
-    /// Connections the workers still drain; `None` until each has claimed all it has. An ended worker counts 0.
+    /// Number of connections that the workers still drain; `None` until each worker has claimed its connections. A
+    /// worker that has ended counts 0.
     #[must_use]
     pub(in crate::agent) fn remaining(&self) -> Option<u64> {
         let of = |worker: &WorkerHandle<_>| worker.left().or_else(|| worker.is_finished().then_some(0));
