@@ -29,7 +29,7 @@ pub(in crate::agent) enum PreviousEvent {
     Question(Question),
     /// The previous agent has ended after its connections. Late segments of these connections may still arrive.
     Done,
-    /// The previous agent ended before its connections did.
+    /// The previous agent ended before its connections did, or does not end in time.
     Died,
 }
 

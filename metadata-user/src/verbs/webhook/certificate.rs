@@ -42,7 +42,7 @@ pub enum CertificateError {
     Chain {
         /// The file.
         path: PathBuf,
-        /// Number of certificates found.
+        /// The number of certificates found, or the error of the PEM parser.
         found: String,
     },
     /// The file has no private key in PEM.

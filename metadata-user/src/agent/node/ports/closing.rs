@@ -32,7 +32,7 @@ impl Guard {
         Self { guarded, hub: hub.into(), closed: BTreeSet::new() }
     }
 
-    /// True if the plan does not want the port, so that it must be closed if it is a tap.
+    /// True if a tap of this name must be closed while the plan does not want it.
     pub(super) fn guards(&self, port: &PortName, plan: &Plan) -> bool {
         self.guarded == Guarded::All
             && (port.netns.is_none() || plan.namespaces().any(|netns| *netns == port.netns))
@@ -66,7 +66,8 @@ impl NodePorts {
         self.touched.extend(open);
     }
 
-    /// Touches taps that the previous agent may have left closed; false if there are none.
+    /// Touches taps that should be closed and are not, except those that wait for another attempt. Returns true while
+    /// ports are to be settled.
     pub(super) fn touch_inherited_taps(&mut self, plan: &Plan) -> bool {
         for netns in plan.watched_namespaces() {
             let open = self.open_taps(netns.as_deref(), plan);

@@ -19,7 +19,7 @@ impl NodePorts {
         self.steering.side()
     }
 
-    /// True while the previous agent has ports that no record has named yet.
+    /// True while inherited ports remain that have not been attached.
     #[must_use]
     pub(in crate::agent) fn has_inherited(&self) -> bool {
         self.steering.has_inherited()
