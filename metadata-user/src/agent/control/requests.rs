@@ -12,7 +12,8 @@ use crate::agent::health::Health;
 use crate::agent::listeners::{self, Incoming, Listeners};
 use crate::agent::node::{AskedGuest, Node};
 
-/// Limit on the time until a worker reports the connections and requests of a guest. An idle worker reports within a second.
+/// Limit on the time until a worker reports the connections and requests of a guest. An idle worker reports within a
+/// second.
 const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Answers a request. The answer is dropped if the client has disconnected.

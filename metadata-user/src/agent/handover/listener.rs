@@ -137,9 +137,9 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
     };
     let Some(version) = common_version(oldest, newest) else {
         return Ok(Err(format!(
-            "the running agent supports versions {OLDEST} to {VERSION} of the takeover protocol, the new one {oldest} to \
-             {newest}: stop the running agent and start the new one; with pins, ports stay closed in between and guests \
-             retry"
+            "the running agent supports versions {OLDEST} to {VERSION} of the takeover protocol, the new one {oldest} \
+             to {newest}: stop the running agent and start the new one; with pins, ports stay closed in between and \
+             guests retry"
         )));
     };
     let Some(turn) = Turn::take(&shared.busy) else {
