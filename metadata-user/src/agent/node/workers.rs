@@ -84,7 +84,7 @@ impl Workers {
         self.each(|worker| worker.drain(limit, None))
     }
 
-    /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
+    /// Drains every worker for at most `limit`. Each worker claims its present connections and those that begin later.
     ///
     /// # Errors
     /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.

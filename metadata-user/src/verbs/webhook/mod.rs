@@ -127,7 +127,7 @@ impl Server {
         }
     }
 
-    /// Reloads a changed certificate. Returns true while that fails; only the first failure is logged.
+    /// Reloads a changed certificate. Returns true if that fails. Only the first of consecutive failures is logged.
     fn renew(&mut self, failing: bool) -> bool {
         match self.certificate.reload() {
             Ok(false) => failing,

@@ -49,7 +49,7 @@ use metadata_feed::registry::RecordId;
 #[cfg(test)]
 use record::BODY_MAX;
 
-/// Limit on clients that wait for the ports of their VM. A further one is refused, and nothing changes.
+/// Limit on clients that wait for the ports of their VM. Further clients are refused, and nothing changes.
 pub(crate) const WAITS: usize = 16;
 /// How long a client waits by default.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);

@@ -71,7 +71,7 @@ impl NodePorts {
         self.bindings.answer(&self.steering, question)
     }
 
-    /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
+    /// Drains every worker for at most `limit`. Each worker claims its present connections and those that begin later.
     ///
     /// # Errors
     /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
