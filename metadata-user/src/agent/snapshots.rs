@@ -125,7 +125,7 @@ fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
         Ok(Written { records, left_out }) => warn!(
             records,
             left_out,
-            "the snapshot {} has no room for all records: after a restart without their source, the others are not served",
+            "the snapshot {} has no room for all records: the others are not served after a restart without their source",
             path.display()
         ),
         Err(error) => warn!("the snapshot {} is not written: {error}", path.display()),

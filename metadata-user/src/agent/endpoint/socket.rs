@@ -29,7 +29,7 @@ pub(crate) enum SocketError {
     },
     /// Other users could replace the socket.
     #[error(
-        "the run directory {} has mode {mode:03o}: expected one nobody else may write to; chmod 0700 it, or --run names another", path.display()
+        "the run directory {} has mode {mode:03o}: expected a directory that no other user may write to; run chmod 0700 on it, or name another with --run", path.display()
     )]
     Open {
         /// The directory.
