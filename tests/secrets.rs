@@ -299,7 +299,7 @@ fn an_agent_at_log_level_trace_logs_no_secret_and_keeps_its_files_private() {
         replace(&records.path().join(format!("invalid-{n}.yaml")), &text).expect("a record");
     }
     eventually(PATIENCE, || {
-        let refused = agent.log().matches("refused, the last good state stays").count();
+        let refused = agent.log().matches("refused; the last valid record stays in force").count();
         anyhow::ensure!(refused >= invalid_records().len(), "{refused} refused");
         Ok(())
     })

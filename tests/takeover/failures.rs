@@ -94,7 +94,11 @@ fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
     newer.transmit(&json!({"say": "hello", "oldest": 2, "newest": 7, "release": "99.0"}));
     let refused = newer.receive();
     assert_eq!(refused["say"], "no");
-    assert!(refused["reason"].as_str().is_some_and(|reason| reason.contains("stop it and start the other")));
+    assert!(
+        refused["reason"]
+            .as_str()
+            .is_some_and(|reason| reason.contains("stop the running agent and start the new one"))
+    );
     let mut first = node.taker();
     first.go("hello");
     let mut second = node.taker();

@@ -64,12 +64,12 @@ enum Turn {
 /// The state that events change. Fields are dropped in order of declaration: the listeners first, so that the next
 /// agent can listen, and the ports last.
 pub(super) struct ControlLoop {
-    /// `None` until the ports are taken over.
+    /// `None` while the ports are still to be taken over.
     listeners: Option<Listeners>,
     links: LinkWatches,
     timers: Timers,
     succession: Succession,
-    /// Started once the ports are taken over.
+    /// Tasks that start together with the listeners; `None` once they have started.
     errands: Option<Errands>,
     health: Arc<Health>,
     feeds: Feeds,
@@ -307,8 +307,8 @@ impl ControlLoop {
         Turn::Ended(Ended::Stopped)
     }
 
-    /// Notifies clients. Once all ports are settled, takes over the ports of the previous agent or, without a takeover,
-    /// releases what no record names and reports that guests are served.
+    /// Replies to waiting clients. Once all ports are settled, takes over from the previous agent. Without a takeover,
+    /// releases inherited ports and slots that no record names, and reports that guests are served.
     async fn on_changed(&mut self) -> anyhow::Result<()> {
         self.node.notify_waiting();
         if !self.synced || self.node.ports.has_work() {

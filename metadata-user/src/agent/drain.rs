@@ -11,7 +11,7 @@ use super::node::Workers;
 /// How often to check how many connections remain.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
 
-/// How long to wait for workers after the drain's limit, at which they cut off what remains.
+/// How long to wait for workers after the drain's limit. At the limit they cut off the remaining connections.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// The result of a drain.

@@ -85,7 +85,7 @@ impl Feeds {
         self.open.retain(|open| open.source != source);
     }
 
-    /// Reads the directory of hooks from the start.
+    /// Starts the feed of hooks, which lists all its records again.
     fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
         let settled = self.open.iter().any(|open| open.source == Source::Hook && open.settled);
         let publisher = self.open(Source::Hook, settled, node);
@@ -137,7 +137,7 @@ impl Feeds {
         batch(first, queue)
     }
 
-    /// A source has listed all its records.
+    /// Marks a source as settled, because it has listed all its records.
     pub(super) fn on_synced(&mut self, source: Source) {
         self.open.iter_mut().filter(|open| open.source == source).for_each(|open| open.settled = true);
     }

@@ -1,4 +1,4 @@
-//! After a takeover: the process stays alive without serving guests.
+//! Keeps the process alive after a takeover, without serving guests.
 //!
 //! Some supervisors restart a process that has ended, such as kubelet for containers of a DaemonSet. An agent restarted
 //! with `--takeover` would take the ports back. With `--linger` the previous agent waits for SIGTERM instead.
@@ -17,7 +17,7 @@ use tracing::info;
 use super::endpoint;
 use super::signals::Stop;
 
-/// How long to wait before listening. A next agent in the same network namespace listens on the address by then.
+/// How long to wait before listening. By then, a next agent in the same network namespace listens on the address.
 const LISTENS_AFTER: Duration = Duration::from_secs(5);
 
 /// The body of every answer.

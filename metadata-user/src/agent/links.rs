@@ -16,8 +16,8 @@ const QUEUE: usize = 64;
 /// A change, and the namespace it is in; `None` is the agent's own.
 pub(super) type LinkChange = (Option<String>, Changed);
 
-/// The namespaces whose links are watched. A watch keeps its namespace alive, so it ends when the namespace's name is
-/// removed or reused.
+/// The namespaces whose links are watched. A watch keeps its namespace alive, so the watch ends when the namespace's
+/// name is removed or reused.
 pub(super) struct LinkWatches {
     sender: mpsc::Sender<LinkChange>,
     changes: mpsc::Receiver<LinkChange>,

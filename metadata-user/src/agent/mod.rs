@@ -1,8 +1,8 @@
 //! The agent's control side: joins feeds, store and steering.
 //!
-//! Events (a record, a link that appeared or vanished, a timer) touch ports. The node (`node`) brings touched ports, a
-//! few at a time, from their present state to the state in the plan (`plan`). Ports and responses change in no other
-//! way.
+//! An event (a record, a link that appeared or vanished, a timer) marks ("touches") the ports that it may affect. The
+//! node (`node`) brings touched ports, a few at a time, from their present state to the state in the plan (`plan`).
+//! Ports and responses change in no other way.
 
 mod control;
 mod drain;

@@ -1,4 +1,4 @@
-//! Notifications to the service manager (sd_notify(3)). Without one they do nothing.
+//! Notifications to the service manager (sd_notify(3)). Without a service manager they do nothing.
 
 use std::time::Duration;
 

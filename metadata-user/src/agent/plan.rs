@@ -24,7 +24,8 @@ pub(super) struct Plan {
     ports: BTreeMap<PortName, usize>,
     /// The namespaces of wanted ports, and how many ports each has.
     namespaces: BTreeMap<Option<String>, usize>,
-    /// Identities and the records that claim each; the first record gets the identity. Empty until a record arrives.
+    /// Identities and the records that claim each; the first record gets the identity. A configured identity without a
+    /// record has an empty set.
     identities: BTreeMap<IdentityName, BTreeSet<RecordId>>,
     /// Identities that more than one record claims.
     contested: BTreeSet<IdentityName>,
@@ -39,7 +40,8 @@ pub(super) struct Plan {
 /// Why a record is not served on a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
-    /// Two records claim one identity. The record of the higher source keeps it; of one source, the first by name.
+    /// Two records claim one identity. The record whose source has precedence keeps it; within one source, the first by
+    /// name.
     Taken {
         /// The identity.
         identity: IdentityName,
@@ -90,7 +92,7 @@ impl Plan {
         plan
     }
 
-    /// Returns the plan of the same records with other configured ports, and the ports that differ.
+    /// Returns the plan for the same records and other configured ports, and the ports for which the two plans differ.
     #[must_use]
     pub(super) fn reconfigured(
         &self,
@@ -298,7 +300,7 @@ impl Plan {
     }
 }
 
-/// Decrements the count of `key`; true if that was the last.
+/// Decrements the count of `key`. If the count was 1, removes it and returns true.
 fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
     match counts.get_mut(key) {
         Some(count) if *count > 1 => {

@@ -35,7 +35,7 @@ pub(super) struct Changes {
     pub(super) later: Vec<&'static str>,
 }
 
-/// The name of a field that only a restart applies, and a test whether it differs.
+/// The name of a field that only a restart applies, and a function that returns true if the field differs.
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.

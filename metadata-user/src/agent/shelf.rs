@@ -66,7 +66,7 @@ impl Shelf {
     /// Removes a record, if it exists.
     ///
     /// # Errors
-    /// If the file cannot be removed for certain. The record may be served again after a restart.
+    /// If the file may still exist. The record may be served again after a restart.
     pub(super) fn remove(&self, id: &RecordId) -> io::Result<()> {
         let Some(directory) = &self.0 else { return Ok(()) };
         let path = directory.join(file_of(id));

@@ -17,11 +17,11 @@ pub(super) struct IdentityName {
     pub mac: Mac,
 }
 
-/// How long a freed slot rests before another identity gets it. By then the worker has long forgotten the last holder
-/// and received every frame that was on its way.
+/// How long a freed slot rests before another identity gets it. By then the worker has forgotten the last holder and
+/// received every frame in flight.
 pub(super) const SLOT_REST: Duration = Duration::from_secs(1);
 
-/// Every slot is in use.
+/// Every slot is in use, reserved or resting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("all {0} slots are in use: this node cannot serve another network interface")]
 pub(super) struct SlotsExhausted(pub u32);
@@ -55,7 +55,7 @@ impl Slots {
     /// Returns the slot of an identity, and assigns one if it has none.
     ///
     /// # Errors
-    /// If every slot is in use or rests.
+    /// If every slot is in use, reserved or resting.
     pub(super) fn take(&mut self, who: &IdentityName, now: Instant) -> Result<Slot, SlotsExhausted> {
         if let Some(&slot) = self.held.get(who) {
             return Ok(slot);

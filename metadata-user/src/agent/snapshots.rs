@@ -74,7 +74,7 @@ impl Snapshots {
         &self.sources
     }
 
-    /// Notes the time of an event that changes records.
+    /// Notes the present time if an event changes records.
     pub(super) fn on_event(&mut self, event: &FeedEvent) {
         if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
             let now = Instant::now();
@@ -82,7 +82,7 @@ impl Snapshots {
         }
     }
 
-    /// A source has listed all its records, which replace those of the snapshot.
+    /// Ends the use of the snapshot for a source that has listed all its records.
     pub(super) fn on_synced(&mut self, source: Source) {
         if self.sources.remove(&source) {
             info!(source = source.name(), "the records are back; the snapshot is no longer served");
@@ -125,7 +125,7 @@ fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
         Ok(Written { records, left_out }) => warn!(
             records,
             left_out,
-            "the snapshot {} has no room for all records: after a restart without their source, the others are not served",
+            "the snapshot {} has no room for all records: the others are not served after a restart without their source",
             path.display()
         ),
         Err(error) => warn!("the snapshot {} is not written: {error}", path.display()),

@@ -1,4 +1,4 @@
-//! From a configuration to a running node.
+//! Starts the agent of a configuration, and runs it to its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,8 +55,8 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 /// `origin`. `entry` controls takeovers from and by other agents.
 ///
 /// # Errors
-/// If a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. Nothing
-/// remains on the node then.
+/// If a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. In this
+/// case nothing remains on the node.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
     // Threads inherit the sandbox, so it must be entered before a second thread starts.
     Mode::from(config.sandbox).enter(Stage::Start)?;

@@ -134,8 +134,8 @@ impl State {
         self.without.insert(vm.clone(), Instant::now());
     }
 
-    /// Replaces the token key if it is old, and deletes the mailboxes of VMs that have been without a record for
-    /// ten minutes. Call it about once a minute.
+    /// Replaces the token key if it is old, or reads the key that the operator maintains again. Deletes the mailboxes
+    /// of VMs that have been without a record for ten minutes. Call it about once a minute.
     pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(path) = &self.key_file {
             self.rotate(path);

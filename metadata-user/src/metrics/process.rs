@@ -80,7 +80,7 @@ impl Process {
     }
 }
 
-/// Number of open file descriptors. Linux 6.2 and later report it directly; on older kernels we count the entries.
+/// Number of open file descriptors. Linux 6.2 and later report it directly; on older kernels the entries are counted.
 fn descriptors() -> Option<u64> {
     let directory = "/proc/self/fd";
     match fs::metadata(directory).ok()?.len() {

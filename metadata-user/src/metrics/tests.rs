@@ -84,7 +84,7 @@ fn text() -> String {
 }
 
 #[test]
-fn every_count_is_a_line() {
+fn every_counter_and_gauge_has_a_line() {
     let text = text();
     for line in [
         "xdp_imds_frames_total{verdict=\"steered\"} 51",
@@ -183,7 +183,7 @@ fn every_family_has_one_head_before_its_samples_and_counters_end_in_total() {
 }
 
 #[test]
-fn texts_are_escaped() {
+fn help_texts_and_label_values_are_escaped() {
     let mut out = Exposition::default();
     out.family("x", "a\\b\n\"c\"", Kind::Gauge, [([("l", "a\\b\n\"c\"")], 1)]);
     let expected = "# HELP x a\\\\b\\n\"c\"\n# TYPE x gauge\nx{l=\"a\\\\b\\n\\\"c\\\"\"} 1\n";

@@ -29,8 +29,8 @@ impl From<Findings> for ExitCode {
     }
 }
 
-/// Checks one record file, or all of a directory, against `limits`. Prints to `out` each path with `paths`, or else one
-/// line per dialect. Prints warnings and errors with file and line to `err`.
+/// Checks one record file, or all of a directory, against `limits`. Prints to `out` one line per path if `paths` is
+/// true, and otherwise one line per dialect. Prints warnings and errors with file and line to `err`.
 ///
 /// # Errors
 /// When `path` cannot be read, or the results cannot be written. Invalid records are [`Findings`].

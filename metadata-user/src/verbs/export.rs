@@ -102,7 +102,7 @@ fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
         // Rock Ridge for Linux, Joliet for Windows: the names have lower case and hyphens.
         features: CreationFeatures::extensions(),
         path_separator: PathSeparator::ForwardSlash,
-        // Guests compare the label with its case.
+        // Guests compare the label case-sensitively.
         strict_charset: false,
     };
     let tree = InputTree::new(PathSeparator::ForwardSlash, entries);

@@ -12,7 +12,8 @@ use crate::agent::health::Health;
 use crate::agent::listeners::{self, Incoming, Listeners};
 use crate::agent::node::{AskedGuest, Node};
 
-/// Limit on the time until a worker reports what it holds for a guest. An idle worker turns once a second.
+/// Limit on the time until a worker reports the connections and requests of a guest. An idle worker reports within a
+/// second.
 const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Answers a request. The answer is dropped if the client has disconnected.
@@ -49,7 +50,7 @@ pub(super) async fn answer_all(
     }
 }
 
-/// Returns the guests with what their workers hold for them; `held` is `None` if a worker does not answer in time.
+/// Returns the guests with their connections and requests; `held` is `None` if a worker does not answer in time.
 async fn collect(asked: Vec<AskedGuest>) -> Vec<Guest> {
     let until = Instant::now() + WORKER_ANSWERS_WITHIN;
     let mut guests = Vec::with_capacity(asked.len());

@@ -29,7 +29,7 @@ pub(crate) enum SocketError {
     },
     /// Other users could replace the socket.
     #[error(
-        "the run directory {} has mode {mode:03o}: expected one nobody else may write to; chmod 0700 it, or --run names another", path.display()
+        "the run directory {} has mode {mode:03o}: expected a directory that no other user may write to; run chmod 0700 on it, or name another with --run", path.display()
     )]
     Open {
         /// The directory.
@@ -100,7 +100,7 @@ impl ControlSocket {
         if !succeeds && UnixStream::connect(&path).is_ok() {
             return Err(SocketError::Taken { path: run.into() });
         }
-        // Bound under another name and renamed: clients never find a socket with another mode, or none.
+        // Bind under another name and rename, so that clients always find a socket with the right mode.
         let aside = run.join(format!(".{name}.{}", std::process::id()));
         let place = || -> io::Result<(Self, UnixListener)> {
             match fs::remove_file(&aside) {
@@ -194,7 +194,7 @@ mod tests {
     async fn the_configured_group_owns_directory_and_socket() {
         let room = tempfile::tempdir().expect("a directory");
         let run = room.path().join("run");
-        // A number that is no group is good, too; one other than ours takes privilege.
+        // A number without a group is valid too. A group other than ours needs privilege.
         let own = rustix::process::getegid().as_raw();
         let gid = if rustix::process::geteuid().is_root() { 60_123 } else { own };
         make_run(&run, Some(&gid.to_string())).expect("a directory");

@@ -15,7 +15,7 @@ use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{About, Status};
 
-/// Limit on every wait here; reached only if something is wrong.
+/// Limit on every wait in these tests. A wait reaches it only if the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A metrics address before a control loop that gives a fixed answer.

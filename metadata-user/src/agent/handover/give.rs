@@ -27,9 +27,9 @@ const GRACE: Duration = Duration::from_secs(1);
 /// The result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::agent) enum End {
-    /// It failed: the agent continues as before.
+    /// The handover failed, and this agent continues as before.
     Stays,
-    /// It failed because a signal stops this agent.
+    /// The handover failed because a signal stops this agent.
     Stopped(&'static str),
     /// The next agent has the ports, and all connections here have ended or were cut off.
     TakenOver,
@@ -129,7 +129,10 @@ async fn serve_out(
     departure.serve(stop, end).await;
     let cut = departure.remaining;
     if cut > 0 {
-        warn!(connections = cut, "connections cut off: they did not end within {DRAIN_LIMIT:?}");
+        warn!(
+            connections = cut,
+            "connections cut off before they ended; a takeover waits for them for at most {DRAIN_LIMIT:?}"
+        );
     }
     let _gone = wire.send(&FromPrevious::Done { cut }).await;
     info!("no longer serving connections: stopping");
@@ -144,7 +147,7 @@ struct Departure<'a> {
     taken: Option<Instant>,
     /// The next agent is connected.
     is_connected: bool,
-    /// Connections that remained at the last check that found any; 0 once all have ended in time.
+    /// Number of connections at the last check that found any; 0 once all have ended in time.
     remaining: u64,
 }
 

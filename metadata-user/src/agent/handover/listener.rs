@@ -137,8 +137,9 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
     };
     let Some(version) = common_version(oldest, newest) else {
         return Ok(Err(format!(
-            "it supports versions {OLDEST} to {VERSION} of the takeover protocol, the other {oldest} to {newest}: stop \
-             it and start the other; with pins, ports stay closed in between and guests retry"
+            "the running agent supports versions {OLDEST} to {VERSION} of the takeover protocol, the new one {oldest} \
+             to {newest}: stop the running agent and start the new one; with pins, ports stay closed in between and \
+             guests retry"
         )));
     };
     let Some(turn) = Turn::take(&shared.busy) else {
@@ -253,7 +254,7 @@ mod tests {
         bench.listener.allow();
         for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
             let (_, answer) = bench.hello(oldest, newest).await;
-            assert!(is_no(&answer, "stop it and start the other"), "{answer:?}");
+            assert!(is_no(&answer, "stop the running agent and start the new one"), "{answer:?}");
         }
         assert_eq!(common_version(1, VERSION + 5), Some(VERSION), "a newer one that speaks ours too");
         let mut wire = bench.connect().await;

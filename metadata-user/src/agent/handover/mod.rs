@@ -40,7 +40,7 @@ const SOCKET: &str = "takeover.sock";
 
 /// Limit from a connection to its first message, and from that message to the answer.
 const HELLO_WITHIN: Duration = Duration::from_secs(5);
-/// Limit from the welcome until the next agent is ready, which has rendered every record by then.
+/// Limit from the welcome until the next agent has rendered every record and is ready.
 const READY_WITHIN: Duration = Duration::from_secs(900);
 /// Limit for workers to claim their connections and for the agent to save what guests wrote.
 const DRAINING_WITHIN: Duration = Duration::from_secs(10);

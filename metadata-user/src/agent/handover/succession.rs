@@ -22,7 +22,7 @@ pub(in crate::agent) struct Succession {
 }
 
 impl Succession {
-    /// Begins when the ports have been taken from the previous agent.
+    /// Begins the succession, after the ports have been taken from the previous agent.
     pub(in crate::agent) fn begin(&mut self, taking: Takeover) {
         self.taking = Some(taking);
     }
@@ -35,7 +35,7 @@ impl Succession {
         }
     }
 
-    /// Answers a question, or ends the succession. True as for [`Succession::finish`].
+    /// Answers a question, or ends the succession. Returns true like [`Succession::finish`].
     #[must_use]
     pub(in crate::agent) async fn on_event(&mut self, node: &mut Node, event: PreviousEvent) -> bool {
         let late = match event {
@@ -52,8 +52,8 @@ impl Succession {
         self.finish(node)
     }
 
-    /// Does the remaining work once the previous agent has ended. True when the takeover is complete with this call,
-    /// and the next agent may take over.
+    /// Does the remaining work once the previous agent has ended. Returns true if this call completes the takeover, so
+    /// that the next agent may take over.
     #[must_use]
     pub(in crate::agent) fn finish(&mut self, node: &mut Node) -> bool {
         let mut completed = false;

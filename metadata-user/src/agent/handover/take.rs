@@ -25,11 +25,11 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// An event of the previous agent.
 #[derive(Debug)]
 pub(in crate::agent) enum PreviousEvent {
-    /// One of its guests has a question that only this agent can answer.
+    /// A guest of the previous agent has a question that only this agent can answer.
     Question(Question),
-    /// It has ended after its connections. Late segments of these connections may still arrive.
+    /// The previous agent has ended after its connections. Late segments of these connections may still arrive.
     Done,
-    /// It ended before its connections did.
+    /// The previous agent ended before its connections did, or does not end in time.
     Died,
 }
 

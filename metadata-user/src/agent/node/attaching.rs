@@ -27,7 +27,7 @@ pub(super) struct AttachTimes {
 }
 
 impl AttachTimes {
-    /// A port was attached and its guests bound. `time` excludes rendering.
+    /// Counts a port that was attached and whose guests were bound. `time` excludes rendering.
     pub(super) fn on_attached(&mut self, time: Duration) {
         self.count += 1;
         self.total += time;
@@ -37,19 +37,19 @@ impl AttachTimes {
         self.last.push_back(time);
     }
 
-    /// A wanted port is about to be settled. The wait begins, unless it has begun.
+    /// Begins the wait of a wanted port that is about to be settled, unless the wait has begun.
     pub(super) fn on_seen(&mut self, port: &PortName) {
         if !self.seen.contains_key(port) {
             self.seen.insert(port.clone(), Instant::now());
         }
     }
 
-    /// A port's tap does not exist or is no longer wanted. The wait is not counted.
+    /// Ends the wait of a port whose tap does not exist or is no longer wanted. The wait is not counted.
     pub(super) fn on_absent(&mut self, port: &PortName) {
         self.seen.remove(port);
     }
 
-    /// A port's guests are served. The wait ends, and is counted if the port is newly attached.
+    /// Ends the wait of a port whose guests are served. The wait is counted if the port is newly attached.
     pub(super) fn on_served(&mut self, port: &PortName, is_new: bool) {
         if let Some(seen) = self.seen.remove(port)
             && is_new

@@ -34,7 +34,7 @@ struct Bound {
     serves: Serves,
 }
 
-/// Returns the identities in `bound` to which `there` gives another slot or none.
+/// Returns the identities in `bound` for which `there` has another slot or none.
 fn moved<'a>(
     bound: impl Iterator<Item = (&'a IdentityName, Slot)>,
     there: impl Fn(&PortName) -> Vec<(Mac, Slot)>,
@@ -159,12 +159,13 @@ impl Bindings {
         self.workers.retry();
     }
 
-    /// Reserves the slots that the previous agent has bound, until their identities are named.
+    /// Reserves the slots that the previous agent has bound, until they are kept or released.
     pub(super) fn reserve_inherited(&mut self, steering: &Steering) {
         self.slots.reserve(steering.identities().iter().map(|bound| bound.slot));
     }
 
-    /// Keeps the slots of identities the previous agent bound on a port; releases those the plan does not have.
+    /// Keeps the slots of identities that the previous agent bound on a port. Unbinds identities that the plan does not
+    /// have, and frees their slots.
     pub(super) fn keep_inherited(&mut self, steering: &mut Steering, port: &PortName, plan: &Plan) {
         for (mac, slot) in steering.bound_on(port) {
             let who = IdentityName { port: port.clone(), mac };
@@ -181,7 +182,7 @@ impl Bindings {
         }
     }
 
-    /// Frees a slot of the previous agent whose identity was not named.
+    /// Frees a slot of the previous agent whose identity no record names.
     pub(super) fn release_inherited(&mut self, steering: &Steering, slot: Slot) {
         if let Err(error) = self.answers.withdraw(slot) {
             warn!(slot, "{error}");
@@ -215,9 +216,9 @@ impl Bindings {
         }
     }
 
-    /// Drops identities to which the previous agent has given another slot or none by now, and makes requests of other
-    /// bound slots wait for a record. Call it before frames with these slots arrive here, so that no guest gets the
-    /// record of the slot's last holder.
+    /// Drops identities that the previous agent has unbound or bound to another slot since. Makes requests of slots
+    /// that only the previous agent has bound wait for a record. Call it before frames with these slots arrive here, so
+    /// that no guest gets the record of the slot's last holder.
     ///
     /// # Errors
     /// If the kernel refuses to list what is bound.

@@ -114,7 +114,7 @@ impl Catalogue {
         Some(self.renderer.responses(id, record, &self.state))
     }
 
-    /// A source starts again. Records that it does not repeat are removed once it is synced.
+    /// Begins a new listing of a source. Records that the source does not repeat are removed once it is synced.
     pub(in crate::agent) fn begin(&mut self, source: Source) {
         self.registry.begin(source);
         self.room.forget_pending(source);
@@ -157,23 +157,23 @@ impl Catalogue {
                     (Some(known), _) => FeedEvent::Upsert { key, record: Arc::clone(known) },
                     (None, Ok(())) => FeedEvent::Upsert { key, record: self.renderer.compact(record) },
                     (None, Err(no_room)) => {
-                        warn!(record = %id, "refused, the last good state stays: {no_room}");
+                        warn!(record = %id, "refused; the last valid record stays in force: {no_room}");
                         FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
                     }
                 }
             }
             FeedEvent::Rejected { key, error } => {
                 let id = RecordId::new(source, &key);
-                warn!(record = %id, "refused, the last good state stays: {error}");
+                warn!(record = %id, "refused; the last valid record stays in force: {error}");
                 FeedEvent::Rejected { key, error }
             }
             other => other,
         }
     }
 
-    /// A record comes into force or has changed.
+    /// Applies a record that comes into force or has changed.
     fn put(&mut self, id: RecordId, record: Arc<Record>) -> BTreeSet<PortName> {
-        debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record");
+        debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record in force");
         let touched = self.plan.put(&id, Some(&record));
         if let Some(last) = self.records.insert(id, Arc::clone(&record))
             && last.vm.uuid != record.vm.uuid
@@ -183,13 +183,13 @@ impl Catalogue {
         touched
     }
 
-    /// A record is expected: requests of its identities wait for it.
+    /// Notes that a record is expected: requests of its identities wait for it.
     fn expect(&mut self, id: &RecordId, identities: Vec<(PortName, Mac)>) -> BTreeSet<PortName> {
-        debug!(record = %id, "expected");
+        debug!(record = %id, "record expected");
         self.plan.expect(id, identities.into_iter().map(|(port, mac)| IdentityName { port, mac }))
     }
 
-    /// A record is no longer in force.
+    /// Removes a record that is no longer in force.
     fn remove(&mut self, id: &RecordId) -> BTreeSet<PortName> {
         debug!(record = %id, "record removed");
         self.renderer.forget(id);
@@ -217,7 +217,7 @@ impl Catalogue {
         self.conflicts = conflicts;
     }
 
-    /// Rotates old token keys and deletes unused mailboxes. Call it about once a minute.
+    /// Rotates old token keys, deletes unused mailboxes, and frees unused payloads. Call it about once a minute.
     pub(in crate::agent) fn tend(&mut self) {
         let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
         self.state.tend(|vm| known.contains(vm));

@@ -131,7 +131,7 @@ impl NodePorts {
         self.touched.append(&mut others);
     }
 
-    /// Devices of a namespace appeared, vanished or changed. Touches their ports, under the old and the new name.
+    /// Touches the ports of devices that appeared, vanished or changed in a namespace, under the old and the new name.
     pub(super) fn on_links_changed(&mut self, netns: Option<&str>, changed: &Changed, plan: &Plan) {
         match changed {
             Changed::Unknown => {

@@ -5,8 +5,7 @@ use metadata_control::status::InstanceState;
 use metadata_feed::registry::RecordId;
 use tokio::sync::oneshot;
 
-/// Records, and the reply channels of clients that wait until they are served. The caller of `push` limits their
-/// number.
+/// The reply channels of waiting clients, each with its record. The caller of `push` limits the number of clients.
 #[derive(Debug, Default)]
 pub(super) struct Waiting(Vec<(RecordId, oneshot::Sender<Instance>)>);
 

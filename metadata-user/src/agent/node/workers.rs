@@ -84,7 +84,7 @@ impl Workers {
         self.each(|worker| worker.drain(limit, None))
     }
 
-    /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
+    /// Drains every worker for at most `limit`. Each worker claims its present connections and those that begin later.
     ///
     /// # Errors
     /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
@@ -115,7 +115,8 @@ impl Workers {
         self.each(|worker| worker.spare_unknown(spare))
     }
 
-    /// Connections the workers still drain; `None` until each has claimed all it has. An ended worker counts 0.
+    /// Number of connections that the workers still drain; `None` until each worker has claimed its connections. A
+    /// worker that has ended counts 0.
     #[must_use]
     pub(in crate::agent) fn remaining(&self) -> Option<u64> {
         let of = |worker: &WorkerHandle<_>| worker.left().or_else(|| worker.is_finished().then_some(0));

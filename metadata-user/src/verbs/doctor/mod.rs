@@ -1,10 +1,10 @@
 //! `xdp-imds doctor`: finds what prevents a configuration from working on this node, and prints the remedies.
 //!
-//! # The tour
+//! # Overview
 //!
 //! `gather` collects [`Facts`], which are plain data, about the kernel, this process, directories, ports and the node.
-//! It tests the kernel by using it. It changes nothing lasting: the kernel removes what a probe made when this process
-//! ends. `checks` turns the facts into one [`Check`] each. `print` prints them as lines or JSON.
+//! It tests the kernel by using it. It changes nothing permanently: the kernel removes what a probe has created when
+//! this process ends. `checks` turns the facts into one [`Check`] each. `print` prints them as lines or JSON.
 //!
 //! A failed check names the reason and the remedy; serving would fail too, at the start or for one port. A warning means
 //! that serving works with a restriction, or that a fact is unknown.

@@ -24,7 +24,7 @@ use print::Tally;
 
 use super::which::{Agent, GUEST};
 
-/// Limit for the agent's silence. The agent sends an empty line each second.
+/// Maximum time without data from the agent. The agent sends an empty line each second.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum size of a refusal, in octets.
 const REFUSAL_MOST: u64 = 4_096;

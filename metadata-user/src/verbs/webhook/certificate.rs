@@ -26,7 +26,7 @@ pub enum CertificateError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A file is longer than any certificate or key.
@@ -34,7 +34,7 @@ pub enum CertificateError {
     Long {
         /// The file.
         path: PathBuf,
-        /// Its octets.
+        /// Its length in octets.
         found: u64,
     },
     /// The file has no certificates in PEM, or too many.
@@ -42,7 +42,7 @@ pub enum CertificateError {
     Chain {
         /// The file.
         path: PathBuf,
-        /// What it has.
+        /// The number of certificates found, or the error of the PEM parser.
         found: String,
     },
     /// The file has no private key in PEM.

@@ -127,7 +127,8 @@ impl Server {
         }
     }
 
-    /// Reloads a changed certificate. Returns true while that fails; only the first failure is logged.
+    /// Reloads a changed certificate. Returns true while the files cannot be used. Only the first of consecutive
+    /// failures is logged.
     fn renew(&mut self, failing: bool) -> bool {
         match self.certificate.reload() {
             Ok(false) => failing,

@@ -7,7 +7,7 @@
 //! | `replace-serial: "true"` | an existing VM is changed too, and a serial that is a bare UUID is replaced |
 //!
 //! A VM that pointed to us continues to do so: a user or a GitOps tool that applies its manifest again sends the serial
-//! without our text, and we append it again. `enabled: "false"` ends that.
+//! without our text, and we append it again. `enabled: "false"` ends this.
 //!
 //! Values of the user stay: our text is appended to a serial. A serial that contains `ds=` and any asset tag stay
 //! unchanged. cloud-init finds our text anywhere behind a blank. KubeVirt 1.7 and later give a new VM without a serial a

@@ -1,11 +1,14 @@
 //! `/v1/instances`: registers, shows and removes VMs.
 //!
-//! | | |
+//! | Request | Effect |
 //! |---|---|
-//! | `GET /v1/instances` | all records of all sources, [`PAGE`](metadata_control::instances::PAGE) at a time:
-//! `?source=`, `?after=` | | `PUT /v1/instances/NAME` | register this record under the name: `?wait=attached`,
-//! `?timeout=5s` | | `GET /v1/instances/NAME` | the record, without its secrets: `?source=` | | `DELETE
-//! /v1/instances/NAME` | remove the record | | `GET /v1/openapi.json` | the OpenAPI document |
+//! | `GET /v1/instances` | lists the records of all sources in pages: `?source=`, `?after=` |
+//! | `PUT /v1/instances/NAME` | registers a record under the name: `?wait=attached`, `?timeout=5s` |
+//! | `GET /v1/instances/NAME` | shows the record without its secrets: `?source=` |
+//! | `DELETE /v1/instances/NAME` | removes the record |
+//! | `GET /v1/openapi.json` | shows the OpenAPI document |
+//!
+//! A page has at most [`PAGE`](metadata_control::instances::PAGE) records.
 //!
 //! Changes are made one after the other. A change is checked by the control loop, written to disk, and then put into
 //! force, so a record answered with 200 or 201 survives the agent. A change is completed even if its client
@@ -46,7 +49,7 @@ use metadata_feed::registry::RecordId;
 #[cfg(test)]
 use record::BODY_MAX;
 
-/// Limit on clients that wait for the ports of their VM. A further one is refused, and nothing changes.
+/// Limit on clients that wait for the ports of their VM. Further clients are refused, and nothing changes.
 pub(crate) const WAITS: usize = 16;
 /// How long a client waits by default.
 pub(crate) const WAIT: Duration = Duration::from_secs(5);

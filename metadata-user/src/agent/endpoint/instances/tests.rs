@@ -240,7 +240,7 @@ async fn a_record_is_stored_before_it_is_in_force_and_shown_without_secrets() {
 }
 
 #[tokio::test]
-async fn of_clients_that_race_for_a_change_exactly_one_succeeds() {
+async fn exactly_one_of_several_clients_that_make_the_same_change_succeeds() {
     let bench = Bench::new();
     let first = bench.put("web", &[], 1).await;
     for (name, field) in [("web", format!("If-Match: {}", first.etag())), ("new", "If-None-Match: *".into())]
@@ -261,7 +261,7 @@ async fn of_clients_that_race_for_a_change_exactly_one_succeeds() {
 }
 
 #[tokio::test]
-async fn a_clash_is_named_and_nothing_changes() {
+async fn a_conflict_is_reported_and_nothing_changes() {
     let by = RecordId::new(Source::File, "web.yaml");
     let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
     for (clash, status, said) in [
@@ -370,7 +370,7 @@ async fn a_waiting_client_keeps_its_connection_beyond_its_life() {
         stream.read_to_string(&mut answer).await.expect("an answer");
         answer
     });
-    // Writing to disk takes real time, which stands still meanwhile.
+    // Writing to disk takes real time, and the runtime's clock stands still meanwhile.
     while bench.book().waiting.is_empty() {
         tokio::task::yield_now().await;
     }
@@ -407,7 +407,7 @@ fn document() -> Value {
 }
 
 #[tokio::test]
-async fn the_document_names_every_route_with_its_methods_and_no_other() {
+async fn the_openapi_document_has_exactly_the_routes_and_their_methods() {
     let bench = Bench::new();
     let document = document();
     let described = document["paths"].as_object().expect("paths");
@@ -426,7 +426,7 @@ async fn the_document_names_every_route_with_its_methods_and_no_other() {
 }
 
 #[tokio::test]
-async fn answers_are_as_the_document_describes_them() {
+async fn answers_match_the_openapi_document() {
     let bench = Bench::new();
     let document = document();
     let by = RecordId::new(Source::Api, "x");

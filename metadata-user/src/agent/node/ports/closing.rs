@@ -1,9 +1,9 @@
 //! Taps without a record are kept closed (`guard: all`).
 //!
-//! A closed tap is a port on which no identity is served. A tap is closed with the event that reports it, if not
-//! before. It becomes an ordinary port when a record names it, without being open in between, and is closed again when
-//! its record is removed. In a namespace other than the agent's own, taps are closed only while a port is served there:
-//! a port keeps its namespace alive, and a pod's namespace must be able to end.
+//! A closed tap is a port on which no identity is served. A tap is closed at the latest when an event reports it. When
+//! a record names it, it becomes an ordinary port, without being open in between. When the record is removed, it is
+//! closed again. In a namespace other than the agent's own, taps are closed only while a port is served there: a port
+//! keeps its namespace alive, and a pod's namespace must be able to end.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ pub(in crate::agent) struct Guard {
     guarded: Guarded,
     /// Prefix of the devices of the agent's own hubs.
     hub: String,
-    /// Closed ports, at most [`MAX_PORTS`] with all others.
+    /// Closed ports. Together with all other ports they are at most [`MAX_PORTS`].
     closed: BTreeSet<PortName>,
 }
 
@@ -32,7 +32,7 @@ impl Guard {
         Self { guarded, hub: hub.into(), closed: BTreeSet::new() }
     }
 
-    /// True if the port, provided that it is a tap, must be closed because the plan does not want it.
+    /// True if a tap of this name must be closed while the plan does not want it.
     pub(super) fn guards(&self, port: &PortName, plan: &Plan) -> bool {
         self.guarded == Guarded::All
             && (port.netns.is_none() || plan.namespaces().any(|netns| *netns == port.netns))
@@ -66,7 +66,8 @@ impl NodePorts {
         self.touched.extend(open);
     }
 
-    /// Touches taps that the previous agent may have left closed; false if there are none.
+    /// Touches taps that should be closed and are not, except those that wait for another attempt. Returns true while
+    /// ports are to be settled.
     pub(super) fn touch_inherited_taps(&mut self, plan: &Plan) -> bool {
         for netns in plan.watched_namespaces() {
             let open = self.open_taps(netns.as_deref(), plan);

@@ -56,7 +56,7 @@ impl NodePorts {
         }
     }
 
-    /// Asks the worker of an identity what it holds for it; `None` if the identity is not bound.
+    /// Asks the worker of an identity how many connections and requests it holds; `None` if the identity is not bound.
     #[must_use]
     pub(in crate::agent::node) fn ask_held(
         &self,

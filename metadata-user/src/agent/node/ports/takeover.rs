@@ -1,4 +1,4 @@
-//! Ports change hands: from the previous agent to this one, and from this one to the next.
+//! Takes ports over from the previous agent, and hands them over to the next agent.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ impl NodePorts {
         self.steering.side()
     }
 
-    /// True while the previous agent has ports that no record has named yet.
+    /// True while inherited ports remain that have not been attached.
     #[must_use]
     pub(in crate::agent) fn has_inherited(&self) -> bool {
         self.steering.has_inherited()
@@ -40,8 +40,8 @@ impl NodePorts {
         }
     }
 
-    /// Takes the ports over from the agent that has them. Identities keep their slots. Those that no record names are
-    /// unbound, and those that are missing are bound.
+    /// Takes the ports over from the agent that has them. Identities keep their slots. Identities that the plan does
+    /// not have are unbound, and missing identities are bound.
     ///
     /// # Errors
     /// If the kernel refuses a change. Another attempt is useful.
@@ -71,7 +71,7 @@ impl NodePorts {
         self.bindings.answer(&self.steering, question)
     }
 
-    /// Drains every worker for at most `limit`, while it claims the connections it has and those that begin.
+    /// Drains every worker for at most `limit`. Each worker claims its present connections and those that begin later.
     ///
     /// # Errors
     /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
@@ -90,7 +90,7 @@ impl NodePorts {
         self.workers().resume()
     }
 
-    /// The next agent has taken the ports.
+    /// Records that the next agent has taken the ports.
     pub(in crate::agent) fn on_handed_over(&mut self) {
         self.steering.handed_over();
     }
@@ -103,7 +103,7 @@ impl NodePorts {
     /// Ends this agent's part after the next agent has taken over. Nothing changes on the ports.
     pub(in crate::agent) fn leave(self) {
         let Self { bindings, steering, .. } = self;
-        // Workers first: they use what steering closes.
+        // Drop the workers first, because they use what steering closes.
         drop(bindings);
         steering.leave();
     }

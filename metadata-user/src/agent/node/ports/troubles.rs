@@ -22,12 +22,12 @@ impl Troubles {
         }
     }
 
-    /// An attempt begins: the port is settled unless it is reported again.
+    /// Begins an attempt. The port is settled unless it is reported again.
     pub(super) fn begin(&mut self, port: &PortName) {
         self.unsettled.remove(port);
     }
 
-    /// An attempt has ended: forgets the reason unless it was reported again.
+    /// Ends an attempt. Forgets the reason unless the port was reported again.
     pub(super) fn end(&mut self, port: &PortName) {
         if !self.unsettled.contains(port) {
             self.forget(port);

@@ -26,7 +26,7 @@ impl Loads {
             }
             let load = &mut self.0[at];
             let (over, of) = (elapsed.saturating_sub(load.elapsed), awake.saturating_sub(load.awake));
-            // The worker has published nothing since the last reading, so its last load stays.
+            // If the worker has published nothing since the last reading, its last load stays.
             if !over.is_zero() {
                 *load = Load { elapsed, awake, last: of.as_secs_f64() / over.as_secs_f64() };
             }

@@ -9,7 +9,7 @@ use super::{View, way_of};
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
-/// A guest, and the channel on which its worker reports what it holds for the guest; `None` if the guest is not bound.
+/// A guest, and the channel for its worker's report on connections and requests; `None` if the guest is not bound.
 pub(in crate::agent) type AskedGuest = (Guest, Option<oneshot::Receiver<SlotStats>>);
 
 impl<'a> View<'a> {

@@ -52,7 +52,7 @@ pub(crate) struct TraceRefusal {
 }
 
 impl<'a> View<'a> {
-    /// Starts a trace of a MAC, on its port if it has one; of a port; or of the one NIC of a VM.
+    /// Starts a trace of a port, of a MAC (on its port if it has one), or of the only NIC of a VM.
     ///
     /// # Errors
     /// [`TraceRefusal`]: the target is not known or not unique, or another trace runs.

@@ -143,7 +143,8 @@ fn unprivileged(kernel: &Kernel) -> Option<Check> {
     ))
 }
 
-/// The start of serving in a temporary namespace, for which all other checks of the kernel matter.
+/// Checks that serving starts in a temporary namespace, which needs everything that the other checks of the kernel
+/// test.
 fn rehearsal(facts: &Facts) -> Check {
     let name = "rehearsal";
     match &facts.kernel.rehearsal {

@@ -29,7 +29,7 @@ pub(super) fn configuration(question: &Question) -> Check {
     }
 }
 
-/// All checks. Each stands behind those that it depends on.
+/// All checks. Each check comes after the checks that it depends on.
 pub(super) fn all(facts: &Facts) -> Vec<Check> {
     let mut checks = kernel::checks(facts);
     checks.extend(privilege::checks(facts));

@@ -74,7 +74,8 @@ fn hub(node: &Node, prefix: &str) -> Check {
     }
 }
 
-/// Frames pass the veth's ring before the AF_XDP ring, and the veth's ring is shorter.
+/// Checks for frames lost at the hub's veth. They pass the veth's ring before the AF_XDP ring, and the veth's ring is
+/// shorter.
 fn ring(node: &Node) -> Option<Check> {
     (node.veth_full > 0).then(|| {
         Check::warn(
@@ -89,7 +90,8 @@ fn ring(node: &Node) -> Option<Check> {
     })
 }
 
-/// Guests in other namespaces that send many requests while XDP is off.
+/// Checks for lost frames of guests in other namespaces, which are lost if such guests send many requests while XDP is
+/// off.
 fn namespaces(node: &Node) -> Option<Check> {
     (node.ring_full > 0).then(|| {
         Check::warn(
@@ -125,7 +127,8 @@ fn addresses(node: &Node) -> Vec<Check> {
     checks
 }
 
-/// The agent answers guests on ports in any case. Other guests can reach the node's own use of the address.
+/// Checks how the node itself uses a served address. The agent answers guests on ports in any case; only other guests
+/// can reach this use.
 fn address(it: &AddressUse) -> Option<Check> {
     let found = if it.own {
         "is an address of the node itself".to_owned()

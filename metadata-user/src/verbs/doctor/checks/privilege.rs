@@ -140,7 +140,7 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
     Check::fail(check, format!("{name} {found}"), format!("this capability, for {what_for}"), remedy)
 }
 
-/// The socket's memory is locked. Without the capability it counts against a limit.
+/// Checks CAP_IPC_LOCK. The memory of the AF_XDP socket is locked and, without the capability, counts against a limit.
 fn ipc_lock(facts: &Facts) -> Check {
     let (check, name) = ("capability.ipc_lock", "CAP_IPC_LOCK");
     let needed = facts.wanted.pinned_memory.saturating_mul(facts.wanted.workers.into());
@@ -167,7 +167,7 @@ fn ipc_lock(facts: &Facts) -> Check {
     }
 }
 
-/// Opening another user's `/proc/PID/ns/net` needs it.
+/// Checks CAP_SYS_PTRACE, which is needed to open another user's `/proc/PID/ns/net`.
 fn sys_ptrace(facts: &Facts) -> Check {
     let (check, name) = ("capability.sys_ptrace", "CAP_SYS_PTRACE");
     let by_process = |name: &metadata_base::port::PortName| {

@@ -1,4 +1,4 @@
-//! Nodes of all kinds, each with what is to be said of it.
+//! Nodes with and without problems, each with the expected results of the checks.
 
 mod kubevirt;
 mod place;
@@ -56,7 +56,7 @@ fn program(name: &str) -> Program {
     Program { id: 42, name: Some(name.into()) }
 }
 
-/// A node on which nothing is wrong.
+/// A node without problems.
 fn healthy() -> Facts {
     let sets =
         Capabilities { effective: ALL_CAPABILITIES, permitted: ALL_CAPABILITIES, bounding: ALL_CAPABILITIES };
@@ -146,7 +146,7 @@ fn wrong(checks: &[Check]) -> Vec<&Check> {
 }
 
 #[test]
-fn nothing_is_wrong_with_a_healthy_node() {
+fn a_healthy_node_passes_all_checks() {
     let checks = all(&healthy());
     assert_eq!(wrong(&checks), Vec::<&Check>::new());
     let names: std::collections::HashSet<_> =
@@ -154,10 +154,11 @@ fn nothing_is_wrong_with_a_healthy_node() {
     assert_eq!(names.len(), checks.len(), "two checks have one name and subject");
 }
 
-/// A node with one thing wrong, the check that must say so and how, and words that must be in it.
+/// A node with one problem, the check that must report it, the status of the check, and words that its text must
+/// contain.
 type Case = (&'static str, fn(&mut Facts), &'static str, Status, &'static [&'static str]);
 
-/// Every case spoils a healthy node, and nothing but the named check may find fault.
+/// Adds one problem to a healthy node per case. Only the named check may report a problem.
 fn judge(cases: &[Case]) {
     for (what, spoil, name, status, words) in cases {
         let mut facts = healthy();
@@ -178,7 +179,7 @@ fn judge(cases: &[Case]) {
 }
 
 #[test]
-fn the_kernel_is_judged_by_what_it_can_do() {
+fn each_problem_of_the_kernel_is_reported_by_its_check() {
     use Status::{Fail, Warn};
     judge(&[
         (
@@ -259,7 +260,7 @@ fn the_kernel_is_judged_by_what_it_can_do() {
 }
 
 #[test]
-fn what_a_missing_capability_hides_is_not_held_against_the_kernel() {
+fn a_feature_that_a_missing_capability_hides_is_unknown_and_no_failure() {
     let mut facts = healthy();
     drop_capability(&mut facts, SYS_ADMIN);
     set_feature(&mut facts, Feature::LinkUpdate, Err(refused()));
@@ -269,7 +270,7 @@ fn what_a_missing_capability_hides_is_not_held_against_the_kernel() {
 }
 
 #[test]
-fn lockdown_is_named_where_the_kernel_refuses() {
+fn lockdown_is_reported_if_the_kernel_refuses() {
     let mut facts = healthy();
     facts.kernel.lockdown = Some("none integrity [confidentiality]".into());
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new());
@@ -280,7 +281,7 @@ fn lockdown_is_named_where_the_kernel_refuses() {
 }
 
 #[test]
-fn a_capability_is_missed_only_where_it_is_needed_and_the_remedy_fits_how_it_went() {
+fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause() {
     use Status::{Fail, Warn};
     let net_raw = "capability.net_raw";
     judge(&[
@@ -352,7 +353,7 @@ fn a_capability_is_missed_only_where_it_is_needed_and_the_remedy_fits_how_it_wen
 }
 
 #[test]
-fn limits_and_surroundings_of_the_process_are_judged() {
+fn limits_and_environment_of_the_process_are_checked() {
     use Status::{Fail, Warn};
     let files = "limit.open_files";
     judge(&[

@@ -7,7 +7,7 @@ use super::room::directory;
 use crate::config::Config;
 use metadata_feed::kubevirt::{access, node};
 
-/// Collects them; `None` while the feed is off.
+/// Collects the needs of the feed; `None` while the feed is off.
 pub(super) fn kubevirt(config: &Config) -> Option<Kubevirt> {
     let options = config.kubevirt.as_ref()?;
     Some(Kubevirt {

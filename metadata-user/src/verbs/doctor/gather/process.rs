@@ -7,7 +7,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::super::facts::{Capabilities, Process, Resources};
 
-/// `/proc/self/uid_map` of the initial user namespace, which maps all users to themselves.
+/// The content of `/proc/self/uid_map` in the initial user namespace, which maps all users to themselves.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
 pub(super) fn process() -> Process {

@@ -1,4 +1,4 @@
-//! What the feed of KubeVirt needs.
+//! Tests the checks of KubeVirt's feed.
 
 use super::super::super::Status::{Fail, Warn};
 use super::super::super::facts::{Facts, Found, Kubevirt};
@@ -14,7 +14,7 @@ fn file() -> Found {
 }
 
 #[test]
-fn what_the_feed_of_kubevirt_needs_is_judged() {
+fn the_needs_of_kubevirts_feed_are_checked() {
     judge(&[
         (
             "no name",
@@ -76,7 +76,7 @@ fn what_the_feed_of_kubevirt_needs_is_judged() {
 }
 
 #[test]
-fn nothing_is_asked_for_a_feed_that_is_off_or_watches_nothing() {
+fn a_feed_that_is_off_or_watches_nothing_has_no_problems() {
     let mut facts = healthy();
     needs(&mut facts).api = None;
     needs(&mut facts).hook = None;

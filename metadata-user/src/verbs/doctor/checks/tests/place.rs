@@ -1,4 +1,4 @@
-//! Places, the node around, and ports.
+//! Tests the checks of directories, the node and ports.
 
 use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Records};
 use super::super::super::{Check, Status};
@@ -7,7 +7,7 @@ use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
 use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
 #[test]
-fn places_for_pins_and_files_are_judged() {
+fn directories_of_pins_and_files_are_checked() {
     use Status::{Fail, Warn};
     fn pins(facts: &mut Facts) -> &mut Pins {
         facts.pins.as_mut().expect("pins")
@@ -89,7 +89,7 @@ fn places_for_pins_and_files_are_judged() {
 }
 
 #[test]
-fn the_node_around_is_judged() {
+fn the_node_is_checked() {
     use Status::{Fail, Warn};
     fn address(facts: &mut Facts) -> &mut AddressUse {
         &mut facts.node.addresses.as_mut().expect("uses")[0]
@@ -134,7 +134,7 @@ fn the_node_around_is_judged() {
 }
 
 #[test]
-fn a_tap_that_is_elsewhere_is_found_and_named_as_a_port() {
+fn a_tap_in_another_namespace_is_found_and_named() {
     use Status::{Fail, Warn};
     fn lost(facts: &mut Facts, places: Vec<Place>) {
         facts.ports[0].device = Ok(None);
@@ -270,7 +270,7 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
 }
 
 #[test]
-fn programs_of_an_agent_that_lives_or_pinned_them_are_as_they_should_be() {
+fn programs_of_this_agent_pass_while_it_runs_or_has_pinned_them() {
     let mut facts = healthy();
     the_tap(&mut facts).xdp = vec![program("port")];
     the_tap(&mut facts).tcx = Some(vec![program("port_tcx")]);
