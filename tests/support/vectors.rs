@@ -248,7 +248,7 @@ impl Vector {
     }
 
     /// The request as text: a line `method target address port source-port`, one line per header field, an empty line and
-    /// the body. Values from earlier answers appear as names.
+    /// the body. A value from an earlier answer appears as `${name}`.
     #[must_use]
     pub fn as_text(&self) -> String {
         let (port, source_port) = (self.port.unwrap_or(80), self.sp.unwrap_or(40_000));
@@ -306,7 +306,7 @@ impl Vector {
         let text = String::from_utf8_lossy(&received);
         ensure!(
             answers.len() == 1 && octets == received.len(),
-            "not one answer of the length it says: {text:?}"
+            "expected one answer of the length that it states: {text:?}"
         );
         Ok(answers.into_iter().next().expect("there is one"))
     }

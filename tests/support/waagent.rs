@@ -38,10 +38,10 @@ const BOOT: &str = r#"
     # This machine's firmware is not the guest's.
     printf '#!/bin/sh\necho %s\n' "$5" > usr/sbin/dmidecode
     chmod 755 usr/sbin/dmidecode
-    # A timeout that real disks want, written to files of this machine.
+    # With this option the agent would write to files of this machine.
     sed -i /^OS.RootDeviceScsiTimeout/d etc/waagent.conf
     printf %s "$4" >> etc/waagent.conf
-    # Root of a guest, not of this machine.
+    # The agent is root in a guest, and must not be root of this machine.
     exec chroot . setpriv --bounding-set=-sys_admin,-sys_boot,-sys_module,-sys_rawio,-sys_time,-mknod \
         timeout "$3" python3 -u /usr/sbin/waagent -daemon
 "#;
@@ -125,10 +125,10 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
-            eprintln!("waagent {} stays behind: {error}", self.child.id());
+            eprintln!("cannot stop waagent {}: {error}", self.child.id());
         }
         if std::thread::panicking() {
-            eprintln!("--- what waagent said ---\n{}\n---", self.log());
+            eprintln!("--- waagent's output ---\n{}\n---", self.log());
         }
     }
 }

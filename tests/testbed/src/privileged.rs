@@ -103,7 +103,7 @@ fn probe() -> Option<String> {
 fn remember(reason: &str, name: String) {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| {
-        // SAFETY: the function takes nothing, never unwinds (see its comment) and lives as long as the program.
+        // SAFETY: the function takes no arguments, never unwinds (see its comment) and lives as long as the program.
         let rc = unsafe { libc::atexit(summarise) };
         if rc != 0 {
             eprintln!("cannot list the skipped tests at the end of this program");
