@@ -265,7 +265,7 @@ impl Nameless {
             let text = fs::read_to_string(format!("{process}/net/dev"))?;
             ensure!(text.contains(tap), "no {tap} in {text}");
             let name = fs::read_to_string(format!("{process}/comm"))?;
-            ensure!(name.trim_end() == "sleep", "it is still {name}");
+            ensure!(name.trim_end() == "sleep", "the process is still {name}");
             Ok(())
         };
         if let Err(error) = support::eventually::eventually(std::time::Duration::from_secs(10), there) {

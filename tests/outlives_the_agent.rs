@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// Adds another station to the bridge, which receives broadcasts.
+/// Adds another station to the bridge. It receives broadcasts.
 fn broadcast_listener(host: &Host) -> Tap {
     let tap = Tap::create(host.ns(), "ear", Shape::default()).expect("a tap");
     host.ns().ip(&format!("link set ear master {} up", host::BRIDGE)).expect("on the bridge");
@@ -529,7 +529,7 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     assert_eq!(source(&agent, "source").expect("a metric"), 1.0);
     eventually(PATIENCE, || {
         let fetched = goes.fetch(PATH, REQUEST)?;
-        ensure!(fetched.status == 404, "still answered with {}", fetched.status);
+        ensure!(fetched.status == 404, "the request still gets status {}", fetched.status);
         Ok(())
     })
     .expect("the missing record is not served");

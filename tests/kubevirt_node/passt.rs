@@ -371,7 +371,7 @@ fn a_foreign_device_with_an_inlets_name_is_left_alone() {
         node.server.put(vmi);
         wait_for(&agent, "the report", || {
             let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
-            ensure!(refused.is_some(), "there is none yet");
+            ensure!(refused.is_some(), "no instance is reported as refused yet");
             Ok(())
         });
         let listens = options == json!({"passt": "listen"});

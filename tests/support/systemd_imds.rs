@@ -96,7 +96,7 @@ impl SystemdImds {
     }
 
     /// Makes the client request a key of a cloud, or the path `below` the key. Returns `None` if the client reports an
-    /// error after which it does not repeat the request. Version 262 treats a 404 as "not found" only if it has no body.
+    /// error and does not repeat the request. Version 262 treats a 404 as "not found" only if it has no body.
     ///
     /// # Errors
     /// When the client fails in another way, for example without an answer.

@@ -247,8 +247,8 @@ impl Vector {
         self.to.unwrap_or(METADATA)
     }
 
-    /// The request as text: a line `method target address port source-port`, one line per header field, an empty line and
-    /// the body. A value from an earlier answer appears as `${name}`.
+    /// The request as text: a line `method target address port source-port`, one line per header field, an empty line
+    /// and the body. A value from an earlier answer appears as `${name}`.
     #[must_use]
     pub fn as_text(&self) -> String {
         let (port, source_port) = (self.port.unwrap_or(80), self.sp.unwrap_or(40_000));

@@ -109,7 +109,11 @@ pub(crate) fn assert_all(frame: &[u8]) {
 
     match decide(frame, &node) {
         Decision::Pass(found) | Decision::Drop(found) if found == verdict => {
-            assert_ne!(verdict.fate(), Fate::Steer, "{verdict:?} was not steered");
+            assert_ne!(
+                verdict.fate(),
+                Fate::Steer,
+                "{verdict:?} is a pass or a drop, but its fate is to steer"
+            );
         }
         Decision::Drop(Verdict::DropUnknownMac) => {
             assert_ne!(frame[6..12], GUEST.0, "the registered guest was called unknown");

@@ -41,7 +41,7 @@ const RX_RING: u32 = 4;
 const START: u32 = u32::MAX - 9;
 /// Maximum number of actions in one input.
 const ACTIONS: usize = 512;
-/// Turns of the stack's clock within one instant.
+/// Maximum number of the stack's turns at one virtual time.
 const TURNS: usize = 64;
 const REQUESTS: [&[u8]; 6] = [
     b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n",
