@@ -193,7 +193,7 @@ fn changes_of_its_record_do_not_reset_the_request_limit_of_a_slot() {
         while now < Duration::from_secs(SECONDS) {
             now += Duration::from_micros(random.u64(..20_000));
             if random.u8(..4) == 0 {
-                // Publishing a record must not reset the limit. Withdrawing would, for the slot's next guest.
+                // Publishing a record must not reset the limit. Withdrawing a record resets it, for the next guest.
                 store
                     .publish(0, Arc::clone(&script.records[0][random.usize(..RECORDS_PER_SLOT)]))
                     .expect("0");

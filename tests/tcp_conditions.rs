@@ -147,7 +147,8 @@ fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
     }
 }
 
-/// The stack must not mistake losses for a narrow link: three times as many segments are three times as many losses.
+/// The stack must not mistake losses for a narrow link: it would send three times as many segments, and lose as many
+/// more.
 #[test]
 fn losing_a_fifth_of_all_frames_costs_the_median_guest_only_seconds() {
     const LINKS: u64 = 200;

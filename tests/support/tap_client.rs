@@ -287,7 +287,7 @@ impl Client {
         self.rounds += 1;
         match &self.expected {
             Some(expected) if *expected != self.answers => {
-                self.failure = Some(anyhow!("round {} brought other answers than the first", self.rounds));
+                self.failure = Some(anyhow!("round {} had other answers than the first", self.rounds));
             }
             Some(_) => {}
             None => self.expected = Some(self.answers.clone()),

@@ -127,7 +127,7 @@ pub(crate) fn assert_all(frame: &[u8]) {
             checksum::complete(&mut whole);
             assert_answer(&whole, found);
         }
-        other => panic!("{other:?} where the policy says {verdict:?}"),
+        other => panic!("{other:?}, but the policy's verdict is {verdict:?}"),
     }
 }
 
