@@ -331,7 +331,7 @@ fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
             node.agent().kill()?;
             eventually(PATIENCE, || {
                 let now = objects(&node.bpffs)?;
-                ensure!(now == *first, "{now:?}, {first:?} after the first");
+                ensure!(now == *first, "{now:?} now, {first:?} after the first crash");
                 Ok(())
             })
         };

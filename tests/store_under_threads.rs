@@ -54,9 +54,9 @@ fn guest_and_record(responses: &Responses) -> (u16, usize) {
     assert_eq!(
         (number(&meta_data, "guest-"), number(&key, "guest-")),
         (guest, guest),
-        "documents of two VMs"
+        "the documents belong to two VMs"
     );
-    assert_eq!(number(&meta_data, "record-"), record, "documents of two records");
+    assert_eq!(number(&meta_data, "record-"), record, "the documents belong to two records");
     (u16::try_from(guest).expect("a guest"), record)
 }
 

@@ -289,7 +289,7 @@ fn a_narrow_link_is_detected_once_and_not_by_each_connection() {
     }
     world.wait(NARROW_FOR);
     assert_eq!(world.stack.stats().ports, 0, "the path MTU expires");
-    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "and is detected again");
+    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "the path MTU is detected again");
     world.stack.forget(3);
     assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "forgetting the slot forgets its path MTU");
 }

@@ -192,7 +192,7 @@ impl Case {
         for _ in 1..MAX_CRAWLS {
             let lost = self.again_after.filter(|lost| crawl.warnings.iter().any(|text| text.contains(lost)));
             let Some(lost) = lost else { break };
-            eprintln!("{} again after {lost:?}", self.class);
+            eprintln!("{} crawls again after {lost:?}", self.class);
             crawl = cloud_init.crawl(guest.ns(), self.class, &machine)?;
         }
         Ok(crawl)

@@ -55,7 +55,7 @@ fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     let guest = pod.boot_as(Binding::Masquerade, Route::Gateway);
     let answer = fetch_while(&agent, &guest, || {
         wait_for(&agent, "the guest sends a request", || {
-            ensure!(guest.sent().delivered > 1, "it has not sent anything yet");
+            ensure!(guest.sent().delivered > 1, "the guest has not sent anything yet");
             Ok(())
         });
         node.server.put(pod.vmi());

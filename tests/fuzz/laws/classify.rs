@@ -116,7 +116,7 @@ pub(crate) fn assert_all(frame: &[u8]) {
             );
         }
         Decision::Drop(Verdict::DropUnknownMac) => {
-            assert_ne!(frame[6..12], GUEST.0, "the registered guest was called unknown");
+            assert_ne!(frame[6..12], GUEST.0, "the MAC of the registered guest is dropped as unknown");
         }
         Decision::Steer(found, ..) => {
             assert_eq!((found, found.fate()), (verdict, Fate::Steer));
