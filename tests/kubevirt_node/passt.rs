@@ -292,7 +292,7 @@ fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
     let _held: Vec<_> = (0..4).map(|n| begin().unwrap_or_else(|error| panic!("{n}: {error}"))).collect();
     wait_for(&agent, "four are held", || {
         let got = fetch(pod.network.ns(), to, "/v1/user-data", NOTHING);
-        ensure!(got.is_err(), "a fifth is answered: {got:?}");
+        ensure!(got.is_err(), "a fifth connection is answered: {got:?}");
         Ok(())
     });
     check_own_documents(&other, METADATA.into()).expect("the other VM is served");
