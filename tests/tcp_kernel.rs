@@ -41,7 +41,7 @@ impl Guest {
         Self { raw: Raw::new(stack), kernel, board }
     }
 
-    /// Sends a request. Returns the guest's next sequence number and the one that acknowledges the whole answer.
+    /// Sends a request. Returns the guest's next sequence number, and the number that acknowledges the whole answer.
     fn ask(&mut self, port: u16, request: &[u8]) -> (u32, u32) {
         let next = self.raw.connect(port);
         let replies = self.raw.send(&Segment::ack(port, 1001, next).with(request));

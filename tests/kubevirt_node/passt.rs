@@ -19,7 +19,7 @@ use crate::node::{Node, PATIENCE, Pod, may_run, wait_for, wait_until_namespace_i
 
 /// Bound on a request that must get no answer.
 const NOTHING: Duration = Duration::from_secs(3);
-/// Bound on one request: TCP resends within seconds what is lost while an inlet is created.
+/// Bound on one request. TCP resends the frames lost during the creation of an inlet within seconds.
 const REQUEST: Duration = Duration::from_secs(20);
 
 /// A node whose agents serve passt, with more options.

@@ -19,7 +19,7 @@ use crate::withstand;
 const PER_PORT: usize = 128;
 /// Connections that a guest tries to hoard.
 const HOARD: usize = 300;
-/// Smallest full segment the service sends, whatever MSS a guest announces (RFC 9293 §3.7.1).
+/// Size of the smallest full segment that the service sends, for any announced MSS (RFC 9293 §3.7.1).
 const SAFE_SEGMENT: usize = 536;
 /// Maximum number of window probes within [`CLOSED`], of one octet each. The shortest timeout allows one per 200 ms;
 /// the limit is doubled for a slow machine.

@@ -332,7 +332,7 @@ fn read_log(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
             }
         }
         if serving && let Some(ready) = ready.take() {
-            // After a failed start nothing receives; the line is kept anyway.
+            // After a failed start the channel has no receiver. The line is kept in any case.
             ready.send(()).unwrap_or_default();
         }
     }

@@ -68,7 +68,7 @@ impl Drop for Bpffs {
 }
 
 fn remove(directory: &Path) -> Result<()> {
-    // Lazily, because a process that is just ending may still have a file open.
+    // A lazy unmount succeeds even if a process that is just ending still has a file open.
     let unmounted = run(Command::new("umount").arg("--lazy").arg(directory));
     std::fs::remove_dir(directory).or_else(|error| unmounted.map(drop).and(Err(error.into())))
 }

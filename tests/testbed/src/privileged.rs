@@ -38,7 +38,7 @@ pub fn or_skip() -> bool {
     or_skip_for(missing())
 }
 
-/// Like [`or_skip`], for a test with further needs: `reason` says what is missing, if anything.
+/// Like [`or_skip`], for a test with further needs. `reason` names what is missing; `None` means that nothing is.
 ///
 /// # Panics
 /// Panics if there is a reason to skip and [`REQUIRE`] is `1`.
