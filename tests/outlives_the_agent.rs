@@ -128,7 +128,7 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log()));
 }
 
-/// Waits until the agent's counters stop changing, because they are not read at one moment. Returns them.
+/// Waits until the agent's counters stop changing, because a reading is not atomic. Returns the counters.
 fn settled(agent: &Agent<'_>) -> Result<Metrics> {
     let mut last = agent.metrics()?;
     eventually(PATIENCE, || {
@@ -181,7 +181,7 @@ fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     if !privileged::or_skip() {
         return;
     }
-    // With two guests the test notices if the next agent assigns slots anew, because it may read records in any order.
+    // The next agent may read records in any order. With two guests the test detects that it assigns slots anew.
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&identities);
     let [first, second] =

@@ -81,7 +81,7 @@ fn a_migration_target_answers_before_and_after_the_vm_arrives() {
     // The target is on standby: a request right after the switch-over already gets an answer.
     eventually_gets(&agent, &guest, PATH, "# moved\n");
     node.server.put(pod.vmi());
-    // Once a later VMI is served, the feed has also handled this one.
+    // When a later VMI is served, the feed has also handled this VMI.
     let mut next = node.pod(2);
     let other = next.run("# next\n");
     eventually_gets(&agent, &other, PATH, "# next\n");

@@ -10,7 +10,7 @@ use crate::node::{
 
 const PATH: &str = "/v1/user-data";
 
-/// Waits until the agent has saved the VMI for the next one.
+/// Waits until the agent has saved the VMI for the next agent.
 #[track_caller]
 fn wait_until_saved(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
     wait_for(agent, "VMIs are saved", || {

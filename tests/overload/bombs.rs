@@ -34,7 +34,7 @@ const PER_PORT: usize = 128;
 /// Octets of a large request.
 const LARGE: usize = 2 << 20;
 
-/// The status of each answer on a connection, up to the first incomplete one.
+/// The status of each answer on a connection, up to the first incomplete answer.
 fn statuses(mut received: &[u8]) -> Vec<u16> {
     let mut found = Vec::new();
     while let Ok((status, rest)) = answer(received) {

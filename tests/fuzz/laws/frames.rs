@@ -201,7 +201,7 @@ impl Scene {
             _ => TcpControl::Rst,
         };
         let payload = REQUESTS[usize::from(number) % REQUESTS.len()];
-        // Most sequence numbers are in order. Some are slightly lower or higher.
+        // The sequence number is the expected number, or slightly lower or higher.
         let off = if flags & 4 != 0 { u32::from(number >> 4) } else { 0 };
         let seq = if flags & 8 != 0 { ours.wrapping_sub(off) } else { ours.wrapping_add(off) };
         let window = if flags & 16 != 0 { 0 } else { 4_000 };
