@@ -1,5 +1,5 @@
-//! The unmodified metadata client of systemd (`systemd-imdsd`, since version 261), and its table of the addresses, headers
-//! and keys of each cloud (`hwdb.d/40-imds.hwdb`).
+//! The unmodified metadata client of systemd (`systemd-imdsd`, since version 261), and its table of the addresses,
+//! headers and keys of each cloud (`hwdb.d/40-imds.hwdb`).
 //!
 //! On a machine, udev selects the part of one cloud by the firmware's values. Here the client gets that part in the
 //! environment variables of `systemd-imdsd(8)`.

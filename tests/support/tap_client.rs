@@ -1,7 +1,7 @@
 //! A cheap simulated guest: a user-space TCP client that owns its tap's descriptor.
 //!
-//! One thread drives any number of clients, so that a boot storm fits on one machine. Each client behaves like a guest at
-//! boot: it resolves the metadata address by ARP, then opens one connection per file.
+//! One thread drives any number of clients, so that a boot storm fits on one machine. Each client behaves like a guest
+//! at boot: it resolves the metadata address by ARP, then opens one connection per file.
 
 use crate::guest::METADATA;
 use crate::pump::wait_for;

@@ -1,8 +1,8 @@
 //! Vectors: a request and its exact answer per line. Also checks rules that every answer must satisfy.
 //!
 //! The files under `tests/vectors/` can test any implementation. The first line of each file names patches (JSON merge
-//! patch, RFC 7396) to `record.yaml`. Each further line is a request to the VM with the patch `rec`. The requests run in
-//! the order of the file, with one VM per patch.
+//! patch, RFC 7396) to `record.yaml`. Each further line is a request to the VM with the patch `rec`. The requests run
+//! in the order of the file, with one VM per patch.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
