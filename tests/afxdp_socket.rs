@@ -28,7 +28,7 @@ const OBJECT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/preb
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Frames in flight at once; the veth's own queue holds 256 and drops the rest.
 const BURST: usize = 100;
-/// Small rings, so that one burst reaches the limits.
+/// The rings are small, so that one burst reaches the limits.
 const SMALL: SocketConfig = SocketConfig { rx_ring: 64, chunks: 64, chunk_size: 2_048 };
 
 /// Runs `test` on a thread inside a namespace with a veth; skips it without privileges.

@@ -234,7 +234,7 @@ fn a_tap_in_another_namespace_is_found_and_shown_as_a_port() {
     }
     let patient = Patient::new();
     let pod = Namespace::new("pod").expect("a namespace");
-    // Unique among all running tests.
+    // The name is unique among all running tests.
     let name = format!("far{}", std::process::id());
     let _tap = Tap::create(&pod, &name, Shape::virtio()).expect("a tap");
     let port = format!("port: {{ifname: {name}, netns: {}}}", pod.name());
@@ -265,7 +265,7 @@ impl Nameless {
             let text = fs::read_to_string(format!("{process}/net/dev"))?;
             ensure!(text.contains(tap), "no {tap} in {text}");
             let name = fs::read_to_string(format!("{process}/comm"))?;
-            ensure!(name.trim_end() == "sleep", "it is still {name}");
+            ensure!(name.trim_end() == "sleep", "the process is still {name}");
             Ok(())
         };
         if let Err(error) = support::eventually::eventually(std::time::Duration::from_secs(10), there) {

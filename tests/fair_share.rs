@@ -1,7 +1,7 @@
 //! VMs share a worker's time fairly: a modest VM is served fast while a hundred others request all they can.
 //!
-//! Time is virtual: each step costs the time once measured for it. So any machine can overload the worker, and a
-//! failure repeats exactly. Everything from the ring to the answers is production code.
+//! Time is virtual: each step costs the time that was once measured for it. Any machine can therefore overload the
+//! worker, and a failure repeats exactly. Everything from the ring to the answers is production code.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};

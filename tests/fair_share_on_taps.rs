@@ -65,7 +65,7 @@ fn measure() -> Result<()> {
     let ports: Vec<_> =
         guests.iter().map(|guest| PortArgument::new(Host::tap_name(guest), guest.mac)).collect();
     let agent = Agent::start_binary(&agent::binary()?, host.ns(), agent::arguments(records.path(), &ports))?;
-    // Not before the start, because the agent creates a queue for each CPU it may run on.
+    // The agent is pinned only after its start, because it creates a queue for each CPU on which it may run.
     for thread in std::fs::read_dir(format!("/proc/{}/task", agent.pid()))? {
         keep_to(Pid::from_raw(thread?.file_name().to_string_lossy().parse()?), 0);
     }

@@ -118,7 +118,7 @@ fn a_tap_stays_closed_between_two_records() {
     eventually(NOTICE, || ensure_closed(guest.host_tap(), &mut witness)).expect("closed at first");
     for life in 0..3 {
         let closed = |witness: &mut Witness| -> Result<()> {
-            ensure!(!reaches_bridge(guest.host_tap(), witness, &probe)?, "it was open in life {life}");
+            ensure!(!reaches_bridge(guest.host_tap(), witness, &probe)?, "the tap was open in round {life}");
             Ok(())
         };
         guest.fetch_own(PATH, REQUEST).expect_err("a guest without a record gets no answer");
@@ -132,14 +132,17 @@ fn a_tap_stays_closed_between_two_records() {
         eventually(NOTICE, || {
             closed(&mut witness).expect("closed while the record is removed");
             let served = guest.fetch_own(PATH, Duration::from_millis(300)).is_ok();
-            ensure!(!served, "it is still served");
+            ensure!(!served, "the guest is still served");
             Ok(())
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
         eventually(NOTICE, || {
             let guarded = agent.metrics()?.frames(GUARDED)?;
             closed(&mut witness)?;
-            ensure!(agent.metrics()?.frames(GUARDED)? > guarded, "it is not closed yet");
+            ensure!(
+                agent.metrics()?.frames(GUARDED)? > guarded,
+                "no frame has been dropped by the guard yet"
+            );
             Ok(())
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
@@ -176,7 +179,7 @@ fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
     eventually(NOTICE, || ensure_closed(&tap, &mut witness)).expect("closed");
     std::fs::remove_file(served.path(records.path())).expect("the record is removed");
     eventually(NOTICE, || {
-        ensure!(reaches_bridge(&tap, &mut witness, &frames::known_good())?, "still closed");
+        ensure!(reaches_bridge(&tap, &mut witness, &frames::known_good())?, "the tap is still closed");
         Ok(())
     })
     .expect("the tap is open again");

@@ -155,7 +155,7 @@ fn the_imports_of_modules_form_no_circle() {
     let in_user_space =
         rooms().iter().filter(|room| !["metadata-common", KERNEL].contains(&&*room.name)).count();
     assert_eq!(sources.len(), in_user_space, "expected every crate of the table, found {sources:?}");
-    // The agent is the largest room; each directory in it is checked as a room as well.
+    // The agent is the largest room. The test also checks each directory in it as a room.
     let agent = imports::rooms(&crates.join("src/agent"));
     let rooms = sources.iter().map(|src| (src.clone(), src.clone()));
     let rooms = rooms.chain(agent.into_iter().map(|room| (crates.join("src"), room)));

@@ -351,7 +351,7 @@ fn a_launcher_pod_gets_the_volumes_that_its_annotations_name() {
 fn the_policy_adds_no_volume_if_it_finds_no_compute_container() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");
     for mut case in PodCase::all() {
-        // Beyond the container indexes that the policy lists.
+        // The index of `compute` is beyond the indexes of containers that the policy lists.
         case.compute_at = 8;
         let beyond = case.before();
         let mut without = beyond.clone();

@@ -195,7 +195,11 @@ fn guests_get_the_same_answers_or_the_table_gives_a_reason() {
         let (name, found) = (case.name(), case.answer(&json!({})));
         let shown = format!("{name}: {} {}", found.head, String::from_utf8_lossy(&found.body));
         assert_eq!(case.theirs.matches(&found, is_head), case.ours.is_none(), "{shown}");
-        assert_eq!(case.why.is_some(), case.ours.is_some(), "{name}: a difference has a reason");
+        assert_eq!(
+            case.why.is_some(),
+            case.ours.is_some(),
+            "{name}: a difference, and nothing else, needs a reason"
+        );
         assert!(case.ours.as_ref().is_none_or(|ours| ours.matches(&found, is_head)), "{shown}");
         if let Some(switch) = &case.switch {
             let found = case.answer(switch);
@@ -256,7 +260,7 @@ fn annotations_keep_their_meaning() {
         let served = |options: Value| translated(&vmi(&annotations), &[], &options).is_some();
         assert_eq!(served(json!({})), here, "{value:?}");
         assert_eq!(served(json!({"opt_in": true})), opted, "{value:?}");
-        assert_eq!(opted, there, "{value:?}: with `opt_in` it is the same");
+        assert_eq!(opted, there, "{value:?}: with `opt_in` both serve the same VMs");
     }
 }
 

@@ -120,7 +120,7 @@ fn a_domain_is_served_from_start_to_end_across_restarts_of_libvirtd() {
     assert!(!node.record().exists());
     eventually(NOTICE, || {
         let ports = node.status()?.ports.listed;
-        ensure!(ports.is_empty(), "still there: {ports:?}");
+        ensure!(ports.is_empty(), "the agent still has {ports:?}");
         Ok(())
     })
     .expect("the domain's port is detached");

@@ -133,7 +133,7 @@ fn assert_exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) 
     }
 }
 
-/// Runs `check` on every seed, or on the one given. A failure names the command that repeats it.
+/// Runs `check` on every seed, or only on the given seed. A failure names the command that repeats it.
 fn for_each_seed(test: &str, check: impl Fn(u64) + std::panic::RefUnwindSafe) {
     let given = std::env::var(seed::SEED).ok().map(|_| seed::seed());
     let seeds = given.map_or(0..SEEDS, |seed| seed..seed + 1);

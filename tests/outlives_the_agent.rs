@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// Adds another station to the bridge, which receives broadcasts.
+/// Adds another station to the bridge. It receives broadcasts.
 fn broadcast_listener(host: &Host) -> Tap {
     let tap = Tap::create(host.ns(), "ear", Shape::default()).expect("a tap");
     host.ns().ip(&format!("link set ear master {} up", host::BRIDGE)).expect("on the bridge");
@@ -128,7 +128,7 @@ fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
     eventually(PATIENCE, || fetch_own(&guest)).unwrap_or_else(|e| panic!("{e:#}\n{}", agent.log()));
 }
 
-/// Waits until the agent's counters stop changing, because they are not read at one moment. Returns them.
+/// Waits until the agent's counters stop changing, because a reading is not atomic. Returns the counters.
 fn settled(agent: &Agent<'_>) -> Result<Metrics> {
     let mut last = agent.metrics()?;
     eventually(PATIENCE, || {
@@ -181,7 +181,7 @@ fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     if !privileged::or_skip() {
         return;
     }
-    // With two guests the test notices if the next agent assigns slots anew, because it may read records in any order.
+    // The next agent may read records in any order. With two guests the test detects that it assigns slots anew.
     let identities = [Identity::of(0), Identity::of(1)];
     let node = Node::new(&identities);
     let [first, second] =
@@ -331,7 +331,7 @@ fn twenty_crashes_disturb_no_other_traffic_and_leak_no_kernel_object() {
             node.agent().kill()?;
             eventually(PATIENCE, || {
                 let now = objects(&node.bpffs)?;
-                ensure!(now == *first, "{now:?}, {first:?} after the first");
+                ensure!(now == *first, "{now:?} now, {first:?} after the first crash");
                 Ok(())
             })
         };
@@ -529,7 +529,7 @@ fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
     assert_eq!(source(&agent, "source").expect("a metric"), 1.0);
     eventually(PATIENCE, || {
         let fetched = goes.fetch(PATH, REQUEST)?;
-        ensure!(fetched.status == 404, "still answered with {}", fetched.status);
+        ensure!(fetched.status == 404, "the request still gets status {}", fetched.status);
         Ok(())
     })
     .expect("the missing record is not served");

@@ -180,7 +180,7 @@ proptest! {
         }
     }
 
-    /// The answers are equal with their bodies, because the connection omits the body.
+    /// Both answers have the same body here. Only the connection omits the body of an answer to HEAD.
     #[test]
     fn head_gets_the_answer_of_get(given in any_record()) {
         let responses = responses_of(&given.record);

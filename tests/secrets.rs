@@ -187,7 +187,7 @@ fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     assert_hides("question", &question);
 }
 
-/// Invalid records with a secret at a wrong place or in a wrong form, each with what is wrong.
+/// Invalid records with a secret at a wrong place or in a wrong form, each with its error.
 fn invalid_records() -> Vec<(&'static str, String)> {
     let with = |change: &dyn Fn(&mut Value)| {
         let mut record = record();

@@ -1,5 +1,5 @@
-//! Observing the agent allocates no memory: a probe allocates nothing, and an audited request allocates no more than
-//! one that is not audited.
+//! Observation of the agent allocates no memory: a probe allocates nothing, and an audited request allocates no more
+//! than a request that is not audited.
 
 use std::alloc::System;
 use std::sync::Arc;

@@ -54,9 +54,9 @@ fn guest_and_record(responses: &Responses) -> (u16, usize) {
     assert_eq!(
         (number(&meta_data, "guest-"), number(&key, "guest-")),
         (guest, guest),
-        "documents of two VMs"
+        "the documents belong to two VMs"
     );
-    assert_eq!(number(&meta_data, "record-"), record, "documents of two records");
+    assert_eq!(number(&meta_data, "record-"), record, "the documents belong to two records");
     (u16::try_from(guest).expect("a guest"), record)
 }
 
@@ -193,7 +193,7 @@ fn changes_of_its_record_do_not_reset_the_request_limit_of_a_slot() {
         while now < Duration::from_secs(SECONDS) {
             now += Duration::from_micros(random.u64(..20_000));
             if random.u8(..4) == 0 {
-                // Publishing a record must not reset the limit. Withdrawing would, for the slot's next guest.
+                // Publishing a record must not reset the limit. Withdrawing a record resets it, for the next guest.
                 store
                     .publish(0, Arc::clone(&script.records[0][random.usize(..RECORDS_PER_SLOT)]))
                     .expect("0");

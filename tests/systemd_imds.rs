@@ -27,7 +27,7 @@ fn record(identity: &Identity) -> Value {
         "address": format!("{PUBLIC_V6}/64"),
         "gateway": "2001:db8::1",
     }));
-    // The client requests a token where its table names one.
+    // The client requests a token for each cloud whose table entry names a token.
     record["serve"] = json!({ "imdsv2": "required" });
     record
 }

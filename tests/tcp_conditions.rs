@@ -147,7 +147,8 @@ fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
     }
 }
 
-/// The stack must not mistake losses for a narrow link: three times as many segments are three times as many losses.
+/// The stack must not mistake losses for a narrow link: it would send three times as many segments, and lose as many
+/// more.
 #[test]
 fn losing_a_fifth_of_all_frames_costs_the_median_guest_only_seconds() {
     const LINKS: u64 = 200;
@@ -288,7 +289,7 @@ fn a_narrow_link_is_detected_once_and_not_by_each_connection() {
     }
     world.wait(NARROW_FOR);
     assert_eq!(world.stack.stats().ports, 0, "the path MTU expires");
-    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "and is detected again");
+    assert_eq!(fetch(&mut world, 40_009, BODY).0, WHOLE, "the path MTU is detected again");
     world.stack.forget(3);
     assert_eq!(fetch(&mut world, 40_010, BODY).0, WHOLE, "forgetting the slot forgets its path MTU");
 }

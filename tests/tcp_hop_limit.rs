@@ -93,7 +93,7 @@ fn an_acknowledgement_without_an_answer_has_the_usual_hop_limit() {
         let acknowledged = guest.order("near 3");
         assert_eq!(shape(&acknowledged), [(0, USUAL)], "{family:?}");
         assert_eq!(shape(&guest.order("00\n")), [(300, NEAR)], "{family:?}");
-        // A segment outside the window is answered with a repeated ACK.
+        // The service answers a segment outside the window with a repeated ACK.
         let stray = guest.send(Segment::ack(40_000, 1, guest.next).with(b"x"));
         assert_eq!(shape(&stray), [(0, USUAL)], "{family:?}");
     }

@@ -41,7 +41,7 @@ impl Guest {
         Self { raw: Raw::new(stack), kernel, board }
     }
 
-    /// Sends a request. Returns the guest's next sequence number and the one that acknowledges the whole answer.
+    /// Sends a request. Returns the guest's next sequence number, and the number that acknowledges the whole answer.
     fn ask(&mut self, port: u16, request: &[u8]) -> (u32, u32) {
         let next = self.raw.connect(port);
         let replies = self.raw.send(&Segment::ack(port, 1001, next).with(request));
@@ -128,7 +128,11 @@ fn the_stack_sends_nothing_for_a_connection_that_ended_in_the_kernel() {
     assert_eq!((guest.raw.stack.stats().connections, guest.raw.stack.time_waits()), (0, 1));
     assert_eq!(guest.board.entries(), [], "the entry is withdrawn");
     let late = guest.raw.send(&Segment::ack(1, seq, next).control(Fin));
-    assert_eq!((late[0].flags, late[0].seq, late[0].ack), (ACK, next, seq + 1), "then the stack answers");
+    assert_eq!(
+        (late[0].flags, late[0].seq, late[0].ack),
+        (ACK, next, seq + 1),
+        "the stack answers after that"
+    );
 }
 
 #[test]

@@ -242,7 +242,8 @@ fn the_third_segment_of_a_forgotten_connection_is_reset() {
 
 #[test]
 fn a_connection_that_may_still_exist_is_not_reset() {
-    // New sequence numbers each time, long pauses, and an agent that took over another agent's guests.
+    // Three situations: sequence numbers change each time, pauses are long, or the agent took over another agent's
+    // guests.
     let cases = [
         ("new octets each time", 1, Duration::from_millis(200)),
         ("a minute apart", 0, Duration::from_secs(61)),
@@ -438,7 +439,7 @@ fn segments_fit_the_announced_mss_but_never_shrink_below_the_minimum() {
             let most = replies.iter().map(|reply| reply.payload.len()).max().expect("an answer");
             let limit = usize::from(mss.unwrap_or(0).clamp(least, largest));
             assert_eq!(most, limit, "{service}, {mss:?}");
-            // Ten segments at first (RFC 6928), or all.
+            // The service sends ten segments at first (RFC 6928), or a shorter answer as a whole.
             let sent: usize = replies.iter().map(|reply| reply.payload.len()).sum();
             assert!(sent >= BODY.min(10 * limit), "{service}, {mss:?}: {sent}");
         }

@@ -172,10 +172,10 @@ fn exchanges_that_wake_each_other_endlessly_are_slowed_down_without_loss() {
     assert_eq!(raw.stack.stats().woken, STORMS * ROUNDS, "no further turns at this instant");
     let at_once = board.read(7);
     raw.wait(Duration::from_micros(900));
-    assert_eq!(board.read(7), at_once, "then a pause");
+    assert_eq!(board.read(7), at_once, "the turns pause");
     raw.wait(Duration::from_millis(10));
-    assert!(board.read(7) > at_once, "then the turns continue");
-    assert!(raw.stack.stats().woken <= STORMS * ROUNDS * 12, "at a reduced rate");
+    assert!(board.read(7) > at_once, "the turns continue after the pause");
+    assert!(raw.stack.stats().woken <= STORMS * ROUNDS * 12, "the turns continue at a reduced rate");
     raw.slot = 8;
     park(&mut raw, 1);
     board.write(8, 2);

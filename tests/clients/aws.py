@@ -2,7 +2,7 @@
 import json
 import os
 
-# Set before the session starts: its time-outs, and no configuration files of this machine.
+# The session reads these when it starts: its time-outs, and no configuration files of this machine.
 os.environ["AWS_METADATA_SERVICE_TIMEOUT"], os.environ["AWS_METADATA_SERVICE_NUM_ATTEMPTS"] = "10", "3"
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
 

@@ -94,11 +94,11 @@ pub(super) struct Case {
     /// Whether the dialect carries only text, so that compressed user-data arrives in a MIME part.
     pub(super) text_only: bool,
     pub(super) forms: &'static [Form],
-    /// A form in which the client sleeps whatever the answer, for how many seconds, and why.
+    /// A form in which the client sleeps after any answer, the number of seconds, and the reason.
     pub(super) sleeps: Option<(Form, f64, &'static str)>,
     /// Deviations of the distribution's cloud-init, if it is too old.
     pub(super) too_new: Option<TooNew>,
-    /// Crawl again after this warning: the machine was too slow for a race inside the client.
+    /// A warning after which to crawl again: it shows that the machine was too slow for a race inside the client.
     pub(super) again_after: Option<&'static str>,
     /// What the datasource must add to the machine's cloud-config.
     pub(super) own_config: Value,
@@ -185,14 +185,14 @@ impl Case {
         assert!(deviations.is_empty(), "{}\n{deviations}", self.class);
     }
 
-    /// Crawls once, and again each time the client loses a race against itself.
+    /// Crawls once, and again after the warning [`Case::again_after`], up to [`MAX_CRAWLS`] times in all.
     fn crawl(&self, cloud_init: &CloudInit, guest: &Guest) -> Result<Crawl> {
         let machine = self.machine(guest.identity());
         let mut crawl = cloud_init.crawl(guest.ns(), self.class, &machine)?;
         for _ in 1..MAX_CRAWLS {
             let lost = self.again_after.filter(|lost| crawl.warnings.iter().any(|text| text.contains(lost)));
             let Some(lost) = lost else { break };
-            eprintln!("{} again after {lost:?}", self.class);
+            eprintln!("{} crawls again after {lost:?}", self.class);
             crawl = cloud_init.crawl(guest.ns(), self.class, &machine)?;
         }
         Ok(crawl)

@@ -69,7 +69,7 @@ def watch_http(connection):
     connection.putrequest, connection.getresponse = watched_putrequest, watched_getresponse
 
 
-# Replaced before cloud-init's modules import these names.
+# These names must be replaced before cloud-init's modules import them.
 time.sleep = watch_sleep(time.sleep)
 watch_http(http.client.HTTPConnection)
 

@@ -48,7 +48,7 @@ impl Cloud {
     /// Runs Afterburn; the error lists every difference between its files and the record.
     fn run(&self, root: &Root, node: &Node, bare: bool) -> Result<(), String> {
         for file in WRITTEN {
-            // Written for the previous cloud.
+            // The run for the previous cloud has written this file.
             std::fs::remove_file(root.path(file)).unwrap_or_default();
         }
         let words = ["afterburn", "multi", "--provider", self.provider, "--check-in", "--ssh-keys=core"];

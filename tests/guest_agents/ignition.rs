@@ -68,7 +68,7 @@ fn provision(root: &Root, node: &Node, platform: &str) -> anyhow::Result<Option<
         ];
         output += &root.run(node.guest.ns(), &words, PATIENCE_SECONDS)?;
     }
-    anyhow::ensure!(!output.contains("attempt #2"), "it repeated a request:\n{output}");
+    anyhow::ensure!(!output.contains("attempt #2"), "Ignition repeated a request:\n{output}");
     Ok(root.read(&format!("{tree}/{FILE}")).ok())
 }
 

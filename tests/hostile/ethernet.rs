@@ -109,7 +109,7 @@ fn resolution() -> Vec<Case> {
         one(DropArpFormat, "arp by IEEE 802", with(request(SERVED_V4), 1, &[6])),
         one(PassArpFormat, "arp of another protocol", with(request(SERVED_V4), 2, &[0x86, 0xdd])).leaving(1),
     ];
-    assert_eq!(cases[0].shots.len(), count, "every address once");
+    assert_eq!(cases[0].shots.len(), count, "each address must occur once");
     cases.push(one(PassArp, "arp for the gateway", request(OTHER_V4)).leaving(1));
     cases
 }

@@ -78,7 +78,7 @@ fn lengths() -> Vec<Case> {
         .collect();
     let neither = packets(&[], NEITHER, snap::RFC1042);
     cases.extend([
-        // Not parsed further: no standard defines it, and Linux accepts no IP behind SNAP.
+        // The policy does not parse this frame further. No standard defines it, and Linux accepts no IP behind SNAP.
         Case::of("snap behind neither length nor type", neither, PassEthertype).leaving(3),
         Case::of("snap as bridges write it", packets(&[], 46, snap::BRIDGE_TUNNEL), DropSnap),
         Case::of("snap behind a tag", packets(&[CUSTOMER], 46, snap::RFC1042), DropSnap),

@@ -1,4 +1,4 @@
-//! The worst neighbour: a node that owns every metadata address and would answer whatever reaches it.
+//! The worst case of a neighbour: a node that owns every metadata address and answers every frame that reaches it.
 
 use std::net::IpAddr;
 use std::time::Duration;

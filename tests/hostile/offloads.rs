@@ -17,8 +17,8 @@ const ECN: u8 = 0x80;
 /// Offset of TCP in an Ethernet frame, and of the checksum in TCP.
 const SUM: (u16, u16) = (34, 16);
 
-/// Frames that reach the hub beyond those steered, by XDP and by the classifier: the classifier's path cuts two
-/// frames into three pieces each.
+/// Difference between the frames that reach the hub and the frames steered, under XDP and under the classifier. On the
+/// classifier's path the kernel cuts two frames into three pieces each.
 pub(crate) const MORE: [i64; 2] = [0, 4];
 
 /// A virtio header in host byte order.

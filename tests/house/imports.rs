@@ -50,7 +50,7 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     graph
 }
 
-/// A shortest circle of imports, as a list of the importing paths; `None` if there is no circle.
+/// A shortest cycle of imports, as a list of the importing paths; `None` if there is no cycle.
 pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {
         let mut ways = vec![(start, Vec::new())];

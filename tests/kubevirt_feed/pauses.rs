@@ -128,7 +128,7 @@ async fn an_expired_history_is_no_failure_and_causes_a_list_at_once() {
         server.put(vmi(number));
         node.until("an event", |node| node.keys() == keys(1..=number)).await;
     }
-    // As after a restart: the server ends all watches and no longer has their resource versions.
+    // The server restarts: it ends all watches and no longer has their resource versions.
     let (lists, _, expired) = server.counts();
     server.restart_with(vmi(3));
     node.until("the list", |node| node.keys() == keys(1..=3)).await;

@@ -55,7 +55,7 @@ fn a_request_before_the_vmi_is_known_is_answered_once_it_is() {
     let guest = pod.boot_as(Binding::Masquerade, Route::Gateway);
     let answer = fetch_while(&agent, &guest, || {
         wait_for(&agent, "the guest sends a request", || {
-            ensure!(guest.sent().delivered > 1, "it has not sent anything yet");
+            ensure!(guest.sent().delivered > 1, "the guest has not sent anything yet");
             Ok(())
         });
         node.server.put(pod.vmi());
@@ -75,19 +75,19 @@ fn a_request_before_the_secret_exists_is_held_until_it_does() {
     let guest = pod.boot();
     node.server.put(pod.vmi());
     wait_for(&agent, "its port", || {
-        ensure!(agent.log().contains("attached"), "it is not attached yet");
+        ensure!(agent.log().contains("attached"), "the tap is not attached yet");
         Ok(())
     });
     let answer = fetch_while(&agent, &guest, || {
         wait_for(&agent, "a request that waits", || {
-            ensure!(held_requests(&agent)? == 1, "none is held");
+            ensure!(held_requests(&agent)? == 1, "the agent does not hold exactly one request");
             Ok(())
         });
         pod.secret("# at last\n");
     });
     assert_eq!(answer, (200, "# at last\n".into()));
     wait_for(&agent, "nothing waits", || {
-        ensure!(held_requests(&agent)? == 0, "something is still held");
+        ensure!(held_requests(&agent)? == 0, "the agent still holds a request");
         Ok(())
     });
 }
@@ -121,7 +121,7 @@ fn a_launcher_started_after_its_vmi_is_found() {
     let mut pod = node.pod(1);
     node.server.put(pod.vmi());
     wait_for(&agent, "the VMI is kept", || {
-        ensure!(node.saved_vmis().contains(&pod.identity.hostname), "it is not known yet");
+        ensure!(node.saved_vmis().contains(&pod.identity.hostname), "the VMI is not saved yet");
         Ok(())
     });
     let guest = pod.boot();

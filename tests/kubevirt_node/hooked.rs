@@ -71,7 +71,7 @@ fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
     assert_eq!(call(&node, "PreVMStart", &vmi), "14", "{}", agent.log());
     pod.secret("# hooked\n");
     wait_for(&agent, "its start", || {
-        anyhow::ensure!(call(&node, "PreVMStart", &vmi) == "0", "not yet");
+        anyhow::ensure!(call(&node, "PreVMStart", &vmi) == "0", "the hook does not let the VM start");
         Ok(())
     });
     assert_eq!(node.instances().expect("instances").len(), 1, "the record exists when the VM may start");

@@ -37,7 +37,7 @@ fn release_at_launchers_end(guard: &str) {
         ensure!(node.links() == 1, "{} programs are still attached", node.links());
         let names: Vec<_> = node.instances()?.into_iter().map(|instance| instance.name).collect();
         ensure!(!names.contains(&key) && names.len() == 1, "{names:?}");
-        ensure!(node.status()?.identities == 1, "its MAC is still known");
+        ensure!(node.status()?.identities == 1, "the MAC of the VM is still registered");
         Ok(())
     });
     gets(&other, PATH, "# another\n").expect("the neighbour is served");
@@ -81,7 +81,7 @@ fn a_migration_target_answers_before_and_after_the_vm_arrives() {
     // The target is on standby: a request right after the switch-over already gets an answer.
     eventually_gets(&agent, &guest, PATH, "# moved\n");
     node.server.put(pod.vmi());
-    // Once a later VMI is served, the feed has also handled this one.
+    // When a later VMI is served, the feed has also handled this VMI.
     let mut next = node.pod(2);
     let other = next.run("# next\n");
     eventually_gets(&agent, &other, PATH, "# next\n");
@@ -113,7 +113,7 @@ fn a_failed_migration_leaves_nothing_on_its_target() {
     vmi["status"]["activePods"] = json!({"pod-of-the-source": ELSEWHERE});
     node.server.put(vmi);
     wait_for(&agent, "the standby is dropped", || {
-        ensure!(node.links() == 0 && node.instances()?.is_empty(), "it is still there");
+        ensure!(node.links() == 0 && node.instances()?.is_empty(), "the standby still exists");
         Ok(())
     });
     let outer = pod.end(guest);
@@ -151,7 +151,7 @@ fn a_migration_source_serves_until_its_launcher_ends() {
     });
     // The state saved for the next agent no longer contains it.
     wait_for(&agent, "it is no longer saved", || {
-        ensure!(!node.saved_vmis().contains(&guest_name(1)), "it is still saved");
+        ensure!(!node.saved_vmis().contains(&guest_name(1)), "the VMI is still saved");
         Ok(())
     });
 }

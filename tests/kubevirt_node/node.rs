@@ -286,7 +286,7 @@ pub(crate) fn gets(guest: &Guest, path: &str, wanted: &str) -> Result<()> {
 #[track_caller]
 pub(crate) fn wait_until_namespace_is_gone(agent: &Agent<'_>, node: &Node, outer: &str) {
     wait_for(agent, "the end of the pod's namespace", || {
-        ensure!(!is_there(node.host.ns(), outer), "it is still there");
+        ensure!(!is_there(node.host.ns(), outer), "the node's end of the NIC still exists");
         Ok(())
     });
 }

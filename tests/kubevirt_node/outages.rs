@@ -10,7 +10,7 @@ use crate::node::{
 
 const PATH: &str = "/v1/user-data";
 
-/// Waits until the agent has saved the VMI for the next one.
+/// Waits until the agent has saved the VMI for the next agent.
 #[track_caller]
 fn wait_until_saved(agent: &Agent<'_>, node: &Node, pod: &Pod<'_>) {
     wait_for(agent, "VMIs are saved", || {
@@ -40,7 +40,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     eventually_gets(&agent, &leaving, PATH, "# leaving\n");
     node.server.be_away(true);
     wait_for(&agent, "the outage is noticed", || {
-        ensure!(times_logged(&agent, "the API server cannot be used") == 2, "it is not yet");
+        ensure!(times_logged(&agent, "the API server cannot be used") == 2, "not in the log of both watches");
         Ok(())
     });
     assert!(!agent.log().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.log());
@@ -61,7 +61,10 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     });
     let silence = metric(&agent, "xdp_imds_api_server_silence_seconds", &[]);
     wait_for(&agent, "silence grows", || {
-        ensure!(metric(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence, "it does not");
+        ensure!(
+            metric(&agent, "xdp_imds_api_server_silence_seconds", &[]) > silence,
+            "the metric does not grow"
+        );
         Ok(())
     });
     gets(&guest, PATH, "# known\n").expect("served as before");
@@ -80,7 +83,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
     node.server.forget();
     node.server.be_away(false);
     wait_for(&agent, "the recovery is noticed", || {
-        ensure!(times_logged(&agent, "the API server is back") == 2, "it is not yet");
+        ensure!(times_logged(&agent, "the API server is back") == 2, "not in the log of both watches");
         Ok(())
     });
     assert!(times_logged(&agent, "the API server's history is gone") >= 1, "{}", agent.log());

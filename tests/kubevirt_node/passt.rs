@@ -19,7 +19,7 @@ use crate::node::{Node, PATIENCE, Pod, may_run, wait_for, wait_until_namespace_i
 
 /// Bound on a request that must get no answer.
 const NOTHING: Duration = Duration::from_secs(3);
-/// Bound on one request: TCP resends within seconds what is lost while an inlet is created.
+/// Bound on one request. TCP resends the frames lost during the creation of an inlet within seconds.
 const REQUEST: Duration = Duration::from_secs(20);
 
 /// A node whose agents serve passt, with more options.
@@ -292,7 +292,7 @@ fn a_pod_on_passt_keeps_the_connection_limit_of_its_vm() {
     let _held: Vec<_> = (0..4).map(|n| begin().unwrap_or_else(|error| panic!("{n}: {error}"))).collect();
     wait_for(&agent, "four are held", || {
         let got = fetch(pod.network.ns(), to, "/v1/user-data", NOTHING);
-        ensure!(got.is_err(), "a fifth is answered: {got:?}");
+        ensure!(got.is_err(), "a fifth connection is answered: {got:?}");
         Ok(())
     });
     check_own_documents(&other, METADATA.into()).expect("the other VM is served");
@@ -371,7 +371,7 @@ fn a_foreign_device_with_an_inlets_name_is_left_alone() {
         node.server.put(vmi);
         wait_for(&agent, "the report", || {
             let refused = node.instances()?.into_iter().filter_map(|instance| instance.refused).next();
-            ensure!(refused.is_some(), "there is none yet");
+            ensure!(refused.is_some(), "no instance is reported as refused yet");
             Ok(())
         });
         let listens = options == json!({"passt": "listen"});

@@ -34,7 +34,7 @@ const PER_PORT: usize = 128;
 /// Octets of a large request.
 const LARGE: usize = 2 << 20;
 
-/// The status of each answer on a connection, up to the first incomplete one.
+/// The status of each answer on a connection, up to the first incomplete answer.
 fn statuses(mut received: &[u8]) -> Vec<u16> {
     let mut found = Vec::new();
     while let Ok((status, rest)) = answer(received) {
@@ -374,7 +374,10 @@ fn requests_held_for_a_missing_record_cost_only_their_sender() {
     std::fs::remove_file(identity.path(scene.records())).expect("no record for the attacker");
     let mut arena = Arena::open(&scene, "").expect("an arena");
     let ((), answered) = arena.meanwhile(held).expect("others are served");
-    assert!(answered.iter().all(|count| *count > 5), "{answered:?} requests of other guests meanwhile");
+    assert!(
+        answered.iter().all(|count| *count > 5),
+        "only {answered:?} requests of the other guests were answered meanwhile"
+    );
     identity.write(scene.records(), 1).expect("a record for the attacker");
     let attacker = &mut arena.attacker;
     eventually(MOST, || serves(&identity, attacker, PATHS[0])).expect("the attacker gets its own record");

@@ -19,10 +19,10 @@ use crate::withstand;
 const PER_PORT: usize = 128;
 /// Connections that a guest tries to hoard.
 const HOARD: usize = 300;
-/// Smallest full segment the service sends, whatever MSS a guest announces (RFC 9293 §3.7.1).
+/// Size of the smallest full segment that the service sends, for any announced MSS (RFC 9293 §3.7.1).
 const SAFE_SEGMENT: usize = 536;
-/// Most window probes within [`CLOSED`], of one octet each: one per 200 ms, the shortest timeout, doubled for a slow
-/// machine.
+/// Maximum number of window probes within [`CLOSED`], of one octet each. The shortest timeout allows one per 200 ms;
+/// the limit is doubled for a slow machine.
 const PROBES: usize = 40;
 /// How long a window stays closed.
 const CLOSED: Duration = Duration::from_secs(4);
@@ -155,7 +155,7 @@ fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         let (status, body) = answer(&talk.received)?;
         ensure!((status, body.len()) == (200, USER_DATA), "mss {mss}: {status}, {} octets", body.len());
         let segments = (station.received.0 - heard) as usize;
-        // Doubled for retransmissions on a busy machine.
+        // The limit is doubled, because a busy machine causes retransmissions.
         let most = 2 * (talk.received.len() / SAFE_SEGMENT + 8);
         ensure!(segments <= most, "mss {mss}: {segments} segments for {} octets", talk.received.len());
     }

@@ -262,11 +262,11 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
     };
     assert_eq!(look(Duration::ZERO), Some(By::Xdp));
     (0..100).for_each(|_| ask(&alices, ALICE));
-    assert_eq!(look(second), Some(By::Xdp), "it has just sent requests");
+    assert_eq!(look(second), Some(By::Xdp), "the guest has just sent requests");
     assert_eq!(look(QUIET), Some(By::Xdp));
     assert_eq!(look(QUIET + second), Some(By::Tcx));
     ask(&alices, ALICE);
-    assert_eq!(look(QUIET * 3), Some(By::Tcx), "one request is not a boot");
+    assert_eq!(look(QUIET * 3), Some(By::Tcx), "one request does not count as a boot");
     // A child of another test may hold a copy of the closed link until it calls `execve`.
     let has_gone = || !node.ns.ip("link show tap0").expect("the tap").contains("xdp");
     assert!(within(Duration::from_secs(5), || has_gone().then_some(())).is_some(), "XDP is still attached");

@@ -142,7 +142,7 @@ fn a_device_without_native_xdp_is_steered_by_generic_xdp() {
         return;
     }
     let mut node = Node::start();
-    // A veth supports native XDP only with a small MTU. The tap plays a guest behind the veth's peer.
+    // A veth supports native XDP only with a small MTU. The tap takes the place of a guest behind the veth's peer.
     let (tap, _) = port(&node.ns, "tap0", &node.ns);
     node.ns
         .ip_batch(

@@ -95,7 +95,7 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
     assert!(receives_nothing(&pod.other, Mac::BROADCAST), "a request for the service left the tap");
     ask_for(&pod.alices, ALICE, [10, 0, 2, 2]);
     assert!(receives(&pod.other, Mac::BROADCAST), "ordinary traffic must pass");
-    assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one request is not a boot");
+    assert_eq!(look(&mut node, QUIET * 2), Some(By::Tcx), "one request does not count as a boot");
 
     (0..100).for_each(|_| ask(&pod.alices, ALICE));
     assert_eq!(look(&mut node, QUIET * 2 + second), Some(By::Xdp));

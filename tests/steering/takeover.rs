@@ -1,4 +1,4 @@
-//! An agent takes over from a running one (`--takeover`); without that option it refuses to start beside one.
+//! An agent takes over from a running agent (`--takeover`). Without that option it refuses to start beside it.
 
 use crate::node::{ALICE, BOB, Bridged, ask, config, pinned, port, start_in, steered};
 use metadata_links::error::LinkError;

@@ -1,5 +1,5 @@
-//! A simulated Kubernetes API server for VMIs: paged lists, watches from a resource version, label selectors, bookmarks,
-//! 410 for expired versions, pauses within an answer, and failures of real servers ([`Manner`]).
+//! A simulated Kubernetes API server for VMIs: paged lists, watches from a resource version, label selectors,
+//! bookmarks, 410 for expired versions, pauses within an answer, and failures of real servers ([`Manner`]).
 //!
 //! It serves HTTP on the loopback and keeps everything in memory. Watch events follow the Kubernetes API
 //! concepts (<https://kubernetes.io/docs/reference/using-api/api-concepts/>): an object with labels that start to match

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! After each case the arena checks four things. A frame for another address still reaches the bridge and the
-//! neighbour. Apart from it, only the frames that the case expects there reach them. One of the other guests gets an
-//! answer. The counters match the verdicts of the case.
+//! neighbour. The bridge receives no other frames than this frame and those that the case expects. One of the other
+//! guests gets an answer. The counters match the verdicts of the case.
 
 use crate::agent::{self, Agent, PortArgument};
 use crate::answers::{self, PATHS};

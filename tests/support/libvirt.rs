@@ -165,8 +165,8 @@ impl Libvirt {
 
     /// Asks a domain's QEMU for its status.
     ///
-    /// The answer shows that libvirtd is connected to QEMU. `destroy` fails while a new libvirtd still connects, because
-    /// libvirtd then finds the domain stopped.
+    /// The answer shows that libvirtd is connected to QEMU. `destroy` fails while a new libvirtd still connects,
+    /// because libvirtd then finds the domain stopped.
     ///
     /// # Errors
     /// When the domain does not run.

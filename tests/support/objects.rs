@@ -1,7 +1,7 @@
 //! Ids of the eBPF objects that a process holds, and of all objects in the kernel.
 //!
-//! The kernel does not reuse an id soon. A test can therefore search for a process's objects after the process has ended
-//! (`BPF_PROG_GET_NEXT_ID` and its siblings).
+//! The kernel does not reuse an id soon. A test can therefore search for a process's objects after the process has
+//! ended (`BPF_PROG_GET_NEXT_ID` and its siblings).
 #![expect(unsafe_code, reason = "aya opens each object to list it, which can change the list")]
 
 use anyhow::{Context as _, Result};

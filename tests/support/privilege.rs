@@ -62,8 +62,8 @@ impl Jail {
         self.room.path().join("xdp-imds")
     }
 
-    /// Starts the agent as a user with these capabilities (names in lower case, without `CAP_`), and waits until it serves.
-    /// The bounding, permitted, inheritable and ambient sets have no others.
+    /// Starts the agent as a user with these capabilities (names in lower case, without `CAP_`), and waits until it
+    /// serves. The bounding, permitted, inheritable and ambient sets have no others.
     ///
     /// # Errors
     /// As for [`Agent::start`].

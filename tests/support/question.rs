@@ -113,8 +113,8 @@ impl Question {
     }
 }
 
-/// Header fields that satisfy the conditions of all dialects except tokens and Akamai's fields, which change the meaning
-/// of some paths.
+/// Header fields that satisfy the conditions of all dialects except tokens and Akamai's fields, which change the
+/// meaning of some paths.
 pub const KEYS: [(&str, &str); 4] = [
     ("Metadata", "true"),
     ("Metadata-Flavor", "Google"),

@@ -236,8 +236,8 @@ impl<S: Service, L: Ledger> Raw<S, L> {
         next
     }
 
-    /// Opens a connection from `port` with an octet that the service ignores, because no request starts with it. Returns
-    /// the service's next sequence number; the guest's is 1002.
+    /// Opens a connection from `port` with an octet that the service ignores, because no request starts with it.
+    /// Returns the service's next sequence number; the guest's is 1002.
     pub fn open(&mut self, port: u16) -> u32 {
         let next = self.connect(port);
         let replies = self.send(&Segment::ack(port, 1001, next).with(b"\n"));

@@ -1,8 +1,8 @@
 //! A separate machine for a guest agent: a root directory, and namespaces for everything except the network.
 //!
 //! A guest agent creates accounts, sets names and clocks and writes to `/etc` and `/run`. Here it runs in a copy of an
-//! unpacked distribution, with its own mounts, processes, host name and devices. It has no capability to change the clock
-//! or the hardware of the machine that runs the test.
+//! unpacked distribution, with its own mounts, processes, host name and devices. It has no capability to change the
+//! clock or the hardware of the machine that runs the test.
 
 use crate::netns::{Namespace, run};
 use anyhow::{Context as _, Result, bail, ensure};

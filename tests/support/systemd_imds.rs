@@ -1,8 +1,8 @@
-//! The unmodified metadata client of systemd (`systemd-imdsd`, since version 261), and its table of the addresses, headers
-//! and keys of each cloud (`hwdb.d/40-imds.hwdb`).
+//! The unmodified metadata client of systemd (`systemd-imdsd`, since version 261), and its table of the addresses,
+//! headers and keys of each cloud (`hwdb.d/40-imds.hwdb`).
 //!
-//! On a machine, udev selects one cloud's part of the table by the firmware's tables. Here the client gets that part by
-//! the environment variables of `systemd-imdsd(8)`.
+//! On a machine, udev selects the part of one cloud by the firmware's values. Here the client gets that part in the
+//! environment variables of `systemd-imdsd(8)`.
 
 use crate::guest::{Guest, NIC};
 use crate::inside;
@@ -95,11 +95,11 @@ impl SystemdImds {
         Ok(clouds)
     }
 
-    /// Makes the client request a key of a cloud, at the path `below` it. Returns `None` for an error that the client does
-    /// not repeat the request for. Version 262 treats a 404 as "not found" only without a body.
+    /// Makes the client request a key of a cloud, or the path `below` the key. Returns `None` if the client reports an
+    /// error and does not repeat the request. Version 262 treats a 404 as "not found" only if it has no body.
     ///
     /// # Errors
-    /// When the client gets no answer, or one that denies the service or asks for a later request.
+    /// When the client fails in another way, for example without an answer.
     pub fn ask(
         &self,
         guest: &Guest,

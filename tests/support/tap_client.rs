@@ -1,7 +1,7 @@
 //! A cheap simulated guest: a user-space TCP client that owns its tap's descriptor.
 //!
-//! One thread drives any number of clients, so that a boot storm fits on one machine. Each client behaves like a guest at
-//! boot: it resolves the metadata address by ARP, then opens one connection per file.
+//! One thread drives any number of clients, so that a boot storm fits on one machine. Each client behaves like a guest
+//! at boot: it resolves the metadata address by ARP, then opens one connection per file.
 
 use crate::guest::METADATA;
 use crate::pump::wait_for;
@@ -27,7 +27,7 @@ const RECEIVE_BUFFER: usize = 32_768;
 const SEND_BUFFER: usize = 1_024;
 /// Maximum size of an answer with its head, in octets.
 const ANSWER_MAX: usize = 1 << 20;
-/// First port a client connects from (RFC 6335 §6).
+/// First source port of a client (RFC 6335 §6).
 const FIRST_PORT: u16 = 49_152;
 /// Number of source ports, which the client uses in turn.
 const PORTS: u16 = 16_000;
@@ -101,10 +101,10 @@ pub struct Tally {
     pub resent: usize,
 }
 
-/// Makes all guests fetch the paths in order, on one connection per path, in rounds with a pause between them. Each guest
-/// completes its round after `stop`. Every round must have the same answers as the first one.
+/// Makes all guests fetch the paths in order, on one connection per path, in rounds with a pause between them. Every
+/// round must have the same answers as the first one. After `stop`, each guest completes its current round.
 ///
-/// Returns when all guests are done or `patience` after the stop is over. Guests that are not done then have failed.
+/// Returns when all guests are done, or `patience` after the stop. Guests that are not done then have failed.
 #[must_use]
 pub fn crowd(
     guests: Vec<(Identity, Arc<Tap>)>,
@@ -133,7 +133,7 @@ pub fn crowd(
     clients.into_iter().map(Client::tally).collect()
 }
 
-/// Waits for frames or the next deadline, and marks the clients that have either.
+/// Waits for frames or the next deadline. Marks the clients that have frames.
 fn sleep_until_due(clients: &mut [Client], started: Instant, patience: Duration) {
     let now = moment(started);
     let end = Moment::from_micros(patience.as_micros() as i64);
@@ -287,7 +287,7 @@ impl Client {
         self.rounds += 1;
         match &self.expected {
             Some(expected) if *expected != self.answers => {
-                self.failure = Some(anyhow!("round {} brought other answers than the first", self.rounds));
+                self.failure = Some(anyhow!("round {} had other answers than the first", self.rounds));
             }
             Some(_) => {}
             None => self.expected = Some(self.answers.clone()),
@@ -385,7 +385,7 @@ impl Client {
     }
 }
 
-/// The answer, once it is complete.
+/// Parses an answer. Returns `None` while it is incomplete.
 fn parse(path: &str, received: &[u8]) -> Result<Option<Answer>> {
     let mut headers = [httparse::EMPTY_HEADER; 32];
     let mut response = httparse::Response::new(&mut headers);
@@ -465,7 +465,7 @@ impl Device for TapDevice {
     type TxToken<'a> = ToSend<'a>;
 
     fn receive(&mut self, _: Moment) -> Option<(Received<'_>, ToSend<'_>)> {
-        // A deleted tap returns an error for ever, so that this client fails at its deadline.
+        // Every read from a deleted tap fails. The client then fails at its deadline.
         let len = self.tap.receive(0, &mut self.buffer).ok().flatten()?;
         let frame = self.buffer.get(self.prefix..len)?;
         self.watch.received(frame);

@@ -1,4 +1,4 @@
-//! A service whose exchanges follow commands, one per line, for tests of the layers below.
+//! A service for tests of the layers below. Its exchanges follow commands, one per line.
 //!
 //! | command | effect |
 //! |---|---|

@@ -1,8 +1,8 @@
 //! Vectors: a request and its exact answer per line. Also checks rules that every answer must satisfy.
 //!
 //! The files under `tests/vectors/` can test any implementation. The first line of each file names patches (JSON merge
-//! patch, RFC 7396) to `record.yaml`. Each further line is a request to the VM with the patch `rec`. The requests run in
-//! the order of the file, with one VM per patch.
+//! patch, RFC 7396) to `record.yaml`. Each further line is a request to the VM with the patch `rec`. The requests run
+//! in the order of the file, with one VM per patch.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -247,8 +247,8 @@ impl Vector {
         self.to.unwrap_or(METADATA)
     }
 
-    /// The request as text: a line `method target address port source-port`, one line per header field, an empty line and
-    /// the body. Values from earlier answers appear as names.
+    /// The request as text: a line `method target address port source-port`, one line per header field, an empty line
+    /// and the body. A value from an earlier answer appears as `${name}`.
     #[must_use]
     pub fn as_text(&self) -> String {
         let (port, source_port) = (self.port.unwrap_or(80), self.sp.unwrap_or(40_000));
@@ -306,7 +306,7 @@ impl Vector {
         let text = String::from_utf8_lossy(&received);
         ensure!(
             answers.len() == 1 && octets == received.len(),
-            "not one answer of the length it says: {text:?}"
+            "expected one answer of the length that it states: {text:?}"
         );
         Ok(answers.into_iter().next().expect("there is one"))
     }

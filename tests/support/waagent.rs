@@ -1,4 +1,5 @@
-//! The unmodified Azure agent for Linux of any Debian release. It runs as a daemon in a guest, in a root of its release.
+//! The unmodified Azure agent for Linux of any Debian release. It runs as a daemon in a guest, in a root of its
+//! release.
 
 use crate::guest::Guest;
 use crate::packages::{ESSENTIAL, Packages, With};
@@ -18,8 +19,8 @@ ResourceDisk.Format=n
 const AWAY: [&str; 4] = ["Unknown property: compute.", "Dhcp client is not running", "iptables", "cgroup"];
 /// Limit for the daemon's run time, in seconds.
 const LIFETIME: u32 = 600;
-/// Makes the release's root writable by an overlay that ends with the daemon, and adds files that a kernel would provide.
-/// $1 is an empty directory, $2 the root, $3 the lifetime, $4 the configuration, $5 the VM's UUID.
+/// Makes the release's root writable by an overlay that ends with the daemon, and adds files that a kernel would
+/// provide. $1 is an empty directory, $2 the root, $3 the lifetime, $4 the configuration, $5 the VM's UUID.
 const BOOT: &str = r#"
     mount -t tmpfs tmpfs "$1"
     mkdir "$1/upper" "$1/work" "$1/root"
@@ -38,10 +39,10 @@ const BOOT: &str = r#"
     # This machine's firmware is not the guest's.
     printf '#!/bin/sh\necho %s\n' "$5" > usr/sbin/dmidecode
     chmod 755 usr/sbin/dmidecode
-    # A timeout that real disks want, written to files of this machine.
+    # With this option the agent would write to files of this machine.
     sed -i /^OS.RootDeviceScsiTimeout/d etc/waagent.conf
     printf %s "$4" >> etc/waagent.conf
-    # Root of a guest, not of this machine.
+    # The agent is root in a guest, and must not be root of this machine.
     exec chroot . setpriv --bounding-set=-sys_admin,-sys_boot,-sys_module,-sys_rawio,-sys_time,-mknod \
         timeout "$3" python3 -u /usr/sbin/waagent -daemon
 "#;
@@ -70,8 +71,8 @@ impl Waagent {
         self.packages.version("waagent").unwrap_or("unknown")
     }
 
-    /// Starts the daemon inside a guest. It uses the guest's network, and its own processes, mounts and host name. No other
-    /// program may use `directory`.
+    /// Starts the daemon inside a guest. It uses the guest's network, and its own processes, mounts and host name. No
+    /// other program may use `directory`.
     ///
     /// # Errors
     /// When a file cannot be written or `unshare` cannot be started.
@@ -125,10 +126,10 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if let Err(error) = self.child.kill().and_then(|()| self.child.wait()) {
-            eprintln!("waagent {} stays behind: {error}", self.child.id());
+            eprintln!("cannot stop waagent {}: {error}", self.child.id());
         }
         if std::thread::panicking() {
-            eprintln!("--- what waagent said ---\n{}\n---", self.log());
+            eprintln!("--- waagent's output ---\n{}\n---", self.log());
         }
     }
 }

@@ -173,7 +173,7 @@ impl<S: Service, L: Ledger> World<S, L> {
         at(self.now)
     }
 
-    /// Advances time until `done`, by `limit` at most. Returns true if `done` was.
+    /// Advances time until `done` returns true, by `limit` at most. Returns the last result of `done`.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         let mut turns = 0;
@@ -194,7 +194,7 @@ impl<S: Service, L: Ledger> World<S, L> {
                 }
                 Some(_) => {
                     turns += 1;
-                    assert!(turns < TURNS_PER_INSTANT, "nothing gets on at {:?}", self.now);
+                    assert!(turns < TURNS_PER_INSTANT, "no progress at {:?}", self.now);
                 }
                 None => {
                     self.now = end;
@@ -253,7 +253,7 @@ impl<S: Service, L: Ledger> World<S, L> {
     }
 }
 
-/// A moment of virtual time.
+/// An instant of virtual time.
 #[must_use]
 pub fn at(mono: Duration) -> Now {
     Now { mono, unix_seconds: EPOCH + mono.as_secs() }

@@ -22,7 +22,7 @@ const LATER: Duration = Duration::from_millis(100);
 /// The outcome of a connection, as the guest's program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// Empty if the guest abandoned the connection: how much it received until then is random.
+    /// The octets received. Empty if the guest abandoned the connection, because their number is then random.
     pub(super) received: Vec<u8>,
     pub(super) how: How,
 }

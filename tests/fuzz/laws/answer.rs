@@ -42,8 +42,8 @@ pub(crate) fn assert_all(input: &[u8]) {
         return;
     }
     if steered == Verdict::SteerNeighbour {
-        // The kernel does not check two parts of a solicitation: the version in the IPv6 header and the one option
-        // that every stack sends. User space drops frames that are wrong there, so make them right.
+        // The kernel does not check two parts of a solicitation: the version in the IPv6 header and the option that
+        // every stack sends. User space drops frames with errors there, so correct both parts.
         if let Some(packet) = frame.get_mut(ETHERNET..=OPTION + 1) {
             packet[0] = 0x60 | packet[0] & 0x0f;
             packet[OPTION - ETHERNET..].copy_from_slice(&[1, 1]);

@@ -109,10 +109,14 @@ pub(crate) fn assert_all(frame: &[u8]) {
 
     match decide(frame, &node) {
         Decision::Pass(found) | Decision::Drop(found) if found == verdict => {
-            assert_ne!(verdict.fate(), Fate::Steer, "{verdict:?} was not steered");
+            assert_ne!(
+                verdict.fate(),
+                Fate::Steer,
+                "{verdict:?} is a pass or a drop, but its fate is to steer"
+            );
         }
         Decision::Drop(Verdict::DropUnknownMac) => {
-            assert_ne!(frame[6..12], GUEST.0, "the registered guest was called unknown");
+            assert_ne!(frame[6..12], GUEST.0, "the MAC of the registered guest is dropped as unknown");
         }
         Decision::Steer(found, ..) => {
             assert_eq!((found, found.fate()), (verdict, Fate::Steer));
@@ -123,7 +127,7 @@ pub(crate) fn assert_all(frame: &[u8]) {
             checksum::complete(&mut whole);
             assert_answer(&whole, found);
         }
-        other => panic!("{other:?} where the policy says {verdict:?}"),
+        other => panic!("{other:?}, but the policy's verdict is {verdict:?}"),
     }
 }
 

@@ -41,7 +41,7 @@ const RX_RING: u32 = 4;
 const START: u32 = u32::MAX - 9;
 /// Maximum number of actions in one input.
 const ACTIONS: usize = 512;
-/// Turns of the stack's clock within one instant.
+/// Maximum number of the stack's turns at one virtual time.
 const TURNS: usize = 64;
 const REQUESTS: [&[u8]; 6] = [
     b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -201,7 +201,7 @@ impl Scene {
             _ => TcpControl::Rst,
         };
         let payload = REQUESTS[usize::from(number) % REQUESTS.len()];
-        // Mostly in order, sometimes slightly earlier or later.
+        // The sequence number is the expected number, or slightly lower or higher.
         let off = if flags & 4 != 0 { u32::from(number >> 4) } else { 0 };
         let seq = if flags & 8 != 0 { ours.wrapping_sub(off) } else { ours.wrapping_add(off) };
         let window = if flags & 16 != 0 { 0 } else { 4_000 };

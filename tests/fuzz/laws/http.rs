@@ -114,10 +114,10 @@ fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
         output.extend(group);
         match last {
             Step::Wait { until: Some(until) } if idle => {
-                assert!(until > now.mono, "it waits for a moment in the past");
+                assert!(until > now.mono, "the exchange waits until a time in the past");
                 now.mono = until;
             }
-            Step::Wait { until } => assert!(until.is_some(), "it waits for ever"),
+            Step::Wait { until } => assert!(until.is_some(), "the exchange waits without a limit"),
             _ => {
                 let asked = answers.0.lock().expect("no panic").clone();
                 return Transcript { output, asked };

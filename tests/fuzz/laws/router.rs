@@ -71,7 +71,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     for target in forms.into_iter().flatten().filter(|target| target.len() <= TARGET_MAX) {
         let other = Question { method: Method::Get, target, ..question.clone() }.ask(&READ);
         let same = (other.status(), other.body()) == (answer.status(), answer.body());
-        assert!(same, "slashes make {other:?} of {answer:?}: {question:?}");
+        assert!(same, "more slashes give {other:?} instead of {answer:?}: {question:?}");
     }
 }
 

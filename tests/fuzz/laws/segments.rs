@@ -66,7 +66,7 @@ pub(crate) fn assert_all(input: &[u8]) {
             flow.mixed |= (1..128).contains(&(ack.wrapping_sub(1) ^ flow.initial));
         }
         let now = raw.send(&segment);
-        assert!(now.len() <= SEGMENTS_IN_FLIGHT as usize + 2, "{} segments for one", now.len());
+        assert!(now.len() <= SEGMENTS_IN_FLIGHT as usize + 2, "{} segments in answer to one", now.len());
         replies.extend(now);
         for reply in &replies {
             check_reply(&mut flows[usize::from(reply.ports.1) - 1], reply);

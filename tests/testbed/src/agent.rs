@@ -1,4 +1,4 @@
-//! The real agent in a host namespace, driven like an operator would: by command line and signals, observed through
+//! The real agent in a host namespace. Tests control it like an operator, by command line and signals. They observe its
 //! standard error and metrics.
 
 use crate::eventually::eventually;
@@ -17,17 +17,17 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Longest the agent may take from its start to its `serving` line.
+/// Limit from the agent's start to its `serving` line.
 pub const START_PATIENCE: Duration = Duration::from_secs(60);
-/// Longest the agent may take to stop after SIGTERM.
+/// Limit for the agent's stop after SIGTERM.
 pub const STOP_PATIENCE: Duration = Duration::from_secs(10);
-/// Time for a line to arrive from the agent's standard error.
+/// Limit until a line arrives from the agent's standard error.
 const SAYS_WITHIN: Duration = Duration::from_secs(5);
-/// Bound on one request for the metrics.
+/// Limit for one request for the metrics.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
 /// Address of the agent's metrics, inside its namespace.
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
-/// Lines of standard error kept to explain a failure.
+/// Number of lines of standard error to keep. They explain a failure.
 const KEPT_LINES: usize = 2_000;
 
 /// Verdicts of frames steered to the agent.
@@ -46,7 +46,8 @@ pub const IMPOSTOR: &str = "drop_unknown_mac";
 /// Path of the agent built beside the running program, in Cargo's layout `target/<profile>/`.
 ///
 /// # Errors
-/// Fails if the agent is not built, or from other sources than the running program. The error names the remedy.
+/// Fails if the agent is not built, or was built from other sources than the running program. The error names the
+/// remedy.
 pub fn binary() -> Result<PathBuf> {
     static CHECKED: OnceLock<std::result::Result<PathBuf, String>> = OnceLock::new();
     let checked = CHECKED.get_or_init(|| {
@@ -95,7 +96,7 @@ fn remedy(binary: &Path) -> String {
     }
 }
 
-/// A port as the command line names it: `[NETNS/]IFNAME[=MAC]`.
+/// A port in the form of the command line: `IFNAME[@NETNS][=MAC]`.
 #[derive(Clone, Debug)]
 pub struct PortArgument {
     /// The tap.
@@ -135,7 +136,7 @@ impl fmt::Display for PortArgument {
 #[must_use]
 pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["serve".into(), "--records".into(), records.into()];
-    // Beside the records, so that it is removed with them and a restarted agent finds it.
+    // Inside the records' directory, so that a restarted agent finds it and it is removed with the records.
     words.extend(["--state".into(), records.join("state").into()]);
     words.extend(["--run".into(), records.join("run").into(), "--no-pins".into()]);
     words.extend(["--metrics".into(), METRICS.to_string().into()]);
@@ -205,7 +206,7 @@ impl<'a> Agent<'a> {
         self.child.id()
     }
 
-    /// True once the log contains `text`; waits, because a line may follow its event by a moment.
+    /// Returns true if the log contains `text`. Waits for it up to 5 s, because a line can appear after its event.
     #[must_use]
     pub fn eventually_logs(&self, text: &str) -> bool {
         let has_said = || {
@@ -215,13 +216,13 @@ impl<'a> Agent<'a> {
         eventually(SAYS_WITHIN, has_said).is_ok()
     }
 
-    /// Its standard error so far, at most 2,000 lines.
+    /// Its standard error so far, up to the first 2,000 lines.
     #[must_use]
     pub fn log(&self) -> String {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
-    /// Kills it like a crash would: no code of the agent runs any more.
+    /// Kills it as a crash would, by SIGKILL: no code of the agent runs any more.
     ///
     /// # Errors
     /// Fails if it has already ended.
@@ -331,7 +332,7 @@ fn read_log(stderr: ChildStderr, kept: &Mutex<Vec<String>>, ready: Sender<()>) {
             }
         }
         if serving && let Some(ready) = ready.take() {
-            // After a failed start nothing receives; the line is kept anyway.
+            // After a failed start the channel has no receiver. The line is kept in any case.
             ready.send(()).unwrap_or_default();
         }
     }

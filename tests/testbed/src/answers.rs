@@ -1,4 +1,4 @@
-//! The answers a guest must get: those of its own record.
+//! The answers that a guest must get from its own record.
 
 use crate::record::Identity;
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,7 +13,7 @@ pub const PATHS: [&str; 2] = ["/v1/meta-data", "/v1/user-data"];
 /// # Errors
 /// Fails if the status is not 200 or the body differs from the record. The error says what was expected.
 pub fn check(guest: &Identity, path: &str, status: u16, body: &[u8]) -> Result<()> {
-    let text = std::str::from_utf8(body).with_context(|| format!("{path}: the body is no UTF-8"))?;
+    let text = std::str::from_utf8(body).with_context(|| format!("{path}: the body is not UTF-8"))?;
     let who = format!("{} asked for {path}", guest.hostname);
     ensure!(status == 200, "{who}: expected status 200, got {status}: {text}");
     match path {

@@ -15,7 +15,7 @@ pub struct Bpffs {
 }
 
 impl Bpffs {
-    /// Mounts one in the directory for temporary files, and removes those whose process is no longer alive.
+    /// Mounts a bpffs in the directory for temporary files. Removes those of processes that have ended.
     ///
     /// # Errors
     /// Fails if it cannot be mounted.
@@ -30,7 +30,7 @@ impl Bpffs {
         Ok(bpffs)
     }
 
-    /// Path of a directory on it that does not exist yet.
+    /// Path for the agent's pins. The agent creates this directory.
     #[must_use]
     pub fn pins(&self) -> PathBuf {
         self.directory.join("pins")
@@ -68,7 +68,7 @@ impl Drop for Bpffs {
 }
 
 fn remove(directory: &Path) -> Result<()> {
-    // Lazily, because a process that is just ending may still have a file open.
+    // A lazy unmount succeeds even if a process that is just ending still has a file open.
     let unmounted = run(Command::new("umount").arg("--lazy").arg(directory));
     std::fs::remove_dir(directory).or_else(|error| unmounted.map(drop).and(Err(error.into())))
 }

@@ -16,7 +16,7 @@ pub fn eventually<T>(patience: Duration, mut look: impl FnMut() -> Result<T>) ->
         match look() {
             Ok(found) => return Ok(found),
             Err(error) if Instant::now() >= end => {
-                return Err(error).with_context(|| format!("still so after {patience:?}"));
+                return Err(error).with_context(|| format!("still fails after {patience:?}"));
             }
             Err(_) => std::thread::sleep(PAUSE),
         }

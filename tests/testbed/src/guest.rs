@@ -22,7 +22,7 @@ pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// The NIC's name inside the guest.
 pub const NIC: &str = "eth0";
 
-/// Bound on getting an IPv6 address; generous, because only a failing test waits this long.
+/// Limit for getting an IPv6 address. It is long, because only a failing test waits for it.
 const ADDRESS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a guest sends to the metadata address.
@@ -54,7 +54,7 @@ pub struct Spec {
     pub to_guest: Faults,
     /// Seed of the faults.
     pub seed: u64,
-    /// Buffer for its last segments, and the moment their times count from.
+    /// Buffer for its last segments, and the instant from which their times count.
     pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
@@ -105,7 +105,7 @@ pub fn curl_in(ns: &Namespace, words: &[&str], patience: Duration) -> Result<Fet
 /// A running guest. Drop removes its tap, its namespace and its pump.
 #[derive(Debug)]
 pub struct Guest {
-    // Drop order: the pump, then the taps it shares, then the namespace they are in.
+    // Fields are dropped in this order: the pump, the tap that it shares, the namespace.
     pump: Pump,
     host_tap: Arc<Tap>,
     ns: Namespace,
@@ -227,14 +227,15 @@ impl Guest {
         curl_in(&self.ns, words, patience).with_context(|| self.identity.hostname.clone())
     }
 
-    /// Pings an address; returns how many of the first `count` echoes come back. Without its deadline option, ping
-    /// would wait only 20 ms for the last one; with it, ping sends until `count` have come back.
+    /// Pings an address. Returns how many of the first `count` requests got a reply. The option `-w` makes ping wait
+    /// longer than 20 ms for the last reply. With it, ping also sends further requests until `count` replies have
+    /// arrived.
     ///
     /// # Errors
     /// Fails if ping cannot run or its report cannot be parsed.
     pub fn ping(&self, to: Ipv4Addr, count: u32) -> Result<u32> {
         let mut command = Command::new("ping");
-        // In seconds; each echo may take five times its interval.
+        // In seconds. Each reply may take five times the interval.
         let deadline = 5 + count.div_ceil(10);
         command.args(["-n", "-i", "0.02", "-w", &deadline.to_string(), "-c", &count.to_string()]);
         let output = self.ns.output(command.arg(to.to_string()))?;

@@ -1,5 +1,5 @@
-//! A hypervisor node: a namespace with a bridge and the guests' taps. A server on the bridge's address shows that
-//! guests' other traffic is left alone.
+//! A hypervisor node: a namespace with a bridge and the guests' taps. A server on the bridge's address shows that the
+//! agent does not affect the guests' other traffic.
 
 use crate::netns::Namespace;
 use crate::record::Identity;
@@ -21,8 +21,8 @@ pub const BRIDGE: &str = "br0";
 /// A fixed MAC for the bridge. Otherwise the bridge uses a port's MAC and changes it when that port is removed; guests
 /// would then lose their gateway until their neighbour entries expire.
 pub const BRIDGE_MAC: Mac = Mac([0x02, 0x00, 0x0a, 0x00, 0x02, 0x02]);
-/// The link group of taps created together. The kernel deletes a group in one step; closing descriptors one by one
-/// waits for a grace period each, which takes a minute for 256 taps.
+/// The link group of taps created together. The kernel deletes a group in one step. Closing the descriptors one by one
+/// takes a minute for 256 taps, because the kernel waits for a grace period after each.
 const RACK_GROUP: u32 = 254;
 /// How long an ordinary connection may stall before either end fails.
 pub const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,7 +1,7 @@
 //! Network namespaces that are removed on drop.
 //!
-//! Names are `xdp-imds-<label>-<pid>-<n>` under `/run/netns`. They let `ip netns exec` enter the namespace of a hanging
-//! test, and let the next run find namespaces whose process is gone ([`sweep`]).
+//! Names are `xdp-imds-<label>-<pid>-<n>` under `/run/netns`. By its name, `ip netns exec` can enter the namespace of a
+//! hanging test, and the next run finds namespaces whose process has ended ([`sweep`]).
 #![expect(unsafe_code, reason = "setns has no safe form in std")]
 
 use anyhow::{Context as _, Result, bail};
@@ -166,7 +166,7 @@ impl Namespace {
         let lines = lines.to_owned();
         let feeder = std::thread::spawn(move || stdin.write_all(lines.as_bytes()));
         let output = child.wait_with_output()?;
-        // A failed `ip` closes its end early; report its own message instead of our broken pipe.
+        // If `ip` fails, it closes the pipe early. Its own message explains more than the error of the pipe.
         let fed = feeder.join().expect("the feeding thread does not panic");
         if !output.status.success() {
             bail!("ip -batch in {}: {}", self.name, String::from_utf8_lossy(&output.stderr).trim());
@@ -209,7 +209,7 @@ pub fn sweep() {
     }
 }
 
-/// The process in a namespace's name, if it is one of ours.
+/// The process id in the name of a namespace, if the name has the form of this module.
 fn owner(name: &str) -> Option<u32> {
     let mut parts = name.strip_prefix(PREFIX)?.rsplitn(3, '-');
     parts.next()?.parse::<u32>().ok()?;

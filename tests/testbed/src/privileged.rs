@@ -38,7 +38,7 @@ pub fn or_skip() -> bool {
     or_skip_for(missing())
 }
 
-/// Like [`or_skip`], for a test with further needs: `reason` says what is missing, if anything.
+/// Like [`or_skip`], for a test with further needs. `reason` names what is missing; `None` means that nothing is.
 ///
 /// # Panics
 /// Panics if there is a reason to skip and [`REQUIRE`] is `1`.
@@ -103,7 +103,7 @@ fn probe() -> Option<String> {
 fn remember(reason: &str, name: String) {
     static AT_EXIT: Once = Once::new();
     AT_EXIT.call_once(|| {
-        // SAFETY: the function takes nothing, never unwinds (see its comment) and lives as long as the program.
+        // SAFETY: the function takes no arguments, never unwinds (see its comment) and lives as long as the program.
         let rc = unsafe { libc::atexit(summarise) };
         if rc != 0 {
             eprintln!("cannot list the skipped tests at the end of this program");

@@ -1,4 +1,4 @@
-//! Signals to our child processes, and stopping one thread of a process while the others run.
+//! Sends signals to child processes, and stops one thread of a process while the others run.
 #![expect(unsafe_code, reason = "kill(2) and ptrace(2) have no safe form in std")]
 
 use std::io;

@@ -1,5 +1,5 @@
-//! Carries frames between a guest's NIC and its tap, like QEMU or vhost: here between the descriptors of two taps, with
-//! the faults a test asks for.
+//! Carries frames between a guest's NIC and its tap, like QEMU or vhost. Here both are taps, and a test can cause
+//! faults between them.
 #![expect(unsafe_code, reason = "poll has no safe form in std")]
 
 use crate::recent::{Fate, Recent, Towards};
@@ -77,7 +77,7 @@ impl Faults {
 pub struct Wire {
     /// The guest's NIC: a tap in the guest's namespace.
     pub guest: Arc<Tap>,
-    /// The hypervisor's tap, the one XDP is attached to.
+    /// The hypervisor's tap, to which XDP is attached.
     pub host: Arc<Tap>,
     /// Faults of frames that the guest sends.
     pub to_host: Faults,
@@ -85,7 +85,7 @@ pub struct Wire {
     pub to_guest: Faults,
     /// Seed of the faults: the same seed and the same frames give the same faults.
     pub seed: u64,
-    /// Buffer for the last segments, and the moment their times count from.
+    /// Buffer for the last segments, and the instant from which their times count.
     pub recent: Option<(Arc<Mutex<Recent>>, Instant)>,
 }
 
@@ -209,7 +209,7 @@ struct Lane {
     queue: usize,
     faults: Faults,
     rng: Rng,
-    /// A frame held back until the next one overtakes it.
+    /// A frame that waits until the next one has overtaken it.
     held: Option<Vec<u8>>,
     counts: Arc<Counts>,
     towards: Towards,

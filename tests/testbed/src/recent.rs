@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::time::Duration;
 
-/// Segments kept: enough for five retransmissions, their acknowledgements and what caused them.
+/// Number of segments to keep: enough for five retransmissions, their cause and their acknowledgements.
 pub const KEPT: usize = 32;
 /// Octets of an Ethernet header.
 const ETHERNET: usize = 14;

@@ -39,7 +39,7 @@ impl Identity {
     pub fn of(number: u16) -> Self {
         assert!(number < MAX_GUESTS, "the lab has room for {MAX_GUESTS} guests, not for number {number}");
         let [high, low] = number.to_be_bytes();
-        // From 10.0.16.0 upwards; whole octets keep the number readable in a packet dump.
+        // From 10.0.16.0 upwards. The last octet is that of the number, so that packet dumps are easy to read.
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 16, 0).to_bits() + u32::from(number));
         let hostname = format!("guest-{number}");
         Self {
@@ -104,7 +104,7 @@ impl Identity {
         directory.join(format!("{}.yaml", self.hostname))
     }
 
-    /// Writes the record into `directory` in one step: to another file, then renamed.
+    /// Writes the record into `directory` in one step: writes another file and renames it.
     ///
     /// # Errors
     /// Fails if the directory cannot be written to.

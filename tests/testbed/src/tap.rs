@@ -70,7 +70,7 @@ impl Tap {
         Ok(Self { name: name.to_owned(), shape, queues })
     }
 
-    /// Creates a tap with this interface index, which may be that of a deleted one.
+    /// Creates a tap with this interface index. The index of a deleted interface can be used again.
     ///
     /// # Errors
     /// Like [`Tap::create`]; also fails if the index is taken.
