@@ -16,6 +16,7 @@ use support::eventually::eventually;
 use support::host::{self, Host};
 use support::libvirt::{self, Libvirt};
 use support::privileged;
+use support::process::write_script;
 
 /// Longest wait for the agent to notice a change.
 const NOTICE: Duration = Duration::from_secs(15);
@@ -160,8 +161,7 @@ fn a_domain_runs_in_spite_of_bad_metadata_or_a_failing_hook() {
 /// Writes a program that prints output and crashes.
 fn crashing_program(node: &Node) -> PathBuf {
     let path = node.room.path().join("crash");
-    fs::write(&path, "#!/bin/sh\necho '<domain/>'\nkill -SEGV $$\n").expect("written");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    write_script(&path, "#!/bin/sh\necho '<domain/>'\nkill -SEGV $$\n").expect("a script");
     path
 }
 

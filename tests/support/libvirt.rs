@@ -6,6 +6,7 @@
 
 use crate::eventually::eventually;
 use crate::netns::Namespace;
+use crate::process::write_script;
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::io::Write as _;
@@ -131,8 +132,7 @@ impl Libvirt {
     /// When it cannot be written.
     pub fn set_hook(&self, text: &str) -> Result<()> {
         let path = self.room.path().join("hooks/qemu.d/xdp-imds");
-        fs::write(&path, text)?;
-        Ok(fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?)
+        write_script(&path, text)
     }
 
     /// The daemon's directory, which domains can read.

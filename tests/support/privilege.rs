@@ -1,12 +1,13 @@
 //! Runs the agent with few privileges: as another user, with a few capabilities, and without a way to gain others.
 
 use crate::agent::{self, Agent};
-use crate::netns::Namespace;
+use crate::netns::{Namespace, run};
 use anyhow::{Context as _, Result};
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The uid of `nobody` on most systems.
 pub const NOBODY: u32 = 65_534;
@@ -52,7 +53,8 @@ impl Jail {
         let room = tempfile::tempdir()?;
         fs::set_permissions(room.path(), Permissions::from_mode(0o755))?;
         let copy = room.path().join("xdp-imds");
-        fs::copy(agent::binary()?, &copy).context("cannot copy the agent")?;
+        // A child copies it: see `write_script`.
+        run(Command::new("cp").arg(agent::binary()?).arg(&copy)).context("cannot copy the agent")?;
         Ok(Self { room })
     }
 

@@ -427,16 +427,15 @@ impl Metrics {
 #[cfg(test)]
 mod tests {
     use super::{Metrics, PortArgument, fresh};
+    use crate::process::write_script;
     use metadata_common::mac::Mac;
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::fs;
     use std::path::{Path, PathBuf};
 
     /// A program that always prints this text.
     fn script_printing(directory: &Path, text: &str) -> PathBuf {
         let path = directory.join("xdp-imds");
-        fs::write(&path, format!("#!/bin/sh\necho '{text}'\n")).expect("a script");
-        fs::set_permissions(&path, Permissions::from_mode(0o755)).expect("it can be run");
+        write_script(&path, &format!("#!/bin/sh\necho '{text}'\n")).expect("a script");
         path
     }
 

@@ -2,6 +2,25 @@
 #![expect(unsafe_code, reason = "kill(2) and ptrace(2) have no safe form in std")]
 
 use std::io;
+use std::path::Path;
+use std::process::Command;
+
+use crate::netns::run;
+
+/// Writes a script that can be executed.
+///
+/// A child process writes it. If this process had it open for writing, another thread could fork in the meantime, and the
+/// execution would fail with ETXTBSY until that child executes its own program.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_script(path: &Path, text: &str) -> anyhow::Result<()> {
+    run(Command::new("sh")
+        .args(["-ec", "printf %s \"$2\" > \"$1\" && chmod 755 \"$1\"", "sh"])
+        .arg(path)
+        .arg(text))
+    .map(drop)
+}
 
 /// Sends SIGTERM to a process.
 ///
