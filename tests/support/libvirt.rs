@@ -10,7 +10,6 @@ use crate::process::write_script;
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;

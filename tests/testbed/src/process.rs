@@ -69,7 +69,7 @@ impl Stopped {
     /// Fails if there is no such thread, or the kernel refuses to trace it.
     pub fn thread(pid: u32, name: &str) -> io::Result<Self> {
         let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?.filter_map(Result::ok);
-        let called = |path: &std::path::Path| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
+        let called = |path: &Path| std::fs::read_to_string(path.join("comm")).unwrap_or_default();
         let mut found = threads.map(|entry| entry.path()).filter(|path| called(path).trim_end() == name);
         let number = found.next().and_then(|path| path.file_name()?.to_str()?.parse().ok());
         let thread =
