@@ -1,7 +1,7 @@
 //! The table of slots and their responses.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -36,19 +36,15 @@ pub struct SlotOutOfRange {
     pub slots: u32,
 }
 
-#[derive(Debug)]
-enum Held {
-    Expected,
-    Ready(Arc<Responses>),
-}
-
 /// Maps slots to responses. The control side writes it, and the workers read it without locks.
 #[derive(Debug)]
 pub struct Store {
-    table: Box<[ArcSwapOption<Held>]>,
+    pub(super) table: Box<[ArcSwapOption<Responses>]>,
+    /// Per slot: whether a record is expected. It counts only while the slot has no responses.
+    expected: Box<[AtomicBool]>,
     /// Per slot: when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
     /// it, so replaced records do not weaken the limit.
-    buckets: Box<[AtomicU64]>,
+    pub(super) buckets: Box<[AtomicU64]>,
 }
 
 impl Store {
@@ -58,6 +54,7 @@ impl Store {
         let slots = slots.min(MAX_SLOTS);
         Self {
             table: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
+            expected: (0..slots).map(|_| AtomicBool::new(false)).collect(),
             buckets: (0..slots).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -73,7 +70,7 @@ impl Store {
     /// # Errors
     /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn publish(&self, slot: Slot, responses: Arc<Responses>) -> Result<(), SlotOutOfRange> {
-        self.set(slot, Some(Held::Ready(responses)))
+        self.set(slot, true, Some(responses))
     }
 
     /// Marks `slot` as a VM whose record has not arrived. Replaces published responses.
@@ -81,7 +78,7 @@ impl Store {
     /// # Errors
     /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.set(slot, Some(Held::Expected))
+        self.set(slot, true, None)
     }
 
     /// Takes one token from the bucket of `slot`; returns false if it is empty. Never waits.
@@ -103,7 +100,7 @@ impl Store {
     /// # Errors
     /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.set(slot, None)?;
+        self.set(slot, false, None)?;
         if let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) {
             bucket.store(0, Ordering::Relaxed);
         }
@@ -123,20 +120,29 @@ impl Store {
     /// Returns the state of `slot`; [`Entry::Unknown`] beyond the end of the table. Never waits.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Entry {
-        let Some(cell) = usize::try_from(slot).ok().and_then(|index| self.table.get(index)) else {
+        let index = usize::try_from(slot).unwrap_or(usize::MAX);
+        let Some((cell, expected)) = self.table.get(index).zip(self.expected.get(index)) else {
             return Entry::Unknown;
         };
-        match cell.load().as_deref() {
+        match cell.load_full() {
+            Some(responses) => Entry::Ready(responses),
+            None if expected.load(Ordering::Relaxed) => Entry::Expected,
             None => Entry::Unknown,
-            Some(Held::Expected) => Entry::Expected,
-            Some(Held::Ready(responses)) => Entry::Ready(Arc::clone(responses)),
         }
     }
 
-    fn set(&self, slot: Slot, held: Option<Held>) -> Result<(), SlotOutOfRange> {
-        let cell = usize::try_from(slot).ok().and_then(|index| self.table.get(index));
-        let cell = cell.ok_or(SlotOutOfRange { slot, slots: self.slots() })?;
-        cell.store(held.map(Arc::new));
+    fn set(
+        &self,
+        slot: Slot,
+        expected: bool,
+        responses: Option<Arc<Responses>>,
+    ) -> Result<(), SlotOutOfRange> {
+        let index = usize::try_from(slot).unwrap_or(usize::MAX);
+        let places = self.table.get(index).zip(self.expected.get(index));
+        let (cell, flag) = places.ok_or(SlotOutOfRange { slot, slots: self.slots() })?;
+        // The flag comes first: a reader that finds no responses any more then sees it, because the swap releases it.
+        flag.store(expected, Ordering::Relaxed);
+        cell.store(responses);
         Ok(())
     }
 }

@@ -17,6 +17,8 @@ pub(super) struct Port {
     /// Until when the link is assumed to be narrower than its device's MTU
     /// ([`NARROW_FOR`](super::config::NARROW_FOR)).
     pub(super) narrow_until: Option<Duration>,
+    /// When the port's timer fires; `None` if it is not set.
+    pub(super) timer: Option<Duration>,
     /// The port has deferred output, and `owing` has returned it or will.
     pub(super) owes: bool,
 }
@@ -84,6 +86,7 @@ impl Ports {
                 heard: now,
                 stir_at: None,
                 narrow_until: None,
+                timer: None,
                 owes: false,
             })
         })

@@ -1,10 +1,11 @@
 //! Connections of all ports and recently closed flows: found by flow, bounded, each stored once.
 
 use metadata_common::cookie::Flow;
+use metadata_common::maps::Slot;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::connection::Conn;
+use super::connection::{Conn, Rating};
 use super::timewait::TimeWait;
 
 /// A hasher that returns its input: flows are already hashes, with a key that guests do not know.
@@ -29,6 +30,16 @@ impl Hasher for AsIs {
 
 /// A map by flow number.
 type ByFlow<T> = HashMap<u64, T, BuildHasherDefault<AsIs>>;
+
+/// What refers to a removed connection outside the table.
+pub(super) struct Removed {
+    pub(super) flow: Flow,
+    pub(super) slot: Slot,
+    /// The index among its port's connections.
+    pub(super) place: usize,
+    /// The last rating.
+    pub(super) rated: Rating,
+}
 
 /// Connections by number, their numbers by flow, and recently closed flows. Every frame looks up a flow, so the index
 /// of flows is separate from the connections and small enough to stay in the cache.
@@ -96,12 +107,15 @@ impl<E> Table<E> {
         at
     }
 
-    /// Removes a connection.
-    pub(super) fn remove(&mut self, at: u32) -> Option<Conn<E>> {
-        let conn = self.conns.get_mut(at as usize)?.take()?;
+    /// Removes a connection; returns what refers to it elsewhere. The connection is dropped in its place, because
+    /// moving it out would read all its cache lines.
+    pub(super) fn remove(&mut self, at: u32) -> Option<Removed> {
+        let place = self.conns.get_mut(at as usize)?;
+        let Conn { flow, slot, place: index, rated, .. } = *place.as_ref()?;
+        *place = None;
         self.free.push(at);
-        self.numbers.remove(&conn.flow.number());
-        Some(conn)
+        self.numbers.remove(&flow.number());
+        Some(Removed { flow, slot, place: index, rated })
     }
 
     /// The number of closed flows remembered.

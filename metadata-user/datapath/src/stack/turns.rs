@@ -111,17 +111,24 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             self.stir(now, slot, out);
         }
         self.expire_waits(now.mono, slot);
-        self.schedule_port(slot);
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        port.timer = None;
+        let deadline = port.deadline(PORT_IDLE);
+        deadline.into_iter().for_each(|at| self.schedule_port(slot, at));
     }
 
     fn port_timer(&self, slot: Slot) -> u32 {
         self.config.connections as u32 + slot
     }
 
-    fn schedule_port(&mut self, slot: Slot) {
-        let deadline = self.ports.get(slot).and_then(|port| port.deadline(PORT_IDLE));
-        if let Some(deadline) = deadline {
-            self.wheel.set(self.port_timer(slot), deadline);
+    /// Makes sure that the port's timer fires at `at` or before. A timer that fires early only sets the next one, so a
+    /// later `at` changes nothing: most requests need no change here.
+    fn schedule_port(&mut self, slot: Slot, at: Duration) {
+        let timer = self.port_timer(slot);
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        if port.timer.is_none_or(|set| at < set) {
+            port.timer = Some(at);
+            self.wheel.set(timer, at);
         }
     }
 
@@ -192,8 +199,9 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             }
         }
         if let Some(port) = self.ports.get_mut(slot) {
-            port.stir_at = Some(now.mono + STIR_AGAIN);
-            self.schedule_port(slot);
+            let at = now.mono + STIR_AGAIN;
+            port.stir_at = Some(at);
+            self.schedule_port(slot, at);
         }
     }
 
@@ -211,7 +219,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
         if port.conns.is_empty() {
             port.heard = now;
-            self.schedule_port(conn.slot);
+            let at = port.idle_at(PORT_IDLE);
+            self.schedule_port(conn.slot, at);
         }
     }
 
@@ -229,9 +238,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let until = now + TIME_WAIT;
         if self.table.remember(flow, TimeWait { until, numbers, reopened: false }) {
             port.waits.push_back((flow.number(), until));
-            if port.waits.len() == 1 {
-                self.schedule_port(slot);
-            }
+            self.schedule_port(slot, until);
         }
     }
 
