@@ -111,7 +111,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 fn collect(socket: &mut Socket, count: usize) -> Vec<Vec<u8>> {
     let mut got = Vec::new();
     until("receiving", || {
-        socket.receive(64, |frame| got.push(frame.to_vec()));
+        socket.receive(64, |group| got.extend(group.iter().map(|frame| frame.to_vec())));
         got.len() >= count
     });
     got

@@ -109,14 +109,14 @@ impl AsFd for Source {
 }
 
 impl FrameSource for Source {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         for lent in 0..max {
             let mut wire = self.wire.borrow_mut();
             wire.arrive(self.clock.now());
             let Some(frame) = wire.ring.pop_front() else { return lent };
             drop(wire);
             self.clock.pass(LOOK);
-            f(&frame);
+            f(&[&frame]);
         }
         max
     }

@@ -1,24 +1,30 @@
 //! CPU time per received frame in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost`.
 //!
-//! All guests perform each step at the same time: SYN, ACK, GET with an answer of 300 octets, FIN, ACK. As in a boot
-//! storm, their connections are therefore not in the CPU caches. Replies are discarded. The output has median and
-//! range, for guests that complete their checksums and for guests that leave them to the device.
+//! All guests perform each step at the same time and in random order: SYN, ACK, GET of a document of theirs, FIN, ACK.
+//! As in a boot storm, nothing of a guest is in the CPU caches when its frame arrives. Replies are discarded. The
+//! output has median and range, for guests that complete their checksums and for guests that leave them to the device,
+//! with frames one by one and in groups that are read ahead (`Stack::warm`). The two alternate within a run.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_content::http::{Response, Status};
-use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
+use metadata_content::dialect;
+use metadata_content::record::Record;
+use metadata_content::sink::Outbox;
+use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::token::Keyring;
+use metadata_datapath::link::GROUP;
 use metadata_datapath::stack::{Stack, StackConfig, Transmit};
 use metadata_serve::Serve;
+use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::raw::Segment;
+use support::typical;
 use support::wire::at;
 
 const ROUNDS: u32 = 40;
-const GET: &[u8] =
-    b"GET /latest/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\n\
+const GET: &[u8] = b"GET /v1/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\n\
     Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: keep-alive\r\n\r\n";
 /// Where a frame's TCP header starts: behind 14 octets of Ethernet and 20 of IPv4.
 const TCP: usize = 34;
@@ -40,9 +46,8 @@ impl Transmit for Tally {
 
 /// CPU time of this thread. Other work on the machine affects it only through the caches.
 fn on_cpu() -> Duration {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").expect("schedstat of the kernel");
-    let first = stat.split(' ').next().and_then(|ns| ns.parse().ok());
-    Duration::from_nanos(first.expect("nanoseconds on the CPU"))
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::try_from(time).expect("a time after the thread's start")
 }
 
 /// Number of measurements of each kind; the result is their median.
@@ -94,36 +99,52 @@ impl Frame {
 }
 
 fn main() {
-    for guests in [100_u32, 1000, 4000] {
+    for guests in [100_u32, 1_000, 2_000, 4_000] {
+        let store = store(guests);
         for sums in [Sums::Complete, Sums::Partial] {
-            let mut costs: Vec<[f64; 6]> = Vec::new();
+            let mut costs = [Vec::new(), Vec::new()];
             for _ in 0..REPEATS {
-                costs.push(measure(guests, sums));
+                for (costs, group) in costs.iter_mut().zip([1, GROUP]) {
+                    costs.push(measure(&store, guests, sums, group));
+                }
             }
-            let column = |at: usize| {
-                let mut column: Vec<f64> = costs.iter().map(|cost| cost[at]).collect();
-                column.sort_by(f64::total_cmp);
-                format!("{:.0} ({:.0}-{:.0})", column[REPEATS / 2], column[0], column[REPEATS - 1])
-            };
-            let [syn, ack, get, fin, last, request] = std::array::from_fn(column);
-            println!(
-                "{guests:5} guests, {sums:?} checksums: SYN {syn}, ACK {ack}, GET {get}, FIN {fin}, ACK {last}; \
-                 {request} ns per request"
-            );
+            for (costs, name) in costs.iter().zip(["one by one", "in groups"]) {
+                let [syn, ack, get, fin, last, request] = std::array::from_fn(|at| column(costs, at));
+                println!(
+                    "{guests:5} guests, {sums:?} checksums, {name:10}: SYN {syn}, ACK {ack}, GET {get}, FIN {fin}, \
+                     ACK {last}; {request} ns per request"
+                );
+            }
         }
     }
 }
 
-/// Nanoseconds per segment of each kind, and per request.
-fn measure(guests: u32, sums: Sums) -> [f64; 6] {
-    let store = Arc::new(Store::new(guests));
+/// The median of a column, with its range.
+fn column(costs: &[[f64; 6]], at: usize) -> String {
+    let mut column: Vec<f64> = costs.iter().map(|cost| cost[at]).collect();
+    column.sort_by(f64::total_cmp);
+    format!("{:.0} ({:.0}-{:.0})", column[REPEATS / 2], column[0], column[REPEATS - 1])
+}
+
+/// A store with a typical record for each guest.
+fn store(guests: u32) -> Arc<Store> {
+    let store = Store::new(guests);
+    let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
+    let mailboxes = Mailboxes::in_memory(Outbox::detached());
     for slot in 0..guests {
-        let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
-        let answer = Response::new(Status(200), Some("text/plain"), &[], vec![b'x'; 300]);
-        responses.add(Host::Metadata, "/latest/meta-data", Route::new("test", Endpoint::Fixed(answer)));
-        store.publish(slot, Arc::new(responses.build())).expect("a slot of the table");
+        let mut record = typical::record(slot, None);
+        record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
+        let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
+        let vm = Vm::of(&record, Arc::clone(&keyring), mailboxes.for_record(&record));
+        let responses = Arc::new(dialect::render(&record, &mut interner, vm));
+        store.publish(slot, responses).expect("a slot of the table");
     }
-    let mut stack = Stack::new(StackConfig::default(), Serve::new(store));
+    Arc::new(store)
+}
+
+/// Nanoseconds per segment of each kind, and per request, for frames in groups of `size`.
+fn measure(store: &Arc<Store>, guests: u32, sums: Sums, size: usize) -> [f64; 6] {
+    let mut stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(store)));
     let get_end = 1001 + GET.len() as u32;
     let mut steps = [
         Segment::syn(0, 1000),
@@ -137,16 +158,31 @@ fn measure(guests: u32, sums: Sums) -> [f64; 6] {
     let mut tally = Tally::default();
     let rounds = (ROUNDS * 1000 / guests).min(50_000);
     let mut spent = [Duration::ZERO; 5];
+    let mut order: Vec<u32> = (0..guests).collect();
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut buffers = vec![Vec::new(); GROUP];
     for round in 0..rounds {
         let now = at(Duration::from_millis(u64::from(round)));
+        random.shuffle(&mut order);
         for (step, frame) in steps.iter_mut().enumerate() {
             frame.take_port(1 + (round % 60_000) as u16);
             let start = on_cpu();
-            for guest in 0..guests {
-                frame.acknowledges(next_numbers[guest as usize], sums);
-                tally.next = next_numbers[guest as usize];
-                stack.receive(now, guest, &frame.octets, &mut tally);
-                next_numbers[guest as usize] = tally.next;
+            for guests in order.chunks(size) {
+                for (guest, buffer) in guests.iter().zip(&mut buffers) {
+                    frame.acknowledges(next_numbers[*guest as usize], sums);
+                    buffer.clone_from(&frame.octets);
+                }
+                let mut group: [(u32, &[u8]); GROUP] = [(0, &[]); GROUP];
+                for ((guest, buffer), place) in guests.iter().zip(&buffers).zip(&mut group) {
+                    *place = (*guest, buffer);
+                }
+                let group = &group[..guests.len()];
+                stack.warm(group);
+                for (guest, octets) in group {
+                    tally.next = next_numbers[*guest as usize];
+                    stack.receive(now, *guest, octets, &mut tally);
+                    next_numbers[*guest as usize] = tally.next;
+                }
             }
             spent[step] += on_cpu().saturating_sub(start);
         }

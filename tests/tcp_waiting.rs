@@ -222,11 +222,11 @@ impl AsFd for Datagrams {
 }
 
 impl FrameSource for Datagrams {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let mut buffer = [0; 2_048];
         for lent in 0..max {
             let Ok(len) = self.0.recv(&mut buffer) else { return lent };
-            f(&buffer[..len]);
+            f(&[&buffer[..len]]);
         }
         max
     }

@@ -55,7 +55,7 @@ impl Pod {
 /// Takes all frames out of a ring.
 fn frames_in(ring: &mut Ring) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
-    ring.receive(usize::MAX, |frame| frames.push(frame.to_vec()));
+    ring.receive(usize::MAX, |group| frames.extend(group.iter().map(|frame| frame.to_vec())));
     frames
 }
 

@@ -26,19 +26,23 @@ pub const HEADER_LEN: usize = 14;
 /// the guest's port (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
+/// Maximum number of frames in a group. The stack reads ahead what all frames of a group will touch
+/// ([`Stack::warm`](crate::stack::Stack::warm)). A CPU has about this many reads under way at once.
+pub const GROUP: usize = 16;
+
 /// A source of frames: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`],
 /// or a fake in tests.
 pub trait FrameSource: AsFd {
-    /// Lends up to `max` frames to `f`, oldest first; returns how many. Never blocks. The descriptor is readable
-    /// while there are frames.
-    fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize;
+    /// Lends up to `max` frames to `f`, oldest first, in groups of at most [`GROUP`]; returns how many. Never blocks.
+    /// The descriptor is readable while there are frames.
+    fn receive(&mut self, max: usize, f: impl FnMut(&[&[u8]])) -> usize;
 
     /// The counters; `None` if they cannot be read now.
     fn stats(&self) -> Option<SocketStats>;
 }
 
 impl FrameSource for Socket {
-    fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, f: impl FnMut(&[&[u8]])) -> usize {
         Socket::receive(self, max, f)
     }
 
@@ -48,7 +52,7 @@ impl FrameSource for Socket {
 }
 
 impl FrameSource for Queues {
-    fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, f: impl FnMut(&[&[u8]])) -> usize {
         Queues::receive(self, max, f)
     }
 
@@ -111,15 +115,25 @@ impl<S: FrameSource> Link<S> {
         Self { source, stats: LinkStats::default() }
     }
 
-    /// Passes up to `max` frames to `f`, each with its sender's slot; returns how many arrived, including dropped
-    /// ones.
-    pub fn receive(&mut self, max: usize, mut f: impl FnMut(Slot, &[u8])) -> usize {
+    /// Passes up to `max` frames to `f` in groups of at most [`GROUP`], each frame with its sender's slot; returns how
+    /// many arrived, including dropped ones.
+    pub fn receive(&mut self, max: usize, mut f: impl FnMut(&[(Slot, &[u8])])) -> usize {
         let stats = &mut self.stats;
-        self.source.receive(max, |frame| match slot_of(frame) {
-            Ok(slot) => f(slot, frame),
-            Err(Refusal::Runt) => stats.runt += 1,
-            Err(Refusal::Unstamped) => stats.unstamped += 1,
-            Err(Refusal::SlotOutOfRange) => stats.slot_out_of_range += 1,
+        self.source.receive(max, |frames| {
+            let mut group: [(Slot, &[u8]); GROUP] = [(0, &[]); GROUP];
+            let mut count = 0;
+            for frame in frames {
+                match slot_of(frame) {
+                    Ok(slot) => {
+                        group[count] = (slot, frame);
+                        count += 1;
+                    }
+                    Err(Refusal::Runt) => stats.runt += 1,
+                    Err(Refusal::Unstamped) => stats.unstamped += 1,
+                    Err(Refusal::SlotOutOfRange) => stats.slot_out_of_range += 1,
+                }
+            }
+            f(&group[..count]);
         })
     }
 

@@ -88,6 +88,9 @@ pub const NAP: Duration = Duration::from_micros(50);
 pub trait Engine: Send + 'static {
     /// The engine's counters.
     type Stats: Copy + Default + Send + 'static;
+    /// Reads ahead what the frames of a group will touch, so that the CPU waits for memory once for all of them. Changes
+    /// nothing.
+    fn warm(&self, _group: &[(Slot, &[u8])]) {}
     /// Processes one frame of `slot` and sends answers to `out`.
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit);
     /// Returns a slot with deferred output that could be sent now. A slot is returned once, until

@@ -24,7 +24,7 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::account::Account;
 use metadata_content::http::Request;
-use metadata_content::store::{Host, Parked, Store};
+use metadata_content::store::{Hint, Host, Parked, Store};
 
 /// Limit on questions that wait to be sent, wait for an answer, or have an answer that their request has not fetched.
 /// Further requests are held and retried.
@@ -160,6 +160,10 @@ fn mark(request: &Request<'_>) -> u64 {
 }
 
 impl Answers for Handing {
+    fn warm(&self, hints: &[Hint<'_>]) {
+        self.store.warm(hints);
+    }
+
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
         self.store.account(slot)
     }

@@ -19,10 +19,12 @@ use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::account::{Account, Resource};
+use metadata_content::http::parse::path_in;
 use metadata_content::http::{Method, Request, Response, Status};
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Datasource, Entry, Host, Outcome, Parked, Responses, Store};
-use metadata_datapath::stack::{Refused, Service};
+use metadata_content::store::{Datasource, Entry, Hint, Host, Outcome, Parked, Responses, Store};
+use metadata_datapath::link::GROUP;
+use metadata_datapath::stack::{Glimpse, Refused, Service};
 
 pub use handing::{Handing, QUESTIONS, Question, Stage};
 pub use talk::Talk;
@@ -77,6 +79,9 @@ pub trait Answers {
         true
     }
 
+    /// Reads ahead what the answers to these requests will touch. Changes nothing.
+    fn warm(&self, _hints: &[Hint<'_>]) {}
+
     /// Like [`answer`](Self::answer), plus the dialect and responses it came from.
     fn answer_of(
         &self,
@@ -90,6 +95,10 @@ pub trait Answers {
 }
 
 impl Answers for Store {
+    fn warm(&self, hints: &[Hint<'_>]) {
+        Self::warm(self, hints);
+    }
+
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
         match self.get(slot) {
             Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
@@ -272,6 +281,15 @@ impl<A: Answers> Service for Serve<A> {
             }
             _ => false,
         }
+    }
+
+    fn warm(&self, glimpses: &[Glimpse<'_>]) {
+        let mut hints = [Hint::default(); GROUP];
+        for (hint, glimpse) in hints.iter_mut().zip(glimpses) {
+            *hint =
+                Hint { slot: glimpse.slot, host: Host::at(glimpse.local), path: path_in(glimpse.payload) };
+        }
+        self.shared.answers.warm(&hints[..glimpses.len().min(GROUP)]);
     }
 
     fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {

@@ -36,7 +36,7 @@ fn frame_in(record: &[u8]) -> Option<&[u8]> {
 }
 
 impl FrameSource for Ring {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let mut lent = 0;
         while lent < max {
             let Some(record) = self.buffer.next() else { break };
@@ -45,7 +45,7 @@ impl FrameSource for Ring {
             lent += 1;
             self.stats.frames += 1;
             self.stats.bytes += frame.len() as u64;
-            f(frame);
+            f(&[frame]);
         }
         lent
     }

@@ -68,7 +68,7 @@ impl AsFd for Source {
 }
 
 impl FrameSource for Source {
-    fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, f: impl FnMut(&[&[u8]])) -> usize {
         self.rig.borrow_mut().receive(max, f)
     }
 
@@ -214,16 +214,19 @@ impl Scene {
         let now = at(self.now);
         let (stack, flows, handed) = (&mut self.stack, &mut self.flows, &mut self.handed);
         let mut sent = Sent::default();
-        self.link.receive(most, |slot, frame| {
-            *handed += 1;
-            let before = stack.stats();
-            let first = sent.0.len();
-            stack.receive(now, slot, frame, &mut sent);
-            assert_counted_once(&before, &stack.stats());
-            if let Some(flow) = flows.get_mut(slot as usize) {
-                flow.known = true;
+        self.link.receive(most, |group| {
+            stack.warm(group);
+            for (slot, frame) in group {
+                *handed += 1;
+                let before = stack.stats();
+                let first = sent.0.len();
+                stack.receive(now, *slot, frame, &mut sent);
+                assert_counted_once(&before, &stack.stats());
+                if let Some(flow) = flows.get_mut(*slot as usize) {
+                    flow.known = true;
+                }
+                sent.0[first..].iter().for_each(|frame| check_sent(flows, frame));
             }
-            sent.0[first..].iter().for_each(|frame| check_sent(flows, frame));
         });
         self.step();
     }

@@ -24,6 +24,22 @@ const LEADING_MAX: usize = 8;
 /// Length of `HTTP/1.1`, in octets.
 const VERSION_LEN: usize = 8;
 
+/// Octets of a request in which [`path_in`] looks for the path.
+const GLANCE: usize = 128;
+
+/// Returns the path of a request that starts with these octets, as a hint: nothing is checked. Empty if there is none.
+#[must_use]
+pub fn path_in(octets: &[u8]) -> &str {
+    let line = &octets[..octets.len().min(GLANCE)];
+    let mut words = line.split(|octet| *octet == b' ');
+    let (_method, target) = (words.next(), words.next());
+    // Without a third word the target may go on.
+    let Some(target) = target.filter(|_| words.next().is_some()) else { return "" };
+    let path = target.split(|octet| *octet == b'?').next().unwrap_or_default();
+    let path = if path.len() > 1 { path.strip_suffix(b"/").unwrap_or(path) } else { path };
+    std::str::from_utf8(path).unwrap_or_default()
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Before the request line. True after a CR.
@@ -232,5 +248,29 @@ impl<'a> Head<'a> {
             Some(_) => Err(RequestError::Expectation),
             None => Ok(false),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GLANCE, path_in};
+
+    #[test]
+    fn the_hint_is_the_path_of_a_complete_request_line_and_else_empty() {
+        let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(GLANCE));
+        for (octets, path) in [
+            ("GET / HTTP/1.1\r\n", "/"),
+            ("GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n", "/v1/meta-data"),
+            ("PUT /latest/api/token HTTP/1.1\r\n", "/latest/api/token"),
+            ("GET /a/b/ HTTP/1.1", "/a/b"),
+            ("GET /a?b=/c HTTP/1.1", "/a"),
+            ("GET /a", ""),
+            ("GET", ""),
+            ("", ""),
+            (&long, ""),
+        ] {
+            assert_eq!(path_in(octets.as_bytes()), path, "{octets}");
+        }
+        assert_eq!(path_in(b"GET /\xff HTTP/1.1"), "");
     }
 }

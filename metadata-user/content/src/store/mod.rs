@@ -5,6 +5,7 @@
 //! in progress keeps the responses it started with, and readers take no lock. The [`Interner`] stores equal responses
 //! of different VMs once.
 
+mod ahead;
 mod datasource;
 mod guard;
 mod intern;
@@ -13,6 +14,7 @@ pub mod path;
 mod responses;
 mod table;
 
+pub use ahead::Hint;
 pub use datasource::Datasource;
 pub use guard::{Condition, Guard};
 pub use intern::Interner;

@@ -290,11 +290,11 @@ pub enum Explained<'r, 'p> {
 #[derive(Clone, Debug)]
 pub struct Responses {
     /// By host; sorted by path hash, then path. Routes of one path that require a header come first.
-    routes: [Box<[Route]>; Host::ALL.len()],
+    pub(super) routes: [Box<[Route]>; Host::ALL.len()],
     /// Path hashes of `routes`, in their order. VMs with the same paths share them, so that they stay in the CPU cache.
     pub(super) hashes: [Arc<[u32]>; Host::ALL.len()],
-    limit: RequestLimit,
-    vm: Vm,
+    pub(super) limit: RequestLimit,
+    pub(super) vm: Vm,
 }
 
 /// Rate limit of a VM. A request above it waits, then gets 429.

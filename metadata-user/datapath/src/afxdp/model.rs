@@ -108,7 +108,7 @@ impl Rig {
     }
 
     /// Lends up to `max` frames to `f`, like a socket; returns how many.
-    pub fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+    pub fn receive(&mut self, max: usize, f: impl FnMut(&[&[u8]])) -> usize {
         self.receiver.receive(max, f)
     }
 

@@ -52,7 +52,7 @@ impl Queues {
     }
 
     /// Lends up to `max` received frames to `f`, oldest first within a queue; returns how many. Never blocks.
-    pub fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    pub fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let count = self.sockets.len();
         let first = self.first;
         self.first = (first + 1) % count;

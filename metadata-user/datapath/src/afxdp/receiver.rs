@@ -7,6 +7,7 @@ use rustix::net::xdp::XdpDesc;
 
 use super::ring::{Consumer, Producer};
 use super::umem::{Frame, Umem};
+use crate::link::GROUP;
 
 /// Counters of received frames on our side of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -27,6 +28,8 @@ pub(super) struct Receiver {
     /// Chunks that wait for a place in the fill ring. The ring has at least one place per chunk, so the pool is empty
     /// between calls. Its capacity is all chunks, so it never reallocates.
     pool: Vec<Frame>,
+    /// The chunks of the frames that are lent; empty between calls.
+    group: Vec<Frame>,
     umem: Umem,
     received: Received,
 }
@@ -34,31 +37,30 @@ pub(super) struct Receiver {
 impl Receiver {
     /// Starts by giving all `frames` of `umem` to the kernel.
     pub(super) fn new(umem: Umem, frames: Vec<Frame>, fill: Producer<u64>, rx: Consumer<XdpDesc>) -> Self {
-        let mut receiver = Self { fill, rx, pool: frames, umem, received: Received::default() };
+        let mut receiver = Self {
+            fill,
+            rx,
+            pool: frames,
+            group: Vec::with_capacity(GROUP),
+            umem,
+            received: Received::default(),
+        };
         receiver.refill();
         receiver
     }
 
-    /// Lends up to `max` received frames to `f`, one at a time and oldest first; returns how many.
-    pub(super) fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
-        let mut lent = 0;
-        let mut taken = 0;
-        while taken < max
-            && let Some(descriptor) = self.rx.pop()
-        {
-            taken += 1;
-            let Some(frame) = self.umem.take(descriptor) else {
-                self.received.bad_descriptors += 1;
-                continue;
-            };
-            if let Some(bytes) = self.umem.bytes(&frame) {
-                lent += 1;
-                self.received.bytes += bytes.len() as u64;
-                f(bytes);
-            } else {
-                self.received.bad_descriptors += 1;
+    /// Lends up to `max` received frames to `f`, in groups of at most [`GROUP`] and oldest first; returns how many.
+    pub(super) fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
+        let (mut taken, mut lent) = (0, 0);
+        while taken < max {
+            let group = GROUP.min(max - taken);
+            let popped = self.take(group);
+            if popped == 0 {
+                break;
             }
-            self.pool.push(frame);
+            taken += popped;
+            lent += self.lend(&mut f);
+            self.pool.append(&mut self.group);
         }
         if taken > 0 {
             self.rx.release();
@@ -66,6 +68,38 @@ impl Receiver {
         }
         self.received.frames += lent as u64;
         lent
+    }
+
+    /// Takes up to `most` descriptors from the RX ring; adds their chunks to the group. Returns how many it took.
+    fn take(&mut self, most: usize) -> usize {
+        for taken in 0..most {
+            let Some(descriptor) = self.rx.pop() else { return taken };
+            match self.umem.take(descriptor) {
+                Some(frame) => self.group.push(frame),
+                None => self.received.bad_descriptors += 1,
+            }
+        }
+        most
+    }
+
+    /// Lends the group's frames to `f`; returns how many.
+    fn lend(&mut self, f: &mut impl FnMut(&[&[u8]])) -> usize {
+        let mut lent: [&[u8]; GROUP] = [&[]; GROUP];
+        let mut count = 0;
+        for frame in &self.group {
+            match self.umem.bytes(frame) {
+                Some(bytes) => {
+                    lent[count] = bytes;
+                    count += 1;
+                    self.received.bytes += bytes.len() as u64;
+                }
+                None => self.received.bad_descriptors += 1,
+            }
+        }
+        if count > 0 {
+            f(&lent[..count]);
+        }
+        count
     }
 
     /// Gives the kernel as many chunks as the fill ring has places.

@@ -169,7 +169,7 @@ impl Socket {
 
     /// Lends up to `max` received frames to `f`, oldest first, and returns their memory to the kernel; returns how
     /// many it lent. Never blocks.
-    pub fn receive(&mut self, max: usize, f: impl FnMut(&[u8])) -> usize {
+    pub fn receive(&mut self, max: usize, f: impl FnMut(&[&[u8]])) -> usize {
         self.receiver.receive(max, f)
     }
 

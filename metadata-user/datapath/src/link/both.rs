@@ -31,7 +31,7 @@ impl<A: FrameSource, B: FrameSource> Both<A, B> {
 }
 
 impl<A: FrameSource, B: FrameSource> FrameSource for Both<A, B> {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let Self { one, other, begins_with_one, .. } = self;
         *begins_with_one = !*begins_with_one;
         if *begins_with_one {

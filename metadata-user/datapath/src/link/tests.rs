@@ -44,9 +44,9 @@ impl AsFd for Queue {
 }
 
 impl FrameSource for Queue {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let batch: Vec<_> = self.0.drain(..max.min(self.0.len())).collect();
-        batch.iter().for_each(|frame| f(frame));
+        batch.iter().for_each(|frame| f(&[frame]));
         batch.len()
     }
 
@@ -64,7 +64,7 @@ fn two_sources_alternate_and_neither_starves() {
     let mut both = Both::new(queue(1, 6), queue(2, 100)).expect("two descriptors");
     let mut turn = |max| {
         let mut got = Vec::new();
-        let lent = both.receive(max, |frame| got.push(frame[0]));
+        let lent = both.receive(max, |group| got.extend(group.iter().map(|frame| frame[0])));
         assert_eq!(lent, got.len());
         got
     };
@@ -86,8 +86,9 @@ fn refused_frames_are_counted_by_reason_and_the_rest_pass_in_order() {
     ];
     let mut link = Link::new(Queue(frames, UnixDatagram::unbound().expect("a socket")));
     let mut seen = Vec::new();
-    assert_eq!(link.receive(4, |slot, frame| seen.push((slot, frame.len()))), 4);
-    assert_eq!(link.receive(4, |slot, frame| seen.push((slot, frame.len()))), 1);
+    let mut receive =
+        |max| link.receive(max, |group| seen.extend(group.iter().map(|(slot, frame)| (*slot, frame.len()))));
+    assert_eq!((receive(4), receive(4)), (4, 1));
     assert_eq!(seen, [(3, 60), (4, 61)]);
     assert_eq!(link.stats(), LinkStats { runt: 1, unstamped: 1, slot_out_of_range: 1, over_share: 0 });
 }

@@ -124,6 +124,20 @@ impl<E: Exchange> Conn<E> {
         }
     }
 
+    /// Reads fields on most of the connection's cache lines.
+    pub(super) fn warm(&self) -> u64 {
+        let Self { tcb, flow, place, posted, exchange, .. } = self;
+        let posted = posted.map_or(0, |(sent, ..)| sent);
+        let numbers = tcb.una ^ tcb.rcv ^ tcb.initial.0 ^ tcb.outbox.end() ^ posted;
+        let times = tcb.timer.unwrap_or_default() + tcb.progress;
+        flow.number()
+            ^ u64::from(numbers)
+            ^ times.as_secs()
+            ^ *place as u64
+            ^ tcb.outbox.warm()
+            ^ exchange.warm()
+    }
+
     /// Whether the exchange waits with nothing to send, so that a turn may change something.
     pub(super) fn waits(&self) -> bool {
         self.waiting.is_some() && !self.tcb.closing

@@ -40,6 +40,7 @@ mod table;
 mod tcb;
 mod timewait;
 mod turns;
+mod warm;
 mod wheel;
 
 pub use config::{
@@ -48,7 +49,7 @@ pub use config::{
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
-pub use seam::{Exchange, Refused, Service, Step, Transmit};
+pub use seam::{Exchange, Glimpse, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;

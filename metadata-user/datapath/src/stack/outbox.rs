@@ -35,6 +35,11 @@ impl Outbox {
         self.end
     }
 
+    /// Reads the first piece and its reference count.
+    pub(super) fn warm(&self) -> u64 {
+        self.pieces.front().map_or(0, |piece| u64::from(piece.bytes.is_unique()))
+    }
+
     /// Whether the queue holds [`PIECES_PER_CONNECTION`].
     pub(super) fn is_full(&self) -> bool {
         self.pieces.len() >= PIECES_PER_CONNECTION

@@ -44,10 +44,24 @@ pub trait Service {
     fn refused(&self) -> Refused {
         Refused::default()
     }
+    /// Reads ahead what the service will touch for these frames, all of which have data. See
+    /// [`Stack::warm`](super::Stack::warm). Changes nothing.
+    fn warm(&self, _glimpses: &[Glimpse<'_>]) {}
     /// Opens an exchange for a new connection, at the guest's first data or FIN.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
     /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
+}
+
+/// What an unchecked look at a frame shows.
+#[derive(Clone, Copy, Debug)]
+pub struct Glimpse<'a> {
+    /// The slot that sent the frame.
+    pub slot: Slot,
+    /// The frame's destination; unspecified if the frame is not a plain IPv4 segment.
+    pub local: (IpAddr, u16),
+    /// The segment's data.
+    pub payload: &'a [u8],
 }
 
 /// The next action of the stack for a connection.
@@ -95,6 +109,10 @@ pub trait Exchange {
     /// Processes received bytes, in order; returns how many it took. The rest stays in the receive window and is
     /// offered again after the next [`Step::Wait`].
     fn receive(&mut self, now: Now, bytes: &[u8]) -> usize;
+    /// Reads fields on most of the exchange's cache lines.
+    fn warm(&self) -> u64 {
+        0
+    }
     /// Called when the guest has sent FIN: no more bytes arrive, but the answer may still be sent (half-close).
     fn finish(&mut self, now: Now);
     /// Returns the next action. The stack calls it until it returns [`Step::Wait`], [`Step::Close`] or

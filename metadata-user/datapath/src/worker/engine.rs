@@ -16,6 +16,10 @@ where
 {
     type Stats = StackStats;
 
+    fn warm(&self, group: &[(Slot, &[u8])]) {
+        Stack::warm(self, group);
+    }
+
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
         // A slot with deferred output sends only in its own visits. If each acknowledgement caused more output, the
         // last waiting acknowledgements would be read so late that the retransmission timer would send data the guest

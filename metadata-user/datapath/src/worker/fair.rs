@@ -219,7 +219,12 @@ impl Fair {
         self.turn = self.turn.wrapping_add(1);
         self.work = 0;
         let most = if self.is_empty() { BATCH } else { LOOK_AHEAD };
-        let received = link.receive(most, |slot, frame| self.arrived(now, slot, frame, engine, out));
+        let received = link.receive(most, |group| {
+            engine.warm(group);
+            for (slot, frame) in group {
+                self.arrived(now, *slot, frame, engine, out);
+            }
+        });
         let end = self.work + WORK_PER_TURN;
         while self.work < end && self.visit(now, engine, out) {}
         let due = engine.step(now, out);

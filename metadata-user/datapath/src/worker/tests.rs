@@ -32,12 +32,12 @@ impl AsFd for Datagrams {
 }
 
 impl FrameSource for Datagrams {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let mut buffer = [0; 2_048];
         for lent in 0..max {
             let Ok(len) = self.socket.recv(&mut buffer) else { return lent };
             self.frames += 1;
-            f(&buffer[..len]);
+            f(&[&buffer[..len]]);
         }
         max
     }
@@ -414,9 +414,9 @@ impl AsFd for Stock {
 }
 
 impl FrameSource for Stock {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let batch: Vec<_> = self.frames.drain(..max.min(self.frames.len())).collect();
-        batch.iter().for_each(|frame| f(frame));
+        batch.iter().for_each(|frame| f(&[frame]));
         batch.len()
     }
 

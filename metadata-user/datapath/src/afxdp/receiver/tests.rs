@@ -2,6 +2,7 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 use std::collections::VecDeque;
 
 use super::super::model::{Fate, Rig, rng, rounds};
+use crate::link::GROUP;
 
 const CHUNK: u32 = 2048;
 /// Just below the wrap, so that every test crosses it.
@@ -45,10 +46,13 @@ fn random_traffic_keeps_every_chunk_in_one_place_and_every_frame_once() {
                     in_flight.push_back(octets);
                 }
             } else {
-                let max = rng.usize(0..12);
+                let max = rng.usize(0..3 * GROUP);
                 let expected = max.min(in_flight.len());
-                let lent = rig.receive(max, |frame| {
-                    assert_eq!(Some(frame), in_flight.pop_front().as_deref());
+                let lent = rig.receive(max, |group| {
+                    assert!((1..=GROUP).contains(&group.len()));
+                    for frame in group {
+                        assert_eq!(Some(*frame), in_flight.pop_front().as_deref());
+                    }
                 });
                 assert_eq!(lent, expected);
             }
@@ -84,7 +88,7 @@ fn bad_descriptors_are_counted_and_affect_no_other_frame() {
     assert_eq!(rig.deliver(b"a good frame"), Fate::Queued);
 
     let mut seen = Vec::new();
-    assert_eq!(rig.receive(64, |frame| seen.push(frame.to_vec())), 1);
+    assert_eq!(rig.receive(64, |group| seen.extend(group.iter().map(|frame| frame.to_vec()))), 1);
     assert_eq!(seen, [b"a good frame"]);
     assert_eq!(rig.receiver.received().bad_descriptors, 4);
     rig.assert_conserved();

@@ -21,9 +21,9 @@ impl AsFd for Ring {
 }
 
 impl FrameSource for Ring {
-    fn receive(&mut self, max: usize, mut f: impl FnMut(&[u8])) -> usize {
+    fn receive(&mut self, max: usize, mut f: impl FnMut(&[&[u8]])) -> usize {
         let count = max.min(self.0.len());
-        self.0.drain(..count).for_each(|frame| f(&frame));
+        self.0.drain(..count).for_each(|frame| f(&[&frame]));
         count
     }
 
