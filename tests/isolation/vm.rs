@@ -90,7 +90,7 @@ impl Vm {
             format!("{a}.{b}.{c}"),
             self.address_v6(),
         ];
-        // A base64 group may start 0, 1 or 2 octets before the text; drop the edge characters shared with neighbours.
+        // A base64 group may start 0, 1 or 2 octets before the text; drop edge characters shared with other octets.
         let encoded = (0..3).map(|before| {
             let octets = [vec![b'?'; before], text.clone().into_bytes(), vec![b'?'; 3]].concat();
             let whole = STANDARD.encode(octets);

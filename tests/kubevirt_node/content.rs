@@ -110,7 +110,7 @@ fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     for address in [ALIYUN, SCALEWAY] {
         guest.ns().ip(&format!("route add {address} dev {NIC} scope link")).expect("a route");
     }
-    // No KubeVirt release has `metaData` yet.
+    // Skip the schema, because no KubeVirt release has `metaData` yet.
     node.server.put_as_it_is(vmi);
     eventually_gets(&agent, &guest, "/v1/user-data", USER_DATA);
     let aliyun =
@@ -141,7 +141,7 @@ fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     }
     for (names, description) in metadata_content::dialect::all() {
         for name in names.iter().filter(|name| !ASKED.iter().any(|(asked, ..)| asked == *name)) {
-            // A dialect without lines above has a document with the VM's UUID at its first mount.
+            // A dialect that is not in `ASKED` has a document with the VM's UUID at its first mount.
             let path = description.mounts[0].path;
             let got = guest.curl(&[&format!("http://{METADATA}{path}")], REQUEST).expect("an answer");
             let text = got.text();
