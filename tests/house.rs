@@ -2,7 +2,7 @@
 //! packages that it must not link.
 //!
 //! The table of crates in the book states the rules. `cargo metadata` lists the dependencies in each manifest, and
-//! `cargo tree` all packages that a crate links, with the features of that crate alone. Neither uses the network.
+//! `cargo tree` all packages that a crate links if built alone without default features. Neither uses the network.
 
 #[path = "house/imports.rs"]
 mod imports;
@@ -67,7 +67,7 @@ fn cargo(words: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The dependencies in the manifests, by package, without those of tests and build scripts.
+/// The dependencies in the manifest of each package, without those of tests and build scripts.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let words = ["metadata", "--no-deps", "--format-version", "1"];
     let kernel = format!("{KERNEL}/Cargo.toml");

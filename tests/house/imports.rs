@@ -50,7 +50,7 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     graph
 }
 
-/// A shortest cycle of imports, as a list of their texts; `None` if there is no cycle.
+/// A shortest cycle of imports, as the text of each import; `None` if there is no cycle.
 pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {
         let mut ways = vec![(start, Vec::new())];
@@ -71,7 +71,7 @@ pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     circles.min_by_key(Vec::len)
 }
 
-/// The directories of modules below a directory, itself included.
+/// A directory of modules and all directories below it.
 pub(crate) fn rooms(directory: &Path) -> Vec<PathBuf> {
     let below = std::fs::read_dir(directory).expect("a directory of modules");
     let below = below.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_dir());

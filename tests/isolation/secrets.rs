@@ -108,7 +108,7 @@ fn below_an_id(mut question: Question) -> Question {
 }
 
 const CLAIMS: [Claim; 9] = [
-    Claim { name: "nothing but its own keys", change: unchanged, fields: no_fields, spoofs: false },
+    Claim { name: "nothing more", change: unchanged, fields: no_fields, spoofs: false },
     Claim { name: "host", change: unchanged, fields: victims_host, spoofs: false },
     Claim { name: "forwarding", change: unchanged, fields: victims_forwarding, spoofs: false },
     Claim { name: "ids of a proxy", change: unchanged, fields: victims_ids, spoofs: false },

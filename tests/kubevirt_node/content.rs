@@ -180,7 +180,7 @@ fn guests_with_one_mac_in_two_pods_get_their_own_records() {
     for (guest, text) in guests.iter().zip(["# first\n", "# second\n"]) {
         eventually_gets(&agent, guest, "/v1/user-data", text);
     }
-    // This also holds after one changes or ends.
+    // This also holds after one record changes and after one pod ends.
     pods[0].secret("# changed\n");
     eventually_gets(&agent, &guests[0], "/v1/user-data", "# changed\n");
     gets(&guests[1], "/v1/user-data", "# second\n").expect("its own");
