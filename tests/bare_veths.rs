@@ -135,7 +135,7 @@ fn a_guest_stays_served_while_gro_is_switched_on_and_off() {
     scene.expect_served("before");
     for on in [true, false, true] {
         set_gro(&scene.guest, "eth0", on).expect("GRO");
-        // The guest does not wait for the agent: TCP resends the frames lost until the agent notices the change.
+        // The guest asks before the agent notices the change. TCP resends the frames that are lost until then.
         scene.expect_served(if on { "just on" } else { "just off" });
         scene.expect_classifier(!on);
         scene.expect_served(if on { "on" } else { "off" });

@@ -99,7 +99,7 @@ fn gce_guests_find_their_cloud() {
     Case {
         dmi: &[(PRODUCT, Text("Google Compute Engine"))],
         instance_id: Number,
-        // The class ignores keys of an administrator with another name than the image's default account. Keys
+        // The class ignores the administrator's keys unless the name is that of the image's default account. Keys
         // without an account belong to the default account.
         record: |record| record["admin"] = json!({"user": "somebody"}),
         asks: "GET /computeMetadata/v1/instance/id",

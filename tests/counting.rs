@@ -164,7 +164,7 @@ fn records_ports_and_identities_are_counted_by_state() {
     wait_for_sum(&agent, "xdp_imds_attached_total", &[], 1.0);
     wait_for_sum(&agent, "xdp_imds_registration_lag_seconds", &[], 1.0);
     wait_for_sum(&agent, "xdp_imds_build_info", &[], 1.0);
-    // A second guest's record that names no port cannot be placed.
+    // A second guest's record names no port, so the instance is `unplaced`.
     let other = Identity::of(1);
     other.write(scene.records.path(), 1).expect("a record");
     wait_for_sum(&agent, "xdp_imds_instances", &[("state", "unplaced")], 1.0);

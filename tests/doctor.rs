@@ -53,7 +53,7 @@ impl Patient {
         self.room.path().join(name).display().to_string()
     }
 
-    /// Runs `doctor` for a port on this node, as the last arguments of the command `by`.
+    /// Runs `doctor` for a port on this node; the command `by` executes it.
     fn run_doctor(&self, by: &[&str], port: &str) -> Report {
         self.run_doctor_with(by, port, &["--pins", &self.path("pins")])
     }

@@ -36,7 +36,7 @@ fn says_close(answer: &Answered) -> bool {
     answer.head.to_ascii_lowercase().contains("\r\nconnection: close\r\n")
 }
 
-/// Flows the stack has claimed.
+/// Collects the flows that the stack claims to serve itself.
 #[derive(Clone, Default)]
 struct Claimed(Arc<Mutex<Vec<u64>>>);
 

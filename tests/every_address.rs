@@ -179,7 +179,7 @@ fn every_default_address_is_served_through_a_gateways_mac() {
 
 /// Addresses that [`OTHERS`] leaves out, one of each family.
 const LEFT_OUT: [IpAddr; 2] = [IpAddr::V4(addresses::ALIYUN), IpAddr::V6(addresses::ORACLE)];
-/// A configuration of the served addresses.
+/// A configuration that serves only these addresses.
 const OTHERS: &str = "addresses: [169.254.169.254, 'fe80::a9fe:a9fe', 'fd00:ec2::254']\n";
 
 #[test]

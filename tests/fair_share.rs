@@ -375,7 +375,7 @@ fn a_modest_guest_beside_a_hundred_greedy_ones_takes_less_than_triple_its_time()
 
 #[test]
 fn segments_are_rarely_resent_to_greedy_guests_whose_acknowledgements_wait() {
-    /// One segment in this many may be resent, because acknowledgements beyond a VM's queue are dropped.
+    /// At most one segment in this many may be resent, because acknowledgements beyond a VM's queue are dropped.
     const SEGMENTS: u64 = 100_000;
     for fetchers in [50, 200] {
         let Outcome { greedy, resent, .. } = run(fetchers, 0);

@@ -1,6 +1,6 @@
-//! Measures how long a modest guest's requests take on real taps, beside a hundred idle guests and beside the same
-//! hundred sending all they can: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps` (root; build the agent
-//! first). Prints each round and the medians, and asserts nothing. Needs four CPUs: the agent, the modest guest, the
+//! Measures how long a modest guest's requests take on real taps, first beside a hundred idle guests, then while these
+//! send all they can: `cargo bench -p xdp-imds-tests --bench fair_share_on_taps`. Needs root, and the agent must be
+//! built. Prints each round and the medians, and asserts nothing. Needs four CPUs: the agent, the modest guest, the
 //! fetchers and the junk senders have one each, so that they compete only for the agent's time.
 
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Each frame that a hostile guest may send gets one verdict and at most an answer. No frame for the metadata service
-//! reaches the bridge, and the other guests stay served.
+//! Each frame of a hostile guest gets the expected verdict and only the expected answers. No frame that a node would
+//! deliver to a served address reaches the bridge, and the other guests stay served.
 
 #[path = "hostile/ethernet.rs"]
 mod ethernet;

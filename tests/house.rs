@@ -1,7 +1,8 @@
-//! The manifests keep the dependency rules: the crates that a crate may depend on, and the packages it must not link.
+//! The manifests keep the dependency rules, which state for each crate the crates that it may depend on and the
+//! packages that it must not link.
 //!
 //! The table of crates in the book states the rules. `cargo metadata` lists the dependencies in each manifest, and
-//! `cargo tree` all packages that a crate links, with the features of that crate alone. Neither uses the network.
+//! `cargo tree` all packages that a crate links if built alone without default features. Neither uses the network.
 
 #[path = "house/imports.rs"]
 mod imports;
@@ -66,7 +67,7 @@ fn cargo(words: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
-/// The dependencies in the manifests, by package, without those of tests and build scripts.
+/// The dependencies in the manifest of each package, without those of tests and build scripts.
 fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
     let words = ["metadata", "--no-deps", "--format-version", "1"];
     let kernel = format!("{KERNEL}/Cargo.toml");
@@ -155,7 +156,7 @@ fn the_imports_of_modules_form_no_circle() {
     let in_user_space =
         rooms().iter().filter(|room| !["metadata-common", KERNEL].contains(&&*room.name)).count();
     assert_eq!(sources.len(), in_user_space, "expected every crate of the table, found {sources:?}");
-    // The agent is the largest room. The test also checks each directory in it as a room.
+    // The test also checks `src/agent` and each directory of modules below it.
     let agent = imports::rooms(&crates.join("src/agent"));
     let rooms = sources.iter().map(|src| (src.clone(), src.clone()));
     let rooms = rooms.chain(agent.into_iter().map(|room| (crates.join("src"), room)));

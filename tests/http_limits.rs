@@ -1,4 +1,4 @@
-//! Each rule about requests and responses, on a connection of its own.
+//! Checks each rule about requests and responses, each on a connection of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,6 @@
-//! The webhook and the policy set the SMBIOS of annotated VMs, so that the guests find the service. Both give the
-//! results in one table of cases. API servers reach the webhook over TLS, with a certificate that changes at run time.
+//! The webhook and the policy set the SMBIOS of annotated VMs, so that the guests find the service. One table
+//! of cases states the results of both. API servers reach the webhook over TLS, with a certificate that changes at run
+//! time.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use metadata_user::verbs::webhook::pods;
@@ -346,7 +347,7 @@ fn a_launcher_pod_gets_the_volumes_that_its_annotations_name() {
     }
 }
 
-/// kubelet mounts only volumes that a container mounts, so such a volume would be useless.
+/// kubelet mounts only volumes that a container mounts, so without `compute` a volume would be useless.
 #[test]
 fn the_policy_adds_no_volume_if_it_finds_no_compute_container() {
     let policy = document(POLICY, "MutatingAdmissionPolicy", "xdp-imds-pods");

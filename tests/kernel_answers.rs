@@ -1,4 +1,4 @@
-//! The kernel's own answers equal those of user space, and are complete.
+//! The policy answers link requests as user space does, and the kernel answers every frame as the policy does.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -114,7 +114,7 @@ fn flow((guest, local): (IpAddr, IpAddr), slot: Slot) -> Flow {
     }
 }
 
-/// A connection on which user space has sent everything and a FIN.
+/// The entry of a connection on which user space has sent everything, including its FIN.
 fn posted(flow: Flow) -> AllSent {
     let (sent, received) = (5_000, 900);
     AllSent {
@@ -230,8 +230,8 @@ fn the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded() {
     }
 }
 
-/// Frames of every kind that the kernel handles, for both families: of a connection that has ended, and of a new
-/// handshake.
+/// Frames of every kind that the kernel handles, in both families: link requests, the segments of a posted connection
+/// and a new handshake.
 fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
     let mut scenes: Vec<(String, Vec<u8>)> = vec![
         ("arp".into(), frames::frame(&[], ethernet::ARP, &frames::arp_request(SERVED_V4))),
@@ -252,7 +252,7 @@ fn scenes(programs: &mut Programs, book: &Book) -> Vec<(String, Vec<u8>)> {
             (name("fin"), segment(family, TcpControl::Fin, seq, ack, &[])),
             (name("reset"), segment(family, TcpControl::Rst, seq, ack, &[])),
         ]);
-        // A connection that is not posted: from another port of the guest.
+        // Another port of the guest opens a connection, which is not posted.
         let mut syn = segment(family, TcpControl::Syn, SEQ, None, &[]);
         let at = if family.0.is_ipv4() { 34 } else { 54 };
         syn[at] ^= 1;

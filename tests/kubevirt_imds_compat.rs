@@ -1,6 +1,6 @@
 //! Guests and VMs of kubevirt-imds (<https://github.com/rophy/kubevirt-imds>) find the same service here: the feed
 //! translates its annotations, and its paths and formats give the same answers. Where an answer differs, the table
-//! states the reason and the option that makes it equal.
+//! states the reason and, if there is one, the option that makes it equal.
 
 use metadata_content::dialect::render;
 use metadata_content::http::{Method, Response};

@@ -20,8 +20,8 @@ use support::privileged;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 
-/// Capabilities that every node needs. `sys_admin` implies `bpf`, which the unit file lists for workers on kernels before
-/// 5.19.
+/// Capabilities that every node needs. `sys_admin` includes `bpf`; the unit file lists both, for workers on kernels
+/// before 5.19.
 const NEEDED: [&str; 4] = ["net_admin", "net_raw", "sys_admin", "ipc_lock"];
 /// Needed for a namespace that is named by a process of another user.
 const OF_PROCESSES: &str = "sys_ptrace";

@@ -13,8 +13,8 @@ const USER_DATA: usize = 64 * 1024;
 const FETCHES: usize = 4;
 /// Longest time of one fetch.
 ///
-/// A fetch takes some 50 segments, and the link loses one frame in five, retransmissions included. A lost SYN or
-/// request costs seconds, because the guest backs off exponentially. The sum stays far below this bound.
+/// A fetch takes some 50 segments, and the link loses at most one frame in five, retransmissions included. A lost SYN
+/// or request costs seconds, because the guest backs off exponentially. The sum stays far below this bound.
 const PATIENCE: Duration = Duration::from_secs(180);
 
 #[test]
@@ -70,5 +70,5 @@ fn fetch_user_data_over(faults: Faults) {
             .unwrap_or_else(|error| panic!("fetch {fetch}, seed {seed}: {error:#}\n{}", agent.log()));
     }
     let harm = |moved: support::pump::Moved| moved.lost;
-    assert!(harm(guest.sent()) > 0 && harm(guest.got()) > 0, "seed {seed}: the link lost nothing");
+    assert!(harm(guest.sent()) > 0 && harm(guest.got()) > 0, "seed {seed}: one direction lost nothing");
 }

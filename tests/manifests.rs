@@ -75,8 +75,8 @@ fn the_agent_can_read_the_configuration_and_its_paths_are_mounted() {
 #[test]
 fn the_agent_has_the_capabilities_it_needs_and_no_other() {
     let security = agent()["securityContext"].clone();
-    // `least_privilege` measures these: the four needed ones and BPF, SYS_PTRACE for namespaces named by a process, and
-    // DAC_READ_SEARCH for files of other users.
+    // The test `least_privilege` states these: four that every agent needs, BPF, SYS_PTRACE for namespaces named by a
+    // process, and DAC_READ_SEARCH for files of other users.
     let needed =
         json!(["NET_ADMIN", "NET_RAW", "BPF", "SYS_ADMIN", "IPC_LOCK", "SYS_PTRACE", "DAC_READ_SEARCH"]);
     assert_eq!(security["capabilities"], json!({"drop": ["ALL"], "add": needed}));

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const ATTEMPT: Duration = Duration::from_millis(100);
 /// Pause between two requests of a guest.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long the kernel gets to free what has been given back: it frees late, and the measure would see that.
+/// Pause before each measurement of memory, because the kernel frees released memory late.
 const SETTLED: Duration = Duration::from_secs(3);
 
 fn main() {

@@ -80,7 +80,7 @@ pub(super) struct Case {
     pub(super) dmi: &'static [(&'static str, Word)],
     /// Files of the image below cloud-init's own directory.
     pub(super) files: &'static [(&'static str, &'static str)],
-    /// The datasource's section of cloud-init's configuration, under its name there.
+    /// The member `datasource` of cloud-init's configuration.
     pub(super) config: Value,
     /// First group of the VM's UUID.
     pub(super) uuid: &'static str,
@@ -94,7 +94,7 @@ pub(super) struct Case {
     /// Whether the dialect carries only text, so that compressed user-data arrives in a MIME part.
     pub(super) text_only: bool,
     pub(super) forms: &'static [Form],
-    /// A form in which the client sleeps after any answer, the number of seconds, and the reason.
+    /// A form in which the client sleeps whatever the answer is, the number of seconds, and the reason.
     pub(super) sleeps: Option<(Form, f64, &'static str)>,
     /// Deviations of the distribution's cloud-init, if it is too old.
     pub(super) too_new: Option<TooNew>,

@@ -16,7 +16,7 @@ const FIRST_ROUND: Duration = Duration::from_secs(60);
 const NOTICED: Duration = Duration::from_secs(30);
 /// Bound on the agent's run time.
 const LIFE_SECONDS: u32 = 180;
-/// Bound on the script.
+/// Bound on the run time of the script runner.
 const PATIENCE_SECONDS: u32 = 30;
 
 fn root() -> Option<Root> {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use support::packages::{ESSENTIAL, Packages, With};
 use support::root::Root;
 
-/// Bound on one stage; Ignition itself stops fetching a config after half of it.
+/// Bound on one stage; Ignition itself stops fetching a config after half this time.
 const PATIENCE_SECONDS: u32 = 40;
 /// Path of the program in Debian.
 const PROGRAM: &str = "/usr/lib/dracut/modules.d/30ignition/ignition";
@@ -91,7 +91,7 @@ fn ignition_gets_its_config_where_tokens_are_required() {
 
 #[test]
 fn ignition_continues_at_once_without_user_data() {
-    // Azure's provider then waits for a disk without limit.
+    // Azure's provider waits for a disk without limit if there is no user-data.
     let platforms: Vec<_> = PLATFORMS.into_iter().filter(|platform| *platform != "azure").collect();
     let change = |record: &mut Value| drop(record.as_object_mut().expect("a mapping").remove("user_data"));
     let Some(deviations) = deviations(&platforms, None, change) else { return };

@@ -62,7 +62,10 @@ fn assert_traffic_leaves_through_its_own_nic(suite: &str) {
     assert_eq!(values(&v6, "From"), ["2001:db8:1::5"], "{output}");
     assert_eq!(values(&alias, "Address"), ["192.168.7.6/32"], "{output}");
     for text in [&v4, &v6] {
-        assert!(values(text, "Table").iter().all(|table| *table == "10001"), "the second NIC's: {text}");
+        assert!(
+            values(text, "Table").iter().all(|table| *table == "10001"),
+            "tables of the second NIC: {text}"
+        );
     }
     assert!(values(&second, "Table").contains(&"10001"), "{second}");
     let link = ns.ip("link show dev eth1").expect("a NIC");

@@ -149,7 +149,7 @@ fn cut() -> Vec<Case> {
     let whole = v4(&syn(SERVED_V4, 80));
     let at =
         |lengths: std::ops::Range<usize>| lengths.map(|length| whole[..length].to_vec()).collect::<Vec<_>>();
-    // A packet cut before its destination passes. One with a served destination is steered, though no stack accepts it.
+    // A packet cut before the end of its destination passes. A longer one is steered, although no stack accepts it.
     let nobodys = at(14..34);
     let leaves = nobodys.len();
     vec![

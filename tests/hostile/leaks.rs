@@ -1,5 +1,5 @@
-//! Indirect ways to a served address, and claims to own one. They would reach a neighbour that has the address, or
-//! make a neighbour send its requests to the guest.
+//! Indirect ways to a served address, and claims to own one. An indirect way would reach a neighbour that has the
+//! address; a claim would make a neighbour send its requests to the guest.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -17,9 +17,9 @@ use crate::make::{
 const CUSTOMER: u16 = ethernet::CUSTOMER_TAG;
 const SERVICE: u16 = ethernet::SERVICE_TAG;
 const OLD: u16 = ethernet::OLD_SERVICE_TAG;
-/// Values of the length field, including the longest (IEEE 802.3-2022 §3.2.6).
+/// Values of the length field, including the maximum (IEEE 802.3-2022 §3.2.6).
 const LENGTHS: [u16; 3] = [0, 46, 1_500];
-/// A value between the longest length and the first type, 0x0600. Linux treats it as a length (`eth_proto_is_802_3`,
+/// A value between the maximum length and the first type, 0x0600. Linux treats it as a length (`eth_proto_is_802_3`,
 /// `include/linux/etherdevice.h`).
 const NEITHER: u16 = 0x05ff;
 

@@ -1,4 +1,4 @@
-//! The worst case of a neighbour: a node that owns every metadata address and answers every frame that reaches it.
+//! The worst neighbour: a node that owns every metadata address and answers every frame that reaches it.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use support::witness::Witness;
 const SOON: Duration = Duration::from_millis(5);
 /// Time after which the node sends nothing more about earlier frames.
 const SILENCE: Duration = Duration::from_millis(200);
-/// Known cases that still reach the node.
+/// Known cases that the node still answers while an agent serves.
 const LEAKS: [&str; 0] = [];
 
 /// Source addresses of the cases' frames.

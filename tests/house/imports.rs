@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// For each module of a room: the modules that it imports, each with one of the importing paths.
+/// For each module of a room: the modules that it imports, each with a text that names one import.
 pub(crate) type Graph = BTreeMap<String, BTreeMap<String, String>>;
 
 /// Reads the modules below `room`, a directory below `src`.
@@ -26,7 +26,7 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     let inside = |path: &[String]| path.strip_prefix(&base[..]).map(<[String]>::to_vec);
     let modules: BTreeSet<String> =
         sources.keys().filter(|at| !is_test(at)).filter_map(|at| inside(at)?.first().cloned()).collect();
-    // Other modules can import from the root what the root file imports from its modules.
+    // An import of a name that the root file itself imports from a module counts as an import of that module.
     let root = sources.get(&base).into_iter().flat_map(|source| source.paths(&base));
     let again: BTreeMap<String, String> = root
         .filter_map(|path| {
@@ -50,7 +50,7 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     graph
 }
 
-/// A shortest cycle of imports, as a list of the importing paths; `None` if there is no cycle.
+/// A shortest cycle of imports, as the text of each import; `None` if there is no cycle.
 pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {
         let mut ways = vec![(start, Vec::new())];
@@ -71,7 +71,7 @@ pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     circles.min_by_key(Vec::len)
 }
 
-/// The directories of modules below a directory, itself included.
+/// A directory of modules and all directories below it.
 pub(crate) fn rooms(directory: &Path) -> Vec<PathBuf> {
     let below = std::fs::read_dir(directory).expect("a directory of modules");
     let below = below.map(|entry| entry.expect("an entry").path()).filter(|path| path.is_dir());
@@ -179,7 +179,7 @@ fn end_of_item(words: &[String]) -> usize {
     words.len()
 }
 
-/// The paths of a `use`, without its braces.
+/// Adds every path of a `use` to `paths`, with the braces expanded.
 fn leaves(tree: &[String], before: &[String], paths: &mut Vec<Vec<String>>) {
     let names = tree.iter().take_while(|word| *word != "{" && *word != "as");
     let names = names.filter(|word| *word != "::" && *word != "self" && *word != "*");
@@ -209,7 +209,7 @@ fn absolute(at: &[String], path: &[String]) -> Option<Vec<String>> {
     }
 }
 
-/// The names, `::` and single characters of a text, without comments and literals of strings and characters.
+/// The names, `::` and single characters of a text, without comments, string literals and character literals.
 fn words(text: &str) -> Vec<String> {
     let (mut words, mut rest) = (Vec::new(), text);
     while let Some(first) = rest.chars().next() {
@@ -242,7 +242,7 @@ fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// The number of `#` of a raw string that begins here.
+/// The number of `#` of a raw string at the start of the text; `None` if there is none.
 fn raw_string(text: &str) -> Option<usize> {
     let inside = text.strip_prefix("br").or_else(|| text.strip_prefix('r'))?;
     let hashes = inside.len() - inside.trim_start_matches('#').len();

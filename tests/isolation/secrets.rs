@@ -23,7 +23,7 @@ fn questions(of: Vm) -> Vec<Question> {
     let questions = vectors::all(vectors::ALL).into_iter().map(|v| v.question().expect("a request"));
     let mut seen = BTreeSet::new();
     let mut questions: Vec<Question> = questions
-        // These wait for a change, which never happens here.
+        // Leave out requests that wait for a change, because no record changes here.
         .filter(|question| !question.target.contains("wait_for_change"))
         .map(|mut question| {
             for (mac, nic) in IN_PATHS {
@@ -108,7 +108,7 @@ fn below_an_id(mut question: Question) -> Question {
 }
 
 const CLAIMS: [Claim; 9] = [
-    Claim { name: "nothing but its own keys", change: unchanged, fields: no_fields, spoofs: false },
+    Claim { name: "nothing more", change: unchanged, fields: no_fields, spoofs: false },
     Claim { name: "host", change: unchanged, fields: victims_host, spoofs: false },
     Claim { name: "forwarding", change: unchanged, fields: victims_forwarding, spoofs: false },
     Claim { name: "ids of a proxy", change: unchanged, fields: victims_ids, spoofs: false },
@@ -155,7 +155,7 @@ fn learns_nothing(
     Ok(good)
 }
 
-/// The octets without `text`, which is no secret here.
+/// Removes `text`, which the asking guest knows, from the octets.
 fn without(octets: &[u8], text: &str) -> Vec<u8> {
     let mut rest = octets.to_vec();
     while let Some(at) = rest.windows(text.len().max(1)).position(|part| part == text.as_bytes()) {

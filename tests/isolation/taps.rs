@@ -96,7 +96,7 @@ fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
     let agent = node.agent(&ports).expect("an agent");
     let mut previous: Option<(Talk, Identity)> = None;
     for identity in &identities {
-        // The previous guest's record is removed with it.
+        // The previous guest's record is removed along with its tap.
         if let Some((_, gone)) = &previous {
             std::fs::remove_file(gone.path(node.records.path())).expect("a record is removed");
         }

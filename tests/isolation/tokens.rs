@@ -34,7 +34,7 @@ fn near(token: &str) -> Vec<(String, String)> {
         ("four characters less".into(), token[..token.len() - 4].into()),
         ("one character more".into(), format!("{token}A")),
         ("itself twice".into(), format!("{token}{token}")),
-        ("itself, and itself in a list".into(), format!("{token}, {token}")),
+        ("itself twice in a list".into(), format!("{token}, {token}")),
         ("backwards".into(), swapped),
         ("padding".into(), "=".repeat(token.len())),
         ("zeroes".into(), "A".repeat(token.len())),

@@ -25,7 +25,6 @@ pub(crate) const SPY: Vm = Vm(0x0012_3457);
 pub(crate) const VICTIM: Vm = Vm(0x00c4_d5e6);
 
 impl Vm {
-    /// MAC of a NIC.
     pub(crate) fn mac(self, nic: u8) -> Mac {
         let [_, a, b, c] = self.0.to_be_bytes();
         Mac([0x52, 0x54, nic, a, b, c])
@@ -41,7 +40,6 @@ impl Vm {
         format!("2001:db8::{:x}:{:x}", self.0 >> 16, self.0 & 0xffff)
     }
 
-    /// The VM's UUID.
     pub(crate) fn uuid(self) -> String {
         format!("7c0f1a52-3b5e-4d1a-9d2c-{:012x}", self.0)
     }
@@ -90,7 +88,7 @@ impl Vm {
             format!("{a}.{b}.{c}"),
             self.address_v6(),
         ];
-        // A base64 group may start 0, 1 or 2 octets before the text; drop the edge characters shared with neighbours.
+        // A base64 group may start 0, 1 or 2 octets before the text; drop edge characters shared with other octets.
         let encoded = (0..3).map(|before| {
             let octets = [vec![b'?'; before], text.clone().into_bytes(), vec![b'?'; 3]].concat();
             let whole = STANDARD.encode(octets);
@@ -109,7 +107,6 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Adds a mark.
     pub(crate) fn add(&mut self, mark: impl Into<String>) {
         self.plain.push(mark.into());
     }

@@ -32,7 +32,7 @@ const WITHOUT_PAUSE: u64 = 5;
 /// Requests per watch after each pause: a list and a watch.
 const AFTER_A_PAUSE: u64 = 2;
 
-/// Upper bound on an agent's requests in this time if all of them fail and each pause is as short as it may be. A slow
+/// Upper bound on an agent's requests within `elapsed` if all fail and each pause is as short as it may be. A slow
 /// machine sends fewer.
 fn most_requests(pace: &Pace, elapsed: Duration) -> u64 {
     let mut pauses = 0;

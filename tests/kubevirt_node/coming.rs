@@ -19,7 +19,7 @@ use support::tap_client::storm;
 use crate::node::{Node, REQUEST, eventually_gets, may_run, primary, vmi, wait_for};
 
 const PATH: &str = "/v1/user-data";
-/// The same document for another client: the agent holds an early request for it for 8 s instead of 4 s.
+/// The same document in OpenStack's tree, where the agent holds an early request for 8 s instead of 4 s.
 const HELD: &str = "/openstack/latest/user_data";
 
 /// Sends a request on another thread, runs `meanwhile`, and returns the answer.

@@ -110,7 +110,7 @@ fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     for address in [ALIYUN, SCALEWAY] {
         guest.ns().ip(&format!("route add {address} dev {NIC} scope link")).expect("a route");
     }
-    // No KubeVirt release has `metaData` yet.
+    // Skip the schema, because no KubeVirt release has `metaData` yet.
     node.server.put_as_it_is(vmi);
     eventually_gets(&agent, &guest, "/v1/user-data", USER_DATA);
     let aliyun =
@@ -141,7 +141,7 @@ fn a_guest_in_a_pod_gets_its_vmis_and_secrets_content_in_every_dialect() {
     }
     for (names, description) in metadata_content::dialect::all() {
         for name in names.iter().filter(|name| !ASKED.iter().any(|(asked, ..)| asked == *name)) {
-            // A dialect without lines above has a document with the VM's UUID at its first mount.
+            // A dialect that is not in `ASKED` has a document with the VM's UUID at its first mount.
             let path = description.mounts[0].path;
             let got = guest.curl(&[&format!("http://{METADATA}{path}")], REQUEST).expect("an answer");
             let text = got.text();
@@ -180,7 +180,7 @@ fn guests_with_one_mac_in_two_pods_get_their_own_records() {
     for (guest, text) in guests.iter().zip(["# first\n", "# second\n"]) {
         eventually_gets(&agent, guest, "/v1/user-data", text);
     }
-    // This also holds after one changes or ends.
+    // This also holds after one record changes and after one pod ends.
     pods[0].secret("# changed\n");
     eventually_gets(&agent, &guests[0], "/v1/user-data", "# changed\n");
     gets(&guests[1], "/v1/user-data", "# second\n").expect("its own");

@@ -77,7 +77,7 @@ fn a_vm_known_only_from_the_hook_is_served_and_starts_once_its_secret_exists() {
     assert_eq!(node.instances().expect("instances").len(), 1, "the record exists when the VM may start");
     let guest = pod.boot();
     eventually_gets(&agent, &guest, PATH, "# hooked\n");
-    // The hook announces the target of a migration before it has a tap or even a launcher.
+    // The hook announces the target of a migration before the target has a launcher or a tap.
     let mut coming = node.pod(2);
     assert_eq!(call(&node, "PreMigrationTarget", &coming.vmi()), "0");
     coming.secret("# coming\n");

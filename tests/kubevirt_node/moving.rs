@@ -78,7 +78,7 @@ fn a_migration_target_answers_before_and_after_the_vm_arrives() {
     vmi["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE, MIGRATES_TO: HERE});
     vmi["status"]["activePods"]["pod-of-the-source"] = ELSEWHERE.into();
     node.server.put(vmi);
-    // The target is on standby: a request right after the switch-over already gets an answer.
+    // The target already answers on standby, so a request right after the switch-over gets an answer.
     eventually_gets(&agent, &guest, PATH, "# moved\n");
     node.server.put(pod.vmi());
     // When a later VMI is served, the feed has also handled this VMI.

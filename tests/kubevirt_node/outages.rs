@@ -43,7 +43,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
         ensure!(times_logged(&agent, "the API server cannot be used") == 2, "not in the log of both watches");
         Ok(())
     });
-    assert!(!agent.log().contains("ERROR"), "it is logged once, as a warning:\n{}", agent.log());
+    assert!(!agent.log().contains("ERROR"), "the outage is logged only as a warning:\n{}", agent.log());
     // The open watches end first, then no connection is accepted.
     wait_for(&agent, "connections are refused", || {
         let server = node.status().expect("a status").api_server.expect("an API server");
@@ -68,7 +68,7 @@ fn guests_stay_served_during_an_api_outage_and_later_changes_are_picked_up() {
         Ok(())
     });
     gets(&guest, PATH, "# known\n").expect("served as before");
-    // Pods continue: Secrets change, launchers end, and VMIs are created and changed unseen.
+    // The node's pods continue: Secrets change, launchers end, and VMIs are created and changed unseen.
     first.secret("# new\n");
     eventually_gets(&agent, &guest, PATH, "# new\n");
     let key = second.key();

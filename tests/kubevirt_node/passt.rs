@@ -1,4 +1,5 @@
-//! VMs on passt: instead of a tap they use sockets in the pod's namespace, like any process of the pod.
+//! VMs on passt: instead of a tap they use sockets in the pod's namespace, like any process of the pod. The agent
+//! serves them through an inlet, a veth pair in that namespace.
 
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -19,7 +20,7 @@ use crate::node::{Node, PATIENCE, Pod, may_run, wait_for, wait_until_namespace_i
 
 /// Bound on a request that must get no answer.
 const NOTHING: Duration = Duration::from_secs(3);
-/// Bound on one request. TCP resends the frames lost during the creation of an inlet within seconds.
+/// Bound on one request. TCP takes only seconds to resend frames that were lost while an inlet was created.
 const REQUEST: Duration = Duration::from_secs(20);
 
 /// A node whose agents serve passt, with more options.
@@ -264,7 +265,7 @@ fn traffic_from_the_pods_network_never_reaches_an_inlet() {
         assert!(got.is_err(), "{address}: {got:?}");
     }
     check_own_documents(&pod, METADATA.into()).expect("the pod is served as before");
-    // The inlet's rule keeps the neighbour out: with a rule for all traffic, it gets an answer.
+    // Only the inlet's rule keeps the neighbour out: with a rule for all traffic, the neighbour gets an answer.
     let table = ns.ip("rule show").expect("rules");
     let table =
         table.lines().find(|rule| rule.contains("iif lo")).and_then(|rule| rule.split(' ').next_back());
@@ -310,7 +311,7 @@ fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
     wait_until_served(&agent, &pod);
     let url = format!("http://{METADATA}/v1/user-data?[1-6]");
     let got = curl_in(pod.network.ns(), &[&url], PATIENCE).expect("six answers");
-    assert_eq!(got.text(), pod.identity.user_data.repeat(6), "those beyond the burst wait for their turn");
+    assert_eq!(got.text(), pod.identity.user_data.repeat(6), "requests beyond the burst wait for their turn");
     let metrics = agent.metrics().expect("metrics");
     let waits = metrics
         .samples()
