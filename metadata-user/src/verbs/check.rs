@@ -213,7 +213,7 @@ fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints each dialect with its number of paths and one of them.
+/// Prints each dialect with its number of paths and its first path.
 fn print_dialects(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
     let mut dialects: Vec<(&str, Host, usize, &str)> = Vec::new();
     for (host, path, route) in responses.routes() {

@@ -1,4 +1,4 @@
-//! Options that name an agent or a guest, shared by all verbs.
+//! Options that name an agent or a guest, shared by the verbs that need one.
 
 use std::path::{Path, PathBuf};
 
@@ -35,8 +35,8 @@ impl Agent {
         }
     }
 
-    /// The directory of pins: `given`, or that of the configuration, or that which the agent of the run directory reports.
-    /// `None` if that agent pins nothing.
+    /// Returns the directory of pins: `given`, the configuration's, the one that the agent in `--run` reports, or the
+    /// default, in this order. Returns `None` if the agent pins nothing.
     ///
     /// # Errors
     /// The configuration cannot be read, or no agent answers in the run directory.

@@ -3,8 +3,8 @@
 //! # Overview
 //!
 //! `gather` collects [`Facts`], which are plain data, about the kernel, this process, directories, ports and the node.
-//! It tests the kernel by using it. It changes nothing permanently: the kernel removes what a probe has created when
-//! this process ends. `checks` turns the facts into one [`Check`] each. `print` prints them as lines or JSON.
+//! It tests features of the kernel by using them. Nothing that it creates outlives this process. `checks` turns the
+//! facts into [`Check`]s. `print` prints the checks as lines or JSON.
 //!
 //! A failed check names the reason and the remedy; serving would fail too, at the start or for one port. A warning means
 //! that serving works with a restriction, or that a fact is unknown.
