@@ -84,7 +84,7 @@ struct Response {
     warnings: Vec<String>,
 }
 
-/// The answer to a review, and the change for the log.
+/// The answer to a review, and the changes to log.
 #[derive(Debug)]
 pub struct Reviewed {
     /// The body to send.
@@ -93,7 +93,7 @@ pub struct Reviewed {
     pub changed: Option<(String, Vec<String>)>,
 }
 
-/// Decides the changes to an object from its present and previous form.
+/// Decides the changes to an object from the operation and its present and previous forms.
 pub type Judge = fn(Operation, &Value, &Value) -> Judgement;
 
 /// Answers a review.

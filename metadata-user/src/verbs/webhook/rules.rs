@@ -19,8 +19,8 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 /// The text in the serial number that tells cloud-init where NoCloud's seed is. `dsmode=net` says that the seed needs
-/// the network. Without `dsmode=net`, cloud-init 22.4 (Debian 12) searches before the network is up and ignores a seed that it
-/// fetches later.
+/// the network. Without `dsmode=net`, cloud-init 22.4 (Debian 12) searches before the network is up and ignores a seed
+/// that it fetches later.
 pub const SERIAL: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
 /// The asset tag by which cloud-init and cloudbase-init recognize OpenStack.
 pub const ASSET: &str = "OpenStack Nova";

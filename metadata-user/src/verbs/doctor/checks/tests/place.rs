@@ -85,7 +85,7 @@ fn directories_of_pins_and_files_are_checked() {
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "pins are turned off");
     (facts.records, facts.wanted.feeds) = (None, vec!["the API"]);
     facts.ports.clear();
-    assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "VMs come by another way than files");
+    assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "records come from the API");
 }
 
 #[test]
