@@ -89,7 +89,7 @@ pub async fn deliver(mut deliveries: Deliveries) {
 /// One queue of messages for each sink. A task delivers the first message of each queue. The outbox bounds the number
 /// of messages in all queues.
 struct Queues<F> {
-    /// Messages that wait for the delivery of an earlier one.
+    /// Messages that wait until an earlier message of the same sink is delivered.
     waiting: HashMap<Sink, VecDeque<Box<Message>>>,
     sinks: HashMap<Id, Sink>,
     tasks: JoinSet<Result<(), SinkError>>,

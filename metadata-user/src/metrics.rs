@@ -32,7 +32,7 @@ pub use process::Process;
 /// The `Content-Type` of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// One hub's worker.
+/// A hub and its counters.
 #[derive(Clone, Debug)]
 pub struct Hub<'a, T> {
     /// The hub's number.

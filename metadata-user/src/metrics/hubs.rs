@@ -117,8 +117,8 @@ impl<'a, T> Hubs<'a, T> {
         out.family(name, help, Kind::Counter, of(|w| w.turns.slept));
     }
 
-    /// Adds the stack's counters and gauges. The names are those of the first hub; another hub without such a name has
-    /// no sample for it.
+    /// Adds the stack's counters and gauges. The first hub determines the names. A hub without one of these names
+    /// has no sample for it.
     pub(super) fn engine(&self, out: &mut Exposition) {
         let Some(first) = self.hubs.first() else { return };
         for (names, kind) in [(first.counters, Kind::Counter), (first.gauges, Kind::Gauge)] {

@@ -116,7 +116,8 @@ impl Check<'_> {
         writeln!(err, "error: {error}")
     }
 
-    /// Reports a UUID, or a MAC on one port, that an earlier record has too.
+    /// Reports a UUID that an earlier record has too, and a MAC that an earlier record has on the same port.
+    /// Warns of an equal MAC if one of the records names no port.
     fn conflicts(&mut self, record: &Record, name: &str, path: &Path, err: &mut dyn Write) -> io::Result<()> {
         if let Some(other) = self.seen.uuids.insert(record.vm.uuid.clone(), name.to_owned()) {
             let place = place(path, &["vm".into(), "uuid".into()]);

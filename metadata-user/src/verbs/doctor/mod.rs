@@ -103,13 +103,13 @@ impl Check {
 
 /// Runs all checks and prints their results.
 ///
-/// The exit code is 1 if a check failed, and 0 otherwise, also with warnings.
+/// The exit code is 1 if a check failed, and 0 otherwise. Warnings do not change it.
 ///
 /// # Errors
 /// When the result cannot be written.
 pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let mut checks = vec![checks::configuration(question)];
-    // If the configuration cannot be used, the checks run for the default one.
+    // If the configuration cannot be used, the checks use the default one.
     let config = question.config.clone().unwrap_or_default();
     checks.extend(checks::all(&gather::facts(&config)));
     if question.json {

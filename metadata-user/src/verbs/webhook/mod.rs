@@ -1,5 +1,5 @@
 //! `xdp-imds webhook` sets the SMBIOS fields that point guests of new VMs to the metadata service, and gives their pods
-//! the volumes that the agent reads. It is for clusters without our MutatingAdmissionPolicy.
+//! the volumes that the agent reads. It is for clusters without this project's MutatingAdmissionPolicy.
 //!
 //! [`rules`] and [`pods`] decide, `review` reads and writes admission reviews, and `certificate` reloads the server's
 //! certificate. The server answers `POST /mutate` (VirtualMachines), `POST /mutate-pods` (pods) and `GET /healthz` over

@@ -11,8 +11,8 @@
 //!
 //! Values of the user are kept, except the UUID that `replace-serial` replaces: [`SERIAL`] is appended to a serial. A
 //! serial that contains `ds=` stays unchanged, and so does an asset tag that is not empty. cloud-init finds [`SERIAL`]
-//! after any blank. KubeVirt 1.7 and later set the serial of a new VM without one to a random UUID. This webhook must
-//! run before KubeVirt's, because otherwise it appends to that UUID.
+//! after any blank. If a new VM has no serial, KubeVirt 1.7 and later set a random UUID. This webhook must run before
+//! KubeVirt's, because otherwise it appends to that UUID.
 
 use metadata_content::record::values::is_uuid;
 use serde::Serialize;

@@ -138,7 +138,7 @@ fn kind(device: &Device) -> Option<Check> {
     }
     match kind.as_str() {
         "tap" => None,
-        // `redirect` says more.
+        // `redirect` reports this.
         "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
@@ -178,7 +178,7 @@ fn is_ours(program: &Program) -> bool {
     )
 }
 
-/// True if a program of ours on the device can belong to this agent: it runs, or has pinned links.
+/// True if an xdp-imds program on a device can be this agent's: the agent runs, or has pinned links.
 fn is_expected(facts: &Facts) -> bool {
     let pinned = facts.pins.as_ref().and_then(|pins| pins.links.as_ref().ok());
     facts.node.agent.is_some() || pinned.is_some_and(|links| !links.is_empty())
@@ -227,7 +227,7 @@ fn is_cilium(name: &str) -> bool {
     name.starts_with("cil_") || name == "bpf_xdp_entry"
 }
 
-/// Checks for other classifiers. Ours is placed before existing ones, but a later one can be placed before ours.
+/// Checks for other classifiers. The agent's runs before existing ones, but another can be placed before it later.
 fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
     let tcx = device.tcx.iter().flatten();
     if !is_expected(facts) && tcx.clone().any(is_ours) {

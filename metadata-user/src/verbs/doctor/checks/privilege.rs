@@ -16,9 +16,9 @@ const BPF: u32 = 39;
 const FILES: u64 = 64;
 /// Descriptors of a worker: its hub, programs and socket.
 const FILES_OF_A_WORKER: u64 = 16;
-/// Descriptors of a port: a link for XDP, one for the classifier.
+/// Descriptors of a port: the links of XDP and of the classifier.
 const FILES_OF_A_PORT: u64 = 2;
-/// Descriptors of another namespace with ports: its two programs, the watch on its links, one to spare.
+/// Descriptors of another namespace with ports: two programs, a watch on its links and a reserve.
 const FILES_OF_A_NAMESPACE: u64 = 4;
 /// Limit of open files below which the check warns, because the agent could not attach many more ports.
 const FILES_TO_GROW: u64 = 4_096;

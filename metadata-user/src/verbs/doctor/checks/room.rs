@@ -11,7 +11,7 @@ const SOME: u64 = 64 << 20;
 const TO_OTHERS: u32 = 0o007;
 /// Permissions that let every user add a record.
 const OTHERS_WRITE: u32 = 0o002;
-/// The layout of pins this agent knows.
+/// This agent's version of the layout of pins.
 const LAYOUT: &str = "v1";
 /// Maximum number of names printed of a list.
 const TOLD: usize = 3;
