@@ -316,7 +316,7 @@ fn a_body_beyond_its_limit_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_message_without_a_sink_is_ignored_and_without_an_agent_dropped() {
+fn a_message_is_ignored_without_a_sink_and_dropped_without_an_agent() {
     let outbox = Outbox::detached();
     let vm = vm(1, &outbox);
     vm.tell(&Sinks::default(), MessageKind::Ready, b"", NOW);

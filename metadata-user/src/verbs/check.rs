@@ -345,7 +345,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn two_records_cannot_be_one_vm() {
+    fn records_with_equal_vms_conflict() {
         let uuid = "00000000-0000-4000-8000-000000000000";
         for (records, wanted) in [
             (

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pins_of_an_agent_known_only_by_its_run_directory_need_it_to_run() {
+    fn pins_are_unknown_without_an_agent_in_the_run_directory() {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = Agent { run: Some(directory.path().into()), config: None };
         let error = agent.pins(None).expect_err("no agent listens there");

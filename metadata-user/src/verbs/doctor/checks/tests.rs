@@ -260,7 +260,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
 }
 
 #[test]
-fn a_feature_that_a_missing_capability_hides_is_unknown_and_no_failure() {
+fn a_missing_capability_makes_a_feature_unknown() {
     let mut facts = healthy();
     drop_capability(&mut facts, SYS_ADMIN);
     set_feature(&mut facts, Feature::LinkUpdate, Err(refused()));
