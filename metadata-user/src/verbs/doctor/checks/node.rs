@@ -176,5 +176,5 @@ fn workers(workers: usize, cpus: usize) -> Check {
     if workers <= cpus {
         return Check::ok(name, found);
     }
-    Check::warn(name, found, "no more workers than processors", format!("Set `workers: {cpus}`"))
+    Check::warn(name, found, "at most one worker per processor", format!("Set `workers: {cpus}`"))
 }

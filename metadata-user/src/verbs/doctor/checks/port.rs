@@ -158,7 +158,7 @@ fn kind(device: &Device) -> Option<Check> {
             check,
             format!("a {kind}, which belongs to no single guest"),
             "the tap of one VM",
-            "Name the VM's tap: `bridge link` lists those of a bridge",
+            "Name the VM's tap: `bridge link` lists the taps of a bridge",
         )),
         _ => Some(Check::warn(
             check,
@@ -253,7 +253,7 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
         "port.tcx",
         format!("other classifiers are attached: {}", others.join(", ")),
         "no other classifier, or only ones that run after the agent's",
-        "No action is needed while the agent's runs first; set `steer: xdp` if others are placed before it later",
+        "No action is needed, because the agent's classifier runs first; set `steer: xdp` if another is placed before it later",
     ))
 }
 
