@@ -140,7 +140,7 @@ impl Documents {
         }
     }
 
-    /// Returns a file for each of the `names` below `dir` that has a body.
+    /// Returns a file for each path `dir/name` whose answer has status 200.
     fn files(&self, dir: &str, names: &[&str]) -> anyhow::Result<Vec<InputEntry>> {
         let mut files = Vec::new();
         for name in names {

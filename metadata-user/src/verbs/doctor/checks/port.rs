@@ -253,7 +253,8 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
         "port.tcx",
         format!("other classifiers are attached: {}", others.join(", ")),
         "no other classifier, or only ones that run after the agent's",
-        "No action is needed, because the agent's classifier runs first; set `steer: xdp` if another is placed before it later",
+        "No action is needed, because the agent's classifier runs first; set `steer: xdp` if another \
+         is placed before it later",
     ))
 }
 
