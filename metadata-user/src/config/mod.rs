@@ -108,8 +108,8 @@ pub struct Config {
     /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
     /// expire.
     pub rotate_token_key_days: u32,
-    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time. It answers sooner only
-    /// guests that send the next request within this time.
+    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time. Only guests that send the
+    /// next request within this time get faster answers.
     pub spin_us: u32,
     /// Whether the kernel answers frames that need no state, on ports that are taps. User space then receives little
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
