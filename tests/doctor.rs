@@ -319,7 +319,7 @@ fn too_few_open_files_are_named_with_how_many_are_needed() {
         let report = patient.run_doctor(&["prlimit", &limits], "tap0");
         report.assert_failure(
             "limit.open_files",
-            &[&format!("{limit} at most"), "82 for one port", "LimitNOFILE="],
+            &[&format!("RLIMIT_NOFILE is {limit}"), "82 for one port", "LimitNOFILE="],
         );
     }
 }

@@ -23,7 +23,7 @@ pub use file::FILE_OCTETS as SINK_FILE_OCTETS;
 const TRIES: u32 = 2;
 /// Maximum number of concurrent deliveries; each uses a file descriptor.
 pub(super) const CONCURRENT: usize = 128;
-/// Maximum number of sinks recorded as failing. The failures of further sinks are counted and not logged.
+/// Maximum number of sinks recorded as failing. Failures of further sinks are counted but not logged.
 const FAILING: usize = 1_024;
 /// Pause between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ pub async fn deliver(mut deliveries: Deliveries) {
 /// One queue of messages for each sink. A task delivers the first message of each queue. The outbox bounds the number
 /// of messages in all queues.
 struct Queues<F> {
-    /// Messages that wait for the delivery of an earlier one.
+    /// Messages that wait until an earlier message of the same sink is delivered.
     waiting: HashMap<Sink, VecDeque<Box<Message>>>,
     sinks: HashMap<Id, Sink>,
     tasks: JoinSet<Result<(), SinkError>>,

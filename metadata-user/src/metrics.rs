@@ -32,12 +32,12 @@ pub use process::Process;
 /// The `Content-Type` of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// One hub's worker.
+/// A hub and its counters.
 #[derive(Clone, Debug)]
 pub struct Hub<'a, T> {
     /// The hub's number.
     pub number: u32,
-    /// Frames lost on the way through its devices.
+    /// Frames lost in the hub's devices.
     pub losses: HubLosses,
     /// The counters of the hub's worker.
     pub worker: WorkerStats<T>,
@@ -62,7 +62,7 @@ pub struct Snapshot<'a, T> {
     pub instances: &'a [Instances],
     /// Identities that are bound to a slot.
     pub identities: u64,
-    /// How often and how fast ports were attached since the start.
+    /// Number and times of ports attached since the start.
     pub attaching: Attaching,
     /// Time spent on rendering records.
     pub rendering: Duration,
@@ -99,7 +99,7 @@ pub struct Attaching {
     pub count: u64,
     /// Sum of their times.
     pub total: Duration,
-    /// Median of the most recent few thousand.
+    /// Median of the most recent 4,096 times.
     pub median: Duration,
     /// Time from the discovery of a wanted tap until its guest was bound.
     pub lag: Lag,

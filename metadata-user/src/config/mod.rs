@@ -67,8 +67,8 @@ pub struct Config {
     /// How much one port may send to the metadata service. The kernel enforces the limits.
     pub limits: Limits,
     /// Memory limit for all rendered records, in octets or as text (`"512MiB"`), at least [`room::LEAST_OCTETS`].
-    /// Records beyond the limit are refused. Default (`None`): what remains of the control group's memory limit for
-    /// records ([`room::within`]) when the configuration is read, or [`room::DEFAULT_OCTETS`] without such a limit.
+    /// Records beyond the limit are refused. Default (`None`): the control group's memory limit when the configuration
+    /// is read, less the agent's own needs ([`room::within`]), or [`room::DEFAULT_OCTETS`] without such a limit.
     #[serde(deserialize_with = "read::octets_field")]
     pub record_memory: Option<usize>,
     /// Limits of a record's custom `metadata`. Records that exceed them are refused.
@@ -108,8 +108,8 @@ pub struct Config {
     /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
     /// expire.
     pub rotate_token_key_days: u32,
-    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time and shortens answers only
-    /// for guests that send the next request within this time.
+    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time. Only guests that send the
+    /// next request within this time get faster answers.
     pub spin_us: u32,
     /// Whether the kernel answers frames that need no state, on ports that are taps. User space then receives little
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.

@@ -1,4 +1,4 @@
-//! Reading the file, and parsing values that have more than one written form.
+//! Reads the file, and parses values that have more than one written form.
 
 use std::path::{Path, PathBuf};
 

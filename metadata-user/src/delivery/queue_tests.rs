@@ -54,7 +54,7 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).expect("one object per line")).collect()
 }
 
-/// Waits for a state of the counters, for a bounded number of turns.
+/// Waits until the counters reach a state; panics if they do not reach it.
 async fn until(outbox: &Outbox, reached: impl Fn(SinkCounts) -> bool) -> SinkCounts {
     for _ in 0..10_000 {
         if reached(outbox.counts()) {
@@ -67,7 +67,7 @@ async fn until(outbox: &Outbox, reached: impl Fn(SinkCounts) -> bool) -> SinkCou
 
 type Taken = Arc<Mutex<Vec<(String, Option<String>, Value)>>>;
 
-/// A receiver that answers `status`, and what it took: path, content type, body.
+/// Starts a receiver that answers `status`. Returns path, content type and body of each request, and its task.
 fn receiver(path: &Path, status: StatusCode) -> (Taken, JoinHandle<()>) {
     let taken = Taken::default();
     let listener = UnixListener::bind(path).expect("bound");
@@ -181,7 +181,7 @@ async fn a_failing_sink_is_tried_again_and_counted_and_others_continue() {
     let (room, path) = room();
     let refusing = room.path().join("refusing");
     let (asked, server) = receiver(&refusing, StatusCode::INTERNAL_SERVER_ERROR);
-    // It takes the connection, and ends it without an answer.
+    // This receiver accepts each connection and closes it without an answer.
     let closing = room.path().join("closing");
     let listener = UnixListener::bind(&closing).expect("bound");
     let closer = tokio::spawn(async move {
@@ -219,7 +219,7 @@ async fn a_failing_sink_is_tried_again_and_counted_and_others_continue() {
 async fn a_receiver_that_hangs_delays_only_its_own_messages_until_the_limit() {
     let (room, path) = room();
     let silent = room.path().join("silent");
-    // The kernel connects; nobody accepts.
+    // The kernel completes connections, but nobody accepts them.
     let _listener = UnixListener::bind(&silent).expect("bound");
     let (outbox, deliveries) = outbox();
     let (held, other) = (vm(1, &outbox), vm(2, &outbox));
@@ -230,7 +230,7 @@ async fn a_receiver_that_hangs_delays_only_its_own_messages_until_the_limit() {
     let task = tokio::spawn(deliver(deliveries));
     let counts = until(&outbox, |c| c.delivered == 1).await;
     assert_eq!((counts.waiting, counts.failed), (3, 0));
-    // Nothing is left but waiting, so the runtime's clock may run ahead.
+    // All tasks only wait from here on, so the runtime may advance its clock.
     tokio::time::pause();
     assert_eq!(until(&outbox, |c| c.waiting == 2).await.failed, 1);
     assert_eq!(until(&outbox, |c| c.waiting == 0).await.failed, 3);
@@ -249,7 +249,7 @@ async fn concurrent_deliveries_stay_within_their_limit() {
     }
     let task = tokio::spawn(deliver(deliveries));
     let mut held = Vec::new();
-    // Accepted and never answered.
+    // The test accepts each connection and never answers.
     while let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::from_millis(500), listener.accept()).await
     {
         held.push(stream);
@@ -316,7 +316,7 @@ fn a_body_beyond_its_limit_is_dropped_and_counted() {
 }
 
 #[test]
-fn a_message_without_a_sink_is_ignored_and_without_an_agent_dropped() {
+fn a_message_is_ignored_without_a_sink_and_dropped_without_an_agent() {
     let outbox = Outbox::detached();
     let vm = vm(1, &outbox);
     vm.tell(&Sinks::default(), MessageKind::Ready, b"", NOW);

@@ -1,6 +1,6 @@
 //! Sinks that are HTTP servers on a Unix socket.
 //!
-//! The client is hyper's, because the agent's own HTTP server is built on hyper as well.
+//! The client is hyper's, because the agent already contains hyper as an HTTP server.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 
 use super::SinkError;
 
-/// Limit for one attempt: connection, request and head of the answer.
+/// Time limit for one attempt, from the connection to the head of the answer.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends one POST and waits for a 2xx.

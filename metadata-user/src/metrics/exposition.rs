@@ -30,8 +30,8 @@ pub struct Exposition {
 }
 
 impl Exposition {
-    /// Adds a family: its head and one line per sample, a set of labels and a value. A family without
-    /// samples is left out.
+    /// Adds a family: its head, and one line per sample. A sample has labels and a value. A family without samples is
+    /// left out.
     pub fn family<'a, const N: usize, V: fmt::Display>(
         &mut self,
         name: &str,
@@ -55,8 +55,8 @@ impl Exposition {
         }
     }
 
-    /// Adds a histogram. `counts` has the number of values in each bucket, and then of those above the last bound;
-    /// `total` is the sum of all values.
+    /// Adds a histogram. `counts` has the number of values in each bucket; the last bucket has no upper bound. `total`
+    /// is the sum of all values.
     pub fn histogram(
         &mut self,
         name: &str,
@@ -102,7 +102,7 @@ impl Exposition {
     }
 }
 
-/// A help text or label value: backslash and line feed escaped, in label values the quote as well.
+/// Displays a help text or label value. Backslashes and line feeds are escaped, and quotes if `quotes` is true.
 struct Escaped<'a> {
     text: &'a str,
     quotes: bool,

@@ -105,19 +105,20 @@ impl<'a, T> Hubs<'a, T> {
         );
         let help = "Slots whose state the worker dropped because their identity departed.";
         self.one(out, "xdp_imds_worker_forgotten_total", help, |w| w.turns.forgotten);
-        let help = "Notifications about VMs whose waiting requests the worker then checked again.";
+        let help = "Notifications that made the worker check a VM's waiting requests again.";
         self.one(out, "xdp_imds_worker_woken_total", help, |w| w.turns.woken);
         let of = |time: fn(&WorkerStats<T>) -> Duration| {
             self.each().map(move |(number, hub)| ([("hub", number)], Seconds(time(&hub.worker))))
         };
         let (name, help) = ("xdp_imds_worker_seconds_total", "Time since the worker started.");
         out.family(name, help, Kind::Counter, of(|w| w.turns.elapsed));
-        let (name, help) = ("xdp_imds_worker_slept_seconds_total", "Part of that time spent asleep.");
+        let (name, help) =
+            ("xdp_imds_worker_slept_seconds_total", "Time that the worker has slept since it started.");
         out.family(name, help, Kind::Counter, of(|w| w.turns.slept));
     }
 
-    /// Adds the stack's counters and gauges. The names are those of the first hub; another hub without such a name has
-    /// no sample for it.
+    /// Adds the stack's counters and gauges. The first hub determines the names. A hub without one of these names
+    /// has no sample for it.
     pub(super) fn engine(&self, out: &mut Exposition) {
         let Some(first) = self.hubs.first() else { return };
         for (names, kind) in [(first.counters, Kind::Counter), (first.gauges, Kind::Gauge)] {

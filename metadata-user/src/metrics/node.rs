@@ -52,7 +52,7 @@ pub(super) fn ports<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     out.family("xdp_imds_taps", help, Kind::Gauge, taps);
     let (name, help) = (
         "xdp_imds_port_refused_frames_total",
-        "Frames that ports' devices refused, of any sender, because the guest's ring was full or the device was down.",
+        "Frames of any sender that ports' devices refused because the guest's ring was full or the device was down.",
     );
     out.family(name, help, Kind::Counter, [(NONE, snapshot.refused_by_ports)]);
     out.family(
@@ -153,7 +153,7 @@ pub(super) fn errands(Errands { messages, mailboxes }: &Errands, out: &mut Expos
     );
     out.family(
         "xdp_imds_waits_ended_total",
-        "Requests waiting for a change that ended because a newer one of the same VM took their place.",
+        "Requests that waited for a change until a newer request of the same VM took their place.",
         Kind::Counter,
         [(NONE, messages.waits_ended)],
     );

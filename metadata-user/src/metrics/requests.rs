@@ -55,7 +55,7 @@ pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
             ([("reason", reason.label()), ("outcome", end.label())], sum(&|tally| tally.ended(reason, end)))
         })
     });
-    let help = "Waits of requests that have ended, by reason and outcome.";
+    let help = "Ended waits of requests, by reason and outcome.";
     out.family("xdp_imds_parked_total", help, Kind::Counter, ended.collect::<Vec<_>>());
 }
 

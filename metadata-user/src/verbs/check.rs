@@ -116,7 +116,8 @@ impl Check<'_> {
         writeln!(err, "error: {error}")
     }
 
-    /// Reports a UUID, or a MAC on one port, that an earlier record has too.
+    /// Reports a UUID that an earlier record has too, and a MAC that an earlier record has on the same port.
+    /// Warns of an equal MAC if one of the records names no port.
     fn conflicts(&mut self, record: &Record, name: &str, path: &Path, err: &mut dyn Write) -> io::Result<()> {
         if let Some(other) = self.seen.uuids.insert(record.vm.uuid.clone(), name.to_owned()) {
             let place = place(path, &["vm".into(), "uuid".into()]);
@@ -213,7 +214,7 @@ fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Prints each dialect with its number of paths and one of them.
+/// Prints each dialect with its number of paths and its first path.
 fn print_dialects(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
     let mut dialects: Vec<(&str, Host, usize, &str)> = Vec::new();
     for (host, path, route) in responses.routes() {
@@ -344,7 +345,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     }
 
     #[test]
-    fn two_records_cannot_be_one_vm() {
+    fn records_with_equal_vms_conflict() {
         let uuid = "00000000-0000-4000-8000-000000000000";
         for (records, wanted) in [
             (

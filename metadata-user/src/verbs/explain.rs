@@ -73,7 +73,7 @@ impl Question {
     }
 }
 
-/// Explains one request to `out`.
+/// Writes the explanation of one request to `out`.
 ///
 /// # Errors
 /// The record cannot be read, or the request is invalid.

@@ -57,7 +57,7 @@ impl Form {
 /// owner can read it. Prints each image to `out`. Records must keep to `limits`.
 ///
 /// # Errors
-/// A record is invalid or does not serve the dialect, or an image cannot be written. Images written before stay.
+/// A record is invalid or does not serve the dialect, or an image cannot be written. Images already written stay.
 pub fn run(
     form: Form,
     records: &Path,
@@ -99,7 +99,7 @@ fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
         preparer_id: None,
         application_id: Some("xdp-imds".into()),
         sector_size: 2048,
-        // Rock Ridge for Linux, Joliet for Windows: the names have lower case and hyphens.
+        // Rock Ridge (Linux) and Joliet (Windows) preserve lower case and hyphens in names.
         features: CreationFeatures::extensions(),
         path_separator: PathSeparator::ForwardSlash,
         // Guests compare the label case-sensitively.
@@ -133,14 +133,14 @@ impl Documents {
                 200 => Ok(Some(response.body().to_bytes().to_vec())),
                 204 | 404 => Ok(None),
                 status => bail!(
-                    "the answer at {path} has status {status}; check that the files exist which the record names"
+                    "the answer at {path} has status {status}; check that the files that the record names exist"
                 ),
             },
             Outcome::Park(_) => Ok(None),
         }
     }
 
-    /// The paths that exist, as files named by their last segment.
+    /// Returns a file for each path `dir/name` whose answer has status 200.
     fn files(&self, dir: &str, names: &[&str]) -> anyhow::Result<Vec<InputEntry>> {
         let mut files = Vec::new();
         for name in names {
@@ -193,7 +193,7 @@ impl Documents {
         Ok(tree)
     }
 
-    /// EC2's tree as one document, as nova writes it beside OpenStack's. Paths that need a token are left out.
+    /// EC2's tree as one document, as nova writes it to a ConfigDrive. Paths that need a token are left out.
     fn ec2_meta_data(&self) -> Option<Value> {
         let leaves: Vec<(String, &str)> = self
             .responses

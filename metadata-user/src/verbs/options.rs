@@ -1,4 +1,4 @@
-//! The options of `serve` that `doctor` takes too, so that it checks what the agent would use.
+//! Options that `serve` and `doctor` share, so that `doctor` checks what the agent would use.
 
 use std::path::{Path, PathBuf};
 

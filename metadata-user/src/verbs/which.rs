@@ -1,4 +1,4 @@
-//! Options that name an agent or a guest, shared by all verbs.
+//! Options that name an agent or a guest, shared by the verbs that need one.
 
 use std::path::{Path, PathBuf};
 
@@ -35,8 +35,8 @@ impl Agent {
         }
     }
 
-    /// The directory of pins: `given`, or that of the configuration, or that which the agent of the run directory reports.
-    /// `None` if that agent pins nothing.
+    /// Returns the directory of pins: `given`, the configuration's, the one that the agent in `--run` reports, or the
+    /// default, in this order. Returns `None` if the agent pins nothing.
     ///
     /// # Errors
     /// The configuration cannot be read, or no agent answers in the run directory.
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pins_of_an_agent_known_only_by_its_run_directory_need_it_to_run() {
+    fn pins_are_unknown_without_an_agent_in_the_run_directory() {
         let directory = tempfile::tempdir().expect("a directory");
         let agent = Agent { run: Some(directory.path().into()), config: None };
         let error = agent.pins(None).expect_err("no agent listens there");

@@ -1,4 +1,4 @@
-//! The facts that checks decide on. They are plain data, so that tests can present any node.
+//! The input of the checks. The facts are plain data, so that tests can describe any node.
 
 use std::path::PathBuf;
 
@@ -19,7 +19,7 @@ pub struct Facts {
     pub pins: Option<Pins>,
     /// The agent's directories, by purpose.
     pub directories: Vec<(&'static str, Directory)>,
-    /// The records; `None` without a directory of them.
+    /// The records; `None` if no directory of records is configured.
     pub records: Option<Records>,
     /// The node.
     pub node: Node,
@@ -64,7 +64,7 @@ pub struct Wanted {
 pub struct Kernel {
     /// The release that uname(2) returns, such as `6.1.0-13-amd64`.
     pub release: String,
-    /// Whether it has each feature.
+    /// For each feature, whether the kernel has it.
     pub features: Vec<(Feature, Result<bool, Failure>)>,
     /// The result of a rehearsal: the start of serving in a temporary network namespace.
     pub rehearsal: Result<(), Failure>,
@@ -166,7 +166,7 @@ pub struct Found {
 /// The records.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
-    /// How many there are.
+    /// Number of records.
     pub count: usize,
     /// The first few invalid records, with the error.
     pub refused: Vec<(String, String)>,

@@ -3,8 +3,8 @@
 //! # Overview
 //!
 //! `gather` collects [`Facts`], which are plain data, about the kernel, this process, directories, ports and the node.
-//! It tests the kernel by using it. It changes nothing permanently: the kernel removes what a probe has created when
-//! this process ends. `checks` turns the facts into one [`Check`] each. `print` prints them as lines or JSON.
+//! It tests features of the kernel by using them. Nothing that it creates outlives this process. `checks` turns the
+//! facts into [`Check`]s. `print` prints the checks as lines or JSON.
 //!
 //! A failed check names the reason and the remedy; serving would fail too, at the start or for one port. A warning means
 //! that serving works with a restriction, or that a fact is unknown.
@@ -103,13 +103,13 @@ impl Check {
 
 /// Runs all checks and prints their results.
 ///
-/// The exit code is 1 if a check failed, and 0 otherwise, also with warnings.
+/// The exit code is 1 if a check failed, and 0 otherwise. Warnings do not change it.
 ///
 /// # Errors
 /// When the result cannot be written.
 pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let mut checks = vec![checks::configuration(question)];
-    // If the configuration cannot be used, the checks run for the default one.
+    // If the configuration cannot be used, the checks use the default one.
     let config = question.config.clone().unwrap_or_default();
     checks.extend(checks::all(&gather::facts(&config)));
     if question.json {

@@ -30,7 +30,7 @@ pub(super) fn json(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     writeln!(out)
 }
 
-/// Prints one line per check, and a last line with their numbers.
+/// Prints one line per check, and a last line with the number of checks per status.
 pub(super) fn lines(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
     for check in checks {
         writeln!(out, "{}", line(check))?;
@@ -56,7 +56,7 @@ fn line(check: &Check) -> String {
     let subject = subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
     let expected = expected.as_ref().map_or_else(String::new, |expected| format!("; expected {expected}"));
     let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!(". {remedy}"));
-    // The name of a file or program could contain a line break and imitate a line of ours.
+    // The name of a file or program could contain a line break and imitate the line of a check.
     format!("{word}  {name}{subject}: {found}{expected}{remedy}").replace(|c: char| c.is_control(), " ")
 }
 

@@ -26,9 +26,9 @@ const MODE: u32 = 0o600;
 /// An open pcapng file.
 pub(super) struct Capture {
     writer: PcapNgWriter<BufWriter<File>>,
-    /// Difference of the time of day and the kernel's monotonic clock, in nanoseconds.
+    /// The time of day minus the kernel's monotonic time, in nanoseconds.
     unix_offset: i128,
-    /// Frames lost before the next one.
+    /// Frames lost since the last written frame.
     lost: u64,
 }
 
@@ -38,7 +38,7 @@ impl Capture {
         OpenOptions::new().write(true).create_new(true).mode(MODE).open(path)
     }
 
-    /// Writes the file's head. The two times are the same moment.
+    /// Writes the file's head. `monotonic_ns` and `unix_ns` are the same moment.
     pub(super) fn begin(file: File, who: &str, monotonic_ns: u64, unix_ns: u64) -> io::Result<Self> {
         let mut writer = PcapNgWriter::new(BufWriter::new(file)).map_err(io_error)?;
         let options = vec![

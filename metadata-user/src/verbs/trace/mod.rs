@@ -1,8 +1,9 @@
 //! `xdp-imds trace`: prints each frame to and from one guest, with its verdict.
 //!
-//! The agent owns the eBPF maps, so the verb asks the agent over a socket in its run directory (`wire`). It prints
-//! addresses, ports, flags and the first line of an HTTP message (`sketch`, `message`), and never header fields or bodies,
-//! because they hold tokens and passwords. `--write` writes headers only, and with `--payload` everything captured.
+//! The agent owns the eBPF maps, so the verb asks the agent over a socket in its run directory (`wire`). The verb
+//! prints addresses, ports, flags and the first line of an HTTP message (`sketch`, `message`). It never prints header
+//! fields or bodies, because they hold tokens and passwords. `--write` writes only headers, or with
+//! `--payload` all captured octets.
 
 mod capture;
 mod print;

@@ -1,5 +1,5 @@
 //! `xdp-imds webhook` sets the SMBIOS fields that point guests of new VMs to the metadata service, and gives their pods
-//! the volumes that the agent reads. It is for clusters without our MutatingAdmissionPolicy.
+//! the volumes that the agent reads. It is for clusters without this project's MutatingAdmissionPolicy.
 //!
 //! [`rules`] and [`pods`] decide, `review` reads and writes admission reviews, and `certificate` reloads the server's
 //! certificate. The server answers `POST /mutate` (VirtualMachines), `POST /mutate-pods` (pods) and `GET /healthz` over
@@ -39,19 +39,20 @@ use certificate::Certificate;
 pub use certificate::CertificateError;
 pub use review::{Judge, ReviewError, Reviewed, answer};
 
-/// Maximum size of a review, in octets. It holds the object before and after the change; the API server limits each.
+/// Maximum size of a review, in octets. A review holds the object before and after the change, and the API server
+/// limits the size of each.
 pub const BODY_MAX: usize = 8 << 20;
 /// Maximum number of connections; further ones wait. An API server keeps a few open.
 pub const CONNECTIONS: usize = 256;
-/// Limit for a TLS handshake.
+/// Time limit for a TLS handshake.
 pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
-/// Limit for the receipt of a body.
+/// Time limit for the receipt of a body.
 pub const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Limit for a connection.
+/// Maximum lifetime of a connection.
 pub const LIFE: Duration = Duration::from_secs(600);
 /// Interval between two checks of the certificate's files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Time that the server continues after SIGTERM, until the API server stops sending it reviews.
+/// Time that the server continues after SIGTERM, because the API server still sends reviews for a moment.
 const LINGER: Duration = Duration::from_secs(5);
 
 /// The options of `xdp-imds webhook`.

@@ -2,12 +2,12 @@
 //!
 //! | annotation of the pod, besides `imds.kubevirt.io/enabled: "true"` | volume |
 //! |---|---|
-//! | none | `imds-token`: a token of its service account, renewed by kubelet |
+//! | none | `imds-token`: a token of the pod's service account, renewed by kubelet |
 //! | `user-data-secret`, `user-data-configmap`, without `user-data` | `imds-user-data` |
 //! | `vendor-data-secret`, `vendor-data-configmap`, without `vendor-data` | `imds-vendor-data` |
 //!
 //! KubeVirt copies a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the launcher's
-//! container mounts them, although no program there reads them. A volume that exists under such a name stays unchanged.
+//! container mounts them, although no program there reads them. An existing volume of that name stays unchanged.
 
 use serde_json::{Value, json};
 
@@ -16,13 +16,13 @@ use metadata_feed::kubevirt::annotations;
 
 /// KubeVirt's label of launchers' pods, and its value.
 const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
-/// The container every launcher has.
+/// The container that every launcher has.
 const CONTAINER: &str = "compute";
 /// The directory of the volumes in that container.
 const MOUNTS: &str = "/var/run/xdp-imds";
-/// Mode 0400: only root reads the files. kubelet may widen it.
+/// Mode 0400: only root reads the files. kubelet may add permissions.
 const MODE: u32 = 0o400;
-/// Lifetime of a token, in seconds. kubelet renews it when a fifth of that is left.
+/// Lifetime of a token, in seconds. kubelet renews a token when a fifth of its lifetime is left.
 const TOKEN_SECONDS: u32 = 3_600;
 
 /// Calls [`judge`] for a new pod. A pod's volumes cannot change later.
@@ -75,7 +75,7 @@ fn token() -> Value {
     json!({"projected": {"sources": [{"serviceAccountToken": token}], "defaultMode": MODE}})
 }
 
-/// The pod's lists, which may be missing.
+/// The pod's lists of volumes and mounts. Both may be missing.
 struct Lists<'a> {
     volumes: &'a Value,
     mounts: &'a Value,

@@ -3,8 +3,8 @@
 //!
 //! Every request is allowed, so that the webhook prevents nobody from creating a VM.
 //!
-//! We do not use kube's types (`kube::core::admission`): they refuse a review without fields that we do not read, need
-//! another crate for patches, and would add the Kubernetes client to this crate.
+//! We do not use kube's types (`kube::core::admission`): they require fields that we do not read, need another crate
+//! for patches, and would add the Kubernetes client to this crate.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -84,7 +84,7 @@ struct Response {
     warnings: Vec<String>,
 }
 
-/// The answer to a review, and the change for the log.
+/// The answer to a review, and the changes to log.
 #[derive(Debug)]
 pub struct Reviewed {
     /// The body to send.
@@ -93,7 +93,7 @@ pub struct Reviewed {
     pub changed: Option<(String, Vec<String>)>,
 }
 
-/// Decides the changes to an object from its present and previous form.
+/// Decides the changes to an object from the operation and its present and previous forms.
 pub type Judge = fn(Operation, &Value, &Value) -> Judgement;
 
 /// Answers a review.
@@ -123,7 +123,7 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
         warnings: judged.warnings,
     };
     let paths: Vec<_> = judged.changes.into_iter().map(|change| change.path).collect();
-    // A new pod has no name yet, only the prefix of one.
+    // A new pod may have only a prefix from which its name will be generated.
     let generated = request.object["metadata"]["generateName"].as_str().unwrap_or_default();
     let name = if request.name.is_empty() { generated } else { &*request.name };
     let changed = (!paths.is_empty()).then(|| (format!("{}/{name}", request.namespace), paths));

@@ -3,22 +3,24 @@
 //! | `imds.kubevirt.io/…` of the template | |
 //! |---|---|
 //! | `enabled: "true"` | needed for any change |
-//! | `datasource` | `nocloud` (default): by the serial; `openstack`: by the chassis' asset tag |
-//! | `replace-serial: "true"` | an existing VM is changed too, and a serial that is a bare UUID is replaced |
+//! | `datasource` | `nocloud` (default) sets the serial; `openstack` sets the chassis' asset tag |
+//! | `replace-serial: "true"` | existing VMs are changed too, and a serial that is only a UUID is replaced |
 //!
-//! A VM that pointed to us continues to do so: a user or a GitOps tool that applies its manifest again sends the serial
-//! without our text, and we append it again. `enabled: "false"` ends this.
+//! A user or a GitOps tool that applies a manifest again sends the serial without [`SERIAL`]. The webhook then appends
+//! [`SERIAL`] again, unless `enabled` is no longer `"true"`.
 //!
-//! Values of the user stay: our text is appended to a serial. A serial that contains `ds=` and any asset tag stay
-//! unchanged. cloud-init finds our text anywhere behind a blank. KubeVirt 1.7 and later give a new VM without a serial a
-//! random UUID, so the webhook must run first.
+//! Values of the user are kept, except the UUID that `replace-serial` replaces: [`SERIAL`] is appended to a serial. A
+//! serial that contains `ds=` stays unchanged, and so does an asset tag that is not empty. cloud-init finds [`SERIAL`]
+//! after any blank. If a new VM has no serial, KubeVirt 1.7 and later set a random UUID. This webhook must run before
+//! KubeVirt's, because otherwise it appends to that UUID.
 
 use metadata_content::record::values::is_uuid;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The text by which cloud-init finds NoCloud's seed in the serial number. `dsmode=net` says that the seed needs the
-/// network. Without it, cloud-init 22.4 (Debian 12) searches before the network is up and ignores what it fetches later.
+/// The text in the serial number that tells cloud-init where NoCloud's seed is. `dsmode=net` says that the seed needs
+/// the network. Without `dsmode=net`, cloud-init 22.4 (Debian 12) searches before the network is up and ignores a seed
+/// that it fetches later.
 pub const SERIAL: &str = "ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/";
 /// The asset tag by which cloud-init and cloudbase-init recognize OpenStack.
 pub const ASSET: &str = "OpenStack Nova";
@@ -86,14 +88,14 @@ pub fn judge(operation: Operation, vm: &Value, old: &Value) -> Judgement {
     }
 }
 
-/// True if the serial ends with our text or the asset tag is ours.
+/// True if the serial ends with [`SERIAL`] or the asset tag is [`ASSET`].
 fn was_pointed_here(vm: &Value) -> bool {
     let text = |path: &str| vm.pointer(DOMAIN)?.pointer(path)?.as_str();
     text("/firmware/serial").is_some_and(|serial| serial.ends_with(SERIAL))
         || text("/chassis/asset") == Some(ASSET)
 }
 
-/// The new serial, or `None` if it stays.
+/// The new serial, or `None` if the serial stays unchanged.
 fn wanted(serial: &str, replaces: bool) -> Option<String> {
     match serial {
         "" => Some(SERIAL.into()),
@@ -103,7 +105,7 @@ fn wanted(serial: &str, replaces: bool) -> Option<String> {
     }
 }
 
-/// Sets `field` of `part` of the domain. Both may be missing.
+/// Sets `field` in `part` of the domain. Either may be missing.
 fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<String>) -> Judgement {
     let inner = domain.get(part).filter(|inner| !inner.is_null());
     let present = match inner.map(|inner| inner.get(field).unwrap_or(&Value::Null)) {

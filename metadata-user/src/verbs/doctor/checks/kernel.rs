@@ -42,7 +42,7 @@ fn version(kernel: &Kernel) -> Check {
     }
 }
 
-/// A feature's check, its description, and the version or option of the kernel that brings it.
+/// The check of a feature, its description, and the kernel version or option that provides it.
 fn words(feature: Feature) -> (&'static str, &'static str, &'static str) {
     match feature {
         Feature::Bpf => ("kernel.bpf", "bpf(2)", "CONFIG_BPF_SYSCALL"),
@@ -63,7 +63,7 @@ fn feature(feature: Feature, had: &Result<bool, Failure>, facts: &Facts) -> Chec
     match had {
         Ok(true) => Check::ok(name, format!("the kernel has {what}")),
         Ok(false) => absent(feature, facts),
-        // The check of the missing capability reports the problem. Here it only hides the result.
+        // The check of the missing capability reports the problem. The result for this feature is only unknown.
         Err(failure) if failure.is_refusal() && privilege::is_missing_any(facts) => {
             Check::warn(name, format!("unknown: {failure}"), what, "Check again with the capabilities")
         }
@@ -76,14 +76,16 @@ fn feature(feature: Feature, had: &Result<bool, Failure>, facts: &Facts) -> Chec
         Err(failure) if failure.errno == Some(libc::EMFILE) => {
             Check::warn(name, format!("unknown: {failure}"), what, "Raise the limit on open files first")
         }
-        Err(failure) => Check::fail(name, failure.text.clone(), what, format!("It comes with {comes_with}")),
+        Err(failure) => {
+            Check::fail(name, failure.text.clone(), what, format!("Check that the kernel has {comes_with}"))
+        }
     }
 }
 
 fn absent(feature: Feature, facts: &Facts) -> Check {
     let (name, what, comes_with) = words(feature);
     let found = format!("the kernel has no {what}");
-    let expected = format!("it, by {comes_with}");
+    let expected = format!("{what}, provided by {comes_with}");
     match feature {
         Feature::Tcx if facts.wanted.steer == Mode::Tcx => {
             let (major, minor) = TCX_KERNEL;
@@ -97,25 +99,27 @@ fn absent(feature: Feature, facts: &Facts) -> Check {
             name,
             found,
             expected,
-            "No action is needed; bulk traffic of guests then costs more CPU, also after their boot",
+            "No action is needed, but guests' bulk traffic costs more CPU, even after their boot",
         ),
-        Feature::Btf => Check::warn(name, found, expected, "No action is needed; tools cannot show the maps"),
-        _ => Check::fail(name, found, expected, "Boot a kernel built with it"),
+        Feature::Btf => {
+            Check::warn(name, found, expected, "No action is needed, but tools cannot show the maps")
+        }
+        _ => Check::fail(name, found, expected, format!("Boot a kernel with {comes_with}")),
     }
 }
 
 fn tun(kernel: &Kernel) -> Check {
-    let (name, expected) = ("tun", "/dev/net/tun, through which answers leave");
+    let (name, expected) = ("tun", "/dev/net/tun, through which the agent sends answers");
     match &kernel.tun {
         Ok(()) => Check::ok(name, "/dev/net/tun can be opened"),
         Err(failure) => {
             let remedy = match failure.errno {
                 Some(libc::ENOENT) => "In a container, mount /dev/net/tun; on a node, run `modprobe tun`",
-                Some(libc::ENODEV) => "`modprobe tun`",
+                Some(libc::ENODEV) => "Run `modprobe tun`",
                 Some(libc::EPERM) => {
                     "Allow c 10:200 rwm in the container's device cgroup (systemd: DeviceAllow=/dev/net/tun)"
                 }
-                _ => "Let the agent's user read and write it",
+                _ => "Let the agent's user read and write /dev/net/tun",
             };
             Check::fail(name, format!("/dev/net/tun: {failure}"), expected, remedy)
         }
@@ -129,7 +133,7 @@ fn lockdown(kernel: &Kernel) -> Option<Check> {
     let refused = matches!(&kernel.rehearsal, Err(failure) if failure.is_refusal());
     Some(if mode != "none" && refused {
         let remedy = "If the process has the capabilities, boot with lockdown=none or without Secure Boot";
-        Check::warn(name, format!("lockdown is {mode}, and the kernel refused"), "none", remedy)
+        Check::warn(name, format!("lockdown is {mode}, and the kernel refused the rehearsal"), "none", remedy)
     } else {
         Check::ok(name, format!("lockdown is {mode}, which does not affect steering"))
     })
@@ -156,7 +160,7 @@ fn rehearsal(facts: &Facts) -> Check {
             name,
             failure.text.clone(),
             "the hub, its socket and a port to start in a temporary namespace",
-            "Solve the problems of the other checks first; without any, this error is the cause",
+            "Solve the problems that other checks report; if there are none, solve this error",
         ),
     }
 }

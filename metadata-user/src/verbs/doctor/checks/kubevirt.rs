@@ -10,8 +10,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         Err(reason) => Check::fail(
             "kubevirt.node",
             reason.clone(),
-            "the node's name as the cluster has it",
-            "Set the variable NODE_NAME from `spec.nodeName`, as the manifests do, or `kubevirt: {node: NAME}`",
+            "the node's name in the cluster",
+            "Set the variable NODE_NAME from `spec.nodeName`, as the manifests do, or set `kubevirt: {node: NAME}`",
         ),
     }];
     checks.push(match &kubevirt.api {
@@ -20,8 +20,8 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         Some(Err(reason)) => Check::fail(
             "kubevirt.api",
             reason.clone(),
-            "an address, a certificate of the authority, and a token or a certificate",
-            "Run it in a pod with a service account's token (`automountServiceAccountToken`), or name a file by \
+            "an address, the authority's certificate, and a token or a client certificate",
+            "Run the agent in a pod with a service account's token (`automountServiceAccountToken`), or name a file by \
              `kubevirt: {kubeconfig: FILE}`",
         ),
     });
@@ -33,7 +33,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         "Set `kubevirt: {kubelet: DIR}` to kubelet's root directory as the agent sees it; in a container mount the node's \
          /var/lib/kubelet/pods below it (HostToContainer)",
     ));
-    // The agent finds launchers by their sockets where it may connect to them, and else by control group.
+    // The agent finds a launcher by its socket, or by its control group if it cannot connect to the socket.
     checks.push(place(
         Check::ok("kubevirt.cgroups", ""),
         Status::Warn,

@@ -17,14 +17,12 @@ pub(super) fn configuration(question: &Question) -> Check {
     let file = question.file.as_ref().map(|file| file.display().to_string());
     match (&question.config, file) {
         (Ok(_), Some(file)) => Check::ok("configuration", format!("{file} can be used")),
-        (Ok(_), None) => {
-            Check::ok("configuration", "the default configuration; --config FILE checks that file")
-        }
+        (Ok(_), None) => Check::ok("configuration", "no file is given; --config FILE checks a file"),
         (Err(reason), _) => Check::fail(
             "configuration",
             reason.clone(),
             "valid values",
-            "Correct it; the checks below are for the default configuration",
+            "Correct the configuration; the checks below use the default one",
         ),
     }
 }

@@ -55,21 +55,21 @@ fn hub(node: &Node, prefix: &str) -> Check {
             name,
             format!("{} has the name of a device of the hub", listed(&foreign)),
             format!("names that begin with {prefix}- to be free"),
-            "Rename it, or choose another prefix with --hub or `hub:`",
+            "Rename the device, or choose another prefix with --hub or `hub:`",
         );
     }
     match (taps.is_empty(), devices.is_empty(), node.agent) {
         (true, true, _) => Check::ok(name, format!("names that begin with {prefix}- are free")),
         (true, false, _) => {
             let all: Vec<_> = devices.iter().collect();
-            Check::ok(name, format!("{} of a killed agent will be replaced", listed(&all)))
+            Check::ok(name, format!("{}, left by a killed agent, will be replaced", listed(&all)))
         }
         (false, _, Some(_)) => Check::ok(name, format!("{} of the running agent", listed(&taps))),
         (false, _, None) => Check::fail(
             name,
             format!("{} in use: another agent with another run directory has this prefix", listed(&taps)),
             format!("names that begin with {prefix}- to be free"),
-            "Stop it, or give this one another --hub, --run and --pins",
+            "Stop that agent, or give this one another --hub, --run and --pins",
         ),
     }
 }
@@ -90,8 +90,8 @@ fn ring(node: &Node) -> Option<Check> {
     })
 }
 
-/// Checks for lost frames of guests in other namespaces, which are lost if such guests send many requests while XDP is
-/// off.
+/// Checks for lost frames of guests in other namespaces. Frames are lost if such guests send many requests while XDP
+/// does not steer them.
 fn namespaces(node: &Node) -> Option<Check> {
     (node.ring_full > 0).then(|| {
         Check::warn(
@@ -127,8 +127,8 @@ fn addresses(node: &Node) -> Vec<Check> {
     checks
 }
 
-/// Checks how the node itself uses a served address. The agent answers guests on ports in any case; only other guests
-/// can reach this use.
+/// Checks whether the node itself uses a served address. Guests on ports always reach the agent. Other guests may reach
+/// another service at this address.
 fn address(it: &AddressUse) -> Option<Check> {
     let found = if it.own {
         "is an address of the node itself".to_owned()
@@ -143,8 +143,8 @@ fn address(it: &AddressUse) -> Option<Check> {
     let check = Check::warn(
         "address",
         format!("{found}: another metadata service"),
-        "no other use of it",
-        "Guests on ports never reach it. Set `guard: all` to keep guests without a record from it",
+        "no other use of the address",
+        "Guests on ports never reach that service. Set `guard: all` to block it for guests without a record too",
     );
     Some(check.of(it.address))
 }
@@ -160,13 +160,13 @@ fn bridge(node: &Node) -> Option<Check> {
 fn clock(unix_time: u64) -> Check {
     let name = "clock";
     if unix_time >= EARLIEST {
-        return Check::ok(name, "after the release of this version");
+        return Check::ok(name, "the time is after the release of this version");
     }
     Check::warn(
         name,
         format!("{unix_time} seconds since 1970, before the release of this version"),
         "the time of day",
-        "Set it, and start time synchronization before the agent, because tokens expire by the clock",
+        "Set the clock, and start time synchronization before the agent, because tokens expire by the clock",
     )
 }
 
@@ -176,5 +176,5 @@ fn workers(workers: usize, cpus: usize) -> Check {
     if workers <= cpus {
         return Check::ok(name, found);
     }
-    Check::warn(name, found, "no more workers than processors", format!("Set `workers: {cpus}`"))
+    Check::warn(name, found, "at most one worker per processor", format!("Set `workers: {cpus}`"))
 }

@@ -17,11 +17,11 @@ const USUAL_MTU: u32 = 1_500;
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let feeds = &facts.wanted.feeds;
     if facts.ports.is_empty() && !feeds.is_empty() {
-        let found = format!("none yet; records of {} name them", feeds.join(" and "));
+        let found = format!("none yet; records of {} will name ports", feeds.join(" and "));
         return vec![Check::ok("port", found)];
     }
     if facts.ports.is_empty() {
-        let remedy = "Name them: --port IFNAME[@NETNS], `ports:`, or network.nics[].port in records";
+        let remedy = "Name ports: --port IFNAME[@NETNS], `ports:`, or network.nics[].port in records";
         return vec![Check::warn(
             "port",
             "neither configuration nor records name a port",
@@ -32,7 +32,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts.ports.iter().flat_map(|port| one(facts, port)).collect()
 }
 
-/// The problems of a port, or one line that it has none.
+/// The problems of a port, or one `ok` check if it has none.
 fn one(facts: &Facts, port: &Port) -> Vec<Check> {
     let device = match &port.device {
         Ok(Some(device)) => device,
@@ -83,7 +83,8 @@ fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>
         );
     }
     if failure.is_some_and(Failure::is_refusal) {
-        let remedy = "Give the agent CAP_SYS_ADMIN to enter a namespace, and CAP_SYS_PTRACE for that of another user's process";
+        let remedy = "Give the agent CAP_SYS_ADMIN to enter a namespace, and CAP_SYS_PTRACE \
+                      if the namespace belongs to another user's process";
         return Check::fail(check, found, "a namespace that can be entered", remedy);
     }
     match elsewhere {
@@ -137,17 +138,19 @@ fn kind(device: &Device) -> Option<Check> {
     }
     match kind.as_str() {
         "tap" => None,
-        // `redirect` says more.
+        // `redirect` reports this.
         "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
-            "a veth: the agent sends every answer itself; answers cost more or get lost if its peer stops accepting redirected frames",
+            "a veth: the kernel answers no frames on it, and answers cost more or are lost if its peer stops accepting \
+             redirected frames",
             "a tap, or a veth whose peer accepts redirected frames",
-            "If it leads to a guest's tap, name the tap; otherwise keep GRO on at the peer (ethtool -K PEER gro on)",
+            "If the veth leads to a guest's tap, name the tap; otherwise keep GRO on at the peer \
+             (ethtool -K PEER gro on)",
         )),
         "macvtap" | "macvlan" | "ipvtap" | "ipvlan" => Some(Check::fail(
             check,
-            format!("a {kind}: frames of its guest pass no program on it"),
+            format!("a {kind}: its programs do not see the guest's frames"),
             "a tap",
             "Connect the VM by a tap and a bridge (KubeVirt: bridge or masquerade binding)",
         )),
@@ -155,7 +158,7 @@ fn kind(device: &Device) -> Option<Check> {
             check,
             format!("a {kind}, which belongs to no single guest"),
             "the tap of one VM",
-            "Name the VM's tap: `bridge link` lists those of a bridge",
+            "Name the VM's tap: `bridge link` lists the taps of a bridge",
         )),
         _ => Some(Check::warn(
             check,
@@ -175,7 +178,7 @@ fn is_ours(program: &Program) -> bool {
     )
 }
 
-/// True if a program of ours on the device can belong to this agent: it runs, or has pinned links.
+/// True if an xdp-imds program on a device can be this agent's: the agent runs, or has pinned links.
 fn is_expected(facts: &Facts) -> bool {
     let pinned = facts.pins.as_ref().and_then(|pins| pins.links.as_ref().ok());
     facts.node.agent.is_some() || pinned.is_some_and(|links| !links.is_empty())
@@ -212,10 +215,10 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
 /// The usual owner of a program with this name.
 fn owner(name: &str) -> &'static str {
     match name {
-        program::PORT | program::PORT_STUB => ", as of another xdp-imds",
-        "xdp_dispatcher" => ", libxdp's",
-        name if is_cilium(name) => ", Cilium's",
-        name if name.contains("calico") => ", Calico's",
+        program::PORT | program::PORT_STUB => ", probably by another xdp-imds",
+        "xdp_dispatcher" => ", probably by libxdp",
+        name if is_cilium(name) => ", probably by Cilium",
+        name if name.contains("calico") => ", probably by Calico",
         _ => "",
     }
 }
@@ -224,7 +227,7 @@ fn is_cilium(name: &str) -> bool {
     name.starts_with("cil_") || name == "bpf_xdp_entry"
 }
 
-/// Checks for other classifiers. Ours is placed before existing ones, but a later one can be placed before ours.
+/// Checks for other classifiers. The agent's runs before existing ones, but another can be placed before it later.
 fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
     let tcx = device.tcx.iter().flatten();
     if !is_expected(facts) && tcx.clone().any(is_ours) {
@@ -249,8 +252,9 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
     Some(Check::warn(
         "port.tcx",
         format!("other classifiers are attached: {}", others.join(", ")),
-        "none, or none that is later placed before ours",
-        "No action is needed, because ours runs first; set `steer: xdp` if their owner places its own first again",
+        "no other classifier, or only ones that run after the agent's",
+        "No action is needed, because the agent's classifier runs first; set `steer: xdp` if another \
+         is placed before it later",
     ))
 }
 
@@ -269,15 +273,15 @@ fn mtu(device: &Device) -> Option<Check> {
             check,
             format!("{mtu} octets, which limits a veth to generic XDP"),
             format!("{HUB_MTU} at most"),
-            "Lower it if steering costs too much",
+            "Lower the MTU if steering costs too much",
         ))
     } else {
         None
     }
 }
 
-/// Checks that the driver accepts redirected frames, by which answers arrive. Without that, a classifier delivers them,
-/// but only in the agent's namespace.
+/// Checks that the driver accepts redirected frames, because answers are redirected to the port. If it does not, a
+/// classifier delivers the answers, but only in the agent's namespace.
 fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     let remedy = match device.kind.as_str() {
         "veth" => "Turn GRO on at the other end: `ethtool -K PEER gro on` in its namespace",
@@ -286,13 +290,14 @@ fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     let has_tcx = facts.kernel.features.iter().any(|found| matches!(found, (Feature::Tcx, Ok(true))));
     let by_classifier = has_tcx && name.netns.is_none();
     (device.takes_redirected == Some(false)).then(|| {
-        let (check, expected) = ("port.redirect", "a device that accepts them");
+        let (check, expected) = ("port.redirect", "a device that accepts redirected frames");
         let found = format!("the {} accepts no redirected frames", device.kind);
         if by_classifier {
-            let found = format!("{found}: a classifier delivers its answers, at more CPU time per frame");
+            let found =
+                format!("{found}: a classifier delivers answers, which takes more CPU time per frame");
             Check::warn(check, found, expected, remedy)
         } else {
-            Check::fail(check, format!("{found}: its guest gets no answer"), expected, remedy)
+            Check::fail(check, format!("{found}: the guest gets no answer"), expected, remedy)
         }
     })
 }
@@ -301,12 +306,13 @@ fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
 fn ring(name: &PortName, device: &Device) -> Option<Check> {
     let Device { ring, refused, .. } = device;
     (device.kind == "tap" && *ring < LEAST_RING).then(|| {
-        let lost = if *refused > 0 { format!("; it refused {refused} so far") } else { String::new() };
+        let lost =
+            if *refused > 0 { format!("; the tap refused {refused} frames so far") } else { String::new() };
         let remedy = format!("`ip link set {} txqueuelen 1000`", name.ifname);
         Check::warn(
             "port.ring",
             format!("a ring of {ring} frames{lost}"),
-            format!("{LEAST_RING} or more, because lost answers are sent again late"),
+            format!("{LEAST_RING} or more, because lost answers arrive late, after a retransmission"),
             remedy,
         )
     })
@@ -316,6 +322,6 @@ fn up(name: &PortName, device: &Device) -> Option<Check> {
     (!device.up).then(|| {
         let enter = name.netns.as_ref().map_or_else(String::new, |netns| format!(" in {netns}"));
         let remedy = format!("`ip link set {} up`{enter}, or start its VM", name.ifname);
-        Check::warn("port.up", format!("the {} is down", device.kind), "it to be up", remedy)
+        Check::warn("port.up", format!("the {} is down", device.kind), "a device that is up", remedy)
     })
 }

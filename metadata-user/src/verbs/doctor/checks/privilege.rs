@@ -16,14 +16,14 @@ const BPF: u32 = 39;
 const FILES: u64 = 64;
 /// Descriptors of a worker: its hub, programs and socket.
 const FILES_OF_A_WORKER: u64 = 16;
-/// Descriptors of a port: a link for XDP, one for the classifier.
+/// Descriptors of a port: the links of XDP and of the classifier.
 const FILES_OF_A_PORT: u64 = 2;
-/// Descriptors of another namespace with ports: its two programs, the watch on its links, one to spare.
+/// Descriptors of another namespace with ports: two programs, a watch on its links and a reserve.
 const FILES_OF_A_NAMESPACE: u64 = 4;
 /// Limit of open files below which the check warns, because the agent could not attach many more ports.
 const FILES_TO_GROW: u64 = 4_096;
 
-/// A capability: its name in checks, its number, which other one includes it, and what it is needed for.
+/// A capability: its check, its name, its number, the capability that includes it, and what the agent needs it for.
 struct Needed {
     check: &'static str,
     name: &'static str,
@@ -119,21 +119,22 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
     let (found, remedy) = if sets.permitted & bit != 0 {
         (
             "is permitted but not effective",
-            "Keep it effective in the program that starts the agent".to_owned(),
+            "Keep the capability effective in the program that starts the agent".to_owned(),
         )
     } else if sets.bounding & bit != 0 {
         (
             "is missing",
             format!(
-                "Run as root, or add it: systemd AmbientCapabilities={name}, Kubernetes capabilities.add: [{plain}]"
+                "Run as root, or add the capability: systemd AmbientCapabilities={name}, \
+                 Kubernetes capabilities.add: [{plain}]"
             ),
         )
     } else {
         (
             "is missing, also in the bounding set",
             format!(
-                "Add it where the bounding set is reduced: systemd CapabilityBoundingSet={name}, Kubernetes capabilities.add: \
-                 [{plain}], docker --cap-add {plain}"
+                "Add the capability where the bounding set is reduced: systemd CapabilityBoundingSet={name}, \
+                 Kubernetes capabilities.add: [{plain}], docker --cap-add {plain}"
             ),
         )
     };
@@ -186,8 +187,8 @@ fn sys_ptrace(facts: &Facts) -> Check {
         (false, number) => Check::warn(
             check,
             format!("{name} is missing, but {} in namespaces of /proc can be reached", count(number, "port")),
-            "it, for namespaces of other users' processes",
-            "Add it if such processes run as another user",
+            "this capability, for namespaces of other users' processes",
+            "Add the capability if such processes run as another user",
         ),
     }
 }
@@ -203,12 +204,17 @@ fn dac_read_search(facts: &Facts) -> Check {
             Check::ok(check, format!("{name} is effective: files of other users"))
         }
         None if !refused => {
-            Check::ok(check, format!("{name} is not there, nor needed: the records can be read"))
+            Check::ok(check, format!("{name} is missing but not needed: the records can be read"))
         }
         found => {
             let which = found.map_or("the records' directory", |name| name.as_str());
-            let lacking =
-                missing(facts, check, name, DAC_READ_SEARCH, &format!("{which}, which is another user's"));
+            let lacking = missing(
+                facts,
+                check,
+                name,
+                DAC_READ_SEARCH,
+                &format!("{which}, which belongs to another user"),
+            );
             let remedy = lacking.remedy.map(|remedy| {
                 format!("Let the agent's user read the records (chgrp, chmod 0640). Or: {remedy}")
             });
@@ -220,13 +226,13 @@ fn dac_read_search(facts: &Facts) -> Check {
 fn user_namespace(process: &Process) -> Check {
     let name = "user_namespace";
     if process.initial_user_namespace {
-        return Check::ok(name, "the node's own");
+        return Check::ok(name, "the node's initial user namespace");
     }
     Check::fail(
         name,
-        "this process is in a user namespace of its own, where capabilities do not count for BPF",
-        "the node's own",
-        "Run it without user namespaces: no rootless container, Kubernetes hostUsers: true",
+        "this process is in another user namespace, where capabilities do not permit BPF",
+        "the node's initial user namespace",
+        "Run the agent without user namespaces: no rootless container, Kubernetes hostUsers: true",
     )
 }
 
@@ -234,12 +240,15 @@ fn seccomp(process: &Process) -> Check {
     let name = "seccomp";
     match process.seccomp {
         None | Some(0) => Check::ok(name, "no filter"),
-        Some(2) => Check::ok(name, "a filter is on; what it forbids of bpf(2) and AF_XDP shows above"),
+        Some(2) => {
+            Check::ok(name, "a filter is on; the checks above show whether it forbids bpf(2) or AF_XDP")
+        }
         Some(mode) => Check::fail(
             name,
-            format!("mode {mode}: next to nothing is allowed"),
+            format!("mode {mode}, which allows almost no system calls"),
             "no filter, or one that lets bpf(2), setns(2) and AF_XDP through",
-            "Run it under another profile (Kubernetes seccompProfile: Unconfined, docker --security-opt seccomp=unconfined)",
+            "Run the agent under another profile (Kubernetes seccompProfile: Unconfined, \
+             docker --security-opt seccomp=unconfined)",
         ),
     }
 }
@@ -256,14 +265,14 @@ fn open_files(facts: &Facts) -> Check {
         + FILES_OF_A_WORKER * u64::from(facts.wanted.workers)
         + FILES_OF_A_PORT * ports as u64
         + FILES_OF_A_NAMESPACE * namespaces as u64;
-    let found = format!("RLIMIT_NOFILE is {limit} at most (hard)");
-    let remedy = "Raise it: systemd LimitNOFILE=65536, docker --ulimit nofile=65536, ulimit -Hn";
+    let found = format!("the hard limit of RLIMIT_NOFILE is {limit}");
+    let remedy = "Raise the limit: systemd LimitNOFILE=65536, docker --ulimit nofile=65536, ulimit -Hn";
     if limit < needed {
         let expected =
             format!("{needed} for {} in {}", count(ports, "port"), count(namespaces + 1, "namespace"));
         Check::fail(name, found, expected, remedy)
     } else if limit < FILES_TO_GROW.max(needed) {
-        Check::warn(name, found, format!("{FILES_TO_GROW}, so that ports can come"), remedy)
+        Check::warn(name, found, format!("{FILES_TO_GROW}, so that the agent can attach more ports"), remedy)
     } else {
         Check::ok(name, format!("{found}; {needed} are needed"))
     }

@@ -3,7 +3,7 @@
 use super::super::{Check, Directory, Facts, FileSystem, Pins, Records};
 use super::count;
 
-/// Free space, in octets, below which a directory that the agent writes to fails.
+/// Free space, in octets, below which the check fails.
 const LITTLE: u64 = 1 << 20;
 /// Free space, in octets, below which the check warns.
 const SOME: u64 = 64 << 20;
@@ -11,7 +11,7 @@ const SOME: u64 = 64 << 20;
 const TO_OTHERS: u32 = 0o007;
 /// Permissions that let every user add a record.
 const OTHERS_WRITE: u32 = 0o002;
-/// The layout of pins this agent knows.
+/// This agent's version of the layout of pins.
 const LAYOUT: &str = "v1";
 /// Maximum number of names printed of a list.
 const TOLD: usize = 3;
@@ -48,7 +48,7 @@ fn pinned(pins: &Pins) -> Vec<Check> {
     let name = "pins.bpffs";
     let mount = match &pins.file_system {
         Err(failure) => {
-            Check::warn(name, format!("{shown}: {failure}"), "a bpffs", "Let the agent's user read it")
+            Check::warn(name, format!("{shown}: {failure}"), "a bpffs", "Give the agent's user access")
         }
         Ok(FileSystem { at, bpf: false, .. }) => {
             let at = at.display();
@@ -74,9 +74,9 @@ fn pinned(pins: &Pins) -> Vec<Check> {
     if !others.is_empty() {
         checks.push(Check::warn(
             "pins.versions",
-            format!("{shown} has {}, of another version of the agent", others.join(", ")),
-            format!("{LAYOUT} alone"),
-            "Remove them by `xdp-imds release` of that version; this version does not use them",
+            format!("{shown} has {} of another version of the agent", others.join(", ")),
+            format!("only {LAYOUT}"),
+            "Run `xdp-imds release` of that version; this version does not use those pins",
         ));
     }
     checks
@@ -89,7 +89,12 @@ fn links(pins: &Pins) -> Option<Check> {
         Ok(links) => links,
         Err(failure) => {
             let found = format!("cannot read the pinned links: {failure}");
-            return Some(Check::warn(name, found, "to read them", "Run this as the agent's user"));
+            return Some(Check::warn(
+                name,
+                found,
+                "links that can be read",
+                "Run doctor as the agent's user",
+            ));
         }
     };
     let gone: Vec<_> =
@@ -100,8 +105,8 @@ fn links(pins: &Pins) -> Option<Check> {
     Some(Check::warn(
         name,
         format!("{} pinned, {} without a device: {}", count(links.len(), "link"), gone.len(), some(&gone)),
-        "links of devices that exist",
-        "The next start removes them; `xdp-imds release` removes all",
+        "each link on a device",
+        "The next start removes links without a device; `xdp-imds release` removes all links",
     ))
 }
 
@@ -124,7 +129,7 @@ fn records_directory(directory: &Directory) -> Check {
             name,
             format!("{shown} does not exist"),
             "a directory of records",
-            "Create it, or name another by --records DIR or `records:`",
+            "Create the directory, or name another one by --records DIR or `records:`",
         ),
         Ok(Some(found)) if found.mode & OTHERS_WRITE != 0 => Check::warn(
             name,
@@ -168,7 +173,7 @@ fn written(directory: &Directory, uid: u32) -> Check {
             name,
             format!("{shown} is not a directory"),
             "a directory",
-            "Move it away, or name another directory",
+            "Move the file away, or name another directory",
         ),
         Ok(Some(found)) if found.owner != uid && uid != 0 => Check::fail(
             name,
@@ -199,7 +204,7 @@ fn written(directory: &Directory, uid: u32) -> Check {
         ),
         _ if system.free < SOME => {
             let found = format!("{} MiB are free on {at}", system.free >> 20);
-            Check::warn(name, found, "64 MiB", "Free space before it is needed")
+            Check::warn(name, found, "64 MiB", "Free space before the agent needs it")
         }
         Ok(Some(found)) => Check::ok(name, format!("{shown}, mode {:04o}", found.mode)),
         Ok(None) => Check::ok(name, format!("{shown} will be created in {at}")),

@@ -235,7 +235,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
             &["steer: auto"],
         ),
         (
-            "refused for no reason of ours",
+            "refused with all capabilities",
             |f| set_feature(f, Feature::Bpf, Err(refused())),
             "kernel.bpf",
             Fail,
@@ -260,7 +260,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
 }
 
 #[test]
-fn a_feature_that_a_missing_capability_hides_is_unknown_and_no_failure() {
+fn a_missing_capability_makes_a_feature_unknown() {
     let mut facts = healthy();
     drop_capability(&mut facts, SYS_ADMIN);
     set_feature(&mut facts, Feature::LinkUpdate, Err(refused()));
@@ -338,13 +338,13 @@ fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause
             "BPF and PERFMON are part of SYS_ADMIN",
             (|f| drop_capability(f, 1 << 39 | 1 << 38)) as fn(&mut Facts),
         ),
-        ("nobody is in /proc", |f| drop_capability(f, SYS_PTRACE)),
+        ("no port is in /proc", |f| drop_capability(f, SYS_PTRACE)),
         ("records can be read", |f| drop_capability(f, 1 << 2)),
         ("the limit suffices", |f| {
             drop_capability(f, 1 << 14);
             f.process.resources.locked_memory = None;
         }),
-        ("neither can be told", |f| f.process.seccomp = None),
+        ("unknown seccomp mode", |f| f.process.seccomp = None),
     ] {
         let mut facts = healthy();
         spoil(&mut facts);
@@ -365,7 +365,7 @@ fn limits_and_environment_of_the_process_are_checked() {
             &["64", "82 for one port", "LimitNOFILE"],
         ),
         (
-            "room for no more",
+            "no files for more ports",
             |f| f.process.resources.open_files = Some(1_024),
             files,
             Warn,

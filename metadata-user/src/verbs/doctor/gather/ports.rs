@@ -44,7 +44,7 @@ fn refuse(records: &mut Records, name: &str, error: &FeedError) {
     }
 }
 
-/// Finds the device of each port. Searches all namespaces for devices that are missing in their own.
+/// Finds the device of each port. If a device is not in the port's namespace, searches all namespaces.
 pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
     let mut ports: Vec<Port> =
         names.into_iter().map(|name| Port { device: device(&name), name, elsewhere: None }).collect();

@@ -64,7 +64,7 @@ fn file_system(path: &Path) -> Result<FileSystem, Failure> {
     })
 }
 
-/// The process that listens in the run directory, or else a socket without a listener.
+/// The process that listens in the run directory. If there is none, a socket without a listener, if one exists.
 pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
     let mut stale = None;
     for path in SOCKETS.map(|name| run.join(name)) {

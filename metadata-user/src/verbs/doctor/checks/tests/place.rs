@@ -85,7 +85,7 @@ fn directories_of_pins_and_files_are_checked() {
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "pins are turned off");
     (facts.records, facts.wanted.feeds) = (None, vec!["the API"]);
     facts.ports.clear();
-    assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "VMs come by another way than files");
+    assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "records come from the API");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn a_tap_in_another_namespace_is_found_and_named() {
 }
 
 #[test]
-fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
+fn an_unsuitable_or_occupied_device_is_reported() {
     use Status::{Fail, Warn};
     fn kind(facts: &mut Facts, kind: &str) {
         the_tap(facts).kind = kind.into();
@@ -270,7 +270,7 @@ fn a_device_that_cannot_be_a_port_or_is_taken_is_named_with_its_holder() {
 }
 
 #[test]
-fn programs_of_this_agent_pass_while_it_runs_or_has_pinned_them() {
+fn programs_of_an_agent_that_runs_or_has_pins_pass() {
     let mut facts = healthy();
     the_tap(&mut facts).xdp = vec![program("port")];
     the_tap(&mut facts).tcx = Some(vec![program("port_tcx")]);
