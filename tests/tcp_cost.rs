@@ -1,4 +1,4 @@
-//! CPU time per received frame in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost`.
+//! CPU time per received frame in the stack alone: `cargo bench -p xdp-imds-tests --bench tcp_cost [-- GUESTS …]`.
 //!
 //! All guests perform each step at the same time and in random order: SYN, ACK, GET of a document of theirs, FIN, ACK.
 //! As in a boot storm, nothing of a guest is in the CPU caches when its frame arrives. Replies are discarded. The
@@ -99,7 +99,11 @@ impl Frame {
 }
 
 fn main() {
-    for guests in [100_u32, 1_000, 2_000, 4_000] {
+    let mut numbers: Vec<u32> = std::env::args().filter_map(|word| word.parse().ok()).collect();
+    if numbers.is_empty() {
+        numbers = vec![100, 1_000, 2_000, 4_000];
+    }
+    for guests in numbers {
         let store = store(guests);
         for sums in [Sums::Complete, Sums::Partial] {
             let mut costs = [Vec::new(), Vec::new()];
