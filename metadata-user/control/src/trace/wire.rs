@@ -1,4 +1,4 @@
-//! The lines of a trace as the agent writes them: `GET /v1/trace` on the control socket sends one JSON object a line.
+//! The lines of a trace as the agent writes them: `GET /v1/trace` on the control socket sends one JSON object per line.
 //!
 //! An empty line shows that the agent is still alive. A reader ignores lines of a kind it does not know.
 

@@ -1,4 +1,4 @@
-//! Log lines in the host's log. libvirt shows a hook's standard error only at debug level.
+//! Writes to the host's log. libvirt shows a hook's standard error only at debug level.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixDatagram;

@@ -1,8 +1,8 @@
 //! Finds the processes of a pod: kubelet gives each pod a control group with its UID in the name.
 //!
 //! With the systemd driver the name is `…-pod<uid>.slice`, with underscores for the UID's hyphens. With kubelet's own
-//! driver it is `pod<uid>`. Containers have groups below it, and may create more. So the first group on a path with a
-//! pod's name decides.
+//! driver it is `pod<uid>`. Containers have groups below it, and may create more. So the pod of a
+//! path is that of the first group with a pod's name.
 
 use rustix::io::Errno;
 use std::collections::HashMap;
