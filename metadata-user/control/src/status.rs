@@ -2,8 +2,8 @@
 //!
 //! The agent answers `GET /v1/status` on its control socket with a [`Status`] as JSON, and `?guest=NAME` with a list of
 //! [`Guest`]. The verb prints a table, or the JSON unchanged. The types below define the fields. A new version may
-//! add fields, but no field changes its meaning within [`SCHEMA`]. Times are in seconds. The status reveals nothing of a record
-//! but the names of record, VM, port and MAC.
+//! add fields, but no field changes its meaning within [`SCHEMA`]. Times are in seconds. Of a record,
+//! the status shows only identifiers: its name, its VM's name and UUID, its ports and MACs.
 
 mod client;
 mod table;
