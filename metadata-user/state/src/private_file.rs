@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_up_to_its_limit_and_none_is_no_error() {
+    fn a_file_is_read_up_to_its_limit_and_a_missing_one_is_no_error() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join("keys");
         assert_eq!(read(&path, 4).expect("no file"), None);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_its_body_and_a_refusal_says_so() {
+    fn a_success_returns_its_body_and_a_refusal_is_an_error() {
         let run = tempfile::tempdir().expect("a directory");
         let listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
         let answers = [("200 OK", "{}"), ("503 Service Unavailable", "busy\n"), ("nonsense", "")];

@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_queue_means_that_anything_may_have_changed() {
+    fn after_a_queue_overflow_anything_may_have_changed() {
         assert!(noted(&[(EventMask::Q_OVERFLOW, "")]).all);
         assert!(!noted(&[(EventMask::CLOSE_WRITE, "a.yaml")]).all);
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_goes_is_noticed_however_it_goes() {
+    fn every_kind_of_removal_of_a_directory_is_noticed() {
         let masks = [EventMask::DELETE_SELF, EventMask::MOVE_SELF, EventMask::UNMOUNT, EventMask::IGNORED];
         assert!(masks.iter().all(|mask| noted(&[(*mask, "")]).gone));
     }

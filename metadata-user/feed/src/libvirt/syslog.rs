@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_nobody_keeps_is_no_trouble() {
+    fn a_log_ignores_its_own_failures() {
         Log::new(std::path::Path::new("/nonexistent/log"), "web").say(Severity::Info, "nothing");
     }
 }
