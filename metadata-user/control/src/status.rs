@@ -1,9 +1,9 @@
 //! `xdp-imds status`: the state of an agent, or of one of its guests.
 //!
 //! The agent answers `GET /v1/status` on its control socket with a [`Status`] as JSON, and `?guest=NAME` with a list of
-//! [`Guest`]. The verb prints a table, or the JSON unchanged. The types below define the fields. A version may add
-//! fields, but none changes its meaning within [`SCHEMA`]. Times are in seconds. The status reveals nothing of a record
-//! but the names of record, VM, port and MAC.
+//! [`Guest`]. The verb prints a table, or the JSON unchanged. The types below define the fields. A new version may
+//! add fields, but no field changes its meaning within [`SCHEMA`]. Times are in seconds. Of a record,
+//! the status shows only identifiers: its name, its VM's name and UUID, its ports and MACs.
 
 mod client;
 mod table;
@@ -20,7 +20,7 @@ pub use client::{Answer, ClientError, Question, Reply, ask, get, open};
 pub const SCHEMA: &str = "status/1";
 /// Most ports to list by default; the status counts the others.
 pub const LISTED_PORTS: usize = 64;
-/// Most conflicts to list, most refused and most shadowed records.
+/// Most conflicts, most refused records and most shadowed records to list.
 pub const LISTED_COMPLAINTS: usize = 32;
 /// Most guests to list under one name.
 pub const LISTED_GUESTS: usize = 64;
@@ -70,7 +70,7 @@ pub struct Status {
     pub instances: Vec<Instances>,
     /// Identities in the kernel's maps: MACs on ports.
     pub identities: u64,
-    /// Records that claim another's identity, or match several ports; at most [`LISTED_COMPLAINTS`].
+    /// Records that claim another record's identity, or match several ports; at most [`LISTED_COMPLAINTS`].
     pub conflicts: Vec<String>,
     /// Records whose latest version is refused; at most [`LISTED_COMPLAINTS`].
     pub refused: Vec<Refused>,
@@ -120,10 +120,10 @@ impl ApiServer {
     }
 }
 
-/// A row of failed requests.
+/// Consecutive failed requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Unanswered {
-    /// Seconds since the first of the row.
+    /// Seconds since the first of them.
     pub since: f64,
     /// The kind of the last failure: `unreachable`, `forbidden`, `not_found`, `gone`, `refused`, `unreadable` or
     /// `cut_short`.
@@ -353,11 +353,11 @@ pub struct Guest {
     /// How the guest reaches its port.
     #[serde(default)]
     pub way: GuestWay,
-    /// What its worker holds for it; `None` if it is not served or the worker is silent.
+    /// The resources that its worker uses for it; `None` if it is not served or the worker is silent.
     pub held: Option<Held>,
 }
 
-/// A worker's resources of a guest.
+/// The resources that a worker uses for a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     /// Open connections.

@@ -7,7 +7,7 @@ use std::time::Instant;
 /// Why a request to the API server failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureKind {
-    /// No connection, or it broke, or the server fell silent.
+    /// The connection failed or broke, or the server stopped answering.
     Unreachable,
     /// 401 or 403: the token or the role is missing.
     Forbidden,
@@ -84,10 +84,10 @@ pub struct Report {
     pub failures: BTreeMap<String, u64>,
 }
 
-/// A row of failed requests.
+/// Consecutive failed requests.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Failing {
-    /// Seconds since the first of the row.
+    /// Seconds since the first of them.
     pub since: f64,
     /// The last failure's [`FailureKind::name`].
     pub kind: String,
@@ -114,7 +114,7 @@ struct Inner {
 struct Watch {
     /// When the server last answered usefully.
     answered: Option<Instant>,
-    /// When the current row of failures began, and its last failure.
+    /// When the consecutive failures began, and the last of them.
     failing: Option<(Instant, Failure)>,
 }
 
@@ -143,12 +143,12 @@ impl Contact {
         watch.failing.take().is_some()
     }
 
-    /// Counts a lost history. It costs a list, but the watch has not failed.
+    /// Counts a lost history. The feed must list everything again, but the watch has not failed.
     pub fn history_is_gone(&self) {
         *self.lock().failures.entry(FailureKind::Gone).or_default() += 1;
     }
 
-    /// Notes a failed request. Returns true if it is the first of a row.
+    /// Notes a failed request. Returns true if the previous request did not fail.
     pub fn failed(&self, watch: &'static str, failure: Failure, now: Instant) -> bool {
         let mut inner = self.lock();
         *inner.failures.entry(failure.kind).or_default() += 1;
@@ -210,7 +210,7 @@ mod tests {
         assert!(contact.failed("a", failure(FailureKind::Unreachable), at(1)));
         assert!(!contact.failed("a", failure(FailureKind::Forbidden), at(5)));
         assert!(contact.failed("b", failure(FailureKind::Refused), at(6)));
-        // A single page of a list does not end the row.
+        // A single page of a list does not end the failure.
         contact.answered("a", at(7));
         let failing = contact.report(at(11)).failing.expect("both fail");
         assert_eq!((failing.since, &*failing.kind, &*failing.reason), (10.0, "forbidden", "why"));

@@ -67,8 +67,8 @@ pub enum FeedError {
 /// An event that a feed publishes.
 #[derive(Clone, Debug)]
 pub enum FeedEvent {
-    /// A record is new or has changed. The feed has read its payloads and credentials. The record lacks a credential
-    /// that cannot be read.
+    /// A record is new or has changed. The feed has read its payloads and credentials. A credential that
+    /// cannot be read is absent.
     Upsert {
         /// The record's name within the feed.
         key: String,
@@ -76,7 +76,7 @@ pub enum FeedEvent {
         record: Arc<Record>,
     },
     /// A record will follow, and these identities belong to it: the agent holds their requests. The event does not
-    /// replace a good record. A later `Upsert`, `Expect` or `Remove` of the key ends it.
+    /// replace a good record. A later `Upsert`, `Expect` or `Remove` of the key replaces it.
     Expect {
         /// The record's name within the feed.
         key: String,

@@ -261,7 +261,7 @@ impl Ledger {
         for (content, octets) in charge.weight.contents() {
             let (records, taken) = self.contents.entry(*content).or_default();
             *records += 1;
-            // The dialects of the records determine a charge; the largest one counts.
+            // The charge of a content depends on the record's dialects; the largest charge counts.
             self.usage.used += octets.saturating_sub(*taken);
             *taken = (*taken).max(*octets);
         }

@@ -1,12 +1,12 @@
-//! The snapshot: the last good records in one file, for a start while their source is away.
+//! The snapshot: the last good records in one file. The agent starts with them while their source is unavailable.
 //!
 //! ```text
 //!  {"xdp-imds":"records","version":1}
-//!  {"source":"file","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line a record
+//!  {"source":"file","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line per record
 //!  {"records":1,"sha256":"…"}                                   of all octets before this line
 //! ```
 //!
-//! Earlier versions wrote no source, so a line without one, or with an unknown one, belongs to a file.
+//! Earlier versions wrote no source: a record without a source, or with an unknown source, counts as a file's.
 //!
 //! The snapshot contains payloads and credentials. So it needs no other file, is as secret as the records, and has mode
 //! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
@@ -29,7 +29,7 @@ use metadata_state::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";
 
-/// Most octets of the file: 16,384 records of 16 KiB. The writer omits records that do not fit; later ids go first.
+/// Most octets of the file: 16,384 records of 16 KiB. Written in the order of ids, without those that do not fit.
 pub const MAX_OCTETS: usize = 256 << 20;
 
 const FORM: Form = Form { kind: "records", version: 1, octets: MAX_OCTETS };

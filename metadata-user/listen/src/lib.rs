@@ -1,6 +1,6 @@
 //! The loop that accepts connections, with a limit on concurrent connections.
 //!
-//! After an error of `accept` the loop logs the first of consecutive errors, pauses for [`PAUSE`] and continues.
+//! The loop logs the first of consecutive errors of `accept`, pauses for [`PAUSE`] after each, and continues.
 //! Without the pause it would use all CPU time while the process has no free file descriptor.
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
-//! What a state file says about itself, and the form of files that hold many entries.
+//! The kind and version in each state file, and the format of files with many entries.
 //!
 //! ```text
 //!  {"xdp-imds":"records","version":1}        kind and version
-//!  {"key":"web-1.yaml", …}                   one line an entry
+//!  {"key":"web-1.yaml", …}                   one line per entry
 //!  {"records":1,"sha256":"…"}                how many entries, and the digest of all octets before this line
 //! ```
 //!
-//! A file of one entry has kind and version among its fields ([`Head`]), and needs no digest: it is replaced whole, and
-//! JSON that is cut does not parse.
+//! A file of one entry has kind and version among its fields ([`Head`]), and needs no digest: it is replaced as a
+//! whole, and truncated JSON does not parse.
 
 #[cfg(test)]
 mod tests;
@@ -19,11 +19,11 @@ use sha2::{Digest as _, Sha256};
 
 use metadata_base::hex::hex;
 
-/// Octets of the last line at most.
+/// Most octets of the last line.
 const TAIL: usize = 128;
 
-/// A kind of state file. Agents of the next version read the files of this one: a change of what is in them takes another
-/// version.
+/// A kind of state file. The next release of the agent reads the files of this one, so a change of their content needs
+/// a new `version`.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// What the file holds.
@@ -54,7 +54,7 @@ pub enum FormError {
     /// It cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// It is not as it was written. The text never repeats what is in the file.
+    /// It differs from what was written. The message repeats nothing of its content.
     #[error("expected {0}")]
     Damaged(&'static str),
 }
@@ -64,12 +64,12 @@ pub enum FormError {
 pub struct Written {
     /// Entries in the file.
     pub records: usize,
-    /// Entries for which there was no room.
+    /// Entries omitted because of the limit.
     pub left_out: usize,
 }
 
 impl Form {
-    /// Returns the fields that say what a file of this form is.
+    /// Returns the kind and version as fields.
     #[must_use]
     pub fn head(&self) -> Head {
         Head { kind: self.kind.to_owned(), version: self.version }
@@ -103,8 +103,8 @@ impl Form {
         Ok(written)
     }
 
-    /// Checks that the file is whole, then passes each entry to `take`, which returns what it expected instead of an entry
-    /// that it cannot use.
+    /// Checks that the file is complete, then passes each entry to `take`. If `take` cannot use an entry, its error is
+    /// the expected content.
     ///
     /// # Errors
     /// [`FormError`].

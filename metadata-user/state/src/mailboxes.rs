@@ -134,8 +134,8 @@ impl Mailboxes {
             .try_for_each(|path| private_file::remove(path).map(drop).map_err(error("remove", path)))
     }
 
-    /// Removes the files of VMs that ended while no agent ran. These are neither loaded nor known to `is_known` by
-    /// UUID. Returns the number of removed files.
+    /// Removes the files of VMs that ended while no agent ran. A VM has ended if it is not loaded and
+    /// `is_known` returns false for its UUID. Returns the number of removed files.
     ///
     /// # Errors
     /// [`MailboxError`] if the directory cannot be listed, or a file cannot be removed.

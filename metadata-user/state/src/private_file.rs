@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// The mode of files with secrets.
 pub const PRIVATE: u32 = 0o600;
 
-/// Makes a directory, and those above it, with mode 0700. One that exists stays as it is.
+/// Creates a directory and its parents with mode 0700. An existing directory stays unchanged.
 ///
 /// # Errors
 /// The directory cannot be made.
@@ -59,7 +59,7 @@ pub fn remove(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Writes to the disk which files the directory of `path` has.
+/// Syncs the directory of `path`, so that its list of files is on the disk.
 ///
 /// # Errors
 /// The directory cannot be opened or synced.
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_up_to_its_limit_and_none_is_no_error() {
+    fn a_file_is_read_up_to_its_limit_and_a_missing_one_is_no_error() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join("keys");
         assert_eq!(read(&path, 4).expect("no file"), None);

@@ -79,7 +79,7 @@ pub fn given(path: &Path) -> Result<Option<Keyring>, KeyError> {
     Ok(read(path)?.map(Keyring::with))
 }
 
-/// Loads the current keys from such a file. If it is missing or invalid, the keys stay unchanged.
+/// Loads the current keys from a file that others maintain. If it is missing or invalid, the keys stay unchanged.
 ///
 /// # Errors
 /// The errors of [`given`].

@@ -9,7 +9,7 @@ use metadata_base::run::SOCKET;
 
 /// Longest silence of the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most octets of a response; that of a full node with every port takes a quarter.
+/// Most octets of a response: four times the status of a full node with every port.
 const ANSWER_MAX: u64 = 64 << 20;
 /// Most octets of a response's head.
 const HEAD_MAX: usize = 16 << 10;
@@ -61,7 +61,7 @@ pub struct Question<'a> {
     pub fields: &'a [String],
     /// The request body.
     pub body: &'a [u8],
-    /// Limit for the agent's silence.
+    /// Longest silence of the agent.
     pub patience: Duration,
 }
 
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_its_body_and_a_refusal_says_so() {
+    fn a_success_returns_its_body_and_a_refusal_is_an_error() {
         let run = tempfile::tempdir().expect("a directory");
         let listener = UnixListener::bind(run.path().join(SOCKET)).expect("a socket");
         let answers = [("200 OK", "{}"), ("503 Service Unavailable", "busy\n"), ("nonsense", "")];

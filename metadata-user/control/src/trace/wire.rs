@@ -1,4 +1,4 @@
-//! The lines of a trace as the agent writes them: `GET /v1/trace` on the control socket sends one JSON object a line.
+//! The lines of a trace as the agent writes them: `GET /v1/trace` on the control socket sends one JSON object per line.
 //!
 //! An empty line shows that the agent is still alive. A reader ignores lines of a kind it does not know.
 
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_come_back_from_their_digits_and_from_nothing_else() {
+    fn only_hexadecimal_digits_are_parsed_as_octets() {
         let all: Vec<u8> = (0..=255).collect();
         assert_eq!(octets(&hex(&all)), Some(all));
         for bad in ["0", "0g", "zz", "é"] {

@@ -33,7 +33,7 @@ pub struct Loaded {
     pub open_mode: Option<u32>,
     /// The first path component of each source.
     pub(super) sources: BTreeSet<String>,
-    /// The directories below that hold sources, relative to the directory.
+    /// The subdirectories that hold sources, relative to the directory.
     pub(super) below: BTreeSet<PathBuf>,
     /// The digest of everything that was read; `None` if a part was unreadable.
     pub(super) digest: Option<Digest>,

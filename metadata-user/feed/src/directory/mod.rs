@@ -2,7 +2,7 @@
 //!
 //! Every visible `*.yaml`, `*.yml` and `*.json` file is a record, and its name is the key. Writers should write a file
 //! elsewhere in the same file system and rename it. The feed reads a file written in place when the writer closes it. A
-//! record's `source` names a file beside it or in a directory below. The feed reads the record again when that file
+//! record's `source` names a file beside it or in a subdirectory. The feed reads the record again when that file
 //! changes, even if all files of a directory change at once, as in a token volume of Kubernetes.
 //!
 //! An invalid file leaves the last good record in force. If the directory vanishes, all records stay until it is back.
@@ -27,7 +27,7 @@ use watch::{Changes, Watch};
 use super::publisher::{Freed, Publisher};
 use super::{FeedError, FeedEvent, blocking};
 
-/// Most records in a directory. The feed refuses each one beyond; later names go first.
+/// Most records in a directory. A scan reads them in the order of names, and the feed refuses the rest.
 pub const MAX_RECORDS: usize = 16_384;
 /// How long to gather changes after the first one, because editors replace a file in several steps.
 const SETTLE: Duration = Duration::from_millis(50);
@@ -97,7 +97,7 @@ struct Directory {
     /// Most records to publish.
     limit: usize,
     known: BTreeMap<String, Known>,
-    /// Records refused for lack of memory, and the octets each lacks.
+    /// Records refused for lack of memory, and the free octets that each needs.
     crowded_out: BTreeMap<String, usize>,
 }
 

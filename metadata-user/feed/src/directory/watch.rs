@@ -1,4 +1,4 @@
-//! inotify(7) on one directory, and on the directories below it that hold records' sources.
+//! Watches one directory, and its subdirectories that hold records' sources, by inotify(7).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::OsStr;
@@ -15,11 +15,11 @@ use crate::FeedError;
 
 /// Octets of one read of events.
 const BUFFER_OCTETS: usize = 16 << 10;
-/// Most names to gather; beyond, a scan of the whole directory costs less.
+/// Most names to gather. For more names, a scan of the whole directory costs less.
 const MAX_NAMES: usize = 1_024;
 /// Most events to take in a row before the feed handles them.
 const MAX_EVENTS: usize = 4_096;
-/// Most directories below to watch. Sources in further ones are read again only with their record.
+/// Most subdirectories to watch. The feed reads a source in any other only when its record changes.
 const MAX_BELOW: usize = 4_096;
 /// What the feed needs from the directory, for errors.
 const WATCHED: &str = "a directory that can be watched";
@@ -47,9 +47,9 @@ pub(super) struct Watch {
     dir: PathBuf,
     events: EventStream<Vec<u8>>,
     root: WatchDescriptor,
-    /// Watched directories below, relative to the directory.
+    /// Watched subdirectories, relative to the directory.
     below: BTreeMap<PathBuf, WatchDescriptor>,
-    /// The same, by watch descriptor.
+    /// The watched subdirectories by watch descriptor.
     by_watch: HashMap<WatchDescriptor, PathBuf>,
     /// The changes since the last report.
     gathered: Changes,
@@ -66,7 +66,7 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: Changes::default() })
     }
 
-    /// Watches these directories below. Returns true if one is new, because its content may have changed before.
+    /// Watches these subdirectories. Returns true if one is new, because its content may have changed before.
     ///
     /// Skips a directory that cannot be watched. Its files are unreadable too, and when it appears, its name changes in
     /// the directory above.
@@ -110,7 +110,7 @@ impl Watch {
         let event = event.map_err(|error| io_error(&self.dir, WATCHED, error))?;
         match self.by_watch.get(&event.wd) {
             Some(path) => {
-                // Any event there means: read again the records with a source there.
+                // After any event there, the feed reads again the records with a source there.
                 let first = path.components().next().and_then(|part| part.as_os_str().to_str());
                 changes.names.extend(first.map(str::to_owned));
                 if event.mask.intersects(EventMask::IGNORED | EventMask::MOVE_SELF) {
@@ -125,7 +125,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Forgets a directory below that was deleted or renamed.
+    /// Forgets a subdirectory that was deleted or renamed.
     fn forget(&mut self, event: &EventOwned) {
         if let Some(path) = self.by_watch.remove(&event.wd) {
             self.below.remove(&path);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_queue_means_that_anything_may_have_changed() {
+    fn after_a_queue_overflow_anything_may_have_changed() {
         assert!(noted(&[(EventMask::Q_OVERFLOW, "")]).all);
         assert!(!noted(&[(EventMask::CLOSE_WRITE, "a.yaml")]).all);
     }
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_goes_is_noticed_however_it_goes() {
+    fn every_kind_of_removal_of_a_directory_is_noticed() {
         let masks = [EventMask::DELETE_SELF, EventMask::MOVE_SELF, EventMask::UNMOUNT, EventMask::IGNORED];
         assert!(masks.iter().all(|mask| noted(&[(*mask, "")]).gone));
     }

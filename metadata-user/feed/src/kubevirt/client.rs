@@ -18,7 +18,7 @@ use crate::contact::{Failure, FailureKind};
 /// Longest time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// What 404 means for a list or a watch: the API lacks the kind, because neither names an object.
+/// The meaning of 404 for a list or a watch: the API lacks the kind. Neither request names a single object.
 const LACKS: &str =
     "; the cluster has no CustomResourceDefinition `virtualmachineinstances.kubevirt.io`: install KubeVirt";
 

@@ -5,10 +5,10 @@
 //!
 //! The feed serves a VM from the moment it finds its pod's launcher, whichever origin names the VMI first: one of the
 //! two watches, the hook or the kept list. It stops serving the VM when the launcher ends, when the pod leaves the
-//! VMI's `activePods`, or when the VMI ends. A VMI that leaves a watch stays while its launcher runs: on the source of
-//! a migration the label changes first and the launcher ends last. The target of a failed migration leaves its watch
-//! before it ever ran. The feed drops it after [`LINGER`], because the label of a successful migration arrives within
-//! that time.
+//! VMI's `activePods`, or when the VMI ends. A VMI that leaves a watch stays while its launcher runs: on the
+//! source node of a migration the label changes before the launcher ends. After a failed migration the VMI leaves the
+//! watch of the target node, where it never ran. The feed drops it there after [`LINGER`], because the label of a
+//! successful migration arrives within that time.
 
 mod instance;
 mod report;
@@ -52,7 +52,7 @@ pub enum Origin {
     Coming,
     /// KubeVirt's node hook, called before the VMI runs here.
     Hook,
-    /// The kept file of the previous run. Precedence falls from the watches over the hook to this file.
+    /// The kept file of the previous run. The watches precede the hook, and the hook precedes this file.
     Kept,
 }
 

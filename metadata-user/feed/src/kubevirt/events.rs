@@ -14,7 +14,7 @@ use metadata_content::record::values::Timestamp;
 
 /// Most reports that wait to be written; the caller drops the rest.
 pub(super) const QUEUE: usize = 1_024;
-/// The pause between two Events. It keeps a boot storm of VMs from becoming one of API requests.
+/// The pause between two Events. It limits the API requests when many VMs boot at once.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Most octets of an Event's message that the API accepts.
 const MESSAGE: usize = 1_024;

@@ -1,4 +1,4 @@
-//! The kept file: the last known VMIs, for a start while the API server is unreachable.
+//! The kept file: the last known VMIs. The agent starts with them while the API server is unreachable.
 //!
 //! VMIs may contain user-data, so the file has mode 0600. It is replaced as a whole. It holds neither the place of a
 //! pod nor the content of Secrets; the agent finds both on the node.
@@ -13,7 +13,7 @@ use metadata_state::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";
 
-/// The encoder omits the VMIs that do not fit; later keys go first.
+/// The encoder writes in the order of keys, and omits the VMIs that do not fit.
 const FORM: Form = Form { kind: "vmis", version: 1, octets: 64 << 20 };
 
 /// First line of the files that earlier agents wrote: VMIs follow, one per line, without a digest.

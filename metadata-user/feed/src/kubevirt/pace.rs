@@ -63,14 +63,14 @@ impl Pauses {
         Self { pace, failures: 0, unwatched: false, gone: false }
     }
 
-    /// Ends a row of failed lists. A row of failed watches goes on.
+    /// Ends consecutive failures of lists. Those of watches continue.
     pub(super) fn listed(&mut self) {
         if !self.unwatched && !self.gone {
             self.failures = 0;
         }
     }
 
-    /// Ends the row of failures: the watch delivered an event, or lasted.
+    /// Ends the consecutive failures: the watch delivered an event, or lasted.
     pub(super) fn works(&mut self) {
         (self.failures, self.unwatched, self.gone) = (0, false, false);
     }
@@ -88,8 +88,8 @@ impl Pauses {
         self.list_failed()
     }
 
-    /// Returns the pause before a list after the server lost the history: none the first time, which is no failure. A
-    /// server that at once loses what it has just listed counts as failed.
+    /// Returns the pause before a list after the server lost the history. The first loss is no failure and needs no
+    /// pause. Another loss before a watch works counts as a failure.
     pub(super) fn history_is_gone(&mut self) -> Option<Duration> {
         std::mem::replace(&mut self.gone, true).then(|| self.watch_failed())
     }

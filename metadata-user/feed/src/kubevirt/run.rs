@@ -37,7 +37,7 @@ pub struct Feed {
     pub options: Options,
     /// The limits of a record.
     pub limits: Limits,
-    /// The kept file, for a start without the API server ([`KEPT`](super::KEPT) in the state directory).
+    /// The kept file, from which the feed starts without the API server ([`KEPT`](super::KEPT) in the state directory).
     pub kept: Option<PathBuf>,
     /// The pods' volumes.
     pub volumes: Volumes,
@@ -370,7 +370,7 @@ impl Run {
     /// When to run next if no event arrives.
     fn due(&self) -> Instant {
         let core = self.core.deadline().map(Instant::from_std);
-        // If a write is in progress, look again when it may be over.
+        // If a write is in progress, check again when it may have ended.
         let keep = self.keep_at.map(|at| at.max(Instant::now() + Duration::from_millis(100)));
         let patience = [self.patience, self.patience + LOOKS]
             .into_iter()

@@ -1,9 +1,9 @@
 //! The two watches of the API server.
 //!
 //! No field selector works on VMIs, so the watches select by label: one by the node a VMI runs on, one by the node it
-//! migrates to. A list returns the VMIs that exist, and a watch the changes after it. The server ends each watch after
-//! a while, and the next one continues from the last version. If the server no longer has that version (410), or the
-//! list is old, the watch lists everything again. No VMI is removed before a list is finished.
+//! migrates to. A list returns the VMIs that exist, and a watch returns the changes after it. The server ends each
+//! watch after a while, and the next one continues from the last version. If the server no longer has that version
+//! (410), or the list is old, the watch lists everything again. No VMI is removed before a list is finished.
 //!
 //! This module does not use kube-runtime's `watcher`. That one reports the start of a list like a success, restarts a
 //! watch that ended at once without a pause, and does not show when the server answered last.
@@ -60,7 +60,7 @@ pub(super) enum Update {
         origin: Origin,
         /// The reason.
         failure: Failure,
-        /// True for the first of a row of failures.
+        /// True for the first of consecutive failures.
         first: bool,
     },
 }

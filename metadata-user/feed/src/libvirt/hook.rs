@@ -209,7 +209,7 @@ fn put(room: &Path, path: &Path, text: &str) -> io::Result<()> {
     private_file::replace_for(path, text.as_bytes(), Some((owner.uid(), owner.gid())))
 }
 
-/// The first generation of a new record. Time exceeds the generations of the domain's earlier records, which are gone.
+/// The first generation of a new record: the Unix time, which exceeds the generations of the domain's removed records.
 fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs())
 }

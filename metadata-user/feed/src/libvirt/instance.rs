@@ -28,7 +28,7 @@
 //! | `address`* | `mac`, `method`, `address`, `gateway`, `public` | – | `network.nics[].addresses` |
 //! | `meta`* | `key` | value | `metadata` |
 //! | `label`* | – | text | `labels` |
-//! | `record` | – | part of a record in YAML or JSON | over all of these |
+//! | `record` | – | part of a record in YAML or JSON | merged over all of these |
 //!
 //! Elements with * may repeat, and every element is optional. The parser refuses unknown elements, so that a typo
 //! cannot remove a VM's user-data unnoticed. Children may lack the namespace, as `virsh metadata --set` writes them.

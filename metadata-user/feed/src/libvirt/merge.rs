@@ -18,7 +18,7 @@ const WHOLE: [&str; 9] = [
 /// Merges `over` into `base`: mappings merge, other values replace, and `null` removes. An entry of `nics` merges into
 /// the entry with its `mac`, or else with its `id`; other entries are appended.
 ///
-/// The parsers of both bound the depth, which bounds the recursion.
+/// The parsers of both parts limit the depth of nesting, and so the recursion.
 pub fn merge(base: &mut Value, over: Value) {
     match (base, over) {
         (Value::Object(base), Value::Object(over)) => merge_fields(base, over),

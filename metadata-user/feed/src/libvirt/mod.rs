@@ -3,7 +3,8 @@
 //! libvirt runs the scripts in `/etc/libvirt/hooks/qemu.d/` when a domain starts, stops or migrates, and passes the
 //! domain's XML on standard input (libvirt, docs/hooks.rst). `xdp-imds libvirt-hook` is one of these scripts. It writes
 //! or removes the domain's record in `hook.d` below the agent's run directory. The agent watches `hook.d` like any
-//! directory of records. The hook never calls libvirt, because a hook that calls back waits for itself.
+//! directory of records. The hook never calls libvirt, because libvirt waits for the hook: a call would
+//! deadlock.
 //!
 //! A record has four sources; each overrides those before it:
 //!

@@ -1,4 +1,4 @@
-//! Log lines in the host's log. libvirt shows a hook's standard error only at debug level.
+//! Writes to the host's log. libvirt shows a hook's standard error only at debug level.
 
 use std::io::{self, Write as _};
 use std::os::unix::net::UnixDatagram;
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_nobody_keeps_is_no_trouble() {
+    fn a_log_ignores_its_own_failures() {
         Log::new(std::path::Path::new("/nonexistent/log"), "web").say(Severity::Info, "nothing");
     }
 }

@@ -1,8 +1,8 @@
 //! Finds the processes of a pod: kubelet gives each pod a control group with its UID in the name.
 //!
 //! With the systemd driver the name is `…-pod<uid>.slice`, with underscores for the UID's hyphens. With kubelet's own
-//! driver it is `pod<uid>`. Containers have groups below it, and may create more. So the first group on a path with a
-//! pod's name decides.
+//! driver it is `pod<uid>`. Containers have groups below it, and may create more. So the pod of a
+//! path is that of the first group with a pod's name.
 
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_of_the_first_pod_on_its_path() {
+    fn a_process_belongs_to_the_first_pod_on_its_path() {
         let other = "11111111-2222-3333-4444-555555555555";
         for (groups, pod) in [
             (
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_comes_is_found_by_the_next_walk_and_one_that_goes_is_not() {
+    fn the_next_walk_finds_new_pods_and_forgets_removed_ones() {
         let root = tempfile::tempdir().expect("a directory");
         let mut index = Index::new(root.path().into());
         assert_eq!(index.group(&uid()).expect("readable"), None);

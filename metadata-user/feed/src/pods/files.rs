@@ -151,7 +151,7 @@ impl Watch {
         let trouble = match volumes::open(&self.pods, pod, volume) {
             Ok(None) => None,
             Ok(Some((dir, _))) => {
-                // Watch the opened directory, whatever its path means by now.
+                // Watch the opened directory, even if its path now leads to another.
                 let path = format!("/proc/self/fd/{}", dir.as_raw_fd());
                 let added = self.events.watches().add(&path, mask());
                 // Watch first, so that a write in between causes an event.

@@ -6,7 +6,7 @@
 //! mounted.
 //!
 //! Both ways open a pidfd before they read the process's control group, and check afterwards that the process still
-//! runs. So both belong to one process, and the PID cannot mean another ([`Meant`]).
+//! runs. So the pidfd and the group belong to one process, and the PID cannot mean another process ([`Meant`]).
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, openat};

@@ -155,13 +155,13 @@ impl Volumes {
         outcome.map(|files| files.map(share))
     }
 
-    /// Releases contents without users. Reads do so too as the table grows.
+    /// Releases contents without users. [`read`](Self::read) does so too when the table has grown.
     pub fn sweep(&self) {
         self.contents.lock().unwrap_or_else(PoisonError::into_inner).sweep();
     }
 }
 
-/// Opens a pod's volume, if it exists, and returns its path for messages. The path may mean another directory later.
+/// Opens a pod's volume, if it exists, and returns its path for messages. The path may lead elsewhere later.
 pub(super) fn open(
     pods: &Path,
     pod: &PodUid,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// Values from here on mean no limit: cgroup version 1 writes the largest number of whole pages in an `i64`.
+/// This value and larger ones mean no limit: cgroup version 1 writes the largest number of whole pages in an `i64`.
 const UNLIMITED: u64 = 1 << 60;
 
 /// The environment variable with the container's memory limit in octets; Kubernetes sets it by the downward API. A pod

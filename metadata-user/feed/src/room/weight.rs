@@ -73,8 +73,8 @@ impl Weight {
     }
 }
 
-/// The memory of a payload: its octets, and its copies in the dialects' documents. Equal user-data and vendor-data are
-/// one content, so the copies of either may be charged.
+/// The memory of a payload: its octets, and its copies in the dialects' documents. Equal user-data and vendor-data
+/// share one content, so the charge includes the copies of both.
 fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     let mut taken = octets.len() + CONTENT_OCTETS;
     if !in_documents {
@@ -83,7 +83,7 @@ fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     let served = Dialect::ALL.iter().filter(|dialect| record.serve.serves(**dialect));
     let forms: Vec<Carried> =
         served.flat_map(|dialect| [dialect.user_data(), dialect.vendor_data()]).collect();
-    // Dialects that carry octets in one form share them.
+    // Dialects that carry the payload in the same form share one copy.
     let mut add = |any_of: &[Carried], octets: usize| {
         taken += if forms.iter().any(|form| any_of.contains(form)) { octets } else { 0 };
     };

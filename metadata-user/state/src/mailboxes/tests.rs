@@ -156,7 +156,7 @@ fn a_forgotten_vm_leaves_no_file_though_a_slot_still_writes() {
 }
 
 #[test]
-fn files_of_vms_that_went_away_are_swept_and_no_others() {
+fn only_files_of_ended_vms_are_removed() {
     let room = tempfile::tempdir().expect("a directory");
     let name = |n: u32, end: &str| format!("7c0f1a52-3b5e-4d1a-9d2c-{n:012x}{end}");
     for file in [&name(1, ".json"), &name(2, ".json"), &name(3, ".json.bad"), &name(4, ".txt"), "notes.json"]
@@ -174,7 +174,7 @@ fn files_of_vms_that_went_away_are_swept_and_no_others() {
 }
 
 #[test]
-fn a_file_that_cannot_be_read_is_put_aside_and_the_vm_begins_anew() {
+fn an_unreadable_file_is_set_aside_and_the_vm_starts_empty() {
     for (case, text) in [
         ("no JSON", "posted".to_owned()),
         ("another version", r#"{"version":2}"#.to_owned()),
@@ -216,7 +216,7 @@ fn a_full_mailbox_fits_the_file_that_is_read() {
 }
 
 #[test]
-fn a_disk_that_refuses_is_counted_and_the_guest_keeps_its_answer() {
+fn a_failed_write_is_counted_and_the_guest_keeps_its_answer() {
     let room = tempfile::tempdir().expect("a directory");
     let directory = room.path().join("mailboxes");
     let (mailboxes, _saves) = open(&directory);
@@ -232,7 +232,7 @@ fn a_disk_that_refuses_is_counted_and_the_guest_keeps_its_answer() {
 }
 
 #[test]
-fn a_state_directory_that_is_none_is_refused() {
+fn a_state_path_that_is_no_directory_is_refused() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("file");
     fs::write(&file, "").expect("written");

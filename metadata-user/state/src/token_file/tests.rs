@@ -42,7 +42,7 @@ fn a_file_that_an_earlier_agent_wrote_is_read() {
 }
 
 #[test]
-fn a_former_key_counts_for_one_longest_life_also_across_a_restart() {
+fn a_former_key_is_accepted_for_the_longest_token_life_across_restarts() {
     let (_room, path) = room();
     let keyring = open(&path);
     let later = NOW + MONTH.as_secs();
@@ -63,7 +63,7 @@ fn a_former_key_counts_for_one_longest_life_also_across_a_restart() {
 }
 
 #[test]
-fn a_former_key_is_worth_nothing_after_the_overlap() {
+fn a_former_key_is_refused_after_the_overlap() {
     let (_room, path) = room();
     let keyring = open(&path);
     let rotated = NOW + MONTH.as_secs();
@@ -106,7 +106,7 @@ fn a_removed_key_file_ends_all_tokens() {
 }
 
 #[test]
-fn a_key_file_open_to_others_is_refused_with_the_way_out() {
+fn a_key_file_open_to_others_is_refused_with_the_remedy() {
     let (_room, path) = room();
     drop(open(&path));
     for mode in [0o640, 0o604, 0o620, 0o666] {
@@ -139,7 +139,7 @@ fn a_malformed_key_file_is_refused_and_left_alone() {
 }
 
 #[test]
-fn agents_with_a_file_of_others_take_each_others_tokens_and_its_next_key() {
+fn agents_with_a_shared_key_file_accept_each_others_tokens_and_its_next_key() {
     let (_room, path) = room();
     assert!(given(&path).expect("no file is no error").is_none());
     let give = |text: &str| {

@@ -1,4 +1,4 @@
-//! Stories: events of a VMI and its pods go in, and each test compares the actions that come out.
+//! Each test passes in events of a VMI and its pods, and compares the resulting actions.
 
 mod data;
 mod launcher;

@@ -35,8 +35,8 @@ pub(super) struct Data {
     pub(super) token: Option<Bytes>,
 }
 
-/// A network document as text. Its content decides its kind, because KubeVirt inspects neither and puts it on either
-/// disk.
+/// A network document as text. Its content determines its kind, because KubeVirt puts either kind on either disk
+/// without inspection.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Network {
     /// cloud-init's network-config.
@@ -248,8 +248,9 @@ struct CloudInitField<'a> {
     keys: &'static [&'static str],
 }
 
-/// The volume of an access credential's Secret. Every KubeVirt uses names of up to 51 octets unchanged. Before 1.9 pods
-/// with longer names failed; later versions shorten them (SanitizeAccessCredentialVolumeName).
+/// The volume of an access credential's Secret. Every version of KubeVirt uses names of up to 51 octets
+/// unchanged. Before 1.9 pods with longer names failed; later versions shorten them
+/// (SanitizeAccessCredentialVolumeName).
 fn credential_volume(secret: &str) -> String {
     const SUFFIX: &str = "access-cred";
     /// Longest DNS label (RFC 1123 §2.1).

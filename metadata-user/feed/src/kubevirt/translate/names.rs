@@ -33,7 +33,7 @@ pub(super) fn names(vmi: &Vmi, network: &str) -> Names {
     }
 }
 
-/// Removes duplicates: the names from the status usually equal the usual ones.
+/// Removes duplicates: the names from the status usually equal the derived ones.
 fn distinct(names: impl Iterator<Item = String>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     names.filter(|name| seen.insert(name.clone())).collect()

@@ -71,7 +71,7 @@ fn serve(
         (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
         (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
         (None, Some(plugin)) if is_passt(plugin, options) => return by_passt(nic, &names, pod, inlet),
-        // A plugin's device is known once it exists; the name of KubeVirt's own is known before.
+        // The name of a plugin's device is known once the device exists; that of KubeVirt's own tap is known before.
         (None, Some(plugin)) => {
             return Err(Problem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
         }
