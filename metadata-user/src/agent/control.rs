@@ -343,7 +343,7 @@ impl ControlLoop {
         Ok(())
     }
 
-    /// Starts errands and listeners. With `succeeds`, the listeners replace those of the previous agent.
+    /// Starts the waiting tasks and the listeners. With `succeeds`, the listeners replace those of the previous agent.
     async fn listen(&mut self, succeeds: bool) -> anyhow::Result<()> {
         self.errands.take().into_iter().for_each(|errands| errands.start(&mut self.tasks));
         let shared = (&self.health, &self.registrar);

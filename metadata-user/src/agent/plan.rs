@@ -31,7 +31,7 @@ pub(super) struct Plan {
     contested: BTreeSet<IdentityName>,
     /// The claims of each record.
     claims: HashMap<RecordId, BTreeSet<IdentityName>>,
-    /// NICs that name no port and whose MAC is configured on several, with the number of these ports.
+    /// NICs without a port whose MAC is configured on several ports, and the number of these ports.
     ambiguous: BTreeMap<RecordId, Vec<(Mac, usize)>>,
     /// Configured ports by their guest's MAC.
     by_mac: HashMap<Mac, BTreeSet<PortName>>,

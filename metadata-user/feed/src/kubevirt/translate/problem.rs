@@ -23,7 +23,7 @@ pub enum Problem {
     },
     /// The NIC's binding has no tap.
     #[error(
-        "NIC `{nic}`: binding `{binding}` is not served, for it has no tap; use masquerade, bridge or a plugin with \
+        "NIC `{nic}`: binding `{binding}` is not served because it has no tap; use masquerade, bridge or a plugin with \
          a tap for the NIC that asks for metadata"
     )]
     Binding {
@@ -34,7 +34,7 @@ pub enum Problem {
     },
     /// The NIC is on passt, and the options do not serve passt.
     #[error(
-        "NIC `{nic}`: binding `{binding}` is not served, for it has no tap; use masquerade, bridge or a plugin with \
+        "NIC `{nic}`: binding `{binding}` is not served because it has no tap; use masquerade, bridge or a plugin with \
          a tap for the NIC that asks for metadata, or have the agent serve the pod's own sockets by \
          `kubevirt: {{passt: listen}}`"
     )]
@@ -46,7 +46,7 @@ pub enum Problem {
     },
     /// The inlet for the NIC on passt does not exist yet.
     #[error(
-        "NIC `{nic}`: its pod has no inlet yet for what passt sends; the agent's log says why if it stays so"
+        "NIC `{nic}`: the agent cannot accept passt's connections in its pod yet; if this lasts, the agent's log has the reason"
     )]
     Inlet {
         /// The NIC.
@@ -54,7 +54,7 @@ pub enum Problem {
     },
     /// The plugin's device is not a tap.
     #[error(
-        "NIC `{nic}`: expected a tap, found `{device}` of another kind: what its guest sends passes no XDP program"
+        "NIC `{nic}`: expected a tap, found `{device}` of another kind: no XDP program sees its guest's frames"
     )]
     NoTap {
         /// The NIC.
