@@ -3,7 +3,7 @@
 //! All guests perform each step at the same time and in random order: SYN, ACK, GET of a document of theirs, FIN, ACK.
 //! As in a boot storm, nothing of a guest is in the CPU caches when its frame arrives. Replies are discarded. The
 //! output has median and range, for guests that complete their checksums and for guests that leave them to the device,
-//! with frames one by one and in groups that are read ahead (`Stack::warm`). The two alternate within a run.
+//! with frames one by one and in groups that are read ahead (`Stack::read_ahead`). The two alternate within a run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -181,7 +181,7 @@ fn measure(store: &Arc<Store>, guests: u32, sums: Sums, size: usize) -> [f64; 6]
                     *place = (*guest, buffer);
                 }
                 let group = &group[..guests.len()];
-                stack.warm(group);
+                stack.read_ahead(group);
                 for (guest, octets) in group {
                     tally.next = next_numbers[*guest as usize];
                     stack.receive(now, *guest, octets, &mut tally);

@@ -27,7 +27,7 @@ pub const HEADER_LEN: usize = 14;
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
 
 /// Maximum number of frames in a group. The stack reads ahead what all frames of a group will touch
-/// ([`Stack::warm`](crate::stack::Stack::warm)). A CPU has about this many reads under way at once.
+/// ([`Stack::read_ahead`](crate::stack::Stack::read_ahead)). A CPU has about this many reads under way at once.
 pub const GROUP: usize = 16;
 
 /// A source of frames: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`],

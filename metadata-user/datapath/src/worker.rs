@@ -90,7 +90,7 @@ pub trait Engine: Send + 'static {
     type Stats: Copy + Default + Send + 'static;
     /// Reads ahead what the frames of a group will touch, so that the CPU waits for memory once for all of them. Changes
     /// nothing.
-    fn warm(&self, _group: &[(Slot, &[u8])]) {}
+    fn read_ahead(&self, _group: &[(Slot, &[u8])]) {}
     /// Processes one frame of `slot` and sends answers to `out`.
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit);
     /// Returns a slot with deferred output that could be sent now. A slot is returned once, until

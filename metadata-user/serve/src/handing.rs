@@ -160,8 +160,8 @@ fn mark(request: &Request<'_>) -> u64 {
 }
 
 impl Answers for Handing {
-    fn warm(&self, hints: &[Hint<'_>]) {
-        self.store.warm(hints);
+    fn read_ahead(&self, hints: &[Hint<'_>]) {
+        self.store.read_ahead(hints);
     }
 
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {

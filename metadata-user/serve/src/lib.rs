@@ -80,7 +80,7 @@ pub trait Answers {
     }
 
     /// Reads ahead what the answers to these requests will touch. Changes nothing.
-    fn warm(&self, _hints: &[Hint<'_>]) {}
+    fn read_ahead(&self, _hints: &[Hint<'_>]) {}
 
     /// Like [`answer`](Self::answer), plus the dialect and responses it came from.
     fn answer_of(
@@ -95,8 +95,8 @@ pub trait Answers {
 }
 
 impl Answers for Store {
-    fn warm(&self, hints: &[Hint<'_>]) {
-        Self::warm(self, hints);
+    fn read_ahead(&self, hints: &[Hint<'_>]) {
+        Self::read_ahead(self, hints);
     }
 
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
@@ -283,13 +283,13 @@ impl<A: Answers> Service for Serve<A> {
         }
     }
 
-    fn warm(&self, glimpses: &[Glimpse<'_>]) {
+    fn read_ahead(&self, glimpses: &[Glimpse<'_>]) {
         let mut hints = [Hint::default(); GROUP];
         for (hint, glimpse) in hints.iter_mut().zip(glimpses) {
             *hint =
                 Hint { slot: glimpse.slot, host: Host::at(glimpse.local), path: path_in(glimpse.payload) };
         }
-        self.shared.answers.warm(&hints[..glimpses.len().min(GROUP)]);
+        self.shared.answers.read_ahead(&hints[..glimpses.len().min(GROUP)]);
     }
 
     fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {

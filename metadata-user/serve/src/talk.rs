@@ -500,7 +500,7 @@ impl<A: Answers> Exchange for Talk<A> {
         taken
     }
 
-    fn warm(&self) -> u64 {
+    fn touch(&self) -> u64 {
         let Self { head, body, pieces, wait, more, .. } = self;
         (head.capacity() ^ body.capacity() ^ pieces.capacity()) as u64 ^ u64::from(wait.is_some() ^ *more)
     }

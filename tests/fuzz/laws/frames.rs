@@ -215,7 +215,7 @@ impl Scene {
         let (stack, flows, handed) = (&mut self.stack, &mut self.flows, &mut self.handed);
         let mut sent = Sent::default();
         self.link.receive(most, |group| {
-            stack.warm(group);
+            stack.read_ahead(group);
             for (slot, frame) in group {
                 *handed += 1;
                 let before = stack.stats();

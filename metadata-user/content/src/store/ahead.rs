@@ -37,11 +37,11 @@ pub struct Hint<'a> {
 
 impl Store {
     /// Reads ahead what these requests will touch. Changes nothing.
-    pub fn warm(&self, hints: &[Hint<'_>]) {
-        hints.chunks(LOADS).for_each(|hints| self.warm_some(hints));
+    pub fn read_ahead(&self, hints: &[Hint<'_>]) {
+        hints.chunks(LOADS).for_each(|hints| self.read_some(hints));
     }
 
-    fn warm_some(&self, hints: &[Hint<'_>]) {
+    fn read_some(&self, hints: &[Hint<'_>]) {
         let loads: [_; LOADS] = std::array::from_fn(|at| {
             let slot = hints.get(at)?.slot as usize;
             black_box(self.buckets.get(slot)?.load(Ordering::Relaxed));
@@ -134,7 +134,7 @@ mod tests {
             .flat_map(|slot| Host::ALL.map(|host| (slot, host)))
             .flat_map(|(slot, host)| paths.map(|path| Hint { slot, host, path }))
             .collect();
-        store.warm(&hints);
+        store.read_ahead(&hints);
         assert_eq!(Arc::strong_count(&responses), 11);
     }
 }

@@ -125,7 +125,7 @@ impl<E: Exchange> Conn<E> {
     }
 
     /// Reads fields on most of the connection's cache lines.
-    pub(super) fn warm(&self) -> u64 {
+    pub(super) fn touch(&self) -> u64 {
         let Self { tcb, flow, place, posted, exchange, .. } = self;
         let posted = posted.map_or(0, |(sent, ..)| sent);
         let numbers = tcb.una ^ tcb.rcv ^ tcb.initial.0 ^ tcb.outbox.end() ^ posted;
@@ -134,8 +134,8 @@ impl<E: Exchange> Conn<E> {
             ^ u64::from(numbers)
             ^ times.as_secs()
             ^ *place as u64
-            ^ tcb.outbox.warm()
-            ^ exchange.warm()
+            ^ tcb.outbox.touch()
+            ^ exchange.touch()
     }
 
     /// Whether the exchange waits with nothing to send, so that a turn may change something.

@@ -17,6 +17,7 @@
 //! once, and copies data to send only into frames. A silent guest costs nothing: [`Stack::step`] visits only
 //! connections that are due.
 
+mod ahead;
 mod arrivals;
 mod checksum;
 mod config;
@@ -40,7 +41,6 @@ mod table;
 mod tcb;
 mod timewait;
 mod turns;
-mod warm;
 mod wheel;
 
 pub use config::{

@@ -36,7 +36,7 @@ impl Outbox {
     }
 
     /// Reads the first piece and its reference count.
-    pub(super) fn warm(&self) -> u64 {
+    pub(super) fn touch(&self) -> u64 {
         self.pieces.front().map_or(0, |piece| u64::from(piece.bytes.is_unique()))
     }
 

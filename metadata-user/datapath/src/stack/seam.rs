@@ -45,20 +45,20 @@ pub trait Service {
         Refused::default()
     }
     /// Reads ahead what the service will touch for these frames, all of which have data. See
-    /// [`Stack::warm`](super::Stack::warm). Changes nothing.
-    fn warm(&self, _glimpses: &[Glimpse<'_>]) {}
+    /// [`Stack::read_ahead`](super::Stack::read_ahead). Changes nothing.
+    fn read_ahead(&self, _glimpses: &[Glimpse<'_>]) {}
     /// Opens an exchange for a new connection, at the guest's first data or FIN.
     fn open(&mut self, now: Now, connection: Connection) -> Self::Exchange;
     /// Called after each turn with its duration; zero if the turn had no work.
     fn turned(&mut self, _turn: Duration) {}
 }
 
-/// What an unchecked look at a frame shows.
+/// What a look at a frame shows before anything is checked.
 #[derive(Clone, Copy, Debug)]
 pub struct Glimpse<'a> {
     /// The slot that sent the frame.
     pub slot: Slot,
-    /// The frame's destination; unspecified if the frame is not a plain IPv4 segment.
+    /// The segment's destination.
     pub local: (IpAddr, u16),
     /// The segment's data.
     pub payload: &'a [u8],
@@ -110,7 +110,7 @@ pub trait Exchange {
     /// offered again after the next [`Step::Wait`].
     fn receive(&mut self, now: Now, bytes: &[u8]) -> usize;
     /// Reads fields on most of the exchange's cache lines.
-    fn warm(&self) -> u64 {
+    fn touch(&self) -> u64 {
         0
     }
     /// Called when the guest has sent FIN: no more bytes arrive, but the answer may still be sent (half-close).

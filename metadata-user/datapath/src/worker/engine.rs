@@ -16,8 +16,8 @@ where
 {
     type Stats = StackStats;
 
-    fn warm(&self, group: &[(Slot, &[u8])]) {
-        Stack::warm(self, group);
+    fn read_ahead(&self, group: &[(Slot, &[u8])]) {
+        Stack::read_ahead(self, group);
     }
 
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {

@@ -220,7 +220,7 @@ impl Fair {
         self.work = 0;
         let most = if self.is_empty() { BATCH } else { LOOK_AHEAD };
         let received = link.receive(most, |group| {
-            engine.warm(group);
+            engine.read_ahead(group);
             for (slot, frame) in group {
                 self.arrived(now, *slot, frame, engine, out);
             }
