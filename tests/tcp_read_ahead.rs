@@ -69,13 +69,12 @@ fn the_service_sees_slot_destination_and_data_of_segments_that_have_data() {
     let mut tagged = v4.frame(4);
     tagged.splice(12..12, [0x81, 0, 0, 1]);
     let cut = v4.frame(5)[..40].to_vec();
-    let frames = [v4.frame(1), v6.frame(2), Segment::syn(3, 5).frame(3), tagged, cut, vec![0; 14], Vec::new()];
+    let frames =
+        [v4.frame(1), v6.frame(2), Segment::syn(3, 5).frame(3), tagged, cut, vec![0; 14], Vec::new()];
     let group: Vec<(Slot, &[u8])> = (1..).zip(frames.iter().map(Vec::as_slice)).collect();
     stack.read_ahead(&group);
-    let expected = [
-        (1, (SERVICE.into(), 80), b"GET /a".to_vec()),
-        (2, (SERVICE_V6.into(), 8080), b"GET /b".to_vec()),
-    ];
+    let expected =
+        [(1, (SERVICE.into(), 80), b"GET /a".to_vec()), (2, (SERVICE_V6.into(), 8080), b"GET /b".to_vec())];
     assert_eq!(*seen.borrow(), expected);
     seen.borrow_mut().clear();
     stack.read_ahead(&group[..1]);
@@ -96,7 +95,9 @@ impl Guest {
             0 => Segment::syn(port, 1_000),
             1 => Segment::ack(port, 1_001, self.next).with(get),
             2 => Segment::ack(port, 1_001 + get.len() as u32, ack).with(&get[..rng.usize(0..get.len())]),
-            _ => Segment::ack(port, rng.u32(..), ack).control(rng.choice([Fin, Rst, NoControl]).unwrap_or(Fin)),
+            _ => {
+                Segment::ack(port, rng.u32(..), ack).control(rng.choice([Fin, Rst, NoControl]).unwrap_or(Fin))
+            }
         };
         let mut frame = segment.frame(self.slot);
         match rng.u8(0..8) {

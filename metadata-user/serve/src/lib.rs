@@ -3,6 +3,7 @@
 
 pub mod audit;
 mod handing;
+mod sending;
 mod talk;
 mod tally;
 

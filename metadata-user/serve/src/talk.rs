@@ -4,13 +4,12 @@
 //! requests are first collected. While an answer is being sent, no request is read, so a client that pipelines requests
 //! fills its own send buffer and not the agent's memory.
 
-use bytes::Bytes;
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use super::sending::Sending;
 use super::tally::{End, Reason, Wait};
 use super::{Answer, Answers, BODY_WITHIN, HEAD_WITHIN, IDLE, Origin, PUT_HOLD, RETRY_EVERY, Shared};
 use crate::audit;
@@ -26,18 +25,12 @@ use metadata_content::http::{Method, Request, RequestError, Response, Status};
 use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Step};
 
-/// Initial capacity of the queue of pieces: `100 Continue`, head, tail and body. A body of several pieces makes it
-/// grow.
-const PIECES: usize = 4;
-
 /// In a drain, how long a connection stays open after its last answer. A client in the middle of a series sends its
 /// next request within this time, and the answer to that closes the connection. Closing at once could cross a request
 /// in flight (RFC 9112 §9.5).
 const LAST_CALL: Duration = Duration::from_millis(250);
 /// Largest capacity of a head's buffer that is kept for the next request: the connection may stay idle.
 const HEAD_KEPT: usize = 2 * 1024;
-
-const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
 #[derive(Debug)]
 enum Phase {
@@ -75,8 +68,8 @@ pub struct Talk<A> {
     scanner: Scanner,
     head: Vec<u8>,
     body: Vec<u8>,
-    /// Pieces not yet passed to the stack.
-    pieces: VecDeque<Bytes>,
+    /// What the stack has not got yet.
+    sending: Sending,
     /// The hop limit of the current answer.
     hop_limit: Option<u8>,
     /// An answer changed a value that other requests of the slot may wait for.
@@ -124,7 +117,7 @@ impl<A: Answers> Talk<A> {
             scanner: Scanner::default(),
             head: Vec::new(),
             body: Vec::new(),
-            pieces: VecDeque::with_capacity(PIECES),
+            sending: Sending::Nothing,
             hop_limit: None,
             stirs: false,
             asked: now.mono,
@@ -137,16 +130,13 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Queues an answer and prepares for the next request or for the end.
-    fn send(&mut self, now: Now, response: &Response, without_body: bool, persistence: Persistence) {
+    fn send(&mut self, now: Now, response: Response, without_body: bool, persistence: Persistence) {
         // In a drain, requests that have arrived are answered before the connection closes.
         let leaves = self.leaves_by.is_some_and(|by| !self.more || by <= now.mono);
         let persistence = if response.closes() || leaves { Persistence::Close } else { persistence };
         self.hop_limit = response.hop_limit();
-        self.pieces.push_back(response.head().clone());
-        self.pieces.push_back(date::tail(now.unix_seconds, persistence));
-        if !without_body && !response.body().is_empty() {
-            self.pieces.extend(response.body().pieces().iter().cloned());
-        }
+        let tail = date::tail(now.unix_seconds, persistence);
+        self.sending = Sending::answer(response, tail, without_body);
         self.tab.let_go();
         if self.head.capacity() > HEAD_KEPT {
             self.head = Vec::new();
@@ -212,7 +202,7 @@ impl<A: Answers> Talk<A> {
             self.asked = now.mono;
         }
         self.note(now, &response, (Method::Other, ""), Origin::NONE);
-        self.send(now, &response, without_body, Persistence::Close);
+        self.send(now, response, without_body, Persistence::Close);
     }
 
     /// Consumes octets of a head; returns how many.
@@ -279,7 +269,7 @@ impl<A: Answers> Talk<A> {
             }
         }
         if waits {
-            self.pieces.push_back(Bytes::from_static(CONTINUE));
+            self.sending = Sending::Continue;
         }
         let keep = !matches!(head.method, Method::Get | Method::Head);
         self.phase = Phase::Body(BodyReader::new(framing, keep));
@@ -346,7 +336,7 @@ impl<A: Answers> Talk<A> {
             (true, false) => Persistence::KeepAlive,
         };
         self.note(now, &response, (head.method, head.target), origin);
-        self.send(now, &response, head.method == Method::Head, persistence);
+        self.send(now, response, head.method == Method::Head, persistence);
         Ok(())
     }
 
@@ -366,7 +356,7 @@ impl<A: Answers> Talk<A> {
             let response = self.shared.not_ready.clone();
             self.asked = now.mono;
             self.note(now, &response, (Method::Other, ""), Origin::NONE);
-            self.send(now, &response, false, Persistence::Close);
+            self.send(now, response, false, Persistence::Close);
         }
     }
 
@@ -439,7 +429,7 @@ impl<A: Answers> Talk<A> {
     }
 
     fn is_sending(&self) -> bool {
-        !self.pieces.is_empty()
+        self.sending.is_some()
     }
 
     /// The next step when no answer is queued.
@@ -472,8 +462,8 @@ impl<A: Answers> Talk<A> {
 
     /// Passes the next piece to the stack.
     fn send_next(&mut self, now: Now) -> Step {
-        let piece = self.pieces.pop_front().unwrap_or_default();
-        if self.pieces.is_empty() && matches!(self.phase, Phase::Head) {
+        let piece = self.sending.take().unwrap_or_default();
+        if !self.is_sending() && matches!(self.phase, Phase::Head) {
             self.deadline = now.mono + self.idle_limit();
         }
         match self.hop_limit {
@@ -501,8 +491,8 @@ impl<A: Answers> Exchange for Talk<A> {
     }
 
     fn touch(&self) -> u64 {
-        let Self { head, body, pieces, wait, more, .. } = self;
-        (head.capacity() ^ body.capacity() ^ pieces.capacity()) as u64 ^ u64::from(wait.is_some() ^ *more)
+        let Self { head, body, sending, wait, more, .. } = self;
+        (head.capacity() ^ body.capacity()) as u64 ^ u64::from(wait.is_some() ^ *more ^ sending.is_some())
     }
 
     fn finish(&mut self, _: Now) {

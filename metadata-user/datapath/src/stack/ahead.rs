@@ -83,11 +83,19 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let (remote, local, segment): (IpAddr, IpAddr, _) = match packet.first()? {
             &ipv4::VERSION_IHL if packet.get(ipv4::PROTOCOL)? == &protocol::TCP => {
                 let address = |at| array::<4>(packet, at);
-                (address(ipv4::SOURCE)?.into(), address(ipv4::DESTINATION)?.into(), packet.get(ipv4::HEADER..)?)
+                (
+                    address(ipv4::SOURCE)?.into(),
+                    address(ipv4::DESTINATION)?.into(),
+                    packet.get(ipv4::HEADER..)?,
+                )
             }
             _ if packet.get(ipv6::NEXT_HEADER)? == &protocol::TCP => {
                 let address = |at| array::<16>(packet, at);
-                (address(ipv6::SOURCE)?.into(), address(ipv6::DESTINATION)?.into(), packet.get(ipv6::HEADER..)?)
+                (
+                    address(ipv6::SOURCE)?.into(),
+                    address(ipv6::DESTINATION)?.into(),
+                    packet.get(ipv6::HEADER..)?,
+                )
             }
             _ => return None,
         };
