@@ -5,7 +5,6 @@ use std::net::IpAddr;
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
-use metadata_content::http::parse::TARGET_MAX;
 use metadata_content::http::target::{TargetError, normalise};
 use metadata_content::http::{Headers, Method, Request, Response, Status};
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
@@ -87,8 +86,7 @@ impl Question {
     /// When the request is parked twice.
     #[must_use]
     pub fn ask(&self, responses: &Responses) -> Response {
-        let mut buffer = [0; TARGET_MAX];
-        let target = match normalise(&self.target, &mut buffer) {
+        let target = match normalise(&self.target) {
             Ok(target) => target,
             Err(TargetError::Malformed) => return Response::error(Status(400), &[]),
             Err(TargetError::NotText) => return Response::error(Status(404), &[]),
@@ -96,7 +94,7 @@ impl Question {
         let fields: Vec<_> =
             self.fields.iter().map(|(name, value)| httparse::Header { name, value }).collect();
         let headers = Headers::new(&fields);
-        let request = Request { method: self.method, target, headers, body: &self.body };
+        let request = Request { method: self.method, target: target.target(), headers, body: &self.body };
         let remote = "10.0.2.15".parse().expect("an address");
         let connection = Connection { slot: 0, local: self.to, remote: (remote, self.source_port) };
         let mut now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };

@@ -19,7 +19,7 @@ use metadata_content::account::{Account, Tab};
 use metadata_content::dialect;
 use metadata_content::http::body::{BodyReader, Framing};
 use metadata_content::http::date::{self, Persistence};
-use metadata_content::http::parse::{FIELD_COUNT_MAX, Head, Scanner, TARGET_MAX, is_head_request};
+use metadata_content::http::parse::{FIELD_COUNT_MAX, Head, Scanner, is_head_request};
 use metadata_content::http::target::{TargetError, normalise};
 use metadata_content::http::{Method, Request, RequestError, Response, Status};
 use metadata_content::store::{Outcome, Parked};
@@ -263,8 +263,7 @@ impl<A: Answers> Talk<A> {
         }
         // Refuse an impossible target before requesting its body.
         if !asks_for_options(head) {
-            let mut buffer = [0; TARGET_MAX];
-            if normalise(head.target, &mut buffer) == Err(TargetError::Malformed) {
+            if normalise(head.target) == Err(TargetError::Malformed) {
                 return Err(RequestError::Target);
             }
         }
@@ -364,14 +363,14 @@ impl<A: Answers> Talk<A> {
         if asks_for_options(head) {
             return Ok((Decision::Answer(self.shared.options.clone()), Origin::NONE));
         }
-        let mut buffer = [0; TARGET_MAX];
-        let target = match normalise(head.target, &mut buffer) {
-            Ok(target) => target,
+        let normal = match normalise(head.target) {
+            Ok(normal) => normal,
             Err(TargetError::NotText) => {
                 return Ok((Decision::Answer(self.shared.error(Status(404))), Origin::NONE));
             }
             Err(TargetError::Malformed) => return Err(RequestError::Target),
         };
+        let target = normal.target();
         let request = Request { method: head.method, target, headers: head.headers, body };
         let parked = match &self.phase {
             Phase::Parked(parked) => Some(parked),

@@ -12,7 +12,6 @@ use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::dialect;
-use metadata_content::http::parse::TARGET_MAX;
 use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::Limits;
@@ -88,12 +87,16 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
         Ok(httparse::Header { name: name.trim(), value: value.trim().as_bytes() })
     });
     let fields: Vec<httparse::Header<'_>> = fields.collect::<anyhow::Result<_>>()?;
-    let mut buffer = [0; TARGET_MAX];
-    let target = match normalise(&question.target, &mut buffer) {
+    let target = match normalise(&question.target) {
         Ok(target) => target,
         Err(error) => bail!("{} is not a valid path: {error}; a guest gets 400 or 404", question.target),
     };
-    let request = Request { method, target, headers: Headers::new(&fields), body: question.body.as_bytes() };
+    let request = Request {
+        method,
+        target: target.target(),
+        headers: Headers::new(&fields),
+        body: question.body.as_bytes(),
+    };
     let unix_seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
     let now = Now { mono: Duration::ZERO, unix_seconds };
     let remote = (addresses::METADATA.into(), question.source_port);

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use super::sheet::{OCTETS, Sheet, TEXT, YAML};
 use super::text::text_form;
 use super::{Access, Description, Mount};
-use crate::http::parse::TARGET_MAX;
 use crate::http::target::normalise;
 use crate::http::{Body, Method, Response, Status};
 use crate::record::Record;
@@ -31,9 +30,8 @@ pub(super) static DIALECT: Description =
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
-    let mut buffer = [0; TARGET_MAX];
     // No request can have a malformed path.
-    let Ok(base) = normalise(record.serve.maas_path.as_str(), &mut buffer) else { return };
+    let Ok(base) = normalise(record.serve.maas_path.as_str()) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
     let tree = Tree {
         signature: record.credentials.maas.as_ref().map(Signature::of),
@@ -47,7 +45,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         },
     };
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
-    sheet.live_below(base.path.to_owned(), methods, &[], tree);
+    sheet.live_below(base.target().path.to_owned(), methods, &[], tree);
 }
 
 /// Renders vendor-data as a YAML mapping with the member `cloud-init`, the only one that the client reads. A script by

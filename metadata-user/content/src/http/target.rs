@@ -4,6 +4,8 @@
 //! the path at `/`, drop empty segments, and decode each segment. Segments are decoded after the split, so that an
 //! escape cannot turn one path into another.
 
+use std::borrow::Cow;
+
 use super::Target;
 use super::host::host_of;
 use super::parse::TARGET_MAX;
@@ -20,28 +22,64 @@ pub enum TargetError {
     NotText,
 }
 
-/// Normalises `target` and decodes it into `buffer`.
+/// A normalised target. Owns its path only if the client wrote another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Normal<'a> {
+    path: Cow<'a, str>,
+    query: &'a str,
+}
+
+impl Normal<'_> {
+    /// Returns the target.
+    #[must_use]
+    pub fn target(&self) -> Target<'_> {
+        Target { path: &self.path, query: self.query }
+    }
+}
+
+/// Normalises a target.
 ///
 /// # Errors
 ///
 /// See [`TargetError`]. If both apply, the error is `Malformed`.
-pub fn normalise<'a>(target: &'a str, buffer: &'a mut [u8; TARGET_MAX]) -> Result<Target<'a>, TargetError> {
+pub fn normalise(target: &str) -> Result<Normal<'_>, TargetError> {
     let target = origin(target).filter(|t| t.len() <= TARGET_MAX).ok_or(TargetError::Malformed)?;
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let mut end = 0;
+    let path = if is_normal(path) { path.into() } else { decoded(path)?.into() };
+    Ok(Normal { path, query })
+}
+
+/// Returns whether decoding would not change the path, as for nearly all requests.
+fn is_normal(path: &str) -> bool {
+    let mut before = None;
+    let has_only_plain_octets = path.bytes().all(|octet| {
+        let is_plain = match octet {
+            b'%' => false,
+            // An empty segment, or perhaps a dot segment.
+            b'/' | b'.' => before != Some(b'/'),
+            _ => before.is_some(),
+        };
+        before = Some(octet);
+        is_plain
+    });
+    has_only_plain_octets && (path == "/" || !path.ends_with('/')) && path.starts_with('/')
+}
+
+/// Decodes a path without its empty segments.
+fn decoded(path: &str) -> Result<String, TargetError> {
+    let mut octets = Vec::with_capacity(path.len().max(1));
     for segment in path.split('/').filter(|segment| !segment.is_empty()) {
-        buffer[end] = b'/';
-        let start = end + 1;
-        end = decode(segment.as_bytes(), buffer, start)?;
-        if matches!(&buffer[start..end], b"." | b"..") {
+        octets.push(b'/');
+        let start = octets.len();
+        decode(segment.as_bytes(), &mut octets)?;
+        if matches!(&octets[start..], b"." | b"..") {
             return Err(TargetError::Malformed);
         }
     }
-    if end == 0 {
-        return Ok(Target { path: "/", query });
+    if octets.is_empty() {
+        octets.push(b'/');
     }
-    let path = std::str::from_utf8(&buffer[..end]).map_err(|_| TargetError::NotText)?;
-    Ok(Target { path, query })
+    String::from_utf8(octets).map_err(|_| TargetError::NotText)
 }
 
 /// Returns the origin-form of a target (RFC 9112 §3.2.1, §3.2.2), without a leading slash if it has no path.
@@ -56,13 +94,13 @@ fn origin(target: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("http") && names_host).then_some(path)
 }
 
-/// Decodes one segment to `buffer[at..]` and returns its end. The result fits, because decoding never adds octets.
-fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Result<usize, TargetError> {
-    let mut octets = segment.iter();
-    while let Some(&octet) = octets.next() {
-        buffer[at] = if octet == b'%' {
+/// Appends the octets of a segment.
+fn decode(segment: &[u8], octets: &mut Vec<u8>) -> Result<(), TargetError> {
+    let mut encoded = segment.iter();
+    while let Some(&octet) = encoded.next() {
+        octets.push(if octet == b'%' {
             let mut digit = || {
-                let digit = octets.next().and_then(|d| char::from(*d).to_digit(16));
+                let digit = encoded.next().and_then(|d| char::from(*d).to_digit(16));
                 digit.ok_or(TargetError::Malformed)
             };
             let decoded = (digit()? << 4 | digit()?) as u8;
@@ -72,15 +110,14 @@ fn decode(segment: &[u8], buffer: &mut [u8; TARGET_MAX], mut at: usize) -> Resul
             decoded
         } else {
             octet
-        };
-        at += 1;
+        });
     }
-    Ok(at)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{TARGET_MAX, Target, TargetError, normalise};
+    use super::{Normal, TARGET_MAX, TargetError, decoded, is_normal, normalise};
 
     /// Path and query, or the error.
     type Outcome = Result<(&'static str, &'static str), TargetError>;
@@ -131,16 +168,28 @@ mod tests {
             ("http://user@host/x", Err(Malformed)),
         ];
         for (target, expected) in cases {
-            let mut buffer = [0; TARGET_MAX];
-            let expected = expected.map(|(path, query)| Target { path, query });
-            assert_eq!(normalise(target, &mut buffer), expected, "{target}");
+            let expected = expected.map(|(path, query)| Normal { path: path.into(), query });
+            assert_eq!(normalise(target), expected, "{target}");
         }
     }
 
     #[test]
-    fn the_longest_target_fits_the_buffer() {
-        let mut buffer = [0; TARGET_MAX];
+    fn a_target_may_have_the_maximum_length_and_no_more() {
         let target = format!("/{}", "a".repeat(TARGET_MAX - 1));
-        assert_eq!(normalise(&target, &mut buffer).map(|t| t.path.len()), Ok(TARGET_MAX));
+        assert_eq!(normalise(&target).map(|normal| normal.path.len()), Ok(TARGET_MAX));
+        assert_eq!(normalise(&format!("{target}a")), Err(TargetError::Malformed));
+    }
+
+    #[test]
+    fn a_path_is_normal_if_decoding_does_not_change_it() {
+        let octets = ["/", ".", "%41", "a", "?", "é"];
+        for number in 0..octets.len().pow(5) {
+            let path: String =
+                (0..5).map(|place| octets[number / octets.len().pow(place) % octets.len()]).collect();
+            let is_same = decoded(&path).is_ok_and(|decoded| decoded == path);
+            assert!(!is_normal(&path) || is_same, "{path}");
+            // A dot at the start of a segment is left to the decoder.
+            assert!(is_normal(&path) || !is_same || path.contains("/."), "{path}");
+        }
     }
 }

@@ -11,7 +11,6 @@ use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::dialect::render;
-use metadata_content::http::parse::TARGET_MAX;
 use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::{Limits, Record, USER_DATA_DEFAULT, USER_DATA_MAX};
@@ -159,9 +158,8 @@ fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str
     let field = asked.field_with(token);
     let fields: Vec<_> =
         field.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-    let mut buffer = [0; TARGET_MAX];
-    let target = normalise(&path, &mut buffer).ok().with_context(|| format!("{path} is not a valid path"))?;
-    let request = Request { method, target, headers: Headers::new(&fields), body: b"" };
+    let target = normalise(&path).ok().with_context(|| format!("{path} is not a valid path"))?;
+    let request = Request { method, target: target.target(), headers: Headers::new(&fields), body: b"" };
     let connection = Connection {
         slot: 0,
         local: (addresses::METADATA.into(), 80),

@@ -4,7 +4,6 @@ use roxmltree::Document;
 use serde_json::{Value, json};
 
 use crate::dialect::guest::{Guest, bare, full, text};
-use crate::http::parse::TARGET_MAX;
 use crate::http::target::normalise;
 use crate::http::{Method, Response, Target};
 use crate::store::path::HOST_PLUGIN_PORT;
@@ -20,9 +19,8 @@ fn ask(guest: &Guest, at: (&str, u16), method: Method, target: &str) -> Response
 /// Returns the document at a URL of the wireserver.
 fn read(guest: &Guest, url: &str) -> String {
     let target = url.strip_prefix("http://168.63.129.16").expect("a URL of the wireserver");
-    let mut buffer = [0; TARGET_MAX];
-    let Target { path, query } = normalise(target, &mut buffer).expect("a target");
-    let response = guest.ask_query(WIRESERVER, Method::Get, Target { path, query }, &[]);
+    let target = normalise(target).expect("a target");
+    let response = guest.ask_query(WIRESERVER, Method::Get, target.target(), &[]);
     assert_eq!(response.status().0, 200, "{url}");
     assert_eq!(response.field("Content-Type"), Some("text/xml; charset=utf-8"), "{url}");
     text(&response)
