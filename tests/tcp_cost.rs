@@ -13,7 +13,7 @@ use metadata_content::record::Record;
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_content::token::Keyring;
-use metadata_datapath::link::GROUP;
+use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Stack, StackConfig, Transmit};
 use metadata_serve::Serve;
 use metadata_state::mailboxes::Mailboxes;

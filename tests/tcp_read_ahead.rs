@@ -8,7 +8,7 @@ use std::time::Duration;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_datapath::link::GROUP;
+use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Exchange, Glimpse, Service, Stack, StackConfig, Step};
 use smoltcp::wire::TcpControl::{Fin, None as NoControl, Rst};
 use support::client::{CLIENT_V6, SERVICE};

@@ -13,3 +13,7 @@ pub mod mtu;
 pub mod sandbox;
 pub mod stack;
 pub mod worker;
+
+/// Maximum number of frames in a group. The stack reads ahead what all frames of a group will touch
+/// ([`Stack::read_ahead`](stack::Stack::read_ahead)). A CPU has about this many reads under way at once.
+pub const GROUP: usize = 16;

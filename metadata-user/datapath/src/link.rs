@@ -16,6 +16,7 @@ use metadata_common::stamp;
 use rustix::io::{Errno, write};
 use std::os::fd::{AsFd, OwnedFd};
 
+use crate::GROUP;
 use crate::afxdp::{Queues, Socket, SocketStats};
 use crate::stack::Transmit;
 pub use both::Both;
@@ -25,10 +26,6 @@ pub const HEADER_LEN: usize = 14;
 /// Longest frame sent: an MTU of 1,500 and the header. The kernel would accept a longer frame and drop it silently at
 /// the guest's port (`xdp_ok_fwd_dev`, `net/core/filter.c`).
 pub const MAX_FRAME: usize = 1_500 + HEADER_LEN;
-
-/// Maximum number of frames in a group. The stack reads ahead what all frames of a group will touch
-/// ([`Stack::read_ahead`](crate::stack::Stack::read_ahead)). A CPU has about this many reads under way at once.
-pub const GROUP: usize = 16;
 
 /// A source of frames: [`Socket`], [`Queues`], a ring that a classifier fills (`Ring` of `metadata-steer`), [`Both`],
 /// or a fake in tests.

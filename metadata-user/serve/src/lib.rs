@@ -24,7 +24,7 @@ use metadata_content::http::parse::path_in;
 use metadata_content::http::{Method, Request, Response, Status};
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use metadata_content::store::{Datasource, Entry, Hint, Host, Outcome, Parked, Responses, Store};
-use metadata_datapath::link::GROUP;
+use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Glimpse, Refused, Service};
 
 pub use handing::{Handing, QUESTIONS, Question, Stage};

@@ -262,10 +262,8 @@ impl<A: Answers> Talk<A> {
             return self.attempt(now, head, &[], octets);
         }
         // Refuse an impossible target before requesting its body.
-        if !asks_for_options(head) {
-            if normalise(head.target) == Err(TargetError::Malformed) {
-                return Err(RequestError::Target);
-            }
+        if !asks_for_options(head) && normalise(head.target) == Err(TargetError::Malformed) {
+            return Err(RequestError::Target);
         }
         if waits {
             self.sending = Sending::Continue;

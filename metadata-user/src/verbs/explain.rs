@@ -101,7 +101,7 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
     let now = Now { mono: Duration::ZERO, unix_seconds };
     let remote = (addresses::METADATA.into(), question.source_port);
     let connection = Connection { slot: 0, local, remote };
-    writeln!(out, "{} {} at {} port {}", question.method, target.path, local.0, local.1)?;
+    writeln!(out, "{} {} at {} port {}", question.method, target.target().path, local.0, local.1)?;
     why(&responses, now, &connection, &request, out)?;
     match responses.answer(now, &connection, &request, None) {
         Outcome::Ready(response) | Outcome::Changed(response) => answer(&response, method, out)?,

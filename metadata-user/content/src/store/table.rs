@@ -1,14 +1,14 @@
 //! The table of slots and their responses.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use metadata_common::bucket::take;
 use metadata_common::maps::{Port, Slot};
 
-use super::{RequestLimit, Responses};
+use super::{RequestLimit, Responses, Vm};
 use crate::http::Request;
 use metadata_base::connection::Connection;
 
@@ -40,8 +40,8 @@ pub struct SlotOutOfRange {
 #[derive(Debug)]
 pub struct Store {
     pub(super) table: Box<[ArcSwapOption<Responses>]>,
-    /// Per slot: whether a record is expected. It counts only while the slot has no responses.
-    expected: Box<[AtomicBool]>,
+    /// What a slot holds while its record is expected. Only its address counts, so that one swap changes a slot's state.
+    expected: Arc<Responses>,
     /// Per slot: when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
     /// it, so replaced records do not weaken the limit.
     pub(super) buckets: Box<[AtomicU64]>,
@@ -54,7 +54,7 @@ impl Store {
         let slots = slots.min(MAX_SLOTS);
         Self {
             table: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
-            expected: (0..slots).map(|_| AtomicBool::new(false)).collect(),
+            expected: Arc::new(Responses::builder(Vm::alone("")).build()),
             buckets: (0..slots).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -70,7 +70,7 @@ impl Store {
     /// # Errors
     /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn publish(&self, slot: Slot, responses: Arc<Responses>) -> Result<(), SlotOutOfRange> {
-        self.set(slot, true, Some(responses))
+        self.set(slot, Some(responses))
     }
 
     /// Marks `slot` as a VM whose record has not arrived. Replaces published responses.
@@ -78,7 +78,7 @@ impl Store {
     /// # Errors
     /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.set(slot, true, None)
+        self.set(slot, Some(Arc::clone(&self.expected)))
     }
 
     /// Takes one token from the bucket of `slot`; returns false if it is empty. Never waits.
@@ -100,7 +100,7 @@ impl Store {
     /// # Errors
     /// [`SlotOutOfRange`] if the table does not have the slot.
     pub fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.set(slot, false, None)?;
+        self.set(slot, None)?;
         if let Some(bucket) = usize::try_from(slot).ok().and_then(|index| self.buckets.get(index)) {
             bucket.store(0, Ordering::Relaxed);
         }
@@ -120,29 +120,20 @@ impl Store {
     /// Returns the state of `slot`; [`Entry::Unknown`] beyond the end of the table. Never waits.
     #[must_use]
     pub fn get(&self, slot: Slot) -> Entry {
-        let index = usize::try_from(slot).unwrap_or(usize::MAX);
-        let Some((cell, expected)) = self.table.get(index).zip(self.expected.get(index)) else {
+        let Some(cell) = usize::try_from(slot).ok().and_then(|index| self.table.get(index)) else {
             return Entry::Unknown;
         };
         match cell.load_full() {
-            Some(responses) => Entry::Ready(responses),
-            None if expected.load(Ordering::Relaxed) => Entry::Expected,
             None => Entry::Unknown,
+            Some(held) if Arc::ptr_eq(&held, &self.expected) => Entry::Expected,
+            Some(responses) => Entry::Ready(responses),
         }
     }
 
-    fn set(
-        &self,
-        slot: Slot,
-        expected: bool,
-        responses: Option<Arc<Responses>>,
-    ) -> Result<(), SlotOutOfRange> {
-        let index = usize::try_from(slot).unwrap_or(usize::MAX);
-        let places = self.table.get(index).zip(self.expected.get(index));
-        let (cell, flag) = places.ok_or(SlotOutOfRange { slot, slots: self.slots() })?;
-        // The flag comes first: a reader that finds no responses any more then sees it, because the swap releases it.
-        flag.store(expected, Ordering::Relaxed);
-        cell.store(responses);
+    fn set(&self, slot: Slot, held: Option<Arc<Responses>>) -> Result<(), SlotOutOfRange> {
+        let cell = usize::try_from(slot).ok().and_then(|index| self.table.get(index));
+        let cell = cell.ok_or(SlotOutOfRange { slot, slots: self.slots() })?;
+        cell.store(held);
         Ok(())
     }
 }

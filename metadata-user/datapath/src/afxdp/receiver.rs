@@ -7,7 +7,7 @@ use rustix::net::xdp::XdpDesc;
 
 use super::ring::{Consumer, Producer};
 use super::umem::{Frame, Umem};
-use crate::link::GROUP;
+use crate::GROUP;
 
 /// Counters of received frames on our side of the rings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -16,7 +16,7 @@ use super::Stack;
 use super::ledger::Ledger;
 use super::seam::{Glimpse, Service};
 use super::segment::Tuple;
-use crate::link::GROUP;
+use crate::GROUP;
 
 /// Octets of a cache line of most CPUs.
 const LINE: usize = 64;

@@ -2,7 +2,7 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 use std::collections::VecDeque;
 
 use super::super::model::{Fate, Rig, rng, rounds};
-use crate::link::GROUP;
+use crate::GROUP;
 
 const CHUNK: u32 = 2048;
 /// Just below the wrap, so that every test crosses it.
