@@ -26,11 +26,11 @@ pub struct Witness {
 /// Frames that passed the tap, by observer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Frames on the bridge, which receives every frame.
+    /// Frames on the bridge, except the node's own.
     pub bridge: Vec<Vec<u8>>,
-    /// Frames that the node itself sent by the bridge.
+    /// Frames that the node itself sent through the bridge.
     pub node: Vec<Vec<u8>>,
-    /// Frames on the neighbour's tap, which receives frames for unknown MACs and for groups.
+    /// Frames on the neighbour's tap for unknown MACs and for groups, except the node's own.
     pub neighbour: Vec<Vec<u8>>,
 }
 
