@@ -345,7 +345,7 @@ impl<'a> Arena<'a> {
     pub fn run(&mut self, case: &Case) -> Result<()> {
         let outcome = case.outcome(self.is_tcx);
         self.attacker.receive()?;
-        self.witness.look()?;
+        self.witness.observe()?;
         let before = books::verdicts(&self.agent)?;
         let mut refused = 0;
         for shot in &case.shots {
@@ -371,7 +371,7 @@ impl<'a> Arena<'a> {
         let end = std::time::Instant::now() + PASSES;
         let (mut seen, mut is_seen) = (Seen::default(), false);
         while !is_seen && std::time::Instant::now() < end {
-            let more = self.witness.look()?;
+            let more = self.witness.observe()?;
             seen.bridge.extend(more.bridge);
             seen.neighbour.extend(more.neighbour);
             is_seen = seen.bridge.contains(&frame) && seen.neighbour.contains(&frame);
