@@ -39,9 +39,9 @@ fn guarding<'a>(host: &'a Host, records: &Path) -> Agent<'a> {
 
 /// True if a frame sent on the tap reaches the bridge or the neighbour.
 fn reaches_bridge(tap: &Tap, witness: &mut Witness, frame: &[u8]) -> Result<bool> {
-    witness.look()?;
+    witness.observe()?;
     ensure!(tap.send(0, frame)?, "the tap has no room");
-    let seen = witness.look()?;
+    let seen = witness.observe()?;
     Ok(seen.bridge.iter().chain(&seen.neighbour).any(|seen| seen == frame))
 }
 
@@ -147,7 +147,7 @@ fn a_tap_stays_closed_between_two_records() {
         })
         .unwrap_or_else(|error| panic!("life {life}: {error:#}\n{}", agent.log()));
     }
-    let seen = witness.look().expect("received frames").bridge;
+    let seen = witness.observe().expect("received frames").bridge;
     let asks = |frame: &Vec<u8>| {
         frame.windows(4).any(|octets| octets == SERVED_V4.octets())
             && frame.len() > ethernet::HEADER + arp::LEN

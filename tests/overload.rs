@@ -77,14 +77,14 @@ fn withstand(label: &str, config: &str, attacks: &[Attack]) {
 }
 
 fn withstand_one(arena: &mut Arena<'_>, attack: &Attack) -> Result<Vec<usize>> {
-    arena.witness.look()?;
+    arena.witness.observe()?;
     arena.attacker.receive()?;
     let (before, sent) = (books::verdicts(&arena.agent)?, arena.sent());
     let heard = (arena.attacker.sent.get().1, arena.attacker.received.1);
     let ((), answered) = arena.meanwhile(attack.run)?;
     let counted: u64 = books::since(&before, &books::verdicts(&arena.agent)?).values().sum();
     let sent = arena.sent() - sent;
-    let seen = arena.witness.look()?;
+    let seen = arena.witness.observe()?;
     // A classifier does not count ordinary IPv4 frames; the bridge shows that these left.
     let uncounted = if arena.is_tcx && attack.leaves { seen.bridge.len() as u64 } else { 0 };
     ensure!(

@@ -102,7 +102,7 @@ fn fill_checksums(frame: &mut [u8]) -> Option<()> {
 fn answered_cases(station: &mut Station, witness: &mut Witness, cases: &[Case]) -> Result<Vec<String>> {
     while {
         std::thread::sleep(SILENCE);
-        !witness.look()?.node.is_empty()
+        !witness.observe()?.node.is_empty()
     } {}
     let mut answered = Vec::new();
     for case in cases {
@@ -116,7 +116,7 @@ fn answered_cases(station: &mut Station, witness: &mut Witness, cases: &[Case]) 
             station.send(&frame)?;
         }
         std::thread::sleep(SOON);
-        if witness.look()?.node.iter().any(|frame| is_from_served_address(frame)) {
+        if witness.observe()?.node.iter().any(|frame| is_from_served_address(frame)) {
             answered.push(case.name.clone());
         }
     }

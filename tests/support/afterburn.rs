@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// not build it, because they run as root and the build runs code of many packages.
 ///
 /// # Panics
-/// When something is missing where no test may skip.
+/// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
 #[must_use]
 #[track_caller]
 pub fn or_skip() -> Option<PathBuf> {

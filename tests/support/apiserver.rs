@@ -60,7 +60,7 @@ pub enum Manner {
 pub struct ApiServer {
     address: SocketAddr,
     shared: Arc<Shared>,
-    /// Bound, and not listening yet.
+    /// The bound socket, until the server listens.
     socket: Option<TcpSocket>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
@@ -79,7 +79,7 @@ struct Kept {
     version: u64,
     /// Changes: the version, the object before and after.
     history: Vec<(u64, Option<Value>, Option<Value>)>,
-    /// Watches from before this version get 410.
+    /// Watches from an older version get an event with 410.
     oldest: u64,
     manner: Manner,
     outages: u64,
@@ -102,9 +102,9 @@ impl ApiServer {
     /// Starts a server without objects.
     ///
     /// # Errors
-    /// There is no port, or no thread.
+    /// No port is free, or no thread can be started.
     pub fn start() -> Result<Self> {
-        Self::on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a port")?)
+        Self::on(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot bind a port")?)
     }
 
     /// Like [`start`](Self::start), on the loopback of a namespace.
@@ -112,16 +112,16 @@ impl ApiServer {
     /// # Errors
     /// As for [`start`](Self::start).
     pub fn start_in(ns: &Namespace) -> Result<Self> {
-        Self::on(ns.run_in(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).context("a port")?)
+        Self::on(ns.run_in(|| TcpListener::bind((Ipv4Addr::LOCALHOST, 0))).context("cannot bind a port")?)
     }
 
     /// Reserves a port that refuses connections until the server [listens](Self::listen).
     ///
     /// # Errors
-    /// There is no port.
+    /// No port is free.
     pub fn start_refusing() -> Result<Self> {
         let socket = TcpSocket::new_v4()?;
-        socket.bind((Ipv4Addr::LOCALHOST, 0).into()).context("a port")?;
+        socket.bind((Ipv4Addr::LOCALHOST, 0).into()).context("cannot bind a port")?;
         let mut server = Self::at(socket.local_addr()?);
         server.socket = Some(socket);
         Ok(server)
@@ -202,7 +202,7 @@ impl ApiServer {
         self.put_as_it_is(object);
     }
 
-    /// Creates an object without a check of its schema, for objects of other KubeVirt versions.
+    /// Like [`put`](Self::put) without a check of the schema, for objects of other KubeVirt versions.
     pub fn put_as_it_is(&self, mut object: Value) {
         let mut state = self.shared.lock();
         state.version += 1;
@@ -223,7 +223,7 @@ impl ApiServer {
         self.shared.tell(&state);
     }
 
-    /// Drops the history. Watches that start from an older version get 410.
+    /// Drops the history. Watches that start from an older version get an event with 410.
     pub fn forget(&self) {
         let mut state = self.shared.lock();
         state.history.clear();
@@ -278,7 +278,7 @@ impl ApiServer {
         self.shared.tell(&state);
     }
 
-    /// Numbers of answered lists, started watches, and watches refused with 410.
+    /// Numbers of answered lists, started watches, and watches that got an event with 410.
     #[must_use]
     pub fn counts(&self) -> (u64, u64, u64) {
         let state = self.shared.lock();

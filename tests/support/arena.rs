@@ -42,7 +42,7 @@ const ELSEWHERE: (Ipv4Addr, Mac) = (Ipv4Addr::new(10, 0, 99, 99), Mac([0x52, 0x5
 /// holds it.
 const PASSES: Duration = Duration::from_secs(2);
 
-/// Pause between two requests of a crawling guest. It stays below the default limit of a VM, 100 requests a second.
+/// Pause between two requests of an ordinary guest. The rate stays below a VM's default limit of 100 per second.
 const BETWEEN_REQUESTS: Duration = Duration::from_millis(20);
 
 /// The node's devices and records, without an agent.
@@ -72,7 +72,7 @@ impl Scene {
         &self.host
     }
 
-    /// Where the records are.
+    /// The directory of the records.
     #[must_use]
     pub fn records(&self) -> &std::path::Path {
         self.records.path()
@@ -206,7 +206,7 @@ impl Case {
         self
     }
 
-    /// The case with frames that the tap refuses.
+    /// The case with all frames refused by the tap.
     #[must_use]
     pub fn refused(mut self) -> Self {
         self.outcome = Outcome { refused: self.shots.len(), ..Outcome::default() };
@@ -220,7 +220,7 @@ impl Case {
         self
     }
 
-    /// The expected outcome under the program that steers.
+    /// The expected outcome under the classifier if `is_tcx`, else under the XDP program.
     fn outcome(&self, is_tcx: bool) -> Outcome {
         match (&self.by_tcx, self.verdict_by_tcx) {
             (Some(outcome), _) if is_tcx => outcome.clone(),
@@ -305,8 +305,8 @@ impl<'a> Arena<'a> {
         serves(identity, station, path)
     }
 
-    /// Runs an attack while every other guest crawls. Returns the attack's result and the number of answered requests
-    /// of each other guest.
+    /// Runs an attack while every other guest sends requests. Returns the attack's result and each guest's number of
+    /// answered requests.
     ///
     /// # Errors
     /// The error of the attack, or of another guest's first failed request.
@@ -345,7 +345,7 @@ impl<'a> Arena<'a> {
     pub fn run(&mut self, case: &Case) -> Result<()> {
         let outcome = case.outcome(self.is_tcx);
         self.attacker.receive()?;
-        self.witness.look()?;
+        self.witness.observe()?;
         let before = books::verdicts(&self.agent)?;
         let mut refused = 0;
         for shot in &case.shots {
@@ -367,16 +367,16 @@ impl<'a> Arena<'a> {
     /// Sends a frame for another address. Checks that it and exactly `leaves` other frames pass the tap.
     fn pass_one(&mut self, leaves: usize) -> Result<()> {
         let frame = self.passing();
-        ensure!(self.attacker.send(&frame)?, "the tap has no room for a frame to elsewhere");
+        ensure!(self.attacker.send(&frame)?, "the tap has no room for the frame to another address");
         let end = std::time::Instant::now() + PASSES;
         let (mut seen, mut is_seen) = (Seen::default(), false);
         while !is_seen && std::time::Instant::now() < end {
-            let more = self.witness.look()?;
+            let more = self.witness.observe()?;
             seen.bridge.extend(more.bridge);
             seen.neighbour.extend(more.neighbour);
             is_seen = seen.bridge.contains(&frame) && seen.neighbour.contains(&frame);
         }
-        ensure!(is_seen, "the frame to elsewhere did not get to bridge and neighbour: {seen:02x?}");
+        ensure!(is_seen, "the frame to another address did not reach both observers: {seen:02x?}");
         seen.bridge.retain(|other| *other != frame);
         seen.neighbour.retain(|other| *other != frame);
         ensure!(

@@ -45,8 +45,8 @@ pub fn total(metrics: &Metrics, name: &str, label: Option<(&str, &str)>) -> u64 
 }
 
 /// Checks that the counters account for every frame. A frame that `port` steered reached a socket or a ring, and then a
-/// stack or a loss counter. A frame that the stack sent reached a guest or a loss counter. The socket received `more`
-/// frames than were steered: the kernel segments large frames, and drops steered frames that are too long for the hub.
+/// stack or a loss counter. A frame that the stack sent reached a guest or a loss counter. `more` is added to
+/// the steered frames: the kernel segments large frames, and drops steered frames that are too long for the hub.
 ///
 /// # Errors
 /// The first sum that does not balance after the frames in transit had time to arrive.
@@ -88,5 +88,5 @@ pub fn balance(agent: &Agent<'_>, more: i64) -> Result<()> {
         }
         Ok(())
     })
-    .with_context(|| format!("the agent said:\n{}", agent.log()))
+    .with_context(|| format!("the agent's log:\n{}", agent.log()))
 }

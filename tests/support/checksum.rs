@@ -27,7 +27,7 @@ pub fn complete(frame: &mut [u8]) {
     let _ = upper(frame).and_then(|upper| fill(frame, upper));
 }
 
-/// Writes into a TCP segment the sum of the pseudo-header only, as a guest with checksum offload does.
+/// Writes only the sum of the pseudo-header into a TCP segment, as a guest with checksum offload does.
 pub fn partial(frame: &mut [u8]) {
     let Some((source, destination, IpProtocol::Tcp, octets)) = upper(frame) else { return };
     let length = octets.len() as u32;

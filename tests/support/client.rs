@@ -192,7 +192,7 @@ impl Talk {
             });
             self.read_at = now + habits.read_pause;
         }
-        // Only a FIN counts as an end: a reset leaves the state CLOSED with nothing received.
+        // Only a FIN counts as an end. After a reset the state is CLOSED.
         let fin =
             matches!(socket.state(), State::CloseWait | State::LastAck | State::Closing | State::TimeWait);
         self.ended |= fin && !socket.can_recv();

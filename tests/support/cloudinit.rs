@@ -149,7 +149,7 @@ impl CloudInit {
     /// missing.
     ///
     /// # Panics
-    /// When something is missing where no test may skip.
+    /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
     #[must_use]
     #[track_caller]
     pub fn or_skip(release: Release) -> Option<&'static Self> {
@@ -198,7 +198,7 @@ impl CloudInit {
     /// When apt is missing or has no source, the network is down, or there is no Python.
     fn unpack() -> Result<PathBuf> {
         if !Path::new(PYTHON).exists() {
-            bail!("there is no {PYTHON}; `apt-get install python3` brings it");
+            bail!("there is no {PYTHON}; `apt-get install python3` installs it");
         }
         let shown = run(Command::new("apt-cache").args(["show", "--no-all-versions", "cloud-init"]))?;
         let version = shown.lines().find_map(|line| line.strip_prefix("Version: "));

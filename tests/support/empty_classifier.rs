@@ -9,7 +9,7 @@ use aya_obj::generated::{bpf_attach_type, bpf_cmd, bpf_prog_type};
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 
-/// `r0 = TC_ACT_UNSPEC`, on to the next classifier; `exit` (RFC 9669 §4).
+/// `r0 = TC_ACT_UNSPEC` (continue with the next classifier), then `exit` (RFC 9669 §4).
 const INSTRUCTIONS: [u64; 2] = [0xffff_ffff_0000_00b7, 0x95];
 
 /// Attaches the classifier to an interface of this thread's namespace until the returned link is dropped.

@@ -27,7 +27,7 @@ const NOT_BASE: [&str; 6] = ["_ms", "_us", "_ns", "_milliseconds", "_kb", "_perc
 /// # Errors
 /// The first line that breaks a rule, and the rule.
 pub fn read(text: &str) -> Result<BTreeMap<String, Family>> {
-    ensure!(text.ends_with('\n'), "the last line has no end");
+    ensure!(text.ends_with('\n'), "the last line has no line feed");
     let mut families = BTreeMap::new();
     let mut series = HashSet::new();
     let mut current: Option<(String, Family)> = None;

@@ -28,7 +28,7 @@ pub const SOLICITED: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xfffe, 0xa
 /// Length of the shortest frame, without the check sequence (IEEE 802.3-2022 §4.2.3.3).
 const MIN_FRAME: usize = 60;
 
-/// The policy that `classify` uses for [`SERVED_V4`], [`SERVED_V6`] and [`NEXT_HOP`].
+/// Serves [`SERVED_V4`] and [`SERVED_V6`], and answers ARP for [`NEXT_HOP`].
 #[derive(Debug)]
 pub struct Both;
 
@@ -119,7 +119,7 @@ pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
     let segment = segment(flags);
     let mut packet = datagram(destination, protocol::TCP);
     packet.truncate(ipv4::HEADER);
-    // The checksum decreases by as much as the length grows.
+    // Each octet of length reduces the checksum by one.
     let more = segment.len() as u16 - 20;
     let checksum = u16::from_be_bytes([packet[ipv4::CHECKSUM], packet[ipv4::CHECKSUM + 1]]);
     packet[ipv4::TOTAL_LENGTH + 1] += more as u8;

@@ -1,4 +1,4 @@
-//! The file system of a program that runs inside a guest, because a network namespace isolates only its network.
+//! The file system for a program inside a guest. The guest's network namespace alone isolates only the network.
 
 use anyhow::{Context as _, Result};
 use std::fs;
@@ -9,8 +9,8 @@ use std::process::Command;
 const HOSTS: &str = "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n";
 /// A guest's `/etc/nsswitch.conf`. It has no DNS, because waiting for an absent server takes time.
 const NAME_SOURCES: &str = "hosts: files\n";
-/// Adapts the file system to the network namespace, in a mount namespace that ends with the program: the guest's
-/// devices, empty state directories, the two given files. Then runs the remaining words.
+/// Mounts the guest's devices, empty state directories and the files `$1` and `$2`. Then runs the remaining arguments.
+/// The mount namespace ends with the program.
 const SEEN_FROM_INSIDE: &str = "
     mount -t sysfs sysfs /sys
     for state in /run /var/lib/hyperv; do
@@ -22,8 +22,8 @@ const SEEN_FROM_INSIDE: &str = "
     exec \"$@\"
 ";
 
-/// A command that runs the words appended to it inside a guest's view of the file system, for at most `seconds`.
-/// `state` is the program's private directory and home.
+/// A command to which the caller adds a program and its arguments. The program sees a guest's file system and runs for
+/// at most `seconds`. `state` is its private directory and home.
 ///
 /// # Errors
 /// When nothing can be written to `state`.

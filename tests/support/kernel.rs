@@ -1,4 +1,5 @@
-//! Answers in front of a stack as the kernel does: runs the code of the program `port` with a table in this process.
+//! Answers frames before a stack receives them, like the kernel: runs the code of the program `port` with a table in
+//! this process.
 
 use metadata_common::answer::{self, Entry, Reply, answer};
 use metadata_common::cookie::{Flow, Key};
@@ -142,7 +143,7 @@ impl Kernel {
         Self { board, key, ignores_held: false, taken: [0; 3] }
     }
 
-    /// Processes a frame. Returns whether the stack need not receive it.
+    /// Processes a frame. Returns false if the stack must receive it.
     pub fn takes(&mut self, slot: Slot, frame: &[u8], out: &mut dyn Transmit) -> bool {
         let steered = match frame.get(ethernet::TYPE..ethernet::HEADER) {
             Some([0x08, 0x00]) if frame.get(23) == Some(&6) => Verdict::SteerIpv4Tcp,

@@ -1,4 +1,4 @@
-//! The map `ALL_SENT` without a kernel, for tests of `answer`.
+//! A table in memory instead of the kernel's map `ALL_SENT`, for tests of `answer`.
 
 use metadata_common::answer::{Entry, Ledger};
 use metadata_common::cookie::{Flow, Key};

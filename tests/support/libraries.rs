@@ -25,7 +25,7 @@ impl Libraries {
     /// missing.
     ///
     /// # Panics
-    /// When something is missing where no test may skip.
+    /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
     #[must_use]
     #[track_caller]
     pub fn or_skip() -> Option<&'static Self> {

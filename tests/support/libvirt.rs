@@ -35,8 +35,8 @@ const DRIVER: &str = "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvir
 
 /// Runs the daemon inside its namespaces, with the directory of [`Libvirt::room`] as `$1`. The daemon writes only to
 /// file systems that end with it. `/etc/passwd` gets the user `libvirt-qemu`, which Debian creates only with the
-/// package that also starts libvirtd on the host. The script ends with its standard input, when [`Libvirt`] is dropped
-/// or the test dies. It needs bash, which reaps the orphans of daemons; libvirt waits for that.
+/// package that also starts libvirtd on the host. The script ends when its standard input closes, because
+/// [`Libvirt`] is dropped or the test dies. It needs bash, which reaps the orphans of daemons; libvirt waits for that.
 const INSIDE: &str = r#"
     for place in /etc/libvirt /run /var/lib /var/log /var/cache; do mount -t tmpfs tmpfs $place; done
     mount -t sysfs sysfs /sys
@@ -77,7 +77,7 @@ pub fn missing() -> Option<String> {
     (!packages.is_empty()).then(|| format!("it needs Debian's {}", packages.join(", ")))
 }
 
-/// The hook as it is installed, for another program and directories.
+/// The installed hook, with the paths of another program and other directories.
 #[must_use]
 pub fn hook(agent: &Path, run: &Path, files: &Path) -> String {
     let options = format!("options='--run {} --files {}'\n", run.display(), files.display());
@@ -89,7 +89,7 @@ impl Libvirt {
     /// Starts a daemon inside `ns` with one hook.
     ///
     /// # Errors
-    /// When it does not answer within [`START_PATIENCE`]. The error has its output.
+    /// When it does not answer within [`START_PATIENCE`]. The error contains its output.
     pub fn start(ns: &Namespace, hook: &str) -> Result<Self> {
         let room = tempfile::tempdir().context("cannot make a directory")?;
         let at = |name: &str| room.path().join(name);
@@ -143,7 +143,7 @@ impl Libvirt {
     /// Runs `virsh` and returns its output.
     ///
     /// # Errors
-    /// When it fails. The error has its output.
+    /// When it fails. The error contains its output.
     pub fn virsh(&self, words: &[&str]) -> Result<String> {
         let socket = self.room.path().join("sockets/libvirt-sock");
         let mut command = Command::new("timeout");

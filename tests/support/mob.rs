@@ -169,7 +169,7 @@ impl<'s> Mob<'s> {
     /// Ends all connections. A connection gets a FIN if the service has closed its side and acknowledged everything.
     /// All others get a reset with the number that the service expects. A FIN is repeated until it is acknowledged,
     /// because the port's limit can drop it. An accepted reset gets no answer. A reset that crosses an acknowledgement
-    /// gets a challenge (RFC 5961 §3.2). It is sent again with the number of the challenge (RFC 9293 §3.10.7.1).
+    /// gets a challenge (RFC 5961 §3.2). The reset is repeated with the challenge's number (RFC 9293 §3.10.7.1).
     ///
     /// # Errors
     /// As for [`Station::receive`].

@@ -281,7 +281,7 @@ impl<S: Service> Network<S> {
         clients.into_iter().all(|client| (0..client.talks.len()).all(|talk| client.is_over(talk)))
     }
 
-    /// True if something has happened and nothing else is due.
+    /// True if frames have moved and nothing else is due.
     pub fn is_quiet(&mut self) -> bool {
         self.frames > 0 && self.next_at().is_none()
     }
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_narrow_link_passes_its_rate_and_loses_frames_beyond_its_queue() {
-        // 100 octets per millisecond enter a link that passes 50. Half of them is lost once 1,000 octets wait.
+        // 100 octets per millisecond enter a link that passes 50. Half of them are lost once 1,000 octets wait.
         let (arrived, path) = carried(&[Fault::TailDrop { rate: 50_000, room: 1_000 }], 100);
         let Some((last, _)) = arrived.last() else { panic!("nothing arrived") };
         assert_eq!(*last, MS * 2 * arrived.len() as u32);

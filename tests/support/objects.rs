@@ -61,9 +61,9 @@ impl Objects {
 
     /// All objects in the kernel.
     ///
-    /// Opens no object. If the last descriptor of a program array has just been closed, and the array is opened by its
-    /// id and closed again, Linux 6.18 never frees it (kernel/bpf/arraymap.c: `prog_array_map_clear` takes a reference
-    /// for work that is already queued).
+    /// This function opens no object. If the last descriptor of a program array has just been closed, and the array is
+    /// opened by its id and closed again, Linux 6.18 never frees it (kernel/bpf/arraymap.c: `prog_array_map_clear`
+    /// takes a reference for work that is already queued).
     #[must_use]
     pub fn in_kernel() -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Objects {
         }
     }
 
-    /// Number of links that have no device, or the program and device of another link.
+    /// Number of links without a device, or with the same program and device as another link.
     #[must_use]
     pub fn idle_links(&self) -> usize {
         self.links.len() - self.attached.len().min(self.links.len())

@@ -22,7 +22,7 @@ pub const ESSENTIAL: &str = "?essential";
 /// Keyrings of Debian's archive, with the file names of Debian 12 and 13. If neither exists, apt uses its trusted keys.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
-/// Directories that are links into `/usr` (Debian 12 and later; earlier packages unpack the same).
+/// Directories that are links into `/usr` in Debian 12 and later. Packages of earlier releases unpack the same way.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 /// Directories that no program needs. They take most of the space.
 const LEFT_OUT: [&str; 4] =
@@ -52,7 +52,7 @@ impl Packages {
     /// Returns the packages. Skips the test like [`privileged::or_skip`] if privileges, apt or its mirror are missing.
     ///
     /// # Panics
-    /// When something is missing where no test may skip.
+    /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
     #[must_use]
     #[track_caller]
     pub fn or_skip(suite: &str, names: &[&str], with: With) -> Option<Self> {

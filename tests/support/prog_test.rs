@@ -1,7 +1,7 @@
 //! Runs the eBPF programs on single frames by `BPF_PROG_TEST_RUN`.
 //!
-//! The programs are loaded in a new network namespace. Its loopback replaces every device, because a test run chooses
-//! the target of a frame but does not send it.
+//! The programs are loaded in a new network namespace. Its loopback replaces every device. A test run chooses a frame's
+//! target device but does not send the frame.
 #![expect(unsafe_code, reason = "unshare and AF_XDP sockets have no safe form in std")]
 
 pub use crate::ledger::KEY;
@@ -274,7 +274,7 @@ impl Programs {
         Ok(inspected.set(0, words, 0)?)
     }
 
-    /// Registers a port with this token bucket.
+    /// Registers a port.
     ///
     /// # Errors
     /// As for [`Programs::serve`].

@@ -111,7 +111,7 @@ impl Question {
     }
 }
 
-/// Header fields that satisfy the conditions of all dialects except tokens and Akamai's fields, which change the
+/// Header fields that all dialects require, without tokens. Akamai's fields are also absent, because they change the
 /// meaning of some paths.
 pub const KEYS: [(&str, &str); 4] = [
     ("Metadata", "true"),
@@ -157,7 +157,7 @@ impl<'r> Insider<'r> {
         &self.tokens
     }
 
-    /// A request with the fields of [`KEYS`], and with the tokens of the host that do not change the meaning of a path.
+    /// A request with the fields of [`KEYS`] and the host's tokens, except Akamai's.
     #[must_use]
     pub fn question(&self, host: Host, target: &str) -> Question {
         let question = Question::get(target).at(host);

@@ -16,8 +16,8 @@ const FORBIDDEN: &str = "--bounding-set=-sys_time,-sys_boot,-sys_module,-sys_raw
 const HOSTS: &str = "127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n";
 /// The agent's `/etc/nsswitch.conf`. It disables DNS, so that the agent does not wait for a missing server.
 const NAME_SOURCES: &str = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n";
-/// Mounts the file systems of a running system in the directory `$1`, and runs the other words in it for at most `$2`
-/// seconds. File systems shared with the machine (`/sys`, `/proc/sys`) are read-only.
+/// Mounts the file systems of a running system in the directory `$1`, and runs the remaining arguments in it for at
+/// most `$2` seconds. File systems shared with the machine (`/sys`, `/proc/sys`) are read-only.
 const ENTER: &str = "
     root=$1; seconds=$2; shift 2
     mount --bind \"$root\" \"$root\"
@@ -43,10 +43,10 @@ pub struct Root {
 }
 
 impl Root {
-    /// A copy of an unpacked tree.
+    /// Copies an unpacked tree to a directory beside it.
     ///
     /// # Errors
-    /// When the copy fails. It is in the same directory as the tree.
+    /// When the copy fails.
     pub fn copy_of(tree: &Path) -> Result<Self> {
         let beside = tree.parent().context("an unpacked tree is in a directory")?;
         let directory = tempfile::Builder::new().prefix("root-").tempdir_in(beside)?;
@@ -63,13 +63,13 @@ impl Root {
         Ok(root)
     }
 
-    /// The path of a file in it, outside the root.
+    /// The path of a file in the root, as seen from this machine.
     #[must_use]
     pub fn path(&self, inside: &str) -> PathBuf {
         self.directory.path().join(inside.trim_start_matches('/'))
     }
 
-    /// The text of a file in it.
+    /// The text of a file in the root.
     ///
     /// # Errors
     /// When it does not exist or is not text.
@@ -77,7 +77,7 @@ impl Root {
         fs::read_to_string(self.path(inside)).with_context(|| format!("the agent has no /{inside}"))
     }
 
-    /// Writes a file in it, and creates its parent directories.
+    /// Writes a file in the root, and creates its parent directories.
     ///
     /// # Errors
     /// When it cannot be written.

@@ -3,7 +3,7 @@
 /// The variable that sets the seed, to repeat a run.
 pub const SEED: &str = shell::variables::SEED;
 
-/// The seed of this run: that of [`SEED`], or a new one. It is printed, so that the output of a failed test contains it.
+/// The seed of this run: the value of [`SEED`], or a new number. Prints it, so that a failed test's output contains it.
 ///
 /// # Panics
 /// When [`SEED`] is not a number.

@@ -171,7 +171,7 @@ impl Station {
         std::mem::take(&mut self.transcript)
     }
 
-    /// Waits until a frame arrives, or the time is over.
+    /// Waits until a frame arrives, or `most` has passed.
     pub fn wait(&self, most: Duration) {
         let mut polled: Vec<libc::pollfd> = self
             .tap

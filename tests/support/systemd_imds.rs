@@ -1,8 +1,8 @@
 //! The unmodified metadata client of systemd (`systemd-imdsd`, since version 261), and its table of the addresses,
 //! headers and keys of each cloud (`hwdb.d/40-imds.hwdb`).
 //!
-//! On a machine, udev selects the part of one cloud by the firmware's values. Here the client gets that part in the
-//! environment variables of `systemd-imdsd(8)`.
+//! On a real machine, udev selects one cloud's part of the table by firmware values. Here the test passes that part in
+//! the environment variables of `systemd-imdsd(8)`.
 
 use crate::guest::{Guest, NIC};
 use crate::inside;
@@ -57,7 +57,7 @@ impl SystemdImds {
     /// packages are missing.
     ///
     /// # Panics
-    /// When something is missing where no test may skip.
+    /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
     #[must_use]
     #[track_caller]
     pub fn or_skip() -> Option<Self> {
@@ -120,7 +120,7 @@ impl SystemdImds {
         match (output.status.code(), output.status.signal()) {
             (Some(0), _) => Ok(Some(output.stdout)),
             _ if ["not found.", "State not recoverable"].iter().any(|end| said.contains(end)) => Ok(None),
-            _ => bail!("it ended with {}: {}", output.status, said.trim()),
+            _ => bail!("the client ended with {}: {}", output.status, said.trim()),
         }
     }
 }

@@ -56,7 +56,7 @@ pub struct Outcome {
 
 /// Boots all guests at once. Each fetches the paths in order, on one connection per path.
 ///
-/// Returns when all guests are done or `patience` is over. Guests that are not done then have failed.
+/// Returns when all guests are done or `patience` is over. Guests that are not done by then have failed.
 #[must_use]
 pub fn storm(guests: Vec<(Identity, Arc<Tap>)>, paths: &[&str], patience: Duration) -> Vec<Outcome> {
     impatient_storm(guests, paths, patience, patience)
@@ -104,7 +104,7 @@ pub struct Tally {
 /// Makes all guests fetch the paths in order, on one connection per path, in rounds with a pause between them. Every
 /// round must have the same answers as the first one. After `stop`, each guest completes its current round.
 ///
-/// Returns when all guests are done, or `patience` after the stop. Guests that are not done then have failed.
+/// Returns when all guests are done, or `patience` after the stop. Guests that are not done by then have failed.
 #[must_use]
 pub fn crowd(
     guests: Vec<(Identity, Arc<Tap>)>,
@@ -252,7 +252,7 @@ impl Client {
                 break;
             }
             match self.advance(now) {
-                // A new stage may have data to send. The loop ends, because the stages are few.
+                // The new stage may have data to send, so the loop polls again. It ends, because the stages are few.
                 Ok(true) if self.answers.len() == self.paths.len() => {
                     self.end_round(now);
                     break;

@@ -1,5 +1,5 @@
-//! The record of a typical VM: its own name, keys, MACs, addresses and 300 octets of user-data, and 16 KiB of vendor-data
-//! that all VMs share.
+//! The record of a typical VM: its own name, keys, MACs, addresses and 300 octets of user-data, and 16 KiB of
+//! vendor-data that all VMs share.
 
 use metadata_content::record::Dialect;
 use serde_json::{Value, json};

@@ -30,12 +30,12 @@ pub enum Variant {
     Generic,
     /// The classifier.
     Tcx,
-    /// A stub and the classifier behind it, as in another namespace than the agent's.
+    /// A stub and the classifier behind it, as in a namespace other than the agent's.
     TcxInPod,
 }
 
 impl Variant {
-    /// All variants, starting without a program.
+    /// All variants. The first has no program.
     pub const ALL: [Self; 6] =
         [Self::None, Self::Empty, Self::Native, Self::Generic, Self::Tcx, Self::TcxInPod];
 
@@ -85,7 +85,7 @@ impl<'n> Variants<'n> {
         let entry = stub.map_mut(name::PORT_CLASSIFIERS).context(name::PORT_CLASSIFIERS)?;
         ProgramArray::try_from(entry)?.set(0, port.fd()?, 0)?;
         let shown: serde_json::Value = serde_json::from_str(&ns.ip(&format!("-j link show dev {ifname}"))?)?;
-        let ifindex = shown[0]["ifindex"].as_u64().context("`ip -j link` tells no ifindex")?.try_into()?;
+        let ifindex = shown[0]["ifindex"].as_u64().context("`ip -j link` shows no ifindex")?.try_into()?;
         for ebpf in [&mut ebpf, &mut behind] {
             serve(ebpf, ifindex)?;
         }

@@ -1,4 +1,4 @@
-//! Vectors: a request and its exact answer per line. Also checks rules that every answer must satisfy.
+//! Test vectors: each line has a request and its exact answer. Also checks rules that every answer must satisfy.
 //!
 //! The files under `tests/vectors/` can test any implementation. The first line of each file names patches (JSON merge
 //! patch, RFC 7396) to `record.yaml`. Each further line is a request to the VM with the patch `rec`. The requests run
@@ -306,7 +306,7 @@ impl Vector {
         let text = String::from_utf8_lossy(&received);
         ensure!(
             answers.len() == 1 && octets == received.len(),
-            "expected one answer of the length that it states: {text:?}"
+            "expected exactly one complete answer: {text:?}"
         );
         Ok(answers.into_iter().next().expect("there is one"))
     }
@@ -350,7 +350,7 @@ impl Vector {
         self.framed(answer)
     }
 
-    /// Checks the rules of all answers.
+    /// Checks the rules that every answer must satisfy.
     fn framed(&self, answer: &Answered) -> Result<()> {
         let mut names = HashSet::new();
         for (name, _) in answer.fields() {

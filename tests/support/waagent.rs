@@ -8,14 +8,14 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-/// The agent's package, and packages of programs that it calls without a dependency.
+/// The agent's package, and packages of programs that it calls but does not depend on.
 const PACKAGES: [&str; 5] = [ESSENTIAL, "waagent", "iproute2", "net-tools", "procps"];
 /// The configuration of a host without a provisioning disk: cloud-init provisions, and the agent reports ready at once.
 const CONFIGURED: &str = "
 Provisioning.Agent=disabled
 ResourceDisk.Format=n
 ";
-/// Parts of warnings that appear on every machine that is only a namespace, or is not on Azure.
+/// Parts of warnings that the agent prints in any namespace, or outside Azure.
 const AWAY: [&str; 4] = ["Unknown property: compute.", "Dhcp client is not running", "iptables", "cgroup"];
 /// Limit for the daemon's run time, in seconds.
 const LIFETIME: u32 = 600;
@@ -57,7 +57,7 @@ impl Waagent {
     /// Returns the agent of a Debian release. Skips the test like [`Packages::or_skip`].
     ///
     /// # Panics
-    /// When something is missing where no test may skip.
+    /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
     #[must_use]
     #[track_caller]
     pub fn or_skip(release: &str) -> Option<Self> {
@@ -82,7 +82,7 @@ impl Waagent {
         let output = File::create(&log)?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "--uts", "--ipc", "--pid"]);
-        // The kernel kills all processes of the namespace with the first one.
+        // When the namespace's first process ends, the kernel kills all others.
         command.args(["--fork", "--kill-child", "sh", "-ec", BOOT, "sh"]);
         command.arg(&scratch).arg(self.packages.root()).args([
             &LIFETIME.to_string(),
@@ -110,7 +110,7 @@ impl Daemon {
         fs::read(&self.log).map(|octets| String::from_utf8_lossy(&octets).into_owned()).unwrap_or_default()
     }
 
-    /// The warnings and errors so far, without their time and without those that a namespace causes.
+    /// The warnings and errors so far, without timestamps and without those that a namespace causes.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let said = self.log();

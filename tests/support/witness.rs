@@ -26,11 +26,11 @@ pub struct Witness {
 /// Frames that passed the tap, by observer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Frames on the bridge, which receives every frame.
+    /// Frames on the bridge, except the node's own.
     pub bridge: Vec<Vec<u8>>,
-    /// Frames that the node itself sent by the bridge.
+    /// Frames that the node itself sent through the bridge.
     pub node: Vec<Vec<u8>>,
-    /// Frames on the neighbour's tap, which receives frames for unknown MACs and for groups.
+    /// Frames on the neighbour's tap for unknown MACs and for groups, except the node's own.
     pub neighbour: Vec<Vec<u8>>,
 }
 
@@ -62,7 +62,7 @@ impl Witness {
     ///
     /// # Errors
     /// Those of `read(2)`.
-    pub fn look(&mut self) -> Result<Seen> {
+    pub fn observe(&mut self) -> Result<Seen> {
         let mut seen = Seen::default();
         loop {
             match self.bridge.read(&mut self.buffer) {
@@ -131,10 +131,10 @@ mod tests {
         let host = Host::new().expect("a node");
         let tap = host.tap(&Identity::of(0), Shape::default()).expect("a tap");
         let mut witness = Witness::new(&host).expect("a witness");
-        witness.look().expect("a look");
+        witness.observe().expect("the frames");
         let frame = frames::frame(&[], ethernet::IPV4, &frames::syn(frames::OTHER_V4, 80));
         assert!(tap.send(0, &frame).expect("it is sent"));
-        let seen = witness.look().expect("a look");
+        let seen = witness.observe().expect("the frames");
         assert_eq!((seen.bridge, seen.neighbour), (vec![frame.clone()], vec![frame]));
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::eventually::eventually;
 
-/// How long removal of a group is retried while its processes end.
+/// Limit for retries of a group's removal, which fails while its processes end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The cgroup driver of kubelet, which decides how groups are named.

@@ -63,7 +63,7 @@ impl Launcher {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::inherit());
         if how.listens {
             let _ = fs::remove_file(sockets.join("launcher-sock"));
-            // SAFETY: between fork and exec it only makes system calls.
+            // SAFETY: between fork and exec, `listen` only makes system calls.
             unsafe { command.pre_exec(listen) };
         }
         let child = ns.spawn(&mut command).context("cannot start the launcher's stand-in")?;
@@ -111,9 +111,9 @@ impl Drop for Launcher {
 
 /// Listens on [`SOCKET`] in the working directory, with a descriptor that stays open across `exec`.
 fn listen() -> io::Result<()> {
-    // SAFETY: socket takes no memory of this process.
+    // SAFETY: socket takes no pointers.
     let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM, 0) };
-    // SAFETY: sockaddr_un is plain data for which all zeroes is a value.
+    // SAFETY: sockaddr_un is plain data, and all zeros are a valid value.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     for (to, from) in address.sun_path.iter_mut().zip(SOCKET) {
@@ -122,7 +122,7 @@ fn listen() -> io::Result<()> {
     let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     // SAFETY: the address is of the length stated and outlives the call.
     let bound = unsafe { libc::bind(socket, (&raw const address).cast(), length) };
-    // SAFETY: listen takes no memory of this process.
+    // SAFETY: listen takes no pointers.
     let listens = unsafe { libc::listen(socket, 8) };
     if bound == 0 && listens == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

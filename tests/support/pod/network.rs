@@ -69,7 +69,7 @@ impl<'a> PodNetwork<'a> {
             ))?,
             Binding::Bridge => {
                 let mac = self.mac(pod)?;
-                // A hashed name has the prefix `pod`. With it, the new name would be too long.
+                // A hashed name has the prefix `pod`. The new name omits it, because it would be too long.
                 let moved = format!("{}-nic", pod.strip_prefix("pod").unwrap_or(pod));
                 self.ns.ip_batch(&format!(
                     "link set {pod} down\n\

@@ -136,7 +136,7 @@ impl fmt::Display for PortArgument {
 #[must_use]
 pub fn arguments(records: &Path, ports: &[PortArgument]) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["serve".into(), "--records".into(), records.into()];
-    // Inside the records' directory, so that a restarted agent finds it and it is removed with the records.
+    // Both are in the records' directory: a restarted agent finds them, and they are removed with the records.
     words.extend(["--state".into(), records.join("state").into()]);
     words.extend(["--run".into(), records.join("run").into(), "--no-pins".into()]);
     words.extend(["--metrics".into(), METRICS.to_string().into()]);
@@ -222,7 +222,7 @@ impl<'a> Agent<'a> {
         self.said.lock().unwrap_or_else(PoisonError::into_inner).join("\n")
     }
 
-    /// Kills it as a crash would, by SIGKILL: no code of the agent runs any more.
+    /// Kills the agent by SIGKILL, so that it cannot clean up, as after a crash.
     ///
     /// # Errors
     /// Fails if it has already ended.
@@ -233,7 +233,7 @@ impl<'a> Agent<'a> {
         Ok(())
     }
 
-    /// Sends SIGTERM and waits for its end.
+    /// Sends SIGTERM and waits until the agent ends.
     ///
     /// # Errors
     /// Fails if it still runs after [`STOP_PATIENCE`].
@@ -244,7 +244,7 @@ impl<'a> Agent<'a> {
         })
     }
 
-    /// Waits until it ends by itself; returns its status and its log.
+    /// Waits until the agent ends, without a signal to it. Returns its status and its log.
     ///
     /// # Errors
     /// Fails if it still runs after `patience`.
@@ -309,7 +309,7 @@ impl<'a> Agent<'a> {
 impl Drop for Agent<'_> {
     fn drop(&mut self) {
         if !matches!(self.terminate(), Ok(Some(_))) {
-            eprintln!("the agent did not stop by itself and is killed");
+            eprintln!("the agent did not stop after SIGTERM and is killed");
             let killed = self.child.kill().and_then(|()| self.child.wait());
             if let Err(error) = killed {
                 eprintln!("cannot end agent {}: {error}", self.child.id());

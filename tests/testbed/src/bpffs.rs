@@ -15,7 +15,7 @@ pub struct Bpffs {
 }
 
 impl Bpffs {
-    /// Mounts a bpffs in the directory for temporary files. Removes those of processes that have ended.
+    /// Mounts a bpffs in the directory for temporary files. Also removes each bpffs whose process has ended.
     ///
     /// # Errors
     /// Fails if it cannot be mounted.
@@ -68,7 +68,7 @@ impl Drop for Bpffs {
 }
 
 fn remove(directory: &Path) -> Result<()> {
-    // A lazy unmount succeeds even if a process that is just ending still has a file open.
+    // A lazy unmount succeeds even if an ending process still has a file open.
     let unmounted = run(Command::new("umount").arg("--lazy").arg(directory));
     std::fs::remove_dir(directory).or_else(|error| unmounted.map(drop).and(Err(error.into())))
 }

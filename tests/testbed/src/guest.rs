@@ -22,7 +22,7 @@ pub const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 /// The NIC's name inside the guest.
 pub const NIC: &str = "eth0";
 
-/// Limit for getting an IPv6 address. It is long, because only a failing test waits for it.
+/// Limit for getting an IPv6 address. Only a failing test waits this long.
 const ADDRESS_WITHIN: Duration = Duration::from_secs(10);
 
 /// How a guest sends to the metadata address.
@@ -199,7 +199,7 @@ impl Guest {
         Ok(fetched)
     }
 
-    /// Enables IPv6 on its NIC and waits for the link-local address. Before that the kernel would choose `::1` as the
+    /// Enables IPv6 on its NIC and waits for the link-local address. Without it the kernel would choose `::1` as the
     /// source of a connection and keep it (`ipv6_dev_get_saddr`, net/ipv6/addrconf.c).
     ///
     /// # Errors
@@ -235,7 +235,7 @@ impl Guest {
     /// Fails if ping cannot run or its report cannot be parsed.
     pub fn ping(&self, to: Ipv4Addr, count: u32) -> Result<u32> {
         let mut command = Command::new("ping");
-        // In seconds. Each reply may take five times the interval.
+        // 5 s, and five intervals for each request.
         let deadline = 5 + count.div_ceil(10);
         command.args(["-n", "-i", "0.02", "-w", &deadline.to_string(), "-c", &count.to_string()]);
         let output = self.ns.output(command.arg(to.to_string()))?;

@@ -133,7 +133,7 @@ pub struct EchoServer {
 }
 
 impl EchoServer {
-    /// Starts it inside a namespace.
+    /// Starts the server inside a namespace.
     ///
     /// # Errors
     /// Fails if the address is taken or does not belong to the namespace.

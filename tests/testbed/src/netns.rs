@@ -1,7 +1,7 @@
 //! Network namespaces that are removed on drop.
 //!
-//! Names are `xdp-imds-<label>-<pid>-<n>` under `/run/netns`. By its name, `ip netns exec` can enter the namespace of a
-//! hanging test, and the next run finds namespaces whose process has ended ([`sweep`]).
+//! Names are `xdp-imds-<label>-<pid>-<n>` under `/run/netns`. `ip netns exec NAME` enters the namespace of a hanging
+//! test. The next run removes the namespaces of processes that have ended ([`sweep`]).
 #![expect(unsafe_code, reason = "setns has no safe form in std")]
 
 use anyhow::{Context as _, Result, bail};
@@ -13,7 +13,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Directory in which iproute2 names namespaces.
+/// iproute2's directory of named namespaces.
 pub const RUN_NETNS: &str = "/run/netns";
 const PREFIX: &str = "xdp-imds-";
 
@@ -90,7 +90,7 @@ impl Namespace {
     pub fn run_in<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         let fd = self.file.as_raw_fd();
         let name = &self.name;
-        // The thread has the caller's name, so that messages printed inside name the test.
+        // The thread has the caller's name, so that a panic message contains the test's name.
         let thread =
             std::thread::Builder::new().name(std::thread::current().name().unwrap_or("netns").to_owned());
         std::thread::scope(|scope| {
@@ -116,7 +116,7 @@ impl Namespace {
             .with_context(|| format!("cannot start {} in {}", program.display(), self.name))
     }
 
-    /// Runs a program inside until it ends and returns its output, whatever its exit code.
+    /// Runs a program inside this namespace until it ends. Returns its output, whatever its exit code.
     ///
     /// # Errors
     /// Fails if the program cannot be started.
@@ -126,7 +126,7 @@ impl Namespace {
             .with_context(|| format!("cannot run {} in {}", program.display(), self.name))
     }
 
-    /// Runs `ip` with these arguments inside and returns its standard output.
+    /// Runs `ip` with these arguments inside this namespace. Returns its standard output.
     ///
     /// # Errors
     /// Fails if `ip` fails; the error contains the arguments and its standard error.
@@ -135,8 +135,8 @@ impl Namespace {
             .with_context(|| format!("in namespace {}", self.name))
     }
 
-    /// The output of `ip -j link` without fields that the kernel updates with a delay: a bridge's carrier follows
-    /// that of its ports some time later.
+    /// The output of `ip -j link` without the fields that the kernel updates late: a bridge's carrier changes some time
+    /// after that of its ports.
     ///
     /// # Errors
     /// Like [`Namespace::ip`].

@@ -1,9 +1,9 @@
 //! Decides whether this process may create namespaces, and records which tests ran.
 //!
-//! Two variables control it; `cargo xtask test` sets both:
+//! Two environment variables control this module; `cargo xtask test` sets both:
 //! - `XDP_IMDS_REQUIRE_PRIVILEGED=1` turns a skip into a failure;
-//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`. It allows
-//!   counting the skips, and a run that skipped every test does not look like a pass.
+//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`. The caller can
+//!   count the skips, and a run that skipped every test does not look like a pass.
 //!
 //! Without them, a test program lists the tests it skipped when it ends, because libtest counts them as passed and
 //! hides their output.
@@ -30,8 +30,7 @@ static SKIPPED: Mutex<BTreeMap<String, Vec<String>>> = Mutex::new(BTreeMap::new(
 /// Otherwise prints the reason and returns false; the test must then return at once.
 ///
 /// # Panics
-/// Panics if a privilege is missing and [`REQUIRE`] is `1`: where every test must run, a skip must not look like a
-/// pass.
+/// Panics if a privilege is missing and [`REQUIRE`] is `1`.
 #[must_use]
 #[track_caller]
 pub fn or_skip() -> bool {
@@ -80,7 +79,7 @@ fn probe() -> Option<String> {
     if uid != 0 {
         return Some(format!("it needs root (running as uid {uid})"));
     }
-    // On its own thread, so that the new namespace ends with the thread and no other thread moves.
+    // A separate thread enters the new namespace, so that no other thread moves and the namespace ends with the thread.
     let unshared = std::thread::spawn(|| {
         // SAFETY: unshare changes only the calling thread's namespace membership.
         let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
@@ -157,7 +156,7 @@ mod tests {
     use super::{LOG, REQUIRE, or_skip_for};
     use std::process::Command;
 
-    /// Makes the next test skip; only this module sets it.
+    /// Makes the test below skip; only this module sets it.
     const SKIP: &str = "XDP_IMDS_SKIP_FOR_A_TEST";
 
     #[test]

@@ -9,8 +9,8 @@ use crate::netns::run;
 
 /// Writes a script that can be executed.
 ///
-/// A child process writes it. If this process had it open for writing, another thread could fork in the meantime, and the
-/// execution would fail with ETXTBSY until that child executes its own program.
+/// A child process writes the file. If this process wrote it, another thread's child could inherit the open descriptor.
+/// The script's execution would then fail with ETXTBSY.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -55,8 +55,8 @@ pub fn signal(pid: u32, signal: libc::c_int) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// One stopped thread of a process whose other threads run. It continues on drop, which must happen on the thread
-/// that created this value.
+/// One stopped thread of a process whose other threads run. Dropping this value continues the thread. Only the thread
+/// that created the value may drop it.
 #[derive(Debug)]
 pub struct Stopped {
     thread: libc::pid_t,

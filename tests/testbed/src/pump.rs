@@ -127,7 +127,7 @@ impl Counts {
 
 /// A thread that carries frames over any number of wires until it is dropped.
 ///
-/// It holds its taps, which are deleted when the last holder is dropped.
+/// It keeps its taps open. A tap is deleted when its last owner is dropped.
 #[derive(Debug)]
 pub struct Pump {
     stop: Option<PipeWriter>,
@@ -147,7 +147,7 @@ impl Pump {
         for wire in wires {
             ensure!(
                 wire.guest.shape().vnet_hdr == wire.host.shape().vnet_hdr,
-                "{} and {} must both have a virtio header or both none",
+                "either both or neither of {} and {} must have a virtio header",
                 wire.guest.name(),
                 wire.host.name()
             );
@@ -221,7 +221,7 @@ impl Lane {
         self.from.descriptors().nth(self.queue).expect("the lane's queue is one of its tap's")
     }
 
-    /// Moves the waiting frames, up to a burst. False if the tap it reads from is gone.
+    /// Moves the waiting frames, at most [`BURST`]. Returns false if the source tap is gone.
     fn turn(&mut self, buffer: &mut [u8]) -> bool {
         for _ in 0..BURST {
             match self.from.receive(self.queue, buffer) {
@@ -302,7 +302,7 @@ fn readable(descriptor: BorrowedFd<'_>) -> libc::pollfd {
     libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
 
-/// Waits until one descriptor is ready. False if poll fails permanently.
+/// Waits until one descriptor is ready. Returns false if poll fails permanently.
 fn wait(polled: &mut [libc::pollfd]) -> bool {
     wait_for(polled, -1)
 }
@@ -327,7 +327,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    /// Fewer than a tap queues (1,000), so that no frame is lost by accident.
+    /// Fewer frames than a tap's queue holds (1,000), so that none is lost by accident.
     const FRAMES: u64 = 500;
 
     /// The counts after sending [`FRAMES`] frames over a wire with these faults.

@@ -24,7 +24,7 @@ pub enum Towards {
 pub enum Fate {
     /// It was delivered.
     Delivered,
-    /// It was lost by the faults.
+    /// A simulated fault dropped it.
     Lost,
     /// The far end refused it.
     Refused,
@@ -71,11 +71,11 @@ impl fmt::Display for Seen {
     }
 }
 
-/// The last segments of one wire, and the number of frames lost by its faults.
+/// The last segments of one wire, and the number of frames that its simulated faults dropped.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     seen: VecDeque<Seen>,
-    /// Frames of any kind lost by the faults.
+    /// Frames of any kind that the faults dropped.
     pub lost: u64,
 }
 

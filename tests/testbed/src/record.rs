@@ -8,7 +8,7 @@ use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-/// Number of guests the lab's addresses allow.
+/// Limit of guest numbers. The addresses of all these guests fit into 10.0.0.0/16.
 pub const MAX_GUESTS: u16 = 16_000;
 
 /// A simulated guest, derived entirely from its number.
@@ -34,12 +34,12 @@ impl Identity {
     /// The guest with this number.
     ///
     /// # Panics
-    /// Panics from [`MAX_GUESTS`] on: the lab has one /16 and keeps its lowest addresses for the host.
+    /// Panics if the number is not below [`MAX_GUESTS`].
     #[must_use]
     pub fn of(number: u16) -> Self {
         assert!(number < MAX_GUESTS, "the lab has room for {MAX_GUESTS} guests, not for number {number}");
         let [high, low] = number.to_be_bytes();
-        // From 10.0.16.0 upwards. The last octet is that of the number, so that packet dumps are easy to read.
+        // From 10.0.16.0 upwards. The last octet is the number's low octet, so that packet dumps are easy to read.
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 16, 0).to_bits() + u32::from(number));
         let hostname = format!("guest-{number}");
         Self {
@@ -59,7 +59,7 @@ impl Identity {
         let mut text = format!("#cloud-config\n# for {}\n", self.hostname);
         let mut rng = fastrand::Rng::with_seed(u64::from(self.number));
         while text.len() < len {
-            // Lines of 64 octets keep it text; random letters reveal a lost or repeated segment.
+            // Each line has 64 octets. Random characters reveal a lost or repeated segment.
             text.push(if text.len() % 64 == 63 { '\n' } else { rng.alphanumeric() });
         }
         text.truncate(len);
@@ -98,13 +98,13 @@ impl Identity {
         format!("{record:#}\n")
     }
 
-    /// The file of this guest's record inside `directory`.
+    /// The path of this guest's record in `directory`.
     #[must_use]
     pub fn path(&self, directory: &Path) -> PathBuf {
         directory.join(format!("{}.yaml", self.hostname))
     }
 
-    /// Writes the record into `directory` in one step: writes another file and renames it.
+    /// Writes the record into `directory` atomically: writes another file and renames it.
     ///
     /// # Errors
     /// Fails if the directory cannot be written to.
@@ -113,7 +113,7 @@ impl Identity {
     }
 }
 
-/// Records contain secrets.
+/// The mode of a record's file. Records contain secrets.
 const RECORD_MODE: u32 = 0o640;
 
 /// Replaces a file's content in one step, as an orchestrator should: readers see the old or the new content.

@@ -1,7 +1,7 @@
 //! Taps: the devices a hypervisor gives its guests, with the file descriptors that QEMU or vhost would hold.
 //!
 //! Writing to a descriptor sends a frame as the guest; reading receives a frame for the guest (Linux:
-//! Documentation/networking/tuntap.rst). The kernel deletes a tap with its last descriptor.
+//! Documentation/networking/tuntap.rst). The kernel deletes a tap when its last descriptor closes.
 #![expect(unsafe_code, reason = "taps are configured by ioctl, which has no safe form in std")]
 
 use crate::netns::Namespace;
@@ -82,7 +82,7 @@ impl Tap {
         Ok(Self { name: name.to_owned(), shape, queues: vec![queue] })
     }
 
-    /// Adds a queue to a tap created with more than one.
+    /// Adds a queue to a tap that was created with several queues.
     ///
     /// # Errors
     /// Fails if there is no such tap, or it takes no more queues.
@@ -99,7 +99,7 @@ impl Tap {
         &self.name
     }
 
-    /// The options it was created with.
+    /// The tap's creation options.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
@@ -111,7 +111,7 @@ impl Tap {
     /// Fails if the kernel refuses it, e.g. a group address.
     pub fn set_mac(&self, mac: Mac) -> Result<()> {
         let mut request = request(&self.name);
-        // SAFETY: sockaddr is plain data for which all zeroes is a value.
+        // SAFETY: sockaddr is plain data, and all zeros are a valid value.
         let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
         address.sa_family = libc::ARPHRD_ETHER;
         for (to, from) in address.sa_data.iter_mut().zip(mac.0) {
@@ -221,7 +221,7 @@ fn open_queue_at(name: &str, shape: Shape, ifindex: Option<u32>) -> io::Result<F
 }
 
 fn request(name: &str) -> libc::ifreq {
-    // SAFETY: ifreq is plain data for which all zeroes is a value.
+    // SAFETY: ifreq is plain data, and all zeros are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().take(NAME_MAX).zip(name.bytes()) {
         *to = from.cast_signed();

@@ -15,13 +15,13 @@ pub const PYTHON: &str = "/usr/bin/python3";
 /// Installs the releases that `requirements` names with their hashes, unless this was done before. Returns the
 /// directory, `<below>/<name>-<digest>`; the digest changes with the requirements and the interpreter.
 ///
-/// pip accepts wheels only, so that the installation runs no code of theirs.
+/// pip accepts wheels only, so that the installation runs no code of the packages.
 ///
 /// # Errors
 /// When Python or pip is missing, the registry is out of reach, or a file does not have its hash.
 pub fn install(requirements: &str, below: &Path, name: &str) -> Result<PathBuf> {
     let version =
-        run(Command::new(PYTHON).arg("--version")).context("`apt-get install python3` brings Python")?;
+        run(Command::new(PYTHON).arg("--version")).context("`apt-get install python3` installs Python")?;
     let mut hasher = DefaultHasher::new();
     (requirements, version).hash(&mut hasher);
     let root = below.join(format!("{name}-{:016x}", hasher.finish()));
@@ -45,7 +45,7 @@ pub fn install(requirements: &str, below: &Path, name: &str) -> Result<PathBuf> 
     ]);
     pip.args(["--root-user-action=ignore", "--require-hashes", "--no-deps", "--only-binary=:all:"]);
     pip.arg("--target").arg(&tree).arg("--requirement").arg(&list);
-    run(&mut pip).context("`apt-get install python3-pip` brings pip")?;
+    run(&mut pip).context("`apt-get install python3-pip` installs pip")?;
     if let Err(error) = fs::rename(&tree, &root)
         && !root.is_dir()
     {
