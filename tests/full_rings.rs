@@ -39,7 +39,7 @@ fn idle_connection(station: &mut Station) -> Result<Talk> {
     let request = format!("GET {} HTTP/1.1\r\nHost: metadata\r\n\r\n", PATHS[0]);
     let segments = talk.transmit(request.as_bytes());
     station.until(&mut talk, &segments, |talk| !talk.received.is_empty())?;
-    station.fall_silent()?;
+    station.drain()?;
     Ok(talk)
 }
 

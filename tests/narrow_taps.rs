@@ -67,7 +67,7 @@ fn all_segments_fit_the_mtu_of_a_tap_even_after_it_changes() {
                     found => bail!("the announced size is {found:?}, not {size}"),
                 })
                 .unwrap_or_else(|error| panic!("{name}: {error:#}"));
-                station.fall_silent().expect("the station is silent");
+                station.drain().expect("the station is silent");
                 station.transcript();
                 let request = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
                 let answer = station.ask(to, request).unwrap_or_else(|error| panic!("{name}: {error:#}"));

@@ -197,7 +197,7 @@ mod tests {
             }
         });
         for body in ["first", "fault", "last"] {
-            mailbox.tell(&sinks, MessageKind::Event, body.as_bytes(), 0);
+            mailbox.send(&sinks, MessageKind::Event, body.as_bytes(), 0);
             queues.push(deliveries.queue.try_recv().expect("a message"));
         }
         while let Some(done) = queues.tasks.join_next_with_id().await {

@@ -106,7 +106,7 @@ fn each_nic_of_a_guest_is_served_only_on_its_own_tap() {
                 assert_served(&one, &mut station);
                 continue;
             }
-            station.fall_silent().expect("silence");
+            station.drain().expect("silence");
             let refused = agent.metrics().and_then(|metrics| metrics.frames(IMPOSTOR)).expect("a counter");
             let syn = station.talk(crate::taps::SERVICE).syn();
             station.transmit(&syn).expect("it is sent");
@@ -211,7 +211,7 @@ fn a_guest_with_another_guests_address_gets_its_own_record() {
     ];
     for address in addresses {
         assert_served(&identities[1], victim);
-        victim.fall_silent().expect("silence");
+        victim.drain().expect("silence");
         spy.address = address;
         assert_served(&identities[0], spy);
         assert!(

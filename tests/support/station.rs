@@ -156,7 +156,7 @@ impl Station {
     ///
     /// # Errors
     /// As for [`Station::receive`].
-    pub fn fall_silent(&mut self) -> Result<()> {
+    pub fn drain(&mut self) -> Result<()> {
         const SILENCE: Duration = Duration::from_millis(100);
         loop {
             self.wait(SILENCE);

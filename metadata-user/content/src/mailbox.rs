@@ -264,8 +264,8 @@ impl Mailbox {
     /// Queues a message of the guest for the sink that the record names for its kind, if any.
     ///
     /// Never waits and never fails: a message without room is counted ([`crate::sink::SinkCounts::dropped`]).
-    pub fn tell(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
+    pub fn send(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
         let name = Arc::clone(&locked(&self.noted).name);
-        self.outbox.tell(sinks, kind, name, body, now_unix);
+        self.outbox.send(sinks, kind, name, body, now_unix);
     }
 }

@@ -151,7 +151,7 @@ pub(crate) struct VmOutbox {
 
 impl VmOutbox {
     /// Hands over one message; does nothing if the record has no sink for its kind.
-    pub(crate) fn tell(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
+    pub(crate) fn send(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
         let Some(sink) = kind.sink(sinks) else { return };
         let counters = &self.outbox.counters;
         let place = Some(()).filter(|()| body.len() <= kind.most_octets());

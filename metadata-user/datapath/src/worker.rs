@@ -334,7 +334,7 @@ impl<T: Copy> WorkerHandle<T> {
     /// # Errors
     /// [`ControlError`]; the slot is not forgotten.
     pub fn forget(&self, slot: Slot) -> Result<(), ControlError> {
-        self.tell(&self.forget, slot)
+        self.send(&self.forget, slot)
     }
 
     /// Retries whatever waits on `slot`. Call it after the change, so that the worker sees it. Never blocks.
@@ -342,7 +342,7 @@ impl<T: Copy> WorkerHandle<T> {
     /// # Errors
     /// [`ControlError`]; the slot is not woken. After [`ControlError::Full`] another attempt may succeed.
     pub fn wake(&self, slot: Slot) -> Result<(), ControlError> {
-        self.tell(&self.wake, slot)
+        self.send(&self.wake, slot)
     }
 
     /// Starts to drain the engine. [`left`](Self::left) returns how many connections remain, once the engine has
@@ -351,7 +351,7 @@ impl<T: Copy> WorkerHandle<T> {
     /// # Errors
     /// [`ControlError`]; the engine does not drain.
     pub fn drain(&self, limit: Duration, claims: Option<Box<dyn Claims + Send>>) -> Result<(), ControlError> {
-        self.tell(&self.order, Order::Drain(limit, claims))
+        self.send(&self.order, Order::Drain(limit, claims))
     }
 
     /// Stops draining and returns the engine to normal service.
@@ -359,7 +359,7 @@ impl<T: Copy> WorkerHandle<T> {
     /// # Errors
     /// [`ControlError`]; the engine continues to drain.
     pub fn resume(&self) -> Result<(), ControlError> {
-        self.tell(&self.order, Order::Resume)
+        self.send(&self.order, Order::Resume)
     }
 
     /// Sets whether the engine leaves unknown connections alone, because they may belong to another agent.
@@ -367,7 +367,7 @@ impl<T: Copy> WorkerHandle<T> {
     /// # Errors
     /// [`ControlError`]; nothing changes.
     pub fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
-        self.tell(&self.order, Order::Spare(spare))
+        self.send(&self.order, Order::Spare(spare))
     }
 
     /// How many connections remain while the worker drains. `None` if it does not drain, or has not claimed all of
@@ -388,7 +388,7 @@ impl<T: Copy> WorkerHandle<T> {
         slot: Slot,
         reply: impl FnOnce(SlotStats) + Send + 'static,
     ) -> Result<(), ControlError> {
-        self.tell(&self.look, (slot, Box::new(reply)))
+        self.send(&self.look, (slot, Box::new(reply)))
     }
 
     /// The last published counters: at most [`PUBLISH_EVERY`] old under load, [`MAX_SLEEP`] when idle.
@@ -419,7 +419,7 @@ impl<T: Copy> WorkerHandle<T> {
 }
 
 impl<T> WorkerHandle<T> {
-    fn tell<M>(&self, queue: &SyncSender<M>, message: M) -> Result<(), ControlError> {
+    fn send<M>(&self, queue: &SyncSender<M>, message: M) -> Result<(), ControlError> {
         queue.try_send(message).map_err(|error| match error {
             TrySendError::Full(_) => ControlError::Full,
             TrySendError::Disconnected(_) => ControlError::Ended,

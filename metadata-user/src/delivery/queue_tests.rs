@@ -111,7 +111,7 @@ async fn a_file_takes_one_object_per_line_and_is_private() {
         (MessageKind::Password, b"[1]", json!("[1]")),
     ];
     for (kind, body, _) in &cases {
-        vm.tell(&sinks, *kind, body, NOW);
+        vm.send(&sinks, *kind, body, NOW);
     }
     assert_eq!(outbox.counts().waiting, cases.len() as u64);
     let counts = outbox.clone();
@@ -138,7 +138,7 @@ async fn a_socket_takes_one_post_per_message() {
     let (taken, server) = receiver(&path, StatusCode::NO_CONTENT);
     let (outbox, deliveries) = outbox();
     let vm = vm(1, &outbox);
-    vm.tell(&events(socket(&path)), MessageKind::Event, b"{\"a\":1}", NOW);
+    vm.send(&events(socket(&path)), MessageKind::Event, b"{\"a\":1}", NOW);
     drop((vm, outbox));
     deliver(deliveries).await;
     let body = json!({
@@ -160,7 +160,7 @@ async fn messages_of_a_vm_arrive_in_order() {
     let task = tokio::spawn(deliver(deliveries));
     for n in 0..EACH {
         for vm in &vms {
-            vm.tell(&sinks, MessageKind::Event, format!("[{n}]").as_bytes(), NOW);
+            vm.send(&sinks, MessageKind::Event, format!("[{n}]").as_bytes(), NOW);
         }
         tokio::task::yield_now().await;
     }
@@ -202,9 +202,9 @@ async fn a_failing_sink_is_tried_again_and_counted_and_others_continue() {
     let (outbox, deliveries) = outbox();
     let vm = vm(1, &outbox);
     for sink in &bad {
-        vm.tell(&events(sink.clone()), MessageKind::Event, b"lost", NOW);
+        vm.send(&events(sink.clone()), MessageKind::Event, b"lost", NOW);
     }
-    vm.tell(&events(file(&path)), MessageKind::Event, b"arrives", NOW);
+    vm.send(&events(file(&path)), MessageKind::Event, b"arrives", NOW);
     let task = tokio::spawn(deliver(deliveries));
     let counts = until(&outbox, |c| c.waiting == 0).await;
     assert_eq!((counts.delivered, counts.failed, counts.dropped), (1, bad.len() as u64, 0));
@@ -224,9 +224,9 @@ async fn a_receiver_that_hangs_delays_only_its_own_messages_until_the_limit() {
     let (outbox, deliveries) = outbox();
     let (held, other) = (vm(1, &outbox), vm(2, &outbox));
     for _ in 0..3 {
-        held.tell(&events(socket(&silent)), MessageKind::Event, b"held", NOW);
+        held.send(&events(socket(&silent)), MessageKind::Event, b"held", NOW);
     }
-    other.tell(&events(file(&path)), MessageKind::Event, b"arrives", NOW);
+    other.send(&events(file(&path)), MessageKind::Event, b"arrives", NOW);
     let task = tokio::spawn(deliver(deliveries));
     let counts = until(&outbox, |c| c.delivered == 1).await;
     assert_eq!((counts.waiting, counts.failed), (3, 0));
@@ -245,7 +245,7 @@ async fn concurrent_deliveries_stay_within_their_limit() {
     let (outbox, deliveries) = outbox();
     for n in 0..SINKS {
         let sink = Sink::Unix { socket: path.clone(), path: format!("/{n}") };
-        vm(n, &outbox).tell(&events(sink), MessageKind::Event, b"held", NOW);
+        vm(n, &outbox).send(&events(sink), MessageKind::Event, b"held", NOW);
     }
     let task = tokio::spawn(deliver(deliveries));
     let mut held = Vec::new();
@@ -267,9 +267,9 @@ fn one_vm_cannot_take_the_places_of_others_in_the_queue() {
     let sinks = events(file(&path));
     let (loud, quiet) = (vm(1, &outbox), vm(2, &outbox));
     for _ in 0..WAITING * 2 {
-        loud.tell(&sinks, MessageKind::Event, b"{}", NOW);
+        loud.send(&sinks, MessageKind::Event, b"{}", NOW);
     }
-    quiet.tell(&sinks, MessageKind::Event, b"{}", NOW);
+    quiet.send(&sinks, MessageKind::Event, b"{}", NOW);
     let counts = outbox.counts();
     assert_eq!(counts.waiting, WAITING_PER_VM as u64 + 1);
     assert_eq!(counts.dropped, (WAITING * 2 - WAITING_PER_VM) as u64);
@@ -283,7 +283,7 @@ async fn all_vms_stay_within_the_queue_and_delivery_frees_a_place() {
     let vms: Vec<_> = (0..=WAITING / WAITING_PER_VM).map(|n| vm(n, &outbox)).collect();
     for vm in &vms {
         for _ in 0..WAITING_PER_VM {
-            vm.tell(&sinks, MessageKind::Event, b"{}", NOW);
+            vm.send(&sinks, MessageKind::Event, b"{}", NOW);
         }
     }
     let full = outbox.counts();
@@ -291,7 +291,7 @@ async fn all_vms_stay_within_the_queue_and_delivery_frees_a_place() {
     let task = tokio::spawn(deliver(deliveries));
     until(&outbox, |c| c.waiting == 0).await;
     for vm in &vms {
-        vm.tell(&sinks, MessageKind::Event, b"{}", NOW);
+        vm.send(&sinks, MessageKind::Event, b"{}", NOW);
     }
     let counts = until(&outbox, |c| c.waiting == 0).await;
     assert_eq!(counts.delivered, (WAITING + vms.len()) as u64);
@@ -308,9 +308,9 @@ fn a_body_beyond_its_limit_is_dropped_and_counted() {
     for kind in [MessageKind::Ready, MessageKind::PhoneHome, MessageKind::Event, MessageKind::Password] {
         let (outbox, _deliveries) = outbox();
         let vm = vm(1, &outbox);
-        vm.tell(&sinks, kind, &vec![b'x'; kind.most_octets()], NOW);
+        vm.send(&sinks, kind, &vec![b'x'; kind.most_octets()], NOW);
         assert_eq!((outbox.counts().waiting, outbox.counts().dropped), (1, 0), "{kind:?}");
-        vm.tell(&sinks, kind, &vec![b'x'; kind.most_octets() + 1], NOW);
+        vm.send(&sinks, kind, &vec![b'x'; kind.most_octets() + 1], NOW);
         assert_eq!((outbox.counts().waiting, outbox.counts().dropped), (1, 1), "{kind:?}");
     }
 }
@@ -319,9 +319,9 @@ fn a_body_beyond_its_limit_is_dropped_and_counted() {
 fn a_message_is_ignored_without_a_sink_and_dropped_without_an_agent() {
     let outbox = Outbox::detached();
     let vm = vm(1, &outbox);
-    vm.tell(&Sinks::default(), MessageKind::Ready, b"", NOW);
+    vm.send(&Sinks::default(), MessageKind::Ready, b"", NOW);
     assert_eq!(outbox.counts(), SinkCounts::default());
-    vm.tell(&events(file(Path::new("/nowhere"))), MessageKind::Event, b"", NOW);
+    vm.send(&events(file(Path::new("/nowhere"))), MessageKind::Event, b"", NOW);
     assert_eq!(outbox.counts(), SinkCounts { dropped: 1, ..SinkCounts::default() });
 }
 
@@ -332,15 +332,15 @@ async fn a_file_grows_to_its_limit_and_no_further() {
     let vm = vm(1, &outbox);
     let sinks = events(file(&path));
     let task = tokio::spawn(deliver(deliveries));
-    vm.tell(&sinks, MessageKind::Event, b"{}", NOW);
+    vm.send(&sinks, MessageKind::Event, b"{}", NOW);
     until(&outbox, |c| c.delivered == 1).await;
     let line = fs::metadata(&path).expect("there").len();
     let grow = |to: u64| fs::File::options().write(true).open(&path).expect("open").set_len(to);
     grow(SINK_FILE_OCTETS - line).expect("grown");
-    vm.tell(&sinks, MessageKind::Event, b"{}", NOW);
+    vm.send(&sinks, MessageKind::Event, b"{}", NOW);
     until(&outbox, |c| c.delivered == 2).await;
     assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_OCTETS);
-    vm.tell(&sinks, MessageKind::Event, b"{}", NOW);
+    vm.send(&sinks, MessageKind::Event, b"{}", NOW);
     let counts = until(&outbox, |c| c.waiting == 0).await;
     assert_eq!((counts.delivered, counts.failed), (2, 1));
     assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_OCTETS);

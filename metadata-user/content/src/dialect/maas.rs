@@ -117,7 +117,7 @@ fn accept(call: &Call<'_>, is_status: bool) -> Outcome {
     if !is_status && !is_signal(request.target.query.as_bytes()) && !is_signal(request.body) {
         return Response::error(Status(400), &[]).into();
     }
-    call.vm.mailbox.tell(&call.vm.sinks, MessageKind::Event, request.body, call.now.unix_seconds);
+    call.vm.mailbox.send(&call.vm.sinks, MessageKind::Event, request.body, call.now.unix_seconds);
     text("OK".to_owned()).into()
 }
 

@@ -27,7 +27,7 @@ impl Live for Message {
         if body.len() > self.0.most_octets() {
             return Response::error(Status(413), &[]).into();
         }
-        call.vm.mailbox.tell(&call.vm.sinks, self.0, body, call.now.unix_seconds);
+        call.vm.mailbox.send(&call.vm.sinks, self.0, body, call.now.unix_seconds);
         Response::new(Status(200), Some(TEXT), &[], "OK").into()
     }
 

@@ -237,7 +237,7 @@ impl Live for Password {
         let response = match mailbox.post_password(call.request.body) {
             Ok(()) => {
                 let body = call.request.body;
-                mailbox.tell(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
+                mailbox.send(&call.vm.sinks, MessageKind::Password, body, call.now.unix_seconds);
                 ok(Bytes::new())
             }
             Err(PasswordRefused::Empty | PasswordRefused::TooLarge) => answer(400),

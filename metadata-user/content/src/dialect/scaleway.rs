@@ -195,7 +195,7 @@ struct State;
 impl Live for State {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         let (vm, now) = (call.vm, call.now.unix_seconds);
-        vm.mailbox.tell(&vm.sinks, MessageKind::Ready, call.request.body, now);
+        vm.mailbox.send(&vm.sinks, MessageKind::Ready, call.request.body, now);
         Response::new(Status(200), Some(JSON), &[], "{}").into()
     }
 

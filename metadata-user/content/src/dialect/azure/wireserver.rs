@@ -58,7 +58,7 @@ fn not_found() -> Outcome {
 /// Forwards a guest's report. The guest gets a success even if the report is dropped.
 fn forward(call: &Call<'_>) {
     let mailbox = &call.vm.mailbox;
-    mailbox.tell(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
+    mailbox.send(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
 }
 
 /// `/?comp=versions`.
