@@ -12,9 +12,10 @@ use base64::engine::general_purpose::STANDARD;
 use crawl::{Listing, Tree};
 use metadata_content::dialect;
 use metadata_content::http::{Method, Response, Status};
-use metadata_content::record::{DateTree, Limits, Record};
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::{DateTree, Dialects, Limits, Record};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Host, Interner, Responses, Vm};
+use metadata_content::store::{Host, Interner, Responses, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_state::mailboxes::Mailboxes;
 use proptest::prelude::*;
@@ -141,6 +142,30 @@ proptest! {
             let read = place.contains("/security-credentials/") || place.ends_with("/iam/info");
             let list = read || LISTS.contains(&name.as_str());
             prop_assert!(list || !text.contains(&b'\n'), "{} has a newline", place);
+        }
+    }
+
+    /// The guest does not notice which dialects were rendered before it asked.
+    #[test]
+    fn a_dialect_rendered_on_demand_answers_as_one_rendered_in_advance(
+        Given { mut value, .. } in any_record(),
+        gce_root: bool,
+        has_flat_tree: bool,
+        seed: u64,
+    ) {
+        value["serve"]["gce_root"] = json!(gce_root);
+        if has_flat_tree {
+            value["serve"]["date_tree"] = json!("cloudstack");
+        }
+        let record = Arc::new(parse(value));
+        let all = responses_of(&record);
+        let none = || dialect::render_asked(&record, &mut Interner::new(), all.vm().clone(), Dialects::NONE);
+        let on_demand = OnDemand::new(Store::new(1));
+        on_demand.store().publish(0, Arc::new(none())).expect("slot 0");
+        let mut questions = questions(&all, &Insider::of(&all));
+        fastrand::Rng::with_seed(seed).shuffle(&mut questions);
+        for question in questions {
+            prop_assert_eq!(question.ask_on_demand(&on_demand), question.ask(&all), "{:?}", question);
         }
     }
 

@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use metadata_content::dialect;
-use metadata_content::record::{Dialect, Record};
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::{Dialect, Dialects, Record};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Endpoint, Interner, Responses, Store, Vm};
+use metadata_content::store::{Endpoint, Entry, Host, Interner, Responses, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_feed::room::Weight;
 use metadata_state::mailboxes::Mailboxes;
@@ -34,6 +35,15 @@ const MOST_PER_VM: usize = 32 << 10;
 /// Number of VMs in the measurements by dialect.
 const FEW: u32 = 1_000;
 
+/// Paths that VMs ask for first, for the measurements of dialects rendered on demand.
+const ASKED: [(&str, &[&str]); 6] = [
+    ("asked for nothing", &["/of/no/dialect"]),
+    ("asked for NoCloud", &["/v1/meta-data"]),
+    ("asked for EC2", &["/latest/meta-data"]),
+    ("asked for OpenStack", &["/openstack"]),
+    ("asked for Azure", &["/metadata/instance"]),
+    ("three clouds", &["/v1/meta-data", "/latest/meta-data", "/openstack"]),
+];
 /// Numbers of VMs in the measurements by size of user-data.
 const BY_USER_DATA: [u32; 2] = [64, 256];
 /// Sizes of user-data, in octets.
@@ -47,6 +57,8 @@ struct Load<'a> {
     user_data: Option<usize>,
     /// True if the user-data is not text.
     binary: bool,
+    /// Paths that the VMs ask for in turn, each another VM; all dialects are rendered in advance without them.
+    asked: &'a [&'static str],
 }
 
 impl Load<'_> {
@@ -110,6 +122,8 @@ struct Cost {
     resident: usize,
     /// Time for rendering and publishing.
     rendering: Duration,
+    /// Time from the first requests of the VMs until their dialects were rendered.
+    asking: Duration,
     routes: usize,
     /// Octets that `record_memory` counts for one VM with shared vendor-data.
     counted: usize,
@@ -132,13 +146,14 @@ struct Node {
     keyring: Arc<Keyring>,
     mailboxes: Mailboxes,
     interner: Interner,
-    store: Store,
+    content: OnDemand,
     held: Vec<(Arc<Record>, Arc<Responses>)>,
 }
 
 impl Node {
-    /// Adds a VM; returns the heap of its record and the time for rendering and publishing its responses.
-    fn take(&mut self, number: u32, load: Load<'_>) -> (Heap, Duration) {
+    /// Adds a VM. Returns the heap of its record, the time for rendering and publishing its responses, and the time for
+    /// rendering what the VM asks for.
+    fn take(&mut self, number: u32, load: Load<'_>) -> (Heap, Duration, Duration) {
         let text = load.record(number);
         let before = Heap::now();
         let mut record = Record::parse("vm.json", &text).expect("a good record").0;
@@ -147,9 +162,19 @@ impl Node {
         let kept = Heap::now().since(before);
         let start = Instant::now();
         let vm = Vm::of(&record, Arc::clone(&self.keyring), self.mailboxes.for_record(&record));
-        let responses = Arc::new(dialect::render(&record, &mut self.interner, vm));
-        self.store.publish(number, Arc::clone(&responses)).expect("a slot of the table");
-        let spent = start.elapsed();
+        let mut responses = Arc::new(match load.asked {
+            [] => dialect::render(&record, &mut self.interner, vm),
+            _ => dialect::render_asked(&record, &mut self.interner, vm, Dialects::NONE),
+        });
+        self.content.store().publish(number, Arc::clone(&responses)).expect("a slot of the table");
+        let published = Instant::now();
+        if let [_, ..] = load.asked {
+            let path = load.asked[number as usize % load.asked.len()];
+            if let Entry::Ready(fuller) = self.content.get(number, Host::Metadata, path) {
+                responses = fuller;
+            }
+        }
+        let (spent, asked) = (published - start, published.elapsed());
         // The first clone of a body allocates its reference count, as sending it would.
         for (_, _, route) in responses.routes() {
             if let Endpoint::Fixed(response) = route.endpoint() {
@@ -157,7 +182,7 @@ impl Node {
             }
         }
         self.held.push((record, responses));
-        (kept, spent)
+        (kept, spent, asked)
     }
 }
 
@@ -168,16 +193,17 @@ fn measure(vms: u32, load: Load<'_>) -> Cost {
         keyring: Arc::new(Keyring::ephemeral()),
         mailboxes: Mailboxes::in_memory(Outbox::detached()),
         interner: Interner::new(),
-        store: Store::new(vms + 1),
+        content: OnDemand::new(Store::new(vms + 1)),
         held: Vec::with_capacity(vms as usize + 1),
     };
     node.take(vms, load);
     let first = Heap::now();
-    let (mut records, mut rendering) = (Heap::default(), Duration::ZERO);
+    let (mut records, mut rendering, mut asking) = (Heap::default(), Duration::ZERO, Duration::ZERO);
     for number in 0..vms {
-        let (kept, spent) = node.take(number, load);
+        let (kept, spent, asked) = node.take(number, load);
         records = records.plus(kept);
         rendering += spent;
+        asking += asked;
     }
     let all = Heap::now().since(first);
     Cost {
@@ -187,6 +213,7 @@ fn measure(vms: u32, load: Load<'_>) -> Cost {
         served: all.since(records),
         resident: self::resident().saturating_sub(resident),
         rendering,
+        asking,
         routes: node.held[0].1.routes().count(),
         counted: {
             let mut own = (*node.held[0].0).clone();
@@ -211,13 +238,14 @@ fn print(name: &str, cost: &Cost, as_json: bool) {
             "name": name, "vms": cost.vms, "served_per_vm": cost.served_per_vm(), "routes": cost.routes,
             "record_per_vm": cost.records.octets / cost.vms, "first_vm": cost.first.octets,
             "counted_per_vm": cost.counted, "resident_per_vm": cost.resident / cost.vms, "records_per_second": rate,
+            "first_request_us": cost.asking.as_secs_f64() * 1e6 / cost.vms as f64,
         });
         println!("{line}");
         return;
     }
     println!(
         "{name:22} {:6} VMs: {:7} octets in {:4} blocks to serve one ({:3} routes), {:7} for its record, {:7} counted; \
-         first VM {:7}; {:7} resident; {rate:6.0} records rendered a second",
+         first VM {:7}; {:7} resident; {rate:6.0} records rendered a second; {:5.1} µs at the first request",
         cost.vms,
         cost.served_per_vm(),
         cost.served.blocks / cost.vms,
@@ -226,6 +254,7 @@ fn print(name: &str, cost: &Cost, as_json: bool) {
         cost.counted,
         cost.first.octets,
         cost.resident / cost.vms,
+        cost.asking.as_secs_f64() * 1e6 / cost.vms as f64,
     );
 }
 
@@ -247,6 +276,9 @@ fn main() -> ExitCode {
     let mut most = 0;
     for vms in [1_000, 10_000] {
         most = most.max(show("all dialects", vms, Load::default()));
+    }
+    for (name, asked) in ASKED {
+        show(name, 4_000, Load { asked, ..Load::default() });
     }
     show("none", FEW, Load { dialects: Some(&[]), ..Load::default() });
     for dialect in Dialect::ALL {

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use metadata_content::dialect;
-use metadata_content::record::Record;
-use metadata_content::store::{Entry, Interner, RequestLimit, Responses, Store, Vm};
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::{Dialects, Record};
+use metadata_content::store::{Entry, Host, Interner, RequestLimit, Responses, Store, Vm};
 use support::question::Question;
 use support::record::Identity;
 use support::seed;
@@ -35,6 +36,13 @@ struct Script {
     steps: Vec<Vec<Holds>>,
 }
 
+/// When the dialects of records are rendered.
+#[derive(Clone, Copy, Debug)]
+enum Rendered {
+    InAdvance,
+    OnDemand,
+}
+
 /// The guest and the number of the record in all documents of `responses`, which must agree.
 fn guest_and_record(responses: &Responses) -> (u16, usize) {
     let text = |path| {
@@ -48,7 +56,9 @@ fn guest_and_record(responses: &Responses) -> (u16, usize) {
     };
     let user_data = text("/v1/user-data");
     let meta_data = text("/v1/meta-data");
-    let key = text("/latest/meta-data/public-keys/0/openssh-key");
+    let key_path = "/latest/meta-data/public-keys/0/openssh-key";
+    let is_missing = !dialect::missing(responses, Host::Metadata, key_path).is_empty();
+    let key = if is_missing { meta_data.clone() } else { text(key_path) };
     let guest = number(&user_data, "of guest-");
     let record = number(&user_data, "record ");
     assert_eq!(
@@ -60,21 +70,26 @@ fn guest_and_record(responses: &Responses) -> (u16, usize) {
     (u16::try_from(guest).expect("a guest"), record)
 }
 
-fn rendered(guest: u16, record: usize, interner: &mut Interner) -> Arc<Responses> {
+fn render(guest: u16, record: usize, rendered: Rendered, interner: &mut Interner) -> Arc<Responses> {
     let mut identity = Identity::of(guest);
     identity.user_data = format!("#cloud-config\n# record {record} of guest-{guest}\n");
     let mut json: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("JSON");
     json["metadata"] = serde_json::json!({ "is": format!("record-{record}") });
-    let parsed = Record::parse("record.json", &json.to_string()).expect("a good record").0;
+    let parsed = Arc::new(Record::parse("record.json", &json.to_string()).expect("a good record").0);
     let vm = Vm::alone(parsed.vm.uuid.as_str());
-    Arc::new(dialect::render(&parsed, interner, vm))
+    Arc::new(match rendered {
+        Rendered::InAdvance => dialect::render(&parsed, interner, vm),
+        Rendered::OnDemand => dialect::render_asked(&parsed, interner, vm, Dialects::NONE),
+    })
 }
 
 impl Script {
-    fn draw(random: &mut fastrand::Rng) -> Self {
+    fn draw(random: &mut fastrand::Rng, when: Rendered) -> Self {
         let mut interner = Interner::new();
         let records: Vec<Vec<_>> = (0..SLOTS as u16)
-            .map(|slot| (0..RECORDS_PER_SLOT).map(|record| rendered(slot, record, &mut interner)).collect())
+            .map(|slot| {
+                (0..RECORDS_PER_SLOT).map(|record| render(slot, record, when, &mut interner)).collect()
+            })
             .collect();
         let steps = (0..SLOTS).map(|_| {
             let step = |_| match random.usize(..RECORDS_PER_SLOT + 2) {
@@ -99,8 +114,8 @@ impl Script {
 }
 
 /// The contents of a slot according to its documents.
-fn contents(store: &Store, slot: u32) -> Holds {
-    match store.get(slot) {
+fn contents(content: &OnDemand, slot: u32) -> Holds {
+    match content.get(slot, Host::Metadata, "/v1/user-data") {
         Entry::Unknown => Holds::Nothing,
         Entry::Expected => Holds::Expected,
         Entry::Ready(responses) => {
@@ -114,31 +129,41 @@ fn contents(store: &Store, slot: u32) -> Holds {
 #[test]
 fn without_threads_the_table_behaves_like_a_plain_list() {
     let mut random = fastrand::Rng::with_seed(seed::seed());
-    let script = Script::draw(&mut random);
-    let store = Store::new(SLOTS);
+    let script = Script::draw(&mut random, Rendered::OnDemand);
+    let content = OnDemand::new(Store::new(SLOTS));
     let mut at = [0; SLOTS as usize];
     for _ in 0..STEPS {
         let slot = random.u32(..SLOTS);
         at[slot as usize] += 1;
-        script.apply(&store, slot, at[slot as usize]);
+        script.apply(content.store(), slot, at[slot as usize]);
         for slot in 0..SLOTS {
-            assert_eq!(contents(&store, slot), script.steps[slot as usize][at[slot as usize]], "slot {slot}");
+            assert_eq!(
+                contents(&content, slot),
+                script.steps[slot as usize][at[slot as usize]],
+                "slot {slot}"
+            );
         }
     }
 }
 
 #[test]
 fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
+    for when in [Rendered::InAdvance, Rendered::OnDemand] {
+        readers_agree_with_the_script(when);
+    }
+}
+
+fn readers_agree_with_the_script(when: Rendered) {
     let mut random = fastrand::Rng::with_seed(seed::seed());
-    let script = Script::draw(&mut random);
-    let store = Store::new(SLOTS);
+    let script = Script::draw(&mut random, when);
+    let content = OnDemand::new(Store::new(SLOTS));
     let begun: [AtomicUsize; SLOTS as usize] = Default::default();
     let done: [AtomicUsize; SLOTS as usize] = Default::default();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)
             .map(|reader| {
-                let (script, store, begun, done, over) = (&script, &store, &begun, &done, &over);
+                let (script, content, begun, done, over) = (&script, &content, &begun, &done, &over);
                 let mut random = fastrand::Rng::with_seed(reader);
                 scope.spawn(move || {
                     let mut reads = 0_u64;
@@ -147,7 +172,7 @@ fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
                     while !over.load(Ordering::SeqCst) || reads == 0 {
                         let slot = random.usize(..SLOTS as usize);
                         let from = done[slot].load(Ordering::SeqCst).max(oldest[slot]);
-                        let found = contents(store, slot as u32);
+                        let found = contents(content, slot as u32);
                         let until = begun[slot].load(Ordering::SeqCst);
                         let step = (from..=until).find(|step| script.steps[slot][*step] == found);
                         oldest[slot] = step.unwrap_or_else(|| {
@@ -162,7 +187,7 @@ fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
         for step in 1..=STEPS {
             for slot in 0..SLOTS {
                 begun[slot as usize].store(step, Ordering::SeqCst);
-                script.apply(&store, slot, step);
+                script.apply(content.store(), slot, step);
                 done[slot as usize].store(step, Ordering::SeqCst);
             }
             if step % 8 == 0 {
@@ -175,7 +200,7 @@ fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
         }
     });
     for (slot, records) in script.records.iter().enumerate() {
-        store.withdraw(slot as u32).expect("the slot is in the table");
+        content.store().withdraw(slot as u32).expect("the slot is in the table");
         let held = records.iter().map(Arc::strong_count).max();
         assert_eq!(held, Some(1), "the table still holds a record of slot {slot}");
     }
@@ -185,7 +210,7 @@ fn readers_find_the_current_and_complete_responses_of_a_slots_vm() {
 fn changes_of_its_record_do_not_reset_the_request_limit_of_a_slot() {
     const SECONDS: u64 = 20;
     let mut random = fastrand::Rng::with_seed(seed::seed());
-    let script = Script::draw(&mut random);
+    let script = Script::draw(&mut random, Rendered::InAdvance);
     for _ in 0..20 {
         let store = Store::new(SLOTS);
         let limit = RequestLimit { per_second: 1 + random.u32(..200), burst: 1 + random.u32(..200) };

@@ -14,6 +14,7 @@ pub mod account;
 pub mod dialect;
 pub mod http;
 pub mod mailbox;
+pub mod on_demand;
 pub mod record;
 pub mod sink;
 pub mod source;

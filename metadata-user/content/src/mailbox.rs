@@ -15,12 +15,14 @@ mod tests;
 mod wait;
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
 use crate::account::Account;
+use crate::record::Dialects;
 use crate::record::vm::Sinks;
 use crate::sink::{MessageKind, Outbox, VmOutbox};
 use state::Octets;
@@ -75,6 +77,8 @@ pub struct Mailbox {
     waits: Mutex<Waits>,
     noted: Mutex<Noted>,
     account: Arc<Account>,
+    /// The bits of [`Dialects`].
+    asked: AtomicU32,
 }
 
 /// Values from the VM's record.
@@ -107,7 +111,14 @@ impl Mailbox {
     pub fn with(kept: Kept, outbox: &Outbox) -> Self {
         let outbox = outbox.for_vm(kept.vm());
         let noted = Mutex::new(Noted { name: "".into(), password: Octets(Bytes::new()) });
-        Self { kept: Arc::new(kept), outbox, waits: Mutex::default(), noted, account: Arc::default() }
+        Self {
+            kept: Arc::new(kept),
+            outbox,
+            waits: Mutex::default(),
+            noted,
+            account: Arc::default(),
+            asked: AtomicU32::new(0),
+        }
     }
 
     /// Returns the state that outlives the agent.
@@ -126,6 +137,17 @@ impl Mailbox {
     #[must_use]
     pub fn account(&self) -> &Arc<Account> {
         &self.account
+    }
+
+    /// Returns the dialects that the guest has asked for.
+    #[must_use]
+    pub fn asked(&self) -> Dialects {
+        Dialects::from_bits(self.asked.load(Ordering::Relaxed))
+    }
+
+    /// Notes that the guest has asked for these dialects.
+    pub fn note_asked(&self, dialects: Dialects) {
+        self.asked.fetch_or(dialects.bits(), Ordering::Relaxed);
     }
 
     /// Stores `vm.name`, for messages, and `admin.password` of the VM's record. A changed password is served again

@@ -24,7 +24,8 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::account::Account;
 use metadata_content::http::Request;
-use metadata_content::store::{Hint, Host, Parked, Store};
+use metadata_content::on_demand::OnDemand;
+use metadata_content::store::{Hint, Host, Parked};
 
 /// Limit on questions that wait to be sent, wait for an answer, or have an answer that their request has not fetched.
 /// Further requests are held and retried.
@@ -88,10 +89,10 @@ struct Asked {
     answer: Option<Answer>,
 }
 
-/// A store's answers, from this agent or the other.
+/// The answers of a store, from this agent or the other.
 #[derive(Debug)]
 pub struct Handing {
-    store: Arc<Store>,
+    answers: Arc<OnDemand>,
     stage: AtomicU8,
     asked: Mutex<HashMap<Connection, Asked>>,
     questions: mpsc::Sender<Question>,
@@ -100,10 +101,10 @@ pub struct Handing {
 impl Handing {
     /// Starts in [`Stage::Here`]. The receiver gets the questions asked in [`Stage::Away`].
     #[must_use]
-    pub fn new(store: Arc<Store>) -> (Arc<Self>, mpsc::Receiver<Question>) {
+    pub fn new(answers: Arc<OnDemand>) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, receiver) = mpsc::channel(QUESTIONS);
         let stage = AtomicU8::new(Stage::Here as u8);
-        (Arc::new(Self { store, stage, asked: Mutex::default(), questions }), receiver)
+        (Arc::new(Self { answers, stage, asked: Mutex::default(), questions }), receiver)
     }
 
     /// Sets where answers come from. Held requests need no notification: their workers retry them.
@@ -126,7 +127,7 @@ impl Handing {
 
     /// True for an answer that does not depend on guests' writes.
     fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
-        self.store.is_fixed(connection, request)
+        self.answers.is_fixed(connection, request)
     }
 
     fn ask(&self, now: Now, connection: &Connection, request: &Request<'_>) -> Answer {
@@ -161,15 +162,15 @@ fn mark(request: &Request<'_>) -> u64 {
 
 impl Answers for Handing {
     fn read_ahead(&self, hints: &[Hint<'_>]) {
-        self.store.read_ahead(hints);
+        self.answers.read_ahead(hints);
     }
 
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
-        self.store.account(slot)
+        self.answers.account(slot)
     }
 
     fn opens(&self, slot: Slot, host: Host) -> bool {
-        self.store.opens(slot, host)
+        self.answers.opens(slot, host)
     }
 
     fn answer(
@@ -192,7 +193,7 @@ impl Answers for Handing {
         // Acquire: see `set`.
         let stage = self.stage.load(Ordering::Acquire);
         if stage == Stage::Here as u8 || self.is_fixed(connection, request) {
-            return self.store.answer_of(now, connection, request, parked);
+            return self.answers.answer_of(now, connection, request, parked);
         }
         let is_frozen = stage == Stage::Frozen as u8;
         (if is_frozen { Answer::NotYet } else { self.ask(now, connection, request) }, Origin::NONE)
@@ -204,6 +205,7 @@ mod tests {
     use super::{Answer, Answers as _, Connection, Handing, KEPT_FOR, QUESTIONS, Question, Stage};
     use metadata_base::time::Now;
     use metadata_content::http::{Headers, Method, Request, Response, Status, Target};
+    use metadata_content::on_demand::OnDemand;
     use metadata_content::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
     use std::sync::Arc;
     use std::time::Duration;
@@ -238,7 +240,7 @@ mod tests {
         let store = Store::new(2);
         store.publish(0, Arc::new(responses.build())).expect("slot 0");
         store.expect(1).expect("slot 1");
-        Handing::new(Arc::new(store))
+        Handing::new(Arc::new(OnDemand::new(store)))
     }
 
     fn from(slot: u32, port: u16) -> Connection {

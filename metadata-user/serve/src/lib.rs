@@ -22,6 +22,7 @@ use metadata_base::time::Now;
 use metadata_content::account::{Account, Resource};
 use metadata_content::http::parse::path_in;
 use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
 use metadata_content::store::{Datasource, Entry, Hint, Host, Outcome, Parked, Responses, Store};
 use metadata_datapath::GROUP;
@@ -133,23 +134,68 @@ impl Answers for Store {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> (Answer, Origin) {
-        let slot = connection.slot;
-        match self.get(slot) {
-            Entry::Ready(responses) => {
-                // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
-                // exempts a parked request because that was counted when it arrived.
-                let free = request.method == Method::Put || parked.is_some();
-                let (answer, datasource) = if free || self.admit(slot, responses.limit(), now.mono) {
-                    let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
-                    (Answer::Known(outcome), datasource)
-                } else {
-                    (Answer::TooMany, Datasource::NONE)
-                };
-                (answer, Origin { datasource, responses: Some(responses) })
-            }
-            Entry::Expected => (Answer::NotYet, Origin::NONE),
-            Entry::Unknown => (Answer::Unknown, Origin::NONE),
+        answer_from(self, self.get(connection.slot), now, connection, request, parked)
+    }
+}
+
+impl Answers for OnDemand {
+    fn read_ahead(&self, hints: &[Hint<'_>]) {
+        self.store().read_ahead(hints);
+    }
+
+    fn account(&self, slot: Slot) -> Option<Arc<Account>> {
+        self.store().account(slot)
+    }
+
+    fn opens(&self, slot: Slot, host: Host) -> bool {
+        self.opens(slot, host)
+    }
+
+    fn answer(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Answer {
+        self.answer_of(now, connection, request, parked).0
+    }
+
+    fn answer_of(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
+        let entry = self.get(connection.slot, Host::at(connection.local), request.target.path);
+        answer_from(self.store(), entry, now, connection, request, parked)
+    }
+}
+
+fn answer_from(
+    store: &Store,
+    entry: Entry,
+    now: Now,
+    connection: &Connection,
+    request: &Request<'_>,
+    parked: Option<&Parked>,
+) -> (Answer, Origin) {
+    match entry {
+        Entry::Ready(responses) => {
+            // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
+            // exempts a parked request because that was counted when it arrived.
+            let free = request.method == Method::Put || parked.is_some();
+            let (answer, datasource) = if free || store.admit(connection.slot, responses.limit(), now.mono) {
+                let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
+                (Answer::Known(outcome), datasource)
+            } else {
+                (Answer::TooMany, Datasource::NONE)
+            };
+            (answer, Origin { datasource, responses: Some(responses) })
         }
+        Entry::Expected => (Answer::NotYet, Origin::NONE),
+        Entry::Unknown => (Answer::Unknown, Origin::NONE),
     }
 }
 

@@ -256,7 +256,7 @@ impl ControlLoop {
         match timer {
             Timer::Retry => return self.on_retry().map(|()| Turn::Changed),
             Timer::Guests(now) if is_ours => self.node.follow_guests(now),
-            Timer::Tend if is_ours && self.synced => self.node.catalogue.tend(),
+            Timer::Tend if is_ours && self.synced => self.node.tend(),
             Timer::Guests(_) | Timer::Tend => {}
             Timer::Audit => self.node.ports.answers().collect_audit(),
             Timer::Watchdog => notify::alive(),

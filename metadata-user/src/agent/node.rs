@@ -53,6 +53,12 @@ impl Node {
         Self { ports, catalogue, reporter, waiting: Waiting::default() }
     }
 
+    /// Saves and frees what needs it from time to time. Call it about once a minute.
+    pub(super) fn tend(&mut self) {
+        self.catalogue.tend();
+        self.ports.answers().sweep();
+    }
+
     /// Applies an event of a source.
     pub(super) fn on_event(&mut self, source: Source, event: FeedEvent) {
         self.ports.touch(self.catalogue.on_event(source, event));

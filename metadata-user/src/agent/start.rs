@@ -19,6 +19,7 @@ use super::reload::Origin;
 use super::signals::Stop;
 use super::state::State;
 use crate::config::Config;
+use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_datapath::link::{Both, HubTap};
@@ -109,12 +110,12 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
     }
 
     let key = steering.key();
-    let store = Arc::new(Store::new(MAX_SLOTS));
+    let content = Arc::new(OnDemand::new(Store::new(MAX_SLOTS)));
     // Guests of the previous agent may ask before their records arrive.
     for bound in steering.identities() {
-        store.expect(bound.slot)?;
+        content.store().expect(bound.slot)?;
     }
-    let (handing, questions) = Handing::new(Arc::clone(&store));
+    let (handing, questions) = Handing::new(Arc::clone(&content));
     let audit = Collector::open(&config.audit, steering.hubs().len())?;
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
@@ -127,7 +128,7 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
     let room = Room::new(config.record_octets());
     info!(octets = room.usage().limit, "memory for records");
     let catalogue = Catalogue::new(state, room, &config.ports);
-    let (answers, guard) = (Answers::new(store, audit), Guard::new(config.guard, &config.hub));
+    let (answers, guard) = (Answers::new(content, audit), Guard::new(config.guard, &config.hub));
     let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, HandoverState { handing, questions }))

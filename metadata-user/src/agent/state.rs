@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
@@ -17,6 +17,7 @@ use metadata_content::record::values::Uuid;
 use metadata_content::sink::Outbox;
 use metadata_content::store::Vm;
 use metadata_content::token::Keyring;
+use metadata_state::asked::{self, Asked};
 use metadata_state::mailboxes::{self, Mailboxes, Saves};
 use metadata_state::token_file;
 
@@ -38,6 +39,8 @@ pub struct State {
     given_key: Option<PathBuf>,
     rotate_after: Duration,
     mailboxes: Arc<Mailboxes>,
+    /// The file of dialects that guests have asked for, and what it holds.
+    asked: Option<(PathBuf, Mutex<Asked>)>,
     outbox: Outbox,
     /// VMs without a record, and since when.
     without: HashMap<Uuid, Instant>,
@@ -77,6 +80,14 @@ fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
     Ok(keyring.map(|keyring| (keyring, path.to_owned())))
 }
 
+/// Reads which dialects guests use. Without the file, each is rendered when its guest asks for it.
+fn read_asked(path: &Path) -> Asked {
+    asked::read(path).unwrap_or_else(|error| {
+        warn!(file = %path.display(), "cannot read which dialects guests use: {error}");
+        Asked::new()
+    })
+}
+
 fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -100,6 +111,12 @@ impl State {
             }
             None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone()), None),
         };
+        let asked = config.state.as_ref().map(|directory| {
+            let path = directory.join(asked::FILE);
+            let known = read_asked(&path);
+            mailboxes.remember(known.clone());
+            (path, Mutex::new(known))
+        });
         let given = config.token_key.as_deref().map(given).transpose()?.flatten();
         let (keyring, key_file, given_key) = match given {
             Some((keyring, path)) => (keyring, None, Some(path)),
@@ -111,6 +128,7 @@ impl State {
             given_key,
             rotate_after: Duration::from_secs(u64::from(config.rotate_token_key_days) * 86_400),
             mailboxes: Arc::new(mailboxes),
+            asked,
             outbox,
             without: HashMap::new(),
             sweep_at: Some(Instant::now() + FORGET_AFTER),
@@ -135,7 +153,7 @@ impl State {
     }
 
     /// Replaces the token key if it is old, or reads the key that the operator maintains again. Deletes the mailboxes
-    /// of VMs that have been without a record for ten minutes. Call it about once a minute.
+    /// of VMs that have been without a record for ten minutes. Writes which dialects guests use. Call it about once a minute.
     pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
         if let Some(path) = &self.key_file {
             self.rotate(path);
@@ -153,6 +171,7 @@ impl State {
             }
             !due(since) && !is_known(vm.as_str())
         });
+        self.save_asked();
         if self.sweep_at.is_some_and(|at| now >= at) {
             self.sweep_at = None;
             warn_of(mailboxes.sweep(is_known));
@@ -175,11 +194,29 @@ impl State {
             warn!("the token key stays as it was when this agent began: {error}");
         }
         self.mailboxes.reload();
+        if let Some((path, _)) = &self.asked {
+            self.mailboxes.remember(read_asked(path));
+        }
     }
 
     /// Writes mailboxes that are not on disk yet, before the agent ends.
     pub fn save(&self) {
         self.mailboxes.save_all();
+        self.save_asked();
+    }
+
+    /// Writes the dialects that guests have asked for, if a guest has asked for another one since.
+    fn save_asked(&self) {
+        let Some((path, saved)) = &self.asked else { return };
+        let asked = self.mailboxes.asked();
+        let mut saved = saved.lock().unwrap_or_else(PoisonError::into_inner);
+        if *saved == asked {
+            return;
+        }
+        match asked::write(path, &asked) {
+            Ok(()) => *saved = asked,
+            Err(error) => warn!(file = %path.display(), "cannot write which dialects guests use: {error}"),
+        }
     }
 
     /// Counts of messages to sinks and of mailbox files.

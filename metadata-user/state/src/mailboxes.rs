@@ -18,6 +18,7 @@ use metadata_content::record::Record;
 use metadata_content::record::values::{Secret, Uuid, is_uuid};
 use metadata_content::sink::Outbox;
 
+use crate::asked::Asked;
 use crate::private_file;
 
 /// How long to gather changes before a save. It limits how often a guest can cause a write.
@@ -54,6 +55,8 @@ pub struct Mailboxes {
     outbox: Outbox,
     disk: Option<Disk>,
     table: Mutex<HashMap<String, Arc<Mailbox>>>,
+    /// The dialects that VMs asked the previous agent for, until their mailboxes are loaded.
+    asked: Mutex<Asked>,
     saves: Arc<Outcomes>,
     loads_failed: AtomicU64,
 }
@@ -72,6 +75,7 @@ impl Mailboxes {
             outbox,
             disk: None,
             table: Mutex::default(),
+            asked: Mutex::default(),
             saves: Arc::default(),
             loads_failed: AtomicU64::new(0),
         }
@@ -102,8 +106,31 @@ impl Mailboxes {
             return Arc::clone(mailbox);
         }
         let mailbox = Arc::new(Mailbox::with(self.load(vm.as_str()), &self.outbox));
+        mailbox.note_asked(locked(&self.asked).remove(vm.as_str()).unwrap_or_default());
         table.insert(vm.as_str().to_owned(), Arc::clone(&mailbox));
         mailbox
+    }
+
+    /// Notes the dialects that VMs asked the previous agent for.
+    pub fn remember(&self, asked: Asked) {
+        let table = locked(&self.table);
+        let mut later = locked(&self.asked);
+        for (vm, dialects) in asked {
+            match table.get(&vm) {
+                Some(mailbox) => mailbox.note_asked(dialects),
+                None => _ = later.insert(vm, dialects),
+            }
+        }
+    }
+
+    /// The dialects that VMs have asked for, also before this agent's start.
+    #[must_use]
+    pub fn asked(&self) -> Asked {
+        let table = locked(&self.table);
+        let mut asked = locked(&self.asked).clone();
+        let loaded = table.iter().map(|(vm, mailbox)| (vm.clone(), mailbox.asked()));
+        asked.extend(loaded.filter(|(_, dialects)| !dialects.is_empty()));
+        asked
     }
 
     /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_record`]). Call this for each record that
@@ -124,6 +151,7 @@ impl Mailboxes {
     pub fn forget(&self, vm: &Uuid) -> Result<(), MailboxError> {
         // The lock stays held, so that nothing loads the file during its removal.
         let mut table = locked(&self.table);
+        locked(&self.asked).remove(vm.as_str());
         if let Some(mailbox) = table.remove(vm.as_str()) {
             mailbox.kept().detach();
         }
@@ -142,6 +170,7 @@ impl Mailboxes {
     pub fn sweep(&self, is_known: impl Fn(&str) -> bool) -> Result<usize, MailboxError> {
         let Some(disk) = &self.disk else { return Ok(0) };
         let table = locked(&self.table);
+        locked(&self.asked).retain(|vm, _| is_known(vm));
         let mut removed = 0;
         for entry in fs::read_dir(&disk.directory).map_err(error("list", &disk.directory))? {
             let path = entry.map_err(error("list", &disk.directory))?.path();

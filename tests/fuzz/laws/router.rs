@@ -4,15 +4,16 @@
 //! `method target address port source-port`, a line for each header field, an empty line, and the body.
 
 use std::net::IpAddr;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use metadata_base::addresses;
 use metadata_content::dialect;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Method, Response, body::BODY_MAX};
-use metadata_content::record::Record;
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::{Dialects, Record};
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Interner, Responses, Vm};
+use metadata_content::store::{Interner, Responses, Store, Vm};
 use serde_json::{Value, json};
 use support::question::{Question, slashed};
 
@@ -32,13 +33,13 @@ const KEYS: [&str; 8] = [
     "domu_request",
 ];
 
-static RECORD: LazyLock<Record> = LazyLock::new(|| {
+static RECORD: LazyLock<Arc<Record>> = LazyLock::new(|| {
     let mut record: Value = serde_yaml::from_str(support::vectors::RECORD).expect("the record is YAML");
     record["admin"]["password"] = json!("admin-example");
     record["vendor_data2"] = json!({ "text": "#cloud-config\n{}\n" });
     record["files"] = json!([{ "path": "/etc/motd", "base64": "aGVsbG8K" }]);
     record["disks"] = json!([{ "type": "disk", "bus": "virtio", "address": "0000:00:04.0", "serial": "s1" }]);
-    Record::parse("full.json", &record.to_string()).expect("a good record").0
+    Arc::new(Record::parse("full.json", &record.to_string()).expect("a good record").0)
 });
 /// The VM for requests that change nothing.
 static READ: LazyLock<Responses> = LazyLock::new(vm);
@@ -46,6 +47,15 @@ static READ: LazyLock<Responses> = LazyLock::new(vm);
 /// A fresh VM.
 fn vm() -> Responses {
     dialect::render(&RECORD, &mut Interner::new(), Vm::alone(RECORD.vm.uuid.as_str()))
+}
+
+/// The VM of [`READ`], whose guest has not asked yet.
+fn unasked() -> OnDemand {
+    let vm = READ.vm().clone();
+    let responses = dialect::render_asked(&RECORD, &mut Interner::new(), vm, Dialects::NONE);
+    let content = OnDemand::new(Store::new(1));
+    content.store().publish(0, Arc::new(responses)).expect("slot 0");
+    content
 }
 
 /// Asserts every law on one input.
@@ -65,6 +75,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     }
     let answer = question.clone().by(Method::Get).ask(&READ);
     well_formed(&question, &answer);
+    assert_eq!(question.clone().by(Method::Get).ask_on_demand(&unasked()), answer, "on demand: {question:?}");
     assert_eq!(question.clone().by(Method::Head).ask(&READ), answer, "HEAD differs from GET: {question:?}");
     // Extra slashes can turn an invalid target into a path.
     let forms = question.target.starts_with('/').then(|| slashed(&question.target));

@@ -37,11 +37,13 @@ const VERSIONS: [&str; 26] = [
     "latest",
 ];
 
-/// Adds `/` for every record, unless `serve.gce_root` gives it to GCE.
+/// Adds `/` for every record; `serve.gce_root` gives it to GCE.
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let has_gce = record.serve.serves(Dialect::Gce);
     if record.serve.gce_root && has_gce {
-        return;
+        sheet.begin(Dialect::Gce.as_str());
+        let google = gce::root(sheet);
+        return sheet.open("/", google);
     }
     sheet.begin(EVERY_DIALECT);
     let versions = sheet.found(TEXT, VERSIONS.join("\n"));

@@ -110,10 +110,6 @@ pub(super) fn root(sheet: &mut Sheet<'_>) -> Response {
 }
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
-    if record.serve.gce_root {
-        let root = root(sheet);
-        sheet.open("/", root);
-    }
     let server = Server::new(record, sheet);
     sheet.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
 }

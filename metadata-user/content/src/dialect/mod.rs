@@ -1,7 +1,8 @@
 //! One module per dialect. Each renders a record into the paths and responses of its clouds.
 //!
 //! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!`
-//! registers it. A record is rendered once, when it changes. Answers that depend on the request (tokens, writes,
+//! registers it. Each dialect of a record is rendered once: when the guest first asks for it, or in advance if the guest
+//! asked for it before the record changed. Answers that depend on the request (tokens, writes,
 //! queries, long polls) come from a [`Live`](crate::store::Live) in the same module.
 
 /// The table of dialects. It calls a macro with one row per module:
@@ -49,6 +50,7 @@ mod client;
 mod cloudcix;
 mod cloudstack;
 mod core;
+mod demand;
 mod description;
 mod digitalocean;
 mod document;
@@ -79,12 +81,13 @@ mod guest;
 #[cfg(test)]
 mod tests;
 
+pub use demand::{is_missing_at, missing, render_asked, render_more};
 pub use description::{Access, Description, Mount, PATIENCE};
 
 use std::time::Duration;
 
-use crate::record::{self, Record};
-use crate::store::{Interner, RequestLimit, Responses, Vm};
+use crate::record::{self, Dialects, Record};
+use crate::store::{Host, Interner, RequestLimit, Responses, Vm};
 use sheet::Sheet;
 
 /// A row of the table.
@@ -95,6 +98,15 @@ struct Row {
 }
 
 impl Row {
+    /// The name that stands for the row in a set of dialects.
+    fn name(&self) -> record::Dialect {
+        self.names[0]
+    }
+
+    fn mounts_at(&self, host: Host) -> impl Iterator<Item = &'static Mount> {
+        self.dialect.mounts.iter().filter(move |mount| mount.host == host)
+    }
+
     fn is_served(&self, record: &Record) -> bool {
         self.names.iter().chain(self.dialect.also_for).any(|name| record.serve.serves(*name))
     }
@@ -130,11 +142,16 @@ pub fn patience(path: &str) -> Duration {
 /// Renders all answers for a VM. Paths of dialects not in `serve.dialects` are left out.
 #[must_use]
 pub fn render(record: &Record, interner: &mut Interner, vm: Vm) -> Responses {
+    render_dialects(record, interner, vm, demand::served(record))
+}
+
+/// Renders the answers of these dialects, and those that every VM has.
+fn render_dialects(record: &Record, interner: &mut Interner, vm: Vm, dialects: Dialects) -> Responses {
     let mut sheet = Sheet::new(interner, vm);
     sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
     core::render(record, &mut sheet);
-    for row in DIALECTS.iter().filter(|row| row.is_served(record)) {
-        sheet.begin(row.names[0].as_str());
+    for row in DIALECTS.iter().filter(|row| dialects.contains(row.name())) {
+        sheet.begin(row.name().as_str());
         (row.dialect.render)(record, &mut sheet);
     }
     messages::render(&mut sheet);

@@ -92,6 +92,70 @@ macro_rules! dialects {
 
 each_dialect!(dialects);
 
+/// A set of dialects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Dialects(u32);
+
+const _: () = assert!(Dialect::ALL.len() <= u32::BITS as usize, "each dialect has a bit");
+
+impl Dialects {
+    /// No dialect.
+    pub const NONE: Self = Self(0);
+
+    /// Returns the set as a number, for [`from_bits`](Self::from_bits).
+    #[must_use]
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the set with this number.
+    #[must_use]
+    pub fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// Returns whether the set has no dialect.
+    #[must_use]
+    pub fn is_empty(self) -> bool {
+        self == Self::NONE
+    }
+
+    /// Returns whether the set contains the dialect.
+    #[must_use]
+    pub fn contains(self, dialect: Dialect) -> bool {
+        self.0 & 1 << dialect as u32 != 0
+    }
+
+    /// Returns the dialects of either set.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Returns the dialects of both sets.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    /// Returns the dialects that the other set does not have.
+    #[must_use]
+    pub fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    /// Returns the dialects, in the order of the table.
+    pub fn iter(self) -> impl Iterator<Item = Dialect> {
+        Dialect::ALL.iter().copied().filter(move |dialect| self.contains(*dialect))
+    }
+}
+
+impl FromIterator<Dialect> for Dialects {
+    fn from_iter<T: IntoIterator<Item = Dialect>>(dialects: T) -> Self {
+        Self(dialects.into_iter().fold(0, |bits, dialect| bits | 1 << dialect as u32))
+    }
+}
+
 static STAMPS: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| Dialect::ALL.iter().flat_map(|dialect| dialect.stamps()).copied().collect());
 
@@ -133,8 +197,21 @@ impl<'de> Deserialize<'de> for Smbios {
 
 #[cfg(test)]
 mod tests {
-    use super::{Dialect, Smbios};
+    use super::{Dialect, Dialects, Smbios};
     use std::collections::HashSet;
+
+    #[test]
+    fn a_set_contains_what_it_was_made_of_and_survives_as_a_number() {
+        let (clouds, other): (Dialects, Dialects) =
+            ([Dialect::Eve, Dialect::Ec2].into_iter().collect(), [Dialect::Ec2].into_iter().collect());
+        assert_eq!(clouds.iter().collect::<Vec<_>>(), [Dialect::Ec2, Dialect::Eve]);
+        assert_eq!(Dialects::from_bits(clouds.bits()), clouds);
+        assert_eq!((clouds.and(other), clouds.or(other)), (other, clouds));
+        assert!(!clouds.without(other).contains(Dialect::Ec2) && clouds.contains(Dialect::Ec2));
+        assert!(other.without(clouds).is_empty());
+        let all: Dialects = Dialect::ALL.iter().copied().collect();
+        assert_eq!(all.iter().collect::<Vec<_>>(), Dialect::ALL);
+    }
 
     #[test]
     fn every_name_in_the_table_is_unique() {

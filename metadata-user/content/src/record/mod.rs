@@ -24,7 +24,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
-pub use dialects::{Carried, Dialect, Smbios};
+pub use dialects::{Carried, Dialect, Dialects, Smbios};
 pub use error::{Place, RecordError, Warning};
 pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, is_instance_tag, is_segment};
 pub use network::{Nic, Role};

@@ -21,6 +21,7 @@ pub use intern::Interner;
 pub(crate) use intern::Notation;
 pub use live::{Call, Live, Outcome, Parked, Vm};
 pub use path::Host;
+pub(crate) use responses::Unrendered;
 pub use responses::{Endpoint, Explained, Methods, RequestLimit, Responses, ResponsesBuilder, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
 

@@ -75,7 +75,7 @@ impl Host {
         }
     }
 
-    pub(super) fn index(self) -> usize {
+    pub(crate) fn index(self) -> usize {
         self as usize
     }
 }
@@ -113,6 +113,21 @@ impl<'a> Canonical<'a> {
     /// Returns whether the path equals a route's.
     pub(super) fn is(&self, route: &str) -> bool {
         route.strip_prefix(self.head).is_some_and(|tail| tail == self.tail)
+    }
+
+    /// Returns whether the path is `directory`, which has no trailing slash, or below it.
+    pub(crate) fn is_in(&self, directory: &str) -> bool {
+        let rest = match directory.strip_prefix(self.head) {
+            Some(deeper) => self.tail.strip_prefix(deeper),
+            None => self.head.strip_prefix(directory),
+        };
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// Returns the first segment, without its slashes.
+    pub(crate) fn first_segment(&self) -> &str {
+        let whole = if self.head.is_empty() { self.tail } else { self.head };
+        first(whole).map_or("", |(segment, _)| segment)
     }
 
     /// Returns the hash by which routes are looked up.

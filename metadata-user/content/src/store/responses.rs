@@ -8,6 +8,7 @@ use super::guard::Guard;
 use super::live::{Call, Live, Outcome, Parked, Vm};
 use super::path::{Canonical, Host, hash};
 use crate::http::{Headers, Method, Request, Response, Status};
+use crate::record::{Dialects, Record};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -286,7 +287,7 @@ pub enum Explained<'r, 'p> {
     Nothing,
 }
 
-/// All responses for one VM.
+/// The responses for one VM: all of them, or those of the dialects that its guest has asked for.
 #[derive(Clone, Debug)]
 pub struct Responses {
     /// By host; sorted by path hash, then path. Routes of one path that require a header come first.
@@ -295,6 +296,17 @@ pub struct Responses {
     pub(super) hashes: [Arc<[u32]>; Host::ALL.len()],
     pub(super) limit: RequestLimit,
     pub(super) vm: Vm,
+    unrendered: Option<Unrendered>,
+}
+
+/// Dialects of a record that nobody has asked for yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Unrendered {
+    pub(crate) record: Arc<Record>,
+    /// The dialects whose routes are here.
+    pub(crate) rendered: Dialects,
+    /// The dialects whose routes are not.
+    pub(crate) missing: Dialects,
 }
 
 /// Rate limit of a VM. A request above it waits, then gets 429.
@@ -378,6 +390,16 @@ impl Responses {
     #[must_use]
     pub fn has(&self, host: Host) -> bool {
         !self.routes[host.index()].is_empty()
+    }
+
+    /// Returns what is not rendered yet; `None` if all is.
+    pub(crate) fn unrendered(&self) -> Option<&Unrendered> {
+        self.unrendered.as_ref()
+    }
+
+    /// Notes what is not rendered.
+    pub(crate) fn without(self, unrendered: Unrendered) -> Self {
+        Self { unrendered: Some(unrendered).filter(|rest| !rest.missing.is_empty()), ..self }
     }
 
     /// Returns the VM's rate limit.
@@ -477,7 +499,7 @@ impl ResponsesBuilder {
     pub fn build(self) -> Responses {
         let routes = self.routes.map(sorted);
         let hashes = std::array::from_fn(|host| routes[host].iter().map(Route::hash).collect());
-        Responses { routes, hashes, limit: self.limit, vm: self.vm }
+        Responses { routes, hashes, limit: self.limit, vm: self.vm, unrendered: None }
     }
 }
 

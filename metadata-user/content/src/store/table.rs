@@ -73,6 +73,13 @@ impl Store {
         self.set(slot, Some(responses))
     }
 
+    /// Replaces `old` by `new` unless `slot` holds something else by now.
+    pub fn replace(&self, slot: Slot, old: &Arc<Responses>, new: Arc<Responses>) {
+        if let Some(cell) = usize::try_from(slot).ok().and_then(|index| self.table.get(index)) {
+            drop(cell.compare_and_swap(old, Some(new)));
+        }
+    }
+
     /// Marks `slot` as a VM whose record has not arrived. Replaces published responses.
     ///
     /// # Errors

@@ -7,8 +7,9 @@ use std::time::{Instant, SystemTime};
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 use metadata_content::http::{self, Headers, Request, Response, Target};
+use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
-use metadata_content::store::{Outcome, Responses, SlotOutOfRange, Store};
+use metadata_content::store::{Outcome, Responses, SlotOutOfRange};
 use metadata_serve::audit::{AuditCounts, Collector};
 use metadata_serve::{Answer, Answers as _, Question};
 
@@ -37,15 +38,15 @@ impl Serves {
 
 /// Publishes to the store that workers read, and notes in the audit log which identity has which slot.
 pub(in crate::agent) struct Answers {
-    store: Arc<Store>,
+    content: Arc<OnDemand>,
     audit: Option<RefCell<Collector>>,
     started: Instant,
 }
 
 impl Answers {
     #[must_use]
-    pub(in crate::agent) fn new(store: Arc<Store>, audit: Option<Collector>) -> Self {
-        Self { store, audit: audit.map(RefCell::new), started: Instant::now() }
+    pub(in crate::agent) fn new(content: Arc<OnDemand>, audit: Option<Collector>) -> Self {
+        Self { content, audit: audit.map(RefCell::new), started: Instant::now() }
     }
 
     /// Sets what a slot serves, and the identity and record for the audit log.
@@ -64,9 +65,9 @@ impl Answers {
             audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
         }
         match serves {
-            Serves::Responses(responses) => self.store.publish(slot, Arc::clone(responses)),
-            Serves::Awaited => self.store.expect(slot),
-            Serves::Gone => self.store.withdraw(slot),
+            Serves::Responses(responses) => self.content.store().publish(slot, Arc::clone(responses)),
+            Serves::Awaited => self.content.store().expect(slot),
+            Serves::Gone => self.content.store().withdraw(slot),
         }
     }
 
@@ -75,7 +76,7 @@ impl Answers {
     /// # Errors
     /// If there is no such slot.
     pub(super) fn expect(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.store.expect(slot)
+        self.content.store().expect(slot)
     }
 
     /// Removes what a slot serves.
@@ -83,7 +84,7 @@ impl Answers {
     /// # Errors
     /// If there is no such slot.
     pub(super) fn withdraw(&self, slot: Slot) -> Result<(), SlotOutOfRange> {
-        self.store.withdraw(slot)
+        self.content.store().withdraw(slot)
     }
 
     /// Answers a question that the previous agent passed on; `None` while no answer is known. A request that would
@@ -103,10 +104,10 @@ impl Answers {
         };
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = Now { mono: self.started.elapsed(), unix_seconds: unix.as_secs() };
-        let mut answer = self.store.answer(now, &question.connection, &request, None);
+        let mut answer = self.content.answer(now, &question.connection, &request, None);
         if let Answer::Known(Outcome::Park(mut parked)) = answer {
             parked.until = now.mono;
-            answer = self.store.answer(now, &question.connection, &request, Some(&parked));
+            answer = self.content.answer(now, &question.connection, &request, Some(&parked));
         }
         match answer {
             Answer::Known(Outcome::Ready(response)) => (Some(response), false),
@@ -114,6 +115,11 @@ impl Answers {
             Answer::Unknown => (Some(Response::error(http::Status(404), &[])), false),
             Answer::Known(Outcome::Park(_)) | Answer::NotYet | Answer::TooMany => (None, false),
         }
+    }
+
+    /// Frees payloads that no slot uses.
+    pub(super) fn sweep(&self) {
+        self.content.sweep();
     }
 
     /// Writes the audit lines that workers have queued.

@@ -217,8 +217,8 @@ impl Catalogue {
         self.conflicts = conflicts;
     }
 
-    /// Rotates old token keys, deletes unused mailboxes, and frees unused payloads. Call it about once a minute.
-    pub(in crate::agent) fn tend(&mut self) {
+    /// Rotates old token keys, deletes unused mailboxes, and frees unused payloads.
+    pub(super) fn tend(&mut self) {
         let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
         self.state.tend(|vm| known.contains(vm));
         self.renderer.sweep();
@@ -236,8 +236,9 @@ mod tests {
     use crate::agent::state::State;
     use crate::config::Config;
     use metadata_base::port::PortName;
-    use metadata_content::record::Record;
+    use metadata_content::record::{Dialect, Record};
     use metadata_content::source::Source;
+    use metadata_content::store::Responses;
     use metadata_feed::FeedEvent;
     use metadata_feed::room::Room;
     use std::sync::Arc;
@@ -285,5 +286,28 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &catalogue.responses(&id).expect("responses")), "an equal record");
         let _touched = catalogue.on_event(Source::File, upsert("tap0", 2));
         assert!(!Arc::ptr_eq(&first, &catalogue.responses(&id).expect("responses")));
+    }
+
+    #[test]
+    fn dialects_a_guest_asked_for_are_rendered_in_advance_after_a_change_and_a_restart() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let config = Config { state: Some(directory.path().to_owned()), ..Config::default() };
+        let open = || {
+            let (state, _errands) = State::open(&config).expect("a state directory");
+            Catalogue::new(state, Room::new(config.record_octets()), &[])
+        };
+        let responses = |catalogue: &mut Catalogue, generation| {
+            let _touched = catalogue.on_event(Source::File, upsert("tap0", generation));
+            let id = metadata_feed::registry::RecordId::new(Source::File, "web");
+            catalogue.responses(&id).expect("responses")
+        };
+        let has_ec2 = |responses: &Responses| responses.routes().any(|(.., route)| route.dialect() == "ec2");
+        let mut catalogue = open();
+        let first = responses(&mut catalogue, 1);
+        assert!(!has_ec2(&first), "nobody has asked");
+        first.vm().mailbox.note_asked([Dialect::Ec2].into_iter().collect());
+        assert!(has_ec2(&responses(&mut catalogue, 2)), "after a change");
+        catalogue.save();
+        assert!(has_ec2(&responses(&mut open(), 2)), "after a restart");
     }
 }

@@ -48,8 +48,9 @@ impl Renderer {
             return Arc::clone(&rendered.responses);
         }
         let vm = state.vm(record);
+        let asked = vm.mailbox.asked();
         let start = Instant::now();
-        let responses = Arc::new(dialect::render(record, &mut self.interner, vm));
+        let responses = Arc::new(dialect::render_asked(record, &mut self.interner, vm, asked));
         self.spent += start.elapsed();
         let rendered = Rendered { record: Arc::clone(record), responses: Arc::clone(&responses) };
         self.rendered.insert(id.clone(), rendered);

@@ -1,0 +1,97 @@
+//! The dialects that guests have asked for. The next agent renders them before their guests ask again.
+
+use std::collections::BTreeMap;
+use std::io::{self, Cursor};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use metadata_content::record::{Dialect, Dialects};
+
+use crate::form::Form;
+use crate::private_file;
+
+/// The file's name in the state directory.
+pub const FILE: &str = "dialects";
+
+/// About 100 octets per VM. VMs that do not fit are left out, in the order of their UUIDs.
+const FORM: Form = Form { kind: "dialects", version: 1, octets: 16 << 20 };
+
+/// Dialects by the UUID of the VM.
+pub type Asked = BTreeMap<String, Dialects>;
+
+#[derive(Serialize, Deserialize)]
+struct Line {
+    vm: String,
+    dialects: Vec<serde_json::Value>,
+}
+
+/// Replaces the file.
+///
+/// # Errors
+/// The error of the first step that fails; the file is then unchanged.
+pub fn write(path: &Path, asked: &Asked) -> io::Result<()> {
+    let line = |(vm, dialects): (&String, &Dialects)| {
+        let dialects = dialects.iter().map(|dialect| dialect.as_str().into()).collect();
+        Ok(serde_json::to_vec(&Line { vm: vm.clone(), dialects })?)
+    };
+    let mut octets = Vec::new();
+    FORM.write(asked.iter().map(line), &mut octets)?;
+    private_file::replace(path, &octets)
+}
+
+/// Reads the file; no VM has asked if there is none. Skips dialects that this release does not have.
+///
+/// # Errors
+/// The file is unreadable, damaged, or of another kind.
+pub fn read(path: &Path) -> io::Result<Asked> {
+    let mut asked = Asked::new();
+    let Some(octets) = private_file::read(path, FORM.octets)? else { return Ok(asked) };
+    let take = |line: &[u8]| {
+        let Line { vm, dialects } = serde_json::from_slice(line).map_err(|_| "a VM and its dialects")?;
+        let known = dialects.into_iter().filter_map(|name| serde_json::from_value::<Dialect>(name).ok());
+        asked.insert(vm, known.collect());
+        Ok(())
+    };
+    FORM.read(Cursor::new(octets), take).map_err(io::Error::other)?;
+    Ok(asked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Asked, Dialect, FILE, FORM, read, write};
+    use std::fs;
+
+    fn asked() -> Asked {
+        [
+            ("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", &[Dialect::Ec2][..]),
+            ("8c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", &[Dialect::NoCloud, Dialect::OpenStack]),
+        ]
+        .into_iter()
+        .map(|(vm, dialects)| (vm.to_owned(), dialects.iter().copied().collect()))
+        .collect()
+    }
+
+    #[test]
+    fn the_file_reads_back_and_its_absence_is_an_empty_table() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(FILE);
+        assert!(read(&path).expect("no file is no fault").is_empty());
+        write(&path, &asked()).expect("a file");
+        assert_eq!(read(&path).expect("a table"), asked());
+    }
+
+    #[test]
+    fn a_dialect_of_another_release_is_skipped_and_a_damaged_file_refused() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(FILE);
+        let line = br#"{"vm":"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d","dialects":["ec2","new-cloud"]}"#;
+        let mut octets = Vec::new();
+        FORM.write([Ok(line.to_vec())], &mut octets).expect("octets");
+        fs::write(&path, &octets).expect("a file");
+        let (_, found) = read(&path).expect("a table").pop_first().expect("a VM");
+        assert_eq!(found.iter().collect::<Vec<_>>(), [Dialect::Ec2]);
+        fs::write(&path, &octets[..octets.len() - 5]).expect("a file");
+        read(&path).expect_err("the file is cut");
+    }
+}
