@@ -3,19 +3,21 @@
 //! All guests perform each step at the same time and in random order: SYN, ACK, GET of a document of theirs, FIN, ACK.
 //! As in a boot storm, nothing of a guest is in the CPU caches when its frame arrives. Replies are discarded. The
 //! output has median and range, for guests that complete their checksums and for guests that leave them to the device,
-//! with frames one by one and in groups that are read ahead (`Stack::read_ahead`). The two alternate within a run.
+//! with frames one by one and in groups that are read ahead (`Stack::read_ahead`), and with the dialect rendered in
+//! advance and when the guests first ask. The three alternate within a run.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_content::dialect;
-use metadata_content::record::Record;
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::{Dialects, Record};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Stack, StackConfig, Transmit};
-use metadata_serve::Serve;
+use metadata_serve::{Answers, Serve};
 use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl;
 use support::checksum;
@@ -104,18 +106,19 @@ fn main() {
         numbers = vec![100, 1_000, 2_000, 4_000];
     }
     for guests in numbers {
-        let store = store(guests);
+        let (store, on_demand) = contents(guests);
         for sums in [Sums::Complete, Sums::Partial] {
-            let mut costs = [Vec::new(), Vec::new()];
+            let mut costs = [Vec::new(), Vec::new(), Vec::new()];
             for _ in 0..REPEATS {
-                for (costs, group) in costs.iter_mut().zip([1, GROUP]) {
-                    costs.push(measure(&store, guests, sums, group));
-                }
+                let [single, group, asked] = &mut costs;
+                single.push(measure(&store, guests, sums, 1));
+                group.push(measure(&store, guests, sums, GROUP));
+                asked.push(measure(&on_demand, guests, sums, GROUP));
             }
-            for (costs, name) in costs.iter().zip(["one by one", "in groups"]) {
+            for (costs, name) in costs.iter().zip(["one by one", "in groups", "on demand, in groups"]) {
                 let [syn, ack, get, fin, last, request] = std::array::from_fn(|at| column(costs, at));
                 println!(
-                    "{guests:5} guests, {sums:?} checksums, {name:10}: SYN {syn}, ACK {ack}, GET {get}, FIN {fin}, \
+                    "{guests:5} guests, {sums:?} checksums, {name:20}: SYN {syn}, ACK {ack}, GET {get}, FIN {fin}, \
                      ACK {last}; {request} ns per request"
                 );
             }
@@ -130,9 +133,9 @@ fn column(costs: &[[f64; 6]], at: usize) -> String {
     format!("{:.0} ({:.0}-{:.0})", column[REPEATS / 2], column[0], column[REPEATS - 1])
 }
 
-/// A store with a typical record for each guest.
-fn store(guests: u32) -> Arc<Store> {
-    let store = Store::new(guests);
+/// A typical record for each guest: rendered in all dialects in advance, and rendered when guests ask.
+fn contents(guests: u32) -> (Arc<Store>, Arc<OnDemand>) {
+    let (store, on_demand) = (Store::new(guests), OnDemand::new(Store::new(guests)));
     let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
     for slot in 0..guests {
@@ -140,15 +143,17 @@ fn store(guests: u32) -> Arc<Store> {
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
         let vm = Vm::of(&record, Arc::clone(&keyring), mailboxes.for_record(&record));
-        let responses = Arc::new(dialect::render(&record, &mut interner, vm));
-        store.publish(slot, responses).expect("a slot of the table");
+        let all = Arc::new(dialect::render(&record, &mut interner, vm.clone()));
+        store.publish(slot, all).expect("a slot of the table");
+        let none = dialect::render_asked(&record, &mut interner, vm, Dialects::NONE);
+        on_demand.store().publish(slot, Arc::new(none)).expect("a slot of the table");
     }
-    Arc::new(store)
+    (Arc::new(store), Arc::new(on_demand))
 }
 
 /// Nanoseconds per segment of each kind, and per request, for frames in groups of `size`.
-fn measure(store: &Arc<Store>, guests: u32, sums: Sums, size: usize) -> [f64; 6] {
-    let mut stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(store)));
+fn measure<A: Answers>(content: &Arc<A>, guests: u32, sums: Sums, size: usize) -> [f64; 6] {
+    let mut stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(content)));
     let get_end = 1001 + GET.len() as u32;
     let mut steps = [
         Segment::syn(0, 1000),

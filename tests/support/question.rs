@@ -1,7 +1,6 @@
 //! Requests to a VM's [`Responses`] without a connection.
 
 use std::net::IpAddr;
-use std::ops::Deref;
 
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
@@ -10,7 +9,7 @@ use metadata_content::http::target::{TargetError, normalise};
 use metadata_content::http::{Headers, Method, Request, Response, Status};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Entry, Host, Outcome, Responses};
+use metadata_content::store::{Entry, Host, Outcome, Parked, Responses};
 
 /// Time of the requests, in Unix seconds: 2026-11-21T00:00:00Z.
 pub const NOW_UNIX: u64 = 1_795_219_200;
@@ -88,7 +87,7 @@ impl Question {
     /// When the request is parked twice.
     #[must_use]
     pub fn ask(&self, responses: &Responses) -> Response {
-        self.ask_of(|_| responses)
+        self.ask_of(|now, connection, request, parked| responses.answer(now, connection, request, parked))
     }
 
     /// The answer of slot 0, which has a record.
@@ -97,14 +96,16 @@ impl Question {
     /// As [`ask`](Self::ask), or when the slot has no record.
     #[must_use]
     pub fn ask_on_demand(&self, content: &OnDemand) -> Response {
-        self.ask_of(|path| match content.get(0, self.host(), path) {
-            Entry::Ready(responses) => responses,
-            other => panic!("slot 0 has a record, not {other:?}"),
+        self.ask_of(|now, connection, request, parked| {
+            let Entry::Ready(responses) = content.store().get(0) else { panic!("slot 0 has a record") };
+            content.answer_with(responses, now, connection, request, parked).0
         })
     }
 
-    /// The answer by the responses for a normalised path.
-    fn ask_of<R: Deref<Target = Responses>>(&self, of: impl FnOnce(&str) -> R) -> Response {
+    fn ask_of(
+        &self,
+        answer: impl Fn(Now, &Connection, &Request<'_>, Option<&Parked>) -> Outcome,
+    ) -> Response {
         let target = match normalise(&self.target) {
             Ok(target) => target,
             Err(TargetError::Malformed) => return Response::error(Status(400), &[]),
@@ -115,16 +116,15 @@ impl Question {
         let headers = Headers::new(&fields);
         let request = Request { method: self.method, target: target.target(), headers, body: &self.body };
         let remote = "10.0.2.15".parse().expect("an address");
-        let responses = of(target.target().path);
         let connection = Connection { slot: 0, local: self.to, remote: (remote, self.source_port) };
         let mut now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };
-        let parked = match responses.answer(now, &connection, &request, None) {
+        let parked = match answer(now, &connection, &request, None) {
             Outcome::Ready(response) | Outcome::Changed(response) => return response,
             Outcome::Park(parked) => parked,
         };
         now.unix_seconds += parked.until.as_secs();
         now.mono = parked.until;
-        match responses.answer(now, &connection, &request, Some(&parked)) {
+        match answer(now, &connection, &request, Some(&parked)) {
             Outcome::Ready(response) | Outcome::Changed(response) => response,
             Outcome::Park(again) => panic!("{} is parked again: {again:?}", self.target),
         }

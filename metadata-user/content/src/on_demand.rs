@@ -3,12 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use metadata_base::connection::Connection;
+use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 
 use crate::dialect;
 use crate::http::Request;
 use crate::record::Dialects;
-use crate::store::{Entry, Host, Interner, Responses, Store};
+use crate::store::{Datasource, Entry, Host, Interner, Outcome, Parked, Responses, Store};
 
 /// A [`Store`], and what it takes to render a dialect that a guest asks for first. A dialect takes 20 to 70 µs, once
 /// per VM.
@@ -36,28 +37,51 @@ impl OnDemand {
     #[must_use]
     pub fn get(&self, slot: Slot, host: Host, path: &str) -> Entry {
         let entry = self.store.get(slot);
-        let Entry::Ready(responses) = &entry else { return entry };
-        let missing = dialect::missing(responses, host, path);
-        match missing.is_empty() {
-            true => entry,
+        let Entry::Ready(responses) = entry else { return entry };
+        let missing = dialect::missing(&responses, host, path);
+        Entry::Ready(match missing.is_empty() {
+            true => responses,
             false => self.render(slot, responses, missing),
+        })
+    }
+
+    /// Answers a request of a slot by the responses that [`Store::get`] returned. Also returns the dialect of the route,
+    /// and the responses that contain it.
+    #[must_use]
+    pub fn answer_with(
+        &self,
+        responses: Arc<Responses>,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Outcome, Datasource, Arc<Responses>) {
+        if let Some((outcome, datasource)) = responses.answer_if_rendered(now, connection, request, parked) {
+            return (outcome, datasource, responses);
         }
+        let missing = dialect::missing(&responses, Host::at(connection.local), request.target.path);
+        let responses = match missing.is_empty() {
+            true => responses,
+            false => self.render(connection.slot, responses, missing),
+        };
+        let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
+        (outcome, datasource, responses)
     }
 
     /// Renders more dialects of a slot's record.
     #[cold]
-    fn render(&self, slot: Slot, old: &Arc<Responses>, missing: Dialects) -> Entry {
+    fn render(&self, slot: Slot, old: Arc<Responses>, missing: Dialects) -> Arc<Responses> {
         let more = match self.interner.try_lock() {
-            Ok(mut interner) => dialect::render_more(old, &mut interner, missing),
+            Ok(mut interner) => dialect::render_more(&old, &mut interner, missing),
             // Another thread renders or sweeps. This guest's answers share less memory with those of others.
-            Err(_) => dialect::render_more(old, &mut Interner::new(), missing),
+            Err(_) => dialect::render_more(&old, &mut Interner::new(), missing),
         };
-        let Some(more) = more.map(Arc::new) else { return Entry::Ready(Arc::clone(old)) };
+        let Some(more) = more.map(Arc::new) else { return old };
         more.vm().mailbox.note_asked(missing);
         // A record that was published meanwhile stays. This request still gets its answer from the record that was in
         // force when it came.
-        self.store.replace(slot, old, Arc::clone(&more));
-        Entry::Ready(more)
+        self.store.replace(slot, &old, Arc::clone(&more));
+        more
     }
 
     /// Returns whether the answer to a request is rendered in advance. Never waits.

@@ -134,7 +134,10 @@ impl Answers for Store {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> (Answer, Origin) {
-        answer_from(self, self.get(connection.slot), now, connection, request, parked)
+        answer_from(self, now, connection, request, parked, |responses| {
+            let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
+            (outcome, datasource, responses)
+        })
     }
 }
 
@@ -168,31 +171,34 @@ impl Answers for OnDemand {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> (Answer, Origin) {
-        let entry = self.get(connection.slot, Host::at(connection.local), request.target.path);
-        answer_from(self.store(), entry, now, connection, request, parked)
+        answer_from(self.store(), now, connection, request, parked, |responses| {
+            self.answer_with(responses, now, connection, request, parked)
+        })
     }
 }
 
+/// Answers from the responses that a store holds for the slot, if it holds some.
 fn answer_from(
     store: &Store,
-    entry: Entry,
     now: Now,
     connection: &Connection,
     request: &Request<'_>,
     parked: Option<&Parked>,
+    answer: impl FnOnce(Arc<Responses>) -> (Outcome, Datasource, Arc<Responses>),
 ) -> (Answer, Origin) {
-    match entry {
+    match store.get(connection.slot) {
         Entry::Ready(responses) => {
             // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
             // exempts a parked request because that was counted when it arrived.
             let free = request.method == Method::Put || parked.is_some();
-            let (answer, datasource) = if free || store.admit(connection.slot, responses.limit(), now.mono) {
-                let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
-                (Answer::Known(outcome), datasource)
-            } else {
-                (Answer::TooMany, Datasource::NONE)
-            };
-            (answer, Origin { datasource, responses: Some(responses) })
+            if !free && !store.admit(connection.slot, responses.limit(), now.mono) {
+                return (
+                    Answer::TooMany,
+                    Origin { datasource: Datasource::NONE, responses: Some(responses) },
+                );
+            }
+            let (outcome, datasource, responses) = answer(responses);
+            (Answer::Known(outcome), Origin { datasource, responses: Some(responses) })
         }
         Entry::Expected => (Answer::NotYet, Origin::NONE),
         Entry::Unknown => (Answer::Unknown, Origin::NONE),

@@ -40,8 +40,16 @@ pub fn render_more(responses: &Responses, interner: &mut Interner, more: Dialect
 #[must_use]
 pub fn missing(responses: &Responses, host: Host, path: &str) -> Dialects {
     let Some(unrendered) = responses.unrendered() else { return Dialects::NONE };
-    let path = Canonical::of(host, path);
-    let likely = unrendered.missing.and(likely(host, path.first_segment()));
+    claims_among(unrendered.missing, host, &Canonical::of(host, path))
+}
+
+/// Returns the dialects that may have routes at this path of a route or above it.
+pub(super) fn claims(host: Host, path: &str) -> Dialects {
+    claims_among(Dialects::from_bits(u32::MAX), host, &Canonical::at(path))
+}
+
+fn claims_among(dialects: Dialects, host: Host, path: &Canonical<'_>) -> Dialects {
+    let likely = dialects.and(likely(host, path.first_segment()));
     if likely.is_empty() {
         return Dialects::NONE;
     }
@@ -66,7 +74,7 @@ struct Segments {
     below: Vec<(&'static str, Dialects)>,
 }
 
-/// Every request looks here, so it takes two or three comparisons instead of one for each mount.
+/// A look-up takes a few comparisons instead of one for each mount.
 static SEGMENTS: LazyLock<[Segments; Host::ALL.len()]> = LazyLock::new(|| Host::ALL.map(segments));
 
 fn segments(host: Host) -> Segments {

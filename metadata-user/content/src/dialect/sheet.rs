@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::Value;
 
+use super::demand::claims;
 use super::document::Document;
 use super::yaml;
 use crate::http::{Body, Response, Status};
@@ -123,7 +124,9 @@ impl<'a> Sheet<'a> {
     }
 
     fn add(&mut self, path: impl Into<Cow<'static, str>>, route: Route) {
-        let route = self.interner.route(route.at(path));
+        let path = path.into();
+        let claims = claims(self.host, &path);
+        let route = self.interner.route(route.at(path).claimed_by(claims));
         self.routes.place(self.host, route);
     }
 

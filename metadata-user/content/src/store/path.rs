@@ -88,6 +88,11 @@ pub struct Canonical<'a> {
 }
 
 impl<'a> Canonical<'a> {
+    /// Takes the path of a route.
+    pub(crate) fn at(path: &'a str) -> Self {
+        Self { head: "", tail: path }
+    }
+
     /// Converts a normalised path (`/`, or `/a/b` without a trailing slash).
     #[must_use]
     pub fn of(host: Host, path: &'a str) -> Self {

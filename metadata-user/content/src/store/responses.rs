@@ -101,6 +101,8 @@ pub(super) struct Terms {
     hash: u32,
     dialect: &'static str,
     datasource: Datasource,
+    /// The dialects that may have routes at the path or above it.
+    claims: Dialects,
     guards: Guards,
     header: Option<&'static str>,
     methods: Methods,
@@ -139,6 +141,7 @@ impl Route {
             hash: hash(["/"]),
             dialect,
             datasource,
+            claims: Dialects::NONE,
             guards: Guards(&[]),
             header: None,
             methods: Methods::READ,
@@ -169,6 +172,12 @@ impl Route {
     fn on(mut self, change: impl FnOnce(&mut Terms)) -> Self {
         change(Arc::make_mut(&mut self.terms));
         self
+    }
+
+    /// Sets the dialects that may have routes at the path or above it.
+    #[must_use]
+    pub(crate) fn claimed_by(self, dialects: Dialects) -> Self {
+        self.on(|terms| terms.claims = dialects)
     }
 
     /// Sets the conditions. The first one that fails determines the answer.
@@ -349,7 +358,39 @@ impl Responses {
         request: &Request<'_>,
         parked: Option<&Parked>,
     ) -> (Outcome, Datasource) {
-        match self.find(Host::at(connection.local), request) {
+        self.answer_found(self.find(Host::at(connection.local), request), now, connection, request, parked)
+    }
+
+    /// Like [`answer_of`](Self::answer_of); `None` if a dialect that is not rendered might answer instead. Nearly all
+    /// requests are for a path with a route, which tells.
+    pub(crate) fn answer_if_rendered(
+        &self,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> Option<(Outcome, Datasource)> {
+        let host = Host::at(connection.local);
+        let path = Canonical::of(host, request.target.path);
+        let here = self.at(host, &path);
+        if let Some(unrendered) = &self.unrendered
+            && !here.first().is_some_and(|route| route.terms.claims.and(unrendered.missing).is_empty())
+        {
+            return None;
+        }
+        let found = self.find_from(host, path, here, request);
+        Some(self.answer_found(found, now, connection, request, parked))
+    }
+
+    fn answer_found(
+        &self,
+        found: Found<'_, '_>,
+        now: Now,
+        connection: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Outcome, Datasource) {
+        match found {
             Found::Route(route, rest) => {
                 let call = Call { now, connection, request, rest, vm: &self.vm, parked };
                 (route.answer(&call), route.terms.datasource)
@@ -418,9 +459,19 @@ impl Responses {
     /// the nearest ancestor with routes that answer all paths below them.
     fn find<'p>(&self, host: Host, request: &Request<'p>) -> Found<'_, 'p> {
         let whole = Canonical::of(host, request.target.path);
+        self.find_from(host, whole, self.at(host, &whole), request)
+    }
+
+    /// Like [`find`](Self::find), with the routes of the path.
+    fn find_from<'r, 'p>(
+        &'r self,
+        host: Host,
+        whole: Canonical<'p>,
+        mut here: &'r [Route],
+        request: &Request<'p>,
+    ) -> Found<'r, 'p> {
         let mut at = whole;
         for level in 0..=LEVELS {
-            let here = self.at(host, &at);
             let mut asked = here
                 .iter()
                 .filter(|route| (level == 0 || route.terms.below) && route.is_for(&request.headers))
@@ -431,10 +482,9 @@ impl Responses {
                     None => Found::Others(here),
                 };
             }
-            match at.parent() {
-                Some(parent) => at = parent,
-                None => break,
-            }
+            let Some(parent) = at.parent() else { break };
+            at = parent;
+            here = self.at(host, &at);
         }
         Found::Nothing
     }
