@@ -184,7 +184,7 @@ mod tests {
     async fn a_panic_in_one_delivery_does_not_stop_the_messages_behind_it() {
         let (outbox, mut deliveries) = outbox();
         let mailbox = Mailbox::new("", &outbox);
-        let sinks = Sinks { events: Some(Sink::File("/sink".into())), ..Sinks::default() };
+        let sinks = Sinks { events: Some(Box::new(Sink::File("/sink".into()))), ..Sinks::default() };
         let arrived = Arc::new(Mutex::new(Vec::new()));
         let arrivals = Arc::clone(&arrived);
         let mut queues = Queues::new(move |message: Box<Message>| {

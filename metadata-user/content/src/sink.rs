@@ -59,10 +59,10 @@ impl MessageKind {
 
     fn sink(self, sinks: &Sinks) -> Option<&Sink> {
         match self {
-            Self::Ready => sinks.ready.as_ref(),
-            Self::PhoneHome => sinks.phone_home.as_ref(),
-            Self::Event => sinks.events.as_ref(),
-            Self::Password => sinks.password.as_ref(),
+            Self::Ready => sinks.ready.as_deref(),
+            Self::PhoneHome => sinks.phone_home.as_deref(),
+            Self::Event => sinks.events.as_deref(),
+            Self::Password => sinks.password.as_deref(),
         }
     }
 }

@@ -12,7 +12,7 @@ use super::slots::IdentityName;
 use crate::config::PortSpec;
 use metadata_base::port::PortName;
 use metadata_content::record::Record;
-use metadata_feed::registry::RecordId;
+use metadata_feed::registry::{RecordId, SortedIds};
 
 /// Records in force.
 pub(super) type Records = BTreeMap<RecordId, Arc<Record>>;
@@ -26,11 +26,11 @@ pub(super) struct Plan {
     namespaces: BTreeMap<Option<String>, usize>,
     /// Identities and the records that claim each; the first record gets the identity. A configured identity without a
     /// record has an empty set.
-    identities: BTreeMap<IdentityName, BTreeSet<RecordId>>,
+    identities: BTreeMap<IdentityName, SortedIds>,
     /// Identities that more than one record claims.
     contested: BTreeSet<IdentityName>,
-    /// The claims of each record.
-    claims: HashMap<RecordId, BTreeSet<IdentityName>>,
+    /// The claims of each record, in order.
+    claims: HashMap<RecordId, Box<[IdentityName]>>,
     /// NICs without a port whose MAC is configured on several ports, and the number of these ports.
     ambiguous: BTreeMap<RecordId, Vec<(Mac, usize)>>,
     /// Configured ports by their guest's MAC.
@@ -104,7 +104,7 @@ impl Plan {
             plan.put(key, Some(record));
         }
         for (key, claims) in self.claims.iter().filter(|(key, _)| !records.contains_key(*key)) {
-            plan.change(key, claims.clone());
+            plan.change(key, claims.iter().cloned().collect());
         }
         let speakers = |plan: &Self, port: &PortName| {
             let known = plan.speakers(port).map(|(who, key)| (who.clone(), key.cloned()));
@@ -138,7 +138,7 @@ impl Plan {
     }
 
     fn change(&mut self, key: &RecordId, wanted: BTreeSet<IdentityName>) -> BTreeSet<PortName> {
-        let former = self.claims.remove(key).unwrap_or_default();
+        let former: BTreeSet<_> = self.claims.remove(key).unwrap_or_default().into_iter().collect();
         for identity in former.difference(&wanted) {
             self.drop_claim(identity, key);
         }
@@ -147,7 +147,7 @@ impl Plan {
         }
         let touched = former.union(&wanted).map(|identity| identity.port.clone()).collect();
         if !wanted.is_empty() {
-            self.claims.insert(key.clone(), wanted);
+            self.claims.insert(key.clone(), wanted.into_iter().collect());
         }
         touched
     }
@@ -195,7 +195,7 @@ impl Plan {
     /// The identities that a record claims, and whether the record gets each. If not, another record has precedence.
     pub(super) fn claims(&self, key: &RecordId) -> impl Iterator<Item = (&IdentityName, bool)> {
         let claims = self.claims.get(key).into_iter().flatten();
-        let first = |who| self.identities.get(who).and_then(BTreeSet::first);
+        let first = |who| self.identities.get(who).and_then(|keys| keys.first());
         claims.map(move |who| (who, first(who).is_some_and(|first| first == key)))
     }
 
@@ -210,7 +210,7 @@ impl Plan {
             nics.iter().map(|&(mac, ports)| Conflict::Ambiguous { mac, ports, refused: key.clone() })
         });
         let taken = self.contested.iter().flat_map(|identity| {
-            let mut keys = self.identities.get(identity).into_iter().flatten();
+            let mut keys = self.identities.get(identity).into_iter().flat_map(|keys| keys.iter());
             let kept = keys.next();
             keys.filter_map(move |refused| {
                 let (identity, kept, refused) = (identity.clone(), kept?.clone(), refused.clone());
@@ -267,7 +267,7 @@ impl Plan {
     fn claim(&mut self, identity: &IdentityName, key: &RecordId) {
         self.want(&identity.port);
         let keys = self.identities.entry(identity.clone()).or_default();
-        keys.insert(key.clone());
+        keys.insert(key);
         if keys.len() > 1 {
             self.contested.insert(identity.clone());
         }

@@ -29,7 +29,7 @@ fn socket(socket: &Path) -> Sink {
 }
 
 fn events(sink: Sink) -> Sinks {
-    Sinks { events: Some(sink), ..Sinks::default() }
+    Sinks { events: Some(Box::new(sink)), ..Sinks::default() }
 }
 
 fn uuid(n: usize) -> String {
@@ -86,7 +86,7 @@ fn receiver(path: &Path, status: StatusCode) -> (Taken, JoinHandle<()>) {
 async fn a_file_takes_one_object_per_line_and_is_private() {
     let (_room, path) = room();
     let (outbox, deliveries) = outbox();
-    let every = Some(file(&path));
+    let every = Some(Box::new(file(&path)));
     let sinks =
         Sinks { ready: every.clone(), phone_home: every.clone(), events: every.clone(), password: every };
     let vm = vm(1, &outbox);
@@ -302,7 +302,7 @@ async fn all_vms_stay_within_the_queue_and_delivery_frees_a_place() {
 #[test]
 fn a_body_beyond_its_limit_is_dropped_and_counted() {
     let (_room, path) = room();
-    let every = Some(file(&path));
+    let every = Some(Box::new(file(&path)));
     let sinks =
         Sinks { ready: every.clone(), phone_home: every.clone(), events: every.clone(), password: every };
     for kind in [MessageKind::Ready, MessageKind::PhoneHome, MessageKind::Event, MessageKind::Password] {

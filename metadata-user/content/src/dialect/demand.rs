@@ -16,6 +16,16 @@ pub(super) fn served(record: &Record) -> Dialects {
     DIALECTS.iter().filter(|row| row.is_served(record)).map(Row::name).collect()
 }
 
+/// Returns the dialects that a guest will ask for first, as far as the record tells: the datasource in its SMBIOS, and
+/// what may answer the same paths.
+#[must_use]
+pub fn expected(record: &Record) -> Dialects {
+    let stamped = record.serve.smbios.dialect();
+    let is_stamped = |row: &&Row| stamped.is_some_and(|name| row.is_for(name));
+    let mounts = DIALECTS.iter().filter(is_stamped).flat_map(|row| row.dialect.mounts);
+    mounts.fold(Dialects::NONE, |all, mount| all.or(claims(mount.host, mount.path)))
+}
+
 /// Renders the dialects of `asked`. [`render_more`] renders the others when a request needs them.
 #[must_use]
 pub fn render_asked(record: &Arc<Record>, interner: &mut Interner, vm: Vm, asked: Dialects) -> Responses {

@@ -34,7 +34,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let Ok(base) = normalise(record.serve.maas_path.as_str()) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
     let tree = Tree {
-        signature: record.credentials.maas.as_ref().map(Signature::of),
+        signature: record.credentials.maas.as_deref().map(Signature::of),
         instance_id: sheet.found(TEXT, record.vm.uuid.as_str().to_owned()),
         local_hostname: sheet.found(TEXT, record.hostname.fqdn()),
         public_keys: sheet.found(TEXT, keys),

@@ -81,7 +81,7 @@ mod guest;
 #[cfg(test)]
 mod tests;
 
-pub use demand::{is_missing_at, missing, render_asked, render_more};
+pub use demand::{expected, is_missing_at, missing, render_asked, render_more};
 pub use description::{Access, Description, Mount, PATIENCE};
 
 use std::time::Duration;
@@ -108,7 +108,16 @@ impl Row {
     }
 
     fn is_served(&self, record: &Record) -> bool {
-        self.names.iter().chain(self.dialect.also_for).any(|name| record.serve.serves(*name))
+        self.all_names().any(|name| record.serve.serves(name))
+    }
+
+    /// Returns whether guests of the dialect read this tree.
+    fn is_for(&self, dialect: record::Dialect) -> bool {
+        self.all_names().any(|name| name == dialect)
+    }
+
+    fn all_names(&self) -> impl Iterator<Item = record::Dialect> {
+        self.names.iter().chain(self.dialect.also_for).copied()
     }
 }
 

@@ -59,6 +59,22 @@ fn a_path_renders_the_dialects_that_may_answer_it_and_no_others() {
 }
 
 #[test]
+fn the_datasource_in_smbios_is_expected_with_all_that_may_answer_its_paths() {
+    use Dialect::{Akamai, CloudStack, Ec2, NoCloud, OpenStack};
+    for (stamp, expected) in [
+        ("nocloud", &[NoCloud, Akamai][..]),
+        ("nocloud-net", &[NoCloud, Akamai]),
+        ("ec2", &[CloudStack, Ec2]),
+        ("exoscale", &[CloudStack, Ec2]),
+        ("openstack", &[OpenStack, CloudStack, Ec2]),
+    ] {
+        let mut record = (*record()).clone();
+        record.serve.smbios = serde_json::from_value(stamp.into()).expect("a stamp");
+        assert_eq!(dialect::expected(&record).iter().collect::<Vec<_>>(), expected, "{stamp}");
+    }
+}
+
+#[test]
 fn a_dialect_is_rendered_once_and_stays_beside_the_next() {
     let content = unasked(&record());
     let first = responses(&content, Host::Metadata, "/latest/user-data");

@@ -159,7 +159,8 @@ impl FromIterator<Dialect> for Dialects {
 static STAMPS: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| Dialect::ALL.iter().flat_map(|dialect| dialect.stamps()).copied().collect());
 
-/// `serve.smbios`: the datasource that provisioning writes into SMBIOS. It does not affect HTTP answers.
+/// `serve.smbios`: the datasource that provisioning writes into SMBIOS. It does not affect HTTP answers, but its dialect
+/// is rendered in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Smbios(&'static str);
 
@@ -177,6 +178,12 @@ impl Smbios {
     #[must_use]
     pub fn as_str(self) -> &'static str {
         self.0
+    }
+
+    /// Returns the dialect that guests with this stamp use.
+    #[must_use]
+    pub fn dialect(self) -> Option<Dialect> {
+        Dialect::ALL.iter().copied().find(|dialect| dialect.stamps().contains(&self.0))
     }
 }
 
@@ -226,6 +233,7 @@ mod tests {
         for known in Smbios::all() {
             let read: Smbios = serde_json::from_value((*known).into()).expect("a stamp of the table");
             assert_eq!(read.as_str(), *known);
+            assert!(read.dialect().is_some_and(|dialect| known.starts_with(dialect.as_str())), "{known}");
         }
         assert_eq!(serde_json::to_value(Smbios::NO_CLOUD).expect("text"), "nocloud");
         let refused = serde_json::from_value::<Smbios>("kubevirt".into()).expect_err("kubevirt has no stamp");

@@ -317,13 +317,13 @@ impl<'de> Deserialize<'de> for Metadata {
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Credentials {
     /// IAM role and its keys, for EC2.
-    pub iam: Option<Iam>,
+    pub iam: Option<Box<Iam>>,
     /// Service account and its token, for KubeVirt and GCE.
-    pub service_account: Option<ServiceAccount>,
+    pub service_account: Option<Box<ServiceAccount>>,
     /// Managed identity and its token, for Azure.
-    pub managed_identity: Option<ManagedIdentity>,
+    pub managed_identity: Option<Box<ManagedIdentity>>,
     /// OAuth credentials that a MAAS client must present. Without this field the dialect accepts every client.
-    pub maas: Option<Maas>,
+    pub maas: Option<Box<Maas>>,
 }
 
 /// `credentials.iam`: a role with either a source file or literal keys. The agent stores keys that it reads from the
@@ -416,11 +416,11 @@ pub struct Signing {
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Sinks {
     /// Readiness reports (Azure's health report, Scaleway's state).
-    pub ready: Option<Sink>,
+    pub ready: Option<Box<Sink>>,
     /// Requests of cloud-init's `phone_home` module.
-    pub phone_home: Option<Sink>,
+    pub phone_home: Option<Box<Sink>>,
     /// Progress events of cloud-init and MAAS.
-    pub events: Option<Sink>,
+    pub events: Option<Box<Sink>>,
     /// Password that the guest posts.
-    pub password: Option<Sink>,
+    pub password: Option<Box<Sink>>,
 }

@@ -125,10 +125,10 @@ impl NodePorts {
     }
 
     /// Marks ports whose plan may have changed, so that they are settled.
-    pub(in crate::agent) fn touch(&mut self, Touched { mut named, mut others }: Touched) {
+    pub(in crate::agent) fn touch(&mut self, Touched { named, others }: Touched) {
         named.iter().for_each(|port| self.attaching.on_seen(port));
-        self.touched.append(&mut named);
-        self.touched.append(&mut others);
+        // `append` would rebuild the whole set for each event.
+        self.touched.extend(named.into_iter().chain(others));
     }
 
     /// Touches the ports of devices that appeared, vanished or changed in a namespace, under the old and the new name.
@@ -166,7 +166,7 @@ impl NodePorts {
 
     /// Touches ports that could not be settled, and repeats wake-ups that failed.
     pub(in crate::agent) fn retry(&mut self) {
-        self.touched.append(&mut self.troubles.take_unsettled());
+        self.touched.extend(self.troubles.take_unsettled());
         self.bindings.retry_wakes();
     }
 

@@ -48,7 +48,8 @@ impl Renderer {
             return Arc::clone(&rendered.responses);
         }
         let vm = state.vm(record);
-        let asked = vm.mailbox.asked();
+        let asked = Some(vm.mailbox.asked()).filter(|asked| !asked.is_empty());
+        let asked = asked.unwrap_or_else(|| dialect::expected(record));
         let start = Instant::now();
         let responses = Arc::new(dialect::render_asked(record, &mut self.interner, vm, asked));
         self.spent += start.elapsed();

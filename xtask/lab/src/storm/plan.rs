@@ -110,7 +110,7 @@ impl Case {
         record["metadata"] = json!({"role": "web"});
         record["admin"] = json!({"user": "alice"});
         let most = u32::try_from(self.user_data)?.max(USER_DATA_DEFAULT);
-        record["serve"] = json!({"limits": {
+        record["serve"] = json!({"smbios": self.dialect.to_string(), "limits": {
             "rps": REQUESTS_PER_SECOND, "burst": REQUESTS_PER_SECOND, "user_data": most,
         }});
         replace(&identity.path(&self.records()), &record.to_string())?;

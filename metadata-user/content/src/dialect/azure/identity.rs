@@ -28,7 +28,7 @@ impl fmt::Debug for Tokens {
 
 impl Tokens {
     pub(super) fn new(record: &Record) -> Self {
-        Self { identity: record.credentials.managed_identity.clone() }
+        Self { identity: record.credentials.managed_identity.as_deref().cloned() }
     }
 
     /// Returns the requested identity; without a name, the only one.

@@ -168,7 +168,7 @@ fn mask(prefix: u8) -> IpAddr {
 fn accounts(record: &Record) -> Value {
     let mut accounts = Map::new();
     if let Some(account) = &record.credentials.service_account {
-        let ServiceAccount { name, email, scopes, .. } = account;
+        let ServiceAccount { name, email, scopes, .. } = &**account;
         let email = email.as_ref().unwrap_or(name).as_str();
         let scopes: Vec<&str> = scopes.iter().map(|scope| scope.as_str()).collect();
         let value = json!({ "aliases": ["default"], "email": email, "scopes": scopes });
