@@ -16,7 +16,7 @@ pub const USER_DATA_MAX: u32 = 1 << 20;
 pub struct Serve {
     /// Dialects to serve; all by default. Paths of other dialects return 404.
     pub dialects: Option<Vec<Dialect>>,
-    /// Datasource that provisioning writes into SMBIOS; `nocloud` by default.
+    /// Datasource that provisioning writes into SMBIOS; `nocloud` by default. It is rendered in advance.
     pub smbios: Smbios,
     /// Owner of the tree below `/latest` and `/<date>`: `ec2` or `cloudstack`; `ec2` by default.
     pub date_tree: DateTree,
