@@ -2,9 +2,10 @@
 //! agent answers the requests that the previous agent could not.
 
 use anyhow::{Context as _, Result, ensure};
-use aya::maps::MapInfo;
+use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::links::PinnedLink;
 use aya::programs::{loaded_links, loaded_programs};
+use metadata_common::maps::name;
 use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -205,6 +206,32 @@ fn a_request_sent_while_no_agent_runs_is_answered_by_the_next() {
     read.unwrap_or_else(|error| panic!("{error} after {text:?}\n{}", agent.log()));
     let body = text.split_once("\r\n\r\n").map(|(_, body)| body).expect("an answer");
     answers::check(&identities[1], PATH, 200, body.as_bytes()).expect("the guest's own user-data");
+}
+
+/// Each load of an object overwrites this table, which all programs of a node share.
+#[test]
+fn programs_keep_passing_ordinary_frames_whatever_agents_load() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let identities = [Identity::of(0), Identity::of(1)];
+    let node = Node::new(&identities);
+    let table = || {
+        let map = MapData::from_pin(node.bpffs.pins().join("v1/maps").join(name::pin(name::ORDINARY)));
+        let map: Array<_, [u8; 256]> = Map::Array(map.expect("a pinned map")).try_into().expect("a table");
+        map.get(&0, 0).expect("its entry")
+    };
+    let guest = Guest::boot(&node.host, &Spec::of(&identities[0])).expect("a guest");
+    let first = node.agent();
+    let ordinary = table();
+    assert_eq!((ordinary[254], ordinary[1]), (0, 1), "169.254.169.254 is served");
+    let _other = Guest::boot(&node.host, &Spec::of(&identities[1])).expect("a guest");
+    eventually(PATIENCE, || fetch_own(&guest)).expect("an answer");
+    assert_eq!(table(), ordinary, "after another port");
+    first.kill().expect("killed");
+    assert_eq!(table(), ordinary, "without an agent");
+    let _next = node.agent();
+    assert_eq!(table(), ordinary, "after a restart");
 }
 
 #[test]

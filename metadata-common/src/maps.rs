@@ -111,23 +111,6 @@ pub const fn mtu_of(answers: u64) -> u32 {
     (answers >> MTU_SHIFT) as u32
 }
 
-/// The words of `INSPECTED`, one bit for each value of an octet.
-pub const INSPECTED_WORDS: usize = 4;
-
-/// The word of `INSPECTED` with the bit of the last octet of an address.
-#[inline(always)]
-#[must_use]
-pub const fn word_of(octet: u8) -> usize {
-    (octet / 64) as usize
-}
-
-/// The bit of the last octet of an address in [`word_of`].
-#[inline(always)]
-#[must_use]
-pub const fn bit_of(octet: u8) -> u64 {
-    1 << (octet % 64)
-}
-
 /// Names of the maps and global constants in the eBPF object.
 pub mod name {
     /// `HASH` [`PortKey`](super::PortKey) → [`Port`](super::Port): the ports that the agent owns.
@@ -155,10 +138,12 @@ pub mod name {
     pub const SERVED_V4: &str = "SERVED_V4";
     /// `HASH` IPv6 address (16 octets, wire order) → [`SERVED`](super::SERVED).
     pub const SERVED_V6: &str = "SERVED_V6";
-    /// `ARRAY` of one `[u64; 4]`: the last octets of addresses that classifiers inspect. The bit of an octet
-    /// ([`word_of`](super::word_of), [`bit_of`](super::bit_of)) is set if an address in `SERVED_V4` or `SERVED_V6`
-    /// ends with it. One lookup in one cache line decides about most of the guests' other traffic.
-    pub const INSPECTED: &str = "INSPECTED";
+    /// The data section `.data.ordinary`, an `ARRAY` of one `[u8; 256]`: 1 for each octet with which no address in
+    /// `SERVED_V4` and `SERVED_V6` ends, else 0. Classifiers pass a frame whose addresses end with such octets. All
+    /// octets are 0 while a trace includes frames that pass.
+    pub const ORDINARY: &str = ".data.ordinary";
+    /// The constant of the program in that section.
+    pub const ORDINARY_SYMBOL: &str = "ORDINARY";
     /// `ARRAY`, mapped into user space: [`Flow::index`](crate::cookie::Flow::index) →
     /// [`AllSent`](super::AllSent).
     pub const ALL_SENT: &str = "ALL_SENT";
@@ -171,9 +156,6 @@ pub mod name {
     pub const COUNTERS: &str = "COUNTERS";
     /// `ARRAY` of one [`Trace`](crate::trace::Trace): the filter of the trace.
     pub const TRACE: &str = "TRACE";
-    /// `ARRAY` of one u32: nonzero while a trace includes frames that pass, so that classifiers inspect every
-    /// frame. A stub outlives its agent, so agents share this map; they do not share `TRACE`.
-    pub const TRACE_PASSING: &str = "TRACE_PASSING";
     /// `RINGBUF` of [`Event`](crate::trace::Event): the traced frames.
     pub const EVENTS: &str = "EVENTS";
     /// `PERCPU_ARRAY` of one [`Scratch`](crate::trace::Scratch): the event under construction.
@@ -183,8 +165,14 @@ pub mod name {
     /// `PROG_ARRAY` of one entry: the instance of `port_tcx` that the classifier stubs tail-call. It is
     /// separate from `PORT_PROGRAMS` because such a map holds programs of one type.
     pub const PORT_CLASSIFIERS: &str = "PORT_CLASSIFIERS";
+    /// Returns the file name of a map's pin: bpffs refuses names with dots.
+    #[must_use]
+    pub fn pin(map: &str) -> &str {
+        map.trim_start_matches(".data.")
+    }
+
     /// The maps of the stubs' object. Each is shared with the main object or holds programs of it.
-    pub const OF_STUBS: [&str; 4] = [PORT_PROGRAMS, PORT_CLASSIFIERS, INSPECTED, TRACE_PASSING];
+    pub const OF_STUBS: [&str; 3] = [PORT_PROGRAMS, PORT_CLASSIFIERS, ORDINARY];
     /// `PROG_ARRAY` hub number → the instance of `ring` that writes to that hub's `RING`.
     pub const RINGS: &str = "RINGS";
     /// `RINGBUF` of one hub: frames that a classifier cannot redirect to the hub, each after

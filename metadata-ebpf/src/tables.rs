@@ -21,7 +21,7 @@ use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 use crate::frame::Frame;
-use crate::plain::Octets;
+use crate::plain::may_be_served;
 
 /// The number of the namespace of this instance, or [`IN_FRONT`]; set by the loader.
 #[unsafe(no_mangle)]
@@ -165,12 +165,6 @@ fn take_word(context: &TcContext) -> u32 {
     // SAFETY: as above.
     unsafe { place.write_volatile(0) };
     number
-}
-
-/// False if no served address ends with this octet.
-#[inline(always)]
-fn may_be_served(last: u8) -> bool {
-    Octets::get().is_some_and(|octets| octets.contain(last))
 }
 
 impl Served for Ingress {

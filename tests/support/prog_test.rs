@@ -19,8 +19,8 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::cookie::Flow;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, INSPECTED_WORDS, Identity, IdentityKey, MAX_HUBS, Port,
-    PortKey, SERVED, Slot, bit_of, name, program, word_of,
+    ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
+    Slot, name, program,
 };
 use metadata_common::trace::{Event, PASSING_TOO, Scratch, Trace};
 use metadata_common::verdict::Verdict;
@@ -102,11 +102,14 @@ impl SharedMaps {
     pub(crate) fn loader(&self) -> EbpfLoader<'static> {
         let mut loader = EbpfLoader::new();
         for map in name::OF_STUBS {
-            loader.map_pin_path(map, self.0.path().join(map));
+            loader.map_pin_path(map, self.0.path().join(name::pin(map)));
         }
         loader
     }
 }
+
+/// A table of ordinary octets without any: programs inspect every frame.
+const NOTHING: [u8; 256] = [0; 256];
 
 /// The programs that see a frame as a socket buffer.
 const CLASSIFIERS: [&str; 3] = [program::PORT_TCX, program::HUB_TCX, program::RING];
@@ -267,11 +270,18 @@ impl Programs {
     }
 
     fn may_be_served(&mut self, last: u8) -> Result<()> {
-        let map = self.ebpf.map_mut(name::INSPECTED).context(name::INSPECTED)?;
-        let mut inspected = Array::<_, [u64; INSPECTED_WORDS]>::try_from(map)?;
-        let mut words = inspected.get(&0, 0)?;
-        words[word_of(last)] |= bit_of(last);
-        Ok(inspected.set(0, words, 0)?)
+        let mut table = self.ordinary()?;
+        let mut octets = match table.get(&0, 0)? {
+            NOTHING => [1; 256],
+            octets => octets,
+        };
+        octets[usize::from(last)] = 0;
+        Ok(table.set(0, octets, 0)?)
+    }
+
+    fn ordinary(&mut self) -> Result<Array<&mut MapData, [u8; 256]>> {
+        let map = self.ebpf.map_mut(name::ORDINARY).context(name::ORDINARY)?;
+        Ok(Array::try_from(map)?)
     }
 
     /// Registers a port.
@@ -308,8 +318,9 @@ impl Programs {
     /// # Errors
     /// As for [`Programs::serve`].
     pub fn watch(&mut self, trace: Trace) -> Result<()> {
-        let passing = self.ebpf.map_mut(name::TRACE_PASSING).context(name::TRACE_PASSING)?;
-        Array::<_, u32>::try_from(passing)?.set(0, u32::from(trace.flags & PASSING_TOO != 0), 0)?;
+        if trace.flags & PASSING_TOO != 0 {
+            self.ordinary()?.set(0, NOTHING, 0)?;
+        }
         let map = self.ebpf.map_mut(name::TRACE).context(name::TRACE)?;
         Ok(Array::<_, [u32; 5]>::try_from(map)?.set(0, trace.to_words(), 0)?)
     }

@@ -9,9 +9,7 @@ use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp, XdpMode};
 use aya::{Ebpf, EbpfLoader};
-use metadata_common::maps::{
-    IN_FRONT, INSPECTED_WORDS, Port, PortKey, SERVED, bit_of, name, program, word_of,
-};
+use metadata_common::maps::{IN_FRONT, Port, PortKey, SERVED, name, program};
 use std::net::Ipv4Addr;
 
 /// The number of the tap's namespace.
@@ -127,10 +125,10 @@ fn serve(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         SERVED,
         0,
     )?;
-    let inspected = ebpf.map_mut(name::INSPECTED).context(name::INSPECTED)?;
-    let mut words = [0; INSPECTED_WORDS];
-    words[word_of(254)] = bit_of(254);
-    Array::<_, [u64; INSPECTED_WORDS]>::try_from(inspected)?.set(0, words, 0)?;
+    let ordinary = ebpf.map_mut(name::ORDINARY).context(name::ORDINARY)?;
+    let mut octets = [1; 256];
+    octets[254] = 0;
+    Array::<_, [u8; 256]>::try_from(ordinary)?.set(0, octets, 0)?;
     let ports = ebpf.map_mut(name::PORTS).context(name::PORTS)?;
     HashMap::<_, [u8; 8], [u8; 72]>::try_from(ports)?.insert(
         PortKey { netns: NETNS, ifindex }.to_bytes(),

@@ -12,8 +12,8 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::ops::Deref;
 use std::ops::Bound;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use metadata_common::mac::Mac;

@@ -80,7 +80,12 @@ fn attaching(Attaching { count, total, median, lag }: &Attaching, out: &mut Expo
 /// Adds records and reloads of the configuration.
 pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let rendering = [(NONE, Seconds(snapshot.rendering))];
-    out.family("xdp_imds_render_seconds_total", "Time spent on rendering records in advance.", Kind::Counter, rendering);
+    out.family(
+        "xdp_imds_render_seconds_total",
+        "Time spent on rendering records in advance.",
+        Kind::Counter,
+        rendering,
+    );
     out.family("xdp_imds_records", "Records held.", Kind::Gauge, [(NONE, snapshot.records)]);
     let instances = snapshot.instances.iter().map(|instances| {
         ([("source", instances.source.as_str()), ("state", instances.state.name())], instances.count)

@@ -78,6 +78,7 @@ mod logs;
 mod losses;
 mod mode;
 mod object;
+mod ordinary;
 mod pins;
 mod ports;
 pub mod probe;
@@ -354,11 +355,13 @@ impl Steering {
         let side = config.adopt.side();
         let first = side * HUBS_OF_A_SIDE;
         let (mut object, mut ebpf) = Object::load(key, first, home, adopted, taking_over)?;
+        let ordinary = object.ordinary().clone();
         let mut tables = Tables::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
-        let traces = Traces::take(&mut ebpf)?;
+        ordinary.take(&mut ebpf)?;
+        let traces = Traces::take(&mut ebpf, ordinary.clone())?;
         if !taking_over {
-            tables.serve(&config.served, &config.arp_only)?;
+            tables.serve(&config.served, &config.arp_only, &ordinary)?;
             (0..MAX_HUBS).try_for_each(|hub| tables.clear_hub(hub))?;
             tables.release_connections()?;
         }

@@ -3,6 +3,7 @@
 use aya::Ebpf;
 use aya::programs::{SchedClassifier, Xdp};
 use aya_obj::programs::XdpAttachType;
+use metadata_common::maps::name;
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -87,7 +88,7 @@ impl Private {
         mount().map(Self).map_err(|source| SteerError::device("make a private bpffs", source))
     }
 
-    pub(super) fn path(&self, name: &str) -> PathBuf {
-        format!("/proc/self/fd/{}/{name}", self.0.as_raw_fd()).into()
+    pub(super) fn path(&self, map: &str) -> PathBuf {
+        format!("/proc/self/fd/{}/{}", self.0.as_raw_fd(), name::pin(map)).into()
     }
 }

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 
 use super::SteerError;
 use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
+use super::ordinary::Ordinary;
 use super::pins::{Pins, layout_of, pin_map};
 use super::stubs::{self, Stubs};
 use metadata_links::error::LinkError;
@@ -26,7 +27,7 @@ use metadata_links::netns::Cookie;
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
-const SHARED: [&str; 23] = [
+const SHARED: [&str; 22] = [
     name::PORTS,
     name::IDENTITIES,
     name::GUESTS,
@@ -37,13 +38,12 @@ const SHARED: [&str; 23] = [
     name::SOCKETS,
     name::SERVED_V4,
     name::SERVED_V6,
-    name::INSPECTED,
+    name::ORDINARY,
     name::ALL_SENT,
     name::DRAINING,
     name::AGENT,
     name::COUNTERS,
     name::TRACE,
-    name::TRACE_PASSING,
     name::EVENTS,
     name::TRACED,
     name::PORT_PROGRAMS,
@@ -76,6 +76,7 @@ pub(super) struct Object {
     loader: EbpfLoader<'static>,
     pins: Private,
     stubs: Stubs,
+    ordinary: Ordinary,
     /// The agent's own namespace.
     home: Cookie,
     /// Another agent still owns the ports: its program stays behind the stubs.
@@ -117,10 +118,11 @@ impl Object {
         for map in SHARED {
             loader.map_pin_path(map, pins.path(map));
         }
-        let stubs = Stubs::prepare(&pins)?;
+        let ordinary = Ordinary::inherit(adopted)?;
+        let stubs = Stubs::prepare(&pins, ordinary.clone())?;
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
         let instances = BTreeMap::new();
-        let mut object = Self { loader, pins, stubs, home, taking_over, instances, free };
+        let mut object = Self { loader, pins, stubs, ordinary, home, taking_over, instances, free };
         let hub = object.hub(hub)?;
         Ok((object, hub))
     }
@@ -135,6 +137,7 @@ impl Object {
     }
 
     fn instantiate(&mut self, number: &'static u32, ring: u32) -> Result<Ebpf, SteerError> {
+        self.ordinary.prepare(&mut self.loader);
         self.loader
             .override_global(name::NETNS, number, true)
             .map_max_entries(name::RING, ring)
@@ -273,6 +276,11 @@ impl Object {
 }
 
 impl Object {
+    /// The table that all programs share.
+    pub(super) fn ordinary(&self) -> &Ordinary {
+        &self.ordinary
+    }
+
     /// Pins the maps for the next agent, replacing those pinned there.
     pub(super) fn pin_maps(&self, pins: &Pins) -> Result<(), SteerError> {
         lasting().try_for_each(|map| Ok(pin_map(&self.pins.path(map), &pins.map(map))?))
@@ -308,7 +316,7 @@ mod tests {
         let objects = [OBJECT, super::stubs::OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
         let names = objects.iter().flat_map(|object| object.maps.keys().map(String::as_str));
-        let maps: BTreeSet<&str> = names.filter(|map| !map.starts_with('.')).collect();
+        let maps: BTreeSet<&str> = names.filter(|map| !map.starts_with(".rodata")).collect();
         assert_eq!(maps, SHARED.into_iter().chain([name::RING]).collect());
     }
 
@@ -316,7 +324,7 @@ mod tests {
     fn both_objects_define_the_maps_of_stubs_alike() {
         let [object, stubs] = [OBJECT, super::stubs::OBJECT]
             .map(|object| aya_obj::Object::parse(object).expect("the embedded object parses"));
-        let of_stubs = stubs.maps.keys().map(String::as_str).filter(|map| !map.starts_with('.'));
+        let of_stubs = stubs.maps.keys().map(String::as_str).filter(|map| !map.starts_with(".rodata"));
         assert_eq!(of_stubs.collect::<BTreeSet<_>>(), name::OF_STUBS.into());
         let layout =
             |map: &aya_obj::Map| (map.map_type(), map.key_size(), map.value_size(), map.max_entries());

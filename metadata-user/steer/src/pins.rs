@@ -16,6 +16,7 @@
 
 use aya::maps::{MapData, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
+use metadata_common::maps::name;
 use rustix::fs::{FlockOperation, StatFs, flock, statfs};
 use std::fmt;
 use std::fs::{DirBuilder, File};
@@ -199,8 +200,8 @@ impl Pins {
     }
 
     /// The path of the pin of a map.
-    pub(super) fn map(&self, name: &str) -> PathBuf {
-        map_of(&self.pins, name)
+    pub(super) fn map(&self, map: &str) -> PathBuf {
+        map_of(&self.pins, map)
     }
 
     /// The pinned links, sorted. Other files are logged and left alone.
@@ -299,8 +300,8 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
 }
 
 /// The path of a map's pin in a configured directory.
-pub(super) fn map_of(pins: &Path, name: &str) -> PathBuf {
-    maps_of(pins).join(name)
+pub(super) fn map_of(pins: &Path, map: &str) -> PathBuf {
+    maps_of(pins).join(name::pin(map))
 }
 
 fn links_of(pins: &Path) -> PathBuf {

@@ -24,6 +24,7 @@ use metadata_common::maps::{name, program};
 
 use super::SteerError;
 use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
+use super::ordinary::Ordinary;
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
 pub(super) static OBJECT: &[u8] =
@@ -32,6 +33,7 @@ pub(super) static OBJECT: &[u8] =
 /// The loader of the stubs, and the shared programs.
 pub(super) struct Stubs {
     loader: EbpfLoader<'static>,
+    ordinary: Ordinary,
     program: Behind<Xdp>,
     classifier: Behind<SchedClassifier>,
 }
@@ -71,15 +73,16 @@ impl<P> Behind<P> {
 
 impl Stubs {
     /// Makes the maps between stubs and shared programs unless they exist. It loads no program yet.
-    pub(super) fn prepare(pins: &Private) -> Result<Self, SteerError> {
+    pub(super) fn prepare(pins: &Private, ordinary: Ordinary) -> Result<Self, SteerError> {
         let mut loader = EbpfLoader::new();
         for map in name::OF_STUBS {
             loader.map_pin_path(map, pins.path(map));
         }
+        ordinary.prepare(&mut loader);
         loader.load(OBJECT).map_err(|source| SteerError::load("stub", source))?;
         let program = Behind::open(name::PORT_PROGRAMS, pins)?;
         let classifier = Behind::open(name::PORT_CLASSIFIERS, pins)?;
-        Ok(Self { loader, program, classifier })
+        Ok(Self { loader, ordinary, program, classifier })
     }
 
     /// A stub for the namespace with this number.
@@ -97,6 +100,7 @@ impl Stubs {
     }
 
     fn load(&mut self, number: usize) -> Result<aya::Ebpf, SteerError> {
+        self.ordinary.prepare(&mut self.loader);
         self.loader
             .override_global(name::NETNS, &NUMBERS[number], true)
             .load(OBJECT)

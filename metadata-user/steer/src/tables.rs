@@ -9,8 +9,8 @@ use aya::programs::ProgramFd;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Agent, Guest, INSPECTED_WORDS, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot,
-    answers_within, bit_of, name, socket_index, word_of,
+    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, answers_within,
+    name, socket_index,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::claims::Claims;
+use super::ordinary::Ordinary;
 use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
 
@@ -37,7 +38,6 @@ pub(super) struct Tables {
     rings: ProgramArray<MapData>,
     served_v4: HashMap<MapData, [u8; 4], u32>,
     served_v6: HashMap<MapData, [u8; 16], u32>,
-    inspected: Array<MapData, [u64; INSPECTED_WORDS]>,
     all_sent: Array<MapData, [u64; 4]>,
     draining: HashMap<MapData, u64, u32>,
     agent: Array<MapData, [u64; 4]>,
@@ -69,7 +69,6 @@ impl Tables {
             rings: take(ebpf, name::RINGS)?,
             served_v4: take(ebpf, name::SERVED_V4)?,
             served_v6: take(ebpf, name::SERVED_V6)?,
-            inspected: take(ebpf, name::INSPECTED)?,
             all_sent: take(ebpf, name::ALL_SENT)?,
             draining: take(ebpf, name::DRAINING)?,
             agent: take(ebpf, name::AGENT)?,
@@ -78,7 +77,12 @@ impl Tables {
     }
 
     /// Enters the metadata addresses and the next hops towards them.
-    pub(super) fn serve(&mut self, served: &[IpAddr], arp_only: &[Ipv4Addr]) -> Result<(), SteerError> {
+    pub(super) fn serve(
+        &mut self,
+        served: &[IpAddr],
+        arp_only: &[Ipv4Addr],
+        ordinary: &Ordinary,
+    ) -> Result<(), SteerError> {
         check_served(served, arp_only)?;
         let next_hops = arp_only.iter().map(|v4| (IpAddr::V4(*v4), ARP_ONLY));
         // Served addresses come last, so that an address in both lists is served.
@@ -88,18 +92,11 @@ impl Tables {
                 IpAddr::V6(v6) => (name::SERVED_V6, self.served_v6.insert(v6.octets(), value, 0)),
             };
             outcome.map_err(|source| SteerError::map(map, format!("enter {address}"), source))?;
-            // This step is last, because it enables the lookup of the address.
-            self.inspect(last_octet(address))
-                .map_err(|source| SteerError::map(name::INSPECTED, format!("enter {address}"), source))?;
         }
+        // This step makes programs look the addresses up.
+        let next_hops = arp_only.iter().map(|v4| IpAddr::V4(*v4));
+        ordinary.all_but(served.iter().copied().chain(next_hops).map(last_octet))?;
         self.serve_no_others(served, arp_only)
-    }
-
-    /// Makes classifiers inspect frames with an address that ends with this octet.
-    fn inspect(&mut self, octet: u8) -> Result<(), MapError> {
-        let mut words = self.inspected.get(&0, 0)?;
-        words[word_of(octet)] |= bit_of(octet);
-        self.inspected.set(0, words, 0)
     }
 
     /// Removes addresses that the previous agent served and this one does not.

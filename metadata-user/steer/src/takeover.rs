@@ -39,7 +39,7 @@ impl Steering {
         self.look_again()?;
         self.object.take_over()?;
         let (served, arp_only) = self.served.clone();
-        self.tables.serve(&served, &arp_only)?;
+        self.tables.serve(&served, &arp_only, self.object.ordinary())?;
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {
             self.take_over_port(&port)?;
         }

@@ -12,6 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use super::ordinary::Ordinary;
 use super::{SteerError, Steering, tables};
 use metadata_base::port::PortName;
 
@@ -34,7 +35,7 @@ pub enum TraceError {
 /// The maps of the eBPF programs' reports.
 struct Maps {
     filter: Array<MapData, [u32; 5]>,
-    passing: Array<MapData, u32>,
+    ordinary: Ordinary,
     events: RingBuf<MapData>,
     scratch: PerCpuArray<MapData, [u64; WORDS]>,
 }
@@ -44,10 +45,10 @@ pub(super) struct Traces(Arc<Mutex<Maps>>);
 
 impl Traces {
     /// Takes the maps out of a loaded object, and clears the filter.
-    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
+    pub(super) fn take(ebpf: &mut Ebpf, ordinary: Ordinary) -> Result<Self, SteerError> {
         let mut maps = Maps {
             filter: tables::take(ebpf, name::TRACE)?,
-            passing: tables::take(ebpf, name::TRACE_PASSING)?,
+            ordinary,
             events: tables::take(ebpf, name::EVENTS)?,
             scratch: tables::take(ebpf, name::TRACED)?,
         };
@@ -58,10 +59,10 @@ impl Traces {
 
 impl Maps {
     fn set(&mut self, trace: Trace) -> Result<(), SteerError> {
-        let passing = u32::from(trace.flags & PASSING_TOO != 0);
-        self.passing
-            .set(0, passing, 0)
-            .map_err(|source| SteerError::map(name::TRACE_PASSING, "set the filter", source))?;
+        match trace.flags & PASSING_TOO {
+            0 => self.ordinary.end_trace()?,
+            _ => self.ordinary.begin_trace()?,
+        }
         self.filter
             .set(0, trace.to_words(), 0)
             .map_err(|source| SteerError::map(name::TRACE, "set the filter", source))
