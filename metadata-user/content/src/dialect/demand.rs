@@ -1,7 +1,7 @@
 //! Renders dialects of a record when its guest first asks for them.
 //!
 //! A record is served in twenty dialects, and a guest reads one or two. The others would take thirty of the forty
-//! kilobytes of a VM, and most of the time that a new record takes. The mounts of the [`Description`]s tell which
+//! kilobytes of a VM, and most of the time that a new record takes. The mounts that the dialects describe tell which
 //! dialects may answer a path.
 
 use std::sync::{Arc, LazyLock};
