@@ -21,7 +21,7 @@ use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;
 
 use crate::frame::Frame;
-use crate::plain::may_be_served;
+use crate::plain;
 
 /// The number of the namespace of this instance, or [`IN_FRONT`]; set by the loader.
 #[unsafe(no_mangle)]
@@ -165,6 +165,13 @@ fn take_word(context: &TcContext) -> u32 {
     // SAFETY: as above.
     unsafe { place.write_volatile(0) };
     number
+}
+
+/// As [`plain::may_be_served`]. Not inlined: inlined, the verifier takes 189,600 instructions for `port` instead of
+/// 150,900 (Linux 6.18).
+#[inline(never)]
+fn may_be_served(last: u8) -> bool {
+    plain::may_be_served(last)
 }
 
 impl Served for Ingress {
