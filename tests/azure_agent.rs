@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use metadata_base::addresses;
 use metadata_content::dialect;
+use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
@@ -143,9 +144,9 @@ fn the_agents_port_opens_and_closes_with_the_record() {
         let record = Record::parse("test.json", &record.to_string()).expect("a record").0;
         Arc::new(dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str())))
     };
-    let store = Arc::new(Store::new(8));
+    let content = Arc::new(OnDemand::new(Store::new(8)));
     let served = addresses::ALL.to_vec();
-    let serve = Serve::new(Arc::clone(&store));
+    let serve = Serve::new(Arc::clone(&content));
     let mut raw = Raw::new(Stack::new(StackConfig { served, ..StackConfig::default() }, serve));
     let mut expect_open = |step: &str, open: bool| {
         for (address, port) in addresses::ALL.into_iter().flat_map(|a| [(a, 32_526), (a, 32_525)]) {
@@ -166,11 +167,11 @@ fn the_agents_port_opens_and_closes_with_the_record() {
         }
     };
     expect_open("the VM is unknown", false);
-    store.expect(7).expect("a slot");
+    content.store().expect(7).expect("a slot");
     expect_open("its record has not arrived", true);
-    store.publish(7, responses(json!(["nocloud", "ec2"]))).expect("a slot");
+    content.store().publish(7, responses(json!(["nocloud", "ec2"]))).expect("a slot");
     expect_open("azure is not one of its dialects", false);
-    store.publish(7, responses(json!(["nocloud", "azure"]))).expect("a slot");
+    content.store().publish(7, responses(json!(["nocloud", "azure"]))).expect("a slot");
     expect_open("azure is one of its dialects", true);
 }
 

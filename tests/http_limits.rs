@@ -7,6 +7,7 @@ use std::time::Duration;
 use metadata_content::dialect;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
 use metadata_content::http::{Response, Status};
+use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
@@ -404,17 +405,17 @@ fn an_unknown_slot_is_answered_404_at_once() {
 
 #[test]
 fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
-    let store = Arc::new(Store::new(1));
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store)));
+    let content = Arc::new(OnDemand::new(Store::new(1)));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&content)));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let (record, _) = Record::parse("r.yaml", &Identity::of(0).record(1)).expect("a good record");
     let vm = Vm::alone(record.vm.uuid.as_str());
     let responses_of = dialect::render(&record, &mut Interner::new(), vm);
     let paths = ["/", "/healthz", "/v1/meta-data", "/v1/user-data"];
     let states: [(&dyn Fn(), u16); 3] = [
-        (&|| store.expect(0).expect("there is slot 0"), 503),
-        (&|| store.publish(0, Arc::new(responses_of.clone())).expect("there is slot 0"), 200),
-        (&|| store.withdraw(0).expect("there is slot 0"), 404),
+        (&|| content.store().expect(0).expect("there is slot 0"), 503),
+        (&|| content.store().publish(0, Arc::new(responses_of.clone())).expect("there is slot 0"), 200),
+        (&|| content.store().withdraw(0).expect("there is slot 0"), 404),
     ];
     let talk = world.client.begin(40_000, b"");
     let mut wanted = Vec::new();
@@ -434,14 +435,14 @@ fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
 #[test]
 fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
     const ASKED: u16 = 10;
-    let store = Arc::new(Store::new(1));
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&store)));
+    let content = Arc::new(OnDemand::new(Store::new(1)));
+    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&content)));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let mut limited = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     limited.limit(RequestLimit { per_second: 1, burst: 2 });
     let answer = Endpoint::Fixed(Response::new(Status(200), None, &[], "x"));
     limited.add(Host::Metadata, "/", Route::new("test", answer));
-    store.publish(0, Arc::new(limited.build())).expect("there is slot 0");
+    content.store().publish(0, Arc::new(limited.build())).expect("there is slot 0");
     let talks: Vec<_> =
         (0..ASKED).map(|n| world.client.begin(40_000 + n, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
     world.wait(Duration::from_secs(3));

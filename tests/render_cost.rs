@@ -35,7 +35,7 @@ const MOST_PER_VM: usize = 32 << 10;
 /// Number of VMs in the measurements by dialect.
 const FEW: u32 = 1_000;
 
-/// Paths that VMs ask for first, for the measurements of dialects rendered on demand.
+/// Names and paths for the measurements of dialects rendered on demand. The VMs ask for the paths in turn, each for one.
 const ASKED: [(&str, &[&str]); 6] = [
     ("asked for nothing", &["/of/no/dialect"]),
     ("asked for NoCloud", &["/v1/meta-data"]),
@@ -57,7 +57,7 @@ struct Load<'a> {
     user_data: Option<usize>,
     /// True if the user-data is not text.
     binary: bool,
-    /// Paths that the VMs ask for in turn, each another VM; all dialects are rendered in advance without them.
+    /// Paths that the VMs ask for in turn, each for one. If empty, all dialects are rendered in advance.
     asked: &'a [&'static str],
 }
 

@@ -7,6 +7,7 @@ use metadata_common::cookie::Key;
 use metadata_content::dialect;
 use metadata_content::http::{Headers, Method, Request, Target};
 use metadata_content::mailbox::{Document, Mailbox};
+use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Limits, Record};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
@@ -146,10 +147,10 @@ fn no_debug_output_shows_a_secret_of_a_record_or_guest() {
 #[test]
 fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     let (record, _) = Record::parse("vm.json", &record().to_string()).expect("a record");
-    let store = Arc::new(Store::new(1));
+    let store = Store::new(1);
     let vm = Vm::alone(record.vm.uuid.as_str());
     store.publish(0, Arc::new(dialect::render(&record, &mut Interner::new(), vm))).expect("a slot");
-    let mut serve = Serve::new(store);
+    let mut serve = Serve::new(Arc::new(OnDemand::new(store)));
     // An incomplete head, an incomplete body, and a request with a complete answer.
     let asked = [
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Token: {}", canary("field")),

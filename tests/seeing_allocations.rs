@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use metadata_base::connection::Connection;
 use metadata_content::http::{Response, Status};
+use metadata_content::on_demand::OnDemand;
 use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Exchange as _, Service as _, Step};
 use metadata_datapath::worker::Heartbeat;
@@ -51,13 +52,13 @@ fn a_probe_and_the_auditing_of_a_request_allocate_nothing() {
     let troubles = health.deadly().count() + health.hindering().count();
     assert_eq!((troubles, region.change().allocations), (0, 0));
 
-    let store = Arc::new(Store::new(1));
+    let content = Arc::new(OnDemand::new(Store::new(1)));
     let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     let answer = Response::new(Status(200), Some("text/plain"), &[], vec![b'x'; 300]);
     responses.add(Host::Metadata, "/latest/meta-data", Route::new("ec2", Endpoint::Fixed(answer)));
-    store.publish(0, Arc::new(responses.build())).expect("a slot of the table");
-    let mut plain = Serve::new(Arc::clone(&store));
-    let mut audited = Serve::audited(store, Some(Tape::new(16)));
+    content.store().publish(0, Arc::new(responses.build())).expect("a slot of the table");
+    let mut plain = Serve::new(Arc::clone(&content));
+    let mut audited = Serve::audited(content, Some(Tape::new(16)));
     // The first request also renders the date.
     request(&mut plain);
     let expected = request(&mut plain);

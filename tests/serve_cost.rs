@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use metadata_base::connection::Connection;
 use metadata_content::dialect;
+use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
@@ -36,7 +37,7 @@ fn on_cpu() -> Duration {
     Duration::from_nanos(first.expect("nanoseconds on the CPU"))
 }
 
-fn store(guests: u32) -> Arc<Store> {
+fn content(guests: u32) -> Arc<OnDemand> {
     let store = Store::new(guests);
     let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
@@ -48,12 +49,12 @@ fn store(guests: u32) -> Arc<Store> {
         let responses = Arc::new(dialect::render(&record, &mut interner, vm));
         store.publish(slot, responses).expect("a slot of the table");
     }
-    Arc::new(store)
+    Arc::new(OnDemand::new(store))
 }
 
 fn main() {
     for guests in [1, 100, 1_000, 4_000] {
-        let mut serve = Serve::new(store(guests));
+        let mut serve = Serve::new(content(guests));
         // The time continues from path to path, because the guests' token buckets keep their state.
         let mut now = Duration::ZERO;
         for path in PATHS {

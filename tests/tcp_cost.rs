@@ -17,7 +17,7 @@ use metadata_content::store::{Interner, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Stack, StackConfig, Transmit};
-use metadata_serve::{Answers, Serve};
+use metadata_serve::Serve;
 use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl;
 use support::checksum;
@@ -106,14 +106,14 @@ fn main() {
         numbers = vec![100, 1_000, 2_000, 4_000];
     }
     for guests in numbers {
-        let (store, on_demand) = contents(guests);
+        let [in_advance, when_asked] = contents(guests);
         for sums in [Sums::Complete, Sums::Partial] {
             let mut costs = [Vec::new(), Vec::new(), Vec::new()];
             for _ in 0..REPEATS {
                 let [single, group, asked] = &mut costs;
-                single.push(measure(&store, guests, sums, 1));
-                group.push(measure(&store, guests, sums, GROUP));
-                asked.push(measure(&on_demand, guests, sums, GROUP));
+                single.push(measure(&in_advance, guests, sums, 1));
+                group.push(measure(&in_advance, guests, sums, GROUP));
+                asked.push(measure(&when_asked, guests, sums, GROUP));
             }
             for (costs, name) in costs.iter().zip(["one by one", "in groups", "on demand, in groups"]) {
                 let [syn, ack, get, fin, last, request] = std::array::from_fn(|at| column(costs, at));
@@ -134,8 +134,8 @@ fn column(costs: &[[f64; 6]], at: usize) -> String {
 }
 
 /// A typical record for each guest: rendered in all dialects in advance, and rendered when guests ask.
-fn contents(guests: u32) -> (Arc<Store>, Arc<OnDemand>) {
-    let (store, on_demand) = (Store::new(guests), OnDemand::new(Store::new(guests)));
+fn contents(guests: u32) -> [Arc<OnDemand>; 2] {
+    let [in_advance, when_asked] = std::array::from_fn(|_| OnDemand::new(Store::new(guests)));
     let (keyring, mut interner) = (Arc::new(Keyring::ephemeral()), Interner::new());
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
     for slot in 0..guests {
@@ -144,15 +144,15 @@ fn contents(guests: u32) -> (Arc<Store>, Arc<OnDemand>) {
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
         let vm = Vm::of(&record, Arc::clone(&keyring), mailboxes.for_record(&record));
         let all = Arc::new(dialect::render(&record, &mut interner, vm.clone()));
-        store.publish(slot, all).expect("a slot of the table");
+        in_advance.store().publish(slot, all).expect("a slot of the table");
         let none = dialect::render_asked(&record, &mut interner, vm, Dialects::NONE);
-        on_demand.store().publish(slot, Arc::new(none)).expect("a slot of the table");
+        when_asked.store().publish(slot, Arc::new(none)).expect("a slot of the table");
     }
-    (Arc::new(store), Arc::new(on_demand))
+    [in_advance, when_asked].map(Arc::new)
 }
 
 /// Nanoseconds per segment of each kind, and per request, for frames in groups of `size`.
-fn measure<A: Answers>(content: &Arc<A>, guests: u32, sums: Sums, size: usize) -> [f64; 6] {
+fn measure(content: &Arc<OnDemand>, guests: u32, sums: Sums, size: usize) -> [f64; 6] {
     let mut stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(content)));
     let get_end = 1001 + GET.len() as u32;
     let mut steps = [

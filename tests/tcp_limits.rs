@@ -10,7 +10,7 @@ use metadata_common::stamp::stamp;
 use metadata_content::http::{Request, Response, Status};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
-use metadata_serve::{Answer, Answers, Serve};
+use metadata_serve::{Answer, Answers, Origin, Serve};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
@@ -488,9 +488,9 @@ fn echo_requests_with_a_wrong_bit_are_dropped_and_counted() {
 struct Faulty;
 
 impl Answers for Faulty {
-    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> Answer {
+    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> (Answer, Origin) {
         assert_ne!(request.target.path, "/fault", "the intended fault");
-        Answer::Known(Response::new(Status(200), None, &[], "fine").into())
+        (Answer::Known(Response::new(Status(200), None, &[], "fine").into()), Origin::NONE)
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use metadata_base::addresses;
 use metadata_content::dialect;
-use metadata_content::record::Record;
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::{Dialects, Record};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{self, Interner, Store};
 use metadata_content::token::Keyring;
@@ -32,14 +33,14 @@ struct Vm {
 }
 
 fn vm(record: &Value) -> Result<Vm> {
-    let record = Record::parse("vector.json", &record.to_string())?.0;
+    let record = Arc::new(Record::parse("vector.json", &record.to_string())?.0);
     let mailbox = Mailboxes::in_memory(Outbox::detached()).for_record(&record);
     let vm = store::Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
-    let responses = dialect::render(&record, &mut Interner::new(), vm);
-    let store = Arc::new(Store::new(1));
-    store.publish(0, Arc::new(responses))?;
+    let responses = dialect::render_asked(&record, &mut Interner::new(), vm, Dialects::NONE);
+    let content = Arc::new(OnDemand::new(Store::new(1)));
+    content.store().publish(0, Arc::new(responses))?;
     let config = StackConfig { served: addresses::ALL.to_vec(), ..StackConfig::default() };
-    let stack = Stack::new(config, Serve::new(store));
+    let stack = Stack::new(config, Serve::new(content));
     let client = Client::at(GUEST, 0, 0, Habits::default());
     Ok(Vm { world: World::new(stack, client, Faults::NONE, 0) })
 }

@@ -7,6 +7,7 @@ use metadata_content::account::{
 use metadata_content::dialect;
 use metadata_content::http::body::BODY_MAX;
 use metadata_content::http::{Response, Status};
+use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
 use metadata_datapath::stack::{Stack, StackConfig};
@@ -23,21 +24,21 @@ const SEGMENT: usize = 1460;
 const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
 
 struct Node {
-    raw: Raw<Serve<Store>>,
-    store: Arc<Store>,
+    raw: Raw<Serve>,
+    content: Arc<OnDemand>,
 }
 
 impl Node {
     fn new(config: StackConfig) -> Self {
-        let store = Arc::new(Store::new(64));
-        let stack = Stack::new(config, Serve::new(Arc::clone(&store)));
-        Self { raw: Raw::new(stack), store }
+        let content = Arc::new(OnDemand::new(Store::new(64)));
+        let stack = Stack::new(config, Serve::new(Arc::clone(&content)));
+        Self { raw: Raw::new(stack), content }
     }
 
     /// Publishes the responses of a VM in a slot.
     fn serve(&self, slot: Slot, vm: &Vm, record: &Record) {
         let responses = dialect::render(record, &mut Interner::new(), vm.clone());
-        self.store.publish(slot, Arc::new(responses)).expect("a slot");
+        self.content.store().publish(slot, Arc::new(responses)).expect("a slot");
     }
 
     /// Sends octets on a new connection of a slot. Returns the immediate replies.

@@ -6,7 +6,7 @@ use metadata_base::time::Now;
 use metadata_content::http::{Method, Request, Response, Status};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Answer, Answers, Serve};
+use metadata_serve::{Answer, Answers, Origin, Serve};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,7 +33,13 @@ pub fn octets(n: usize) -> Vec<u8> {
 }
 
 impl Answers for Pattern {
-    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> Answer {
+    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> (Answer, Origin) {
+        (self.reply(request), Origin::NONE)
+    }
+}
+
+impl Pattern {
+    fn reply(&self, request: &Request<'_>) -> Answer {
         if !self.known.load(Ordering::Relaxed) {
             return Answer::Unknown;
         }

@@ -11,8 +11,8 @@ use crate::http::Request;
 use crate::record::Dialects;
 use crate::store::{Datasource, Entry, Host, Interner, Outcome, Parked, Responses, Store};
 
-/// A [`Store`], and what it takes to render a dialect that a guest asks for first. A dialect takes 20 to 70 µs, once
-/// per VM.
+/// A [`Store`] that renders a dialect when its guest first asks for it. Rendering takes 20 to 90
+/// µs for each dialect and VM.
 #[derive(Debug)]
 pub struct OnDemand {
     store: Store,

@@ -179,21 +179,11 @@ impl Answers for Handing {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> Answer {
-        self.answer_of(now, connection, request, parked).0
-    }
-
-    fn answer_of(
-        &self,
-        now: Now,
-        connection: &Connection,
-        request: &Request<'_>,
-        parked: Option<&Parked>,
     ) -> (Answer, Origin) {
         // Acquire: see `set`.
         let stage = self.stage.load(Ordering::Acquire);
         if stage == Stage::Here as u8 || self.is_fixed(connection, request) {
-            return self.answers.answer_of(now, connection, request, parked);
+            return self.answers.answer(now, connection, request, parked);
         }
         let is_frozen = stage == Stage::Frozen as u8;
         (if is_frozen { Answer::NotYet } else { self.ask(now, connection, request) }, Origin::NONE)
@@ -267,7 +257,7 @@ mod tests {
     ) -> Option<Vec<u8>> {
         let request =
             Request { method, target: Target { path, query: "" }, headers: Headers::new(&[]), body };
-        match node.answer(now, &connection, &request, None) {
+        match node.answer(now, &connection, &request, None).0 {
             Answer::Known(Outcome::Ready(response)) => Some(response.body().to_bytes().to_vec()),
             Answer::NotYet => None,
             other => panic!("{other:?}"),

@@ -24,7 +24,7 @@ use metadata_content::http::parse::path_in;
 use metadata_content::http::{Method, Request, Response, Status};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Datasource, Entry, Hint, Host, Outcome, Parked, Responses, Store};
+use metadata_content::store::{Datasource, Entry, Hint, Host, Outcome, Parked, Responses};
 use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Glimpse, Refused, Service};
 
@@ -61,15 +61,15 @@ impl Origin {
 
 /// The source of answers.
 pub trait Answers {
-    /// The answer to one request. Must not block. For a parked request, call it again with the value it was parked
-    /// with.
+    /// The answer to one request, and where it came from. Must not block. For a parked request, call it again with the
+    /// value it was parked with.
     fn answer(
         &self,
         now: Now,
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> Answer;
+    ) -> (Answer, Origin);
 
     /// The account of a slot's VM; `None` if the VM is not known.
     fn account(&self, _slot: Slot) -> Option<Arc<Account>> {
@@ -83,62 +83,6 @@ pub trait Answers {
 
     /// Reads ahead what the answers to these requests will touch. Changes nothing.
     fn read_ahead(&self, _hints: &[Hint<'_>]) {}
-
-    /// Like [`answer`](Self::answer), plus the dialect and responses it came from.
-    fn answer_of(
-        &self,
-        now: Now,
-        connection: &Connection,
-        request: &Request<'_>,
-        parked: Option<&Parked>,
-    ) -> (Answer, Origin) {
-        (self.answer(now, connection, request, parked), Origin::NONE)
-    }
-}
-
-impl Answers for Store {
-    fn read_ahead(&self, hints: &[Hint<'_>]) {
-        Self::read_ahead(self, hints);
-    }
-
-    fn account(&self, slot: Slot) -> Option<Arc<Account>> {
-        match self.get(slot) {
-            Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
-            Entry::Expected | Entry::Unknown => None,
-        }
-    }
-
-    /// True for a slot whose record has not arrived: its dialects are not known yet.
-    fn opens(&self, slot: Slot, host: Host) -> bool {
-        match self.get(slot) {
-            Entry::Ready(responses) => responses.has(host),
-            Entry::Expected => true,
-            Entry::Unknown => false,
-        }
-    }
-
-    fn answer(
-        &self,
-        now: Now,
-        connection: &Connection,
-        request: &Request<'_>,
-        parked: Option<&Parked>,
-    ) -> Answer {
-        self.answer_of(now, connection, request, parked).0
-    }
-
-    fn answer_of(
-        &self,
-        now: Now,
-        connection: &Connection,
-        request: &Request<'_>,
-        parked: Option<&Parked>,
-    ) -> (Answer, Origin) {
-        answer_from(self, now, connection, request, parked, |responses| {
-            let (outcome, datasource) = responses.answer_of(now, connection, request, parked);
-            (outcome, datasource, responses)
-        })
-    }
 }
 
 impl Answers for OnDemand {
@@ -147,7 +91,10 @@ impl Answers for OnDemand {
     }
 
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
-        self.store().account(slot)
+        match self.store().get(slot) {
+            Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
+            Entry::Expected | Entry::Unknown => None,
+        }
     }
 
     fn opens(&self, slot: Slot, host: Host) -> bool {
@@ -160,48 +107,23 @@ impl Answers for OnDemand {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> Answer {
-        self.answer_of(now, connection, request, parked).0
-    }
-
-    fn answer_of(
-        &self,
-        now: Now,
-        connection: &Connection,
-        request: &Request<'_>,
-        parked: Option<&Parked>,
     ) -> (Answer, Origin) {
-        answer_from(self.store(), now, connection, request, parked, |responses| {
-            self.answer_with(responses, now, connection, request, parked)
-        })
-    }
-}
-
-/// Answers from the responses that a store holds for the slot, if it holds some.
-fn answer_from(
-    store: &Store,
-    now: Now,
-    connection: &Connection,
-    request: &Request<'_>,
-    parked: Option<&Parked>,
-    answer: impl FnOnce(Arc<Responses>) -> (Outcome, Datasource, Arc<Responses>),
-) -> (Answer, Origin) {
-    match store.get(connection.slot) {
-        Entry::Ready(responses) => {
-            // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
-            // exempts a parked request because that was counted when it arrived.
-            let free = request.method == Method::Put || parked.is_some();
-            if !free && !store.admit(connection.slot, responses.limit(), now.mono) {
-                return (
-                    Answer::TooMany,
-                    Origin { datasource: Datasource::NONE, responses: Some(responses) },
-                );
+        match self.store().get(connection.slot) {
+            Entry::Ready(responses) => {
+                // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
+                // exempts a parked request because that was counted when it arrived.
+                let free = request.method == Method::Put || parked.is_some();
+                if !free && !self.store().admit(connection.slot, responses.limit(), now.mono) {
+                    let origin = Origin { datasource: Datasource::NONE, responses: Some(responses) };
+                    return (Answer::TooMany, origin);
+                }
+                let (outcome, datasource, responses) =
+                    self.answer_with(responses, now, connection, request, parked);
+                (Answer::Known(outcome), Origin { datasource, responses: Some(responses) })
             }
-            let (outcome, datasource, responses) = answer(responses);
-            (Answer::Known(outcome), Origin { datasource, responses: Some(responses) })
+            Entry::Expected => (Answer::NotYet, Origin::NONE),
+            Entry::Unknown => (Answer::Unknown, Origin::NONE),
         }
-        Entry::Expected => (Answer::NotYet, Origin::NONE),
-        Entry::Unknown => (Answer::Unknown, Origin::NONE),
     }
 }
 
@@ -275,7 +197,7 @@ impl<A> Shared<A> {
 
 /// The metadata service, as used by the stack.
 #[derive(Debug)]
-pub struct Serve<A = Store> {
+pub struct Serve<A = OnDemand> {
     shared: Arc<Shared<A>>,
     /// Accounts of slots whose VM is not known. The connections own them.
     unknown: HashMap<Slot, Weak<Account>>,

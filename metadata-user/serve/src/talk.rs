@@ -375,7 +375,7 @@ impl<A: Answers> Talk<A> {
             _ => None,
         };
         let patience = || dialect::patience(target.path);
-        let (answer, origin) = self.shared.answers.answer_of(now, &self.connection, &request, parked);
+        let (answer, origin) = self.shared.answers.answer(now, &self.connection, &request, parked);
         let decision = match answer {
             Answer::Known(Outcome::Ready(response)) => Decision::Answer(response),
             Answer::Known(Outcome::Changed(response)) => {

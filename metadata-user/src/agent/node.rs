@@ -53,7 +53,7 @@ impl Node {
         Self { ports, catalogue, reporter, waiting: Waiting::default() }
     }
 
-    /// Saves and frees what needs it from time to time. Call it about once a minute.
+    /// Saves state and frees memory that is no longer used. Call it about once a minute.
     pub(super) fn tend(&mut self) {
         self.catalogue.tend();
         self.ports.answers().sweep();

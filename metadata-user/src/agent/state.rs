@@ -83,7 +83,7 @@ fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
 /// Reads which dialects guests use. Without the file, each is rendered when its guest asks for it.
 fn read_asked(path: &Path) -> Asked {
     asked::read(path).unwrap_or_else(|error| {
-        warn!(file = %path.display(), "cannot read which dialects guests use: {error}");
+        warn!(file = %path.display(), "expected the dialects that guests asked for before, found: {error}; each is rendered when its guest asks again");
         Asked::new()
     })
 }
@@ -215,7 +215,9 @@ impl State {
         }
         match asked::write(path, &asked) {
             Ok(()) => *saved = asked,
-            Err(error) => warn!(file = %path.display(), "cannot write which dialects guests use: {error}"),
+            Err(error) => {
+                warn!(file = %path.display(), "expected to write the dialects that guests have asked for, found: {error}; check the state directory and its rights")
+            }
         }
     }
 

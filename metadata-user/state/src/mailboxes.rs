@@ -123,7 +123,7 @@ impl Mailboxes {
         }
     }
 
-    /// The dialects that VMs have asked for, also before this agent's start.
+    /// The dialects that VMs have asked this agent and the previous ones for.
     #[must_use]
     pub fn asked(&self) -> Asked {
         let table = locked(&self.table);

@@ -13,7 +13,7 @@ use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
 use metadata_content::http::{Request, Response, Status};
 use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
-use metadata_serve::{Answer, Answers, Serve};
+use metadata_serve::{Answer, Answers, Origin, Serve};
 
 /// Octets of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;
@@ -30,7 +30,19 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 struct Echo(Mutex<Vec<String>>);
 
 impl Answers for Echo {
-    fn answer(&self, now: Now, _: &Connection, request: &Request<'_>, parked: Option<&Parked>) -> Answer {
+    fn answer(
+        &self,
+        now: Now,
+        _: &Connection,
+        request: &Request<'_>,
+        parked: Option<&Parked>,
+    ) -> (Answer, Origin) {
+        (self.echo(now, request, parked), Origin::NONE)
+    }
+}
+
+impl Echo {
+    fn echo(&self, now: Now, request: &Request<'_>, parked: Option<&Parked>) -> Answer {
         let target = request.target;
         assert!(target.path.len() <= TARGET_MAX && target.path.starts_with('/'), "{target:?}");
         let mut segments = target.path[1..].split('/');

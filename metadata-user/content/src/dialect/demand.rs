@@ -55,7 +55,7 @@ pub fn missing(responses: &Responses, host: Host, path: &str) -> Dialects {
 
 /// Returns the dialects that may have routes at this path of a route or above it.
 pub(super) fn claims(host: Host, path: &str) -> Dialects {
-    claims_among(Dialects::from_bits(u32::MAX), host, &Canonical::at(path))
+    claims_among(Dialects::ALL, host, &Canonical::at(path))
 }
 
 fn claims_among(dialects: Dialects, host: Host, path: &Canonical<'_>) -> Dialects {

@@ -1,9 +1,8 @@
 //! One module per dialect. Each renders a record into the paths and responses of its clouds.
 //!
 //! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!`
-//! registers it. Each dialect of a record is rendered once: when the guest first asks for it, or in advance if the guest
-//! asked for it before the record changed. Answers that depend on the request (tokens, writes,
-//! queries, long polls) come from a [`Live`](crate::store::Live) in the same module.
+//! registers it. Each dialect of a record is rendered once: in advance if the guest is expected to ask for
+//! it, else when the guest asks. Answers that depend on the request (tokens, writes, queries, long polls) come from a [`Live`](crate::store::Live) in the same module.
 
 /// The table of dialects. It calls a macro with one row per module:
 ///

@@ -102,6 +102,9 @@ impl Dialects {
     /// No dialect.
     pub const NONE: Self = Self(0);
 
+    /// Every dialect.
+    pub const ALL: Self = Self(u32::MAX >> (u32::BITS - Dialect::ALL.len() as u32));
+
     /// Returns the set as a number, for [`from_bits`](Self::from_bits).
     #[must_use]
     pub fn bits(self) -> u32 {

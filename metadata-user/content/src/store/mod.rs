@@ -12,6 +12,7 @@ mod intern;
 mod live;
 pub mod path;
 mod responses;
+mod route;
 mod table;
 
 pub use ahead::Hint;
@@ -22,7 +23,8 @@ pub(crate) use intern::Notation;
 pub use live::{Call, Live, Outcome, Parked, Vm};
 pub use path::Host;
 pub(crate) use responses::Unrendered;
-pub use responses::{Endpoint, Explained, Methods, RequestLimit, Responses, ResponsesBuilder, Route};
+pub use responses::{Explained, RequestLimit, Responses, ResponsesBuilder};
+pub use route::{Endpoint, Methods, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
 
 /// Dialect name of routes that all dialects share.

@@ -104,10 +104,10 @@ impl Answers {
         };
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = Now { mono: self.started.elapsed(), unix_seconds: unix.as_secs() };
-        let mut answer = self.content.answer(now, &question.connection, &request, None);
+        let mut answer = self.content.answer(now, &question.connection, &request, None).0;
         if let Answer::Known(Outcome::Park(mut parked)) = answer {
             parked.until = now.mono;
-            answer = self.content.answer(now, &question.connection, &request, Some(&parked));
+            answer = self.content.answer(now, &question.connection, &request, Some(&parked)).0;
         }
         match answer {
             Answer::Known(Outcome::Ready(response)) => (Some(response), false),
