@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use metadata_datapath::mtu::Mtus;
+use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{Ledger, NARROW_FOR, Service, StackConfig};
 use support::client::{Client, Habits};
 use support::pattern::{octets, responses, stack};
@@ -27,7 +27,7 @@ struct Case {
 
 fn cases() -> Vec<Case> {
     let base =
-        Case { name: "", faults: Faults::NONE, habits: Habits::default(), seeds: 1, limit: CLEAN_LIMIT };
+        Case { name: "", faults: Faults::NONE, habits: Habits::default(), seeds: 2, limit: CLEAN_LIMIT };
     let habits = Habits::default();
     let slow = Duration::from_millis(20);
     vec![
@@ -86,11 +86,18 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// A stack that sends long frames to every slot, or none.
+fn sending(long: bool) -> StackConfig {
+    let devices = GuestDevices::new(8);
+    (0..8).for_each(|slot| devices.set_takes_long(slot, long));
+    StackConfig { guest_devices: devices, ..StackConfig::default() }
+}
+
 #[test]
 fn every_answer_arrives_whole_whatever_the_link_does() {
     for case in cases() {
         for seed in 0..case.seeds {
-            let (stack, _) = stack(StackConfig::default());
+            let (stack, _) = stack(sending(seed % 2 == 1));
             let mut world = World::new(stack, Client::new(3, case.habits), case.faults, seed);
             let request = format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
             let talk = world.client.begin(40_000, request.as_bytes());
@@ -121,16 +128,16 @@ fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
     let far = Faults { delay: Duration::from_millis(10), ..Faults::NONE };
     // A round trip of 20 ms determines the seconds: one window per round trip, or slow start from ten segments.
     let cases = [
-        ("scaled window", 1 << 20, far, 1, 1),
-        ("64 KiB", 65_535, far, 1, 2),
-        ("one segment at a time", 1460, Faults::NONE, 1, 5),
+        ("scaled window", 1 << 20, far, 2, 1),
+        ("64 KiB", 65_535, far, 2, 2),
+        ("one segment at a time", 1460, Faults::NONE, 2, 5),
         ("2 % loss", 1 << 20, Faults { loss: 2, ..far }, 5, 120),
         ("reordering", 1 << 18, Faults { reorder: 5, ..Faults::NONE }, 5, 60),
         ("all at once", 1 << 18, Faults { loss: 3, duplicate: 5, reorder: 5, ..far }, 5, 200),
     ];
     for (name, window, faults, seeds, seconds) in cases {
         for seed in 0..seeds {
-            let (stack, _) = stack(StackConfig::default());
+            let (stack, _) = stack(sending(seed % 2 == 1));
             let client = Client::new(3, Habits { window, ..Habits::default() });
             let mut world = World::new(stack, client, faults, seed);
             let request = format!("GET /bytes/{MEBIBYTE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
@@ -313,12 +320,12 @@ fn a_paused_guest_is_not_mistaken_for_one_behind_a_narrow_link() {
 #[test]
 fn segments_fit_the_mtu_of_the_guests_device_even_after_it_changes() {
     const HEADERS: usize = 14 + 20 + 20;
-    let mtus = Mtus::new(8);
-    let (stack, _) = stack(StackConfig { mtus: mtus.clone(), ..StackConfig::default() });
+    let devices = GuestDevices::new(8);
+    let (stack, _) = stack(StackConfig { guest_devices: devices.clone(), ..StackConfig::default() });
     let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 1);
     let cases = [(0, 1460), (1_400, 1360), (1_280, 1220), (1_450, 1400), (68, 536), (9_000, 1460)];
     for ((mtu, size), port) in cases.into_iter().zip(40_000..) {
-        mtus.set(3, mtu);
+        devices.set_mtu(3, mtu);
         let (longest, _) = fetch(&mut world, port, BODY);
         assert_eq!(longest, HEADERS + size, "an MTU of {mtu}");
     }

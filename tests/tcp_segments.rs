@@ -6,7 +6,7 @@ use std::time::Duration;
 use metadata_base::addresses;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
-use metadata_datapath::mtu::Mtus;
+use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{RECEIVE_BUFFER, StackConfig};
 use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::{Fin, None as Plain, Rst, Syn};
@@ -72,10 +72,11 @@ fn a_guest_that_changes_gateway_is_answered_by_the_new_one() {
 fn the_mss_in_a_syn_ack_fits_the_mtu_of_the_device() {
     for (mtu, v4, v6) in [(0, 1460, 1440), (1_280, 1240, 1220), (1_450, 1410, 1390), (9_000, 1460, 1440)] {
         let served = families().map(|(_, service)| service).to_vec();
-        let mtus = Mtus::new(8);
-        let (stack, _) = stack(StackConfig { served, mtus: mtus.clone(), ..StackConfig::default() });
+        let devices = GuestDevices::new(8);
+        let (stack, _) =
+            stack(StackConfig { served, guest_devices: devices.clone(), ..StackConfig::default() });
         let mut raw = Raw::new(stack);
-        mtus.set(raw.slot, mtu);
+        devices.set_mtu(raw.slot, mtu);
         for ((guest, service), size) in families().into_iter().zip([v4, v6]) {
             let (source, destination) = ((guest, 40_000), (service, 80));
             let reply = raw.send(&Segment { source, destination, ..Segment::syn(40_000, 1000) });

@@ -189,8 +189,8 @@ fn an_answer_of_user_space_is_reported_as_the_guest_receives_it() {
             (Trace::of(Some(PORT), None, 0), false),
         ] {
             programs.watch(trace).expect("a watch");
-            for (by, bare) in [(program::HUB, 0), (program::HUB_TCX, LOOPBACK)] {
-                programs.place_bare_device(IDENTITY.slot, bare).expect("a device");
+            for (by, entry) in [(program::HUB, 0), (program::HUB_TCX, LOOPBACK)] {
+                programs.place_home_device(IDENTITY.slot, entry).expect("a device");
                 let events = reported(&mut programs, by, &sent);
                 assert_eq!(events.len(), usize::from(matches), "{trace:?} {by}");
                 for event in events {

@@ -50,6 +50,10 @@ pub const EVENT_BYTES: u32 = 256 * 1024;
 /// which a veth runs XDP natively.
 pub const MAX_STEERED: u32 = 3_400 + crate::wire::ethernet::HEADER as u32;
 
+/// Bit of an entry of [`name::HOME_DEVICES`]: the device accepts no redirected frames. Interface indexes are
+/// positive `i32`, so they never have it.
+pub const BARE: u32 = 1 << 31;
+
 /// Size in octets of a hub's ring. The ring carries steered frames from namespaces out of which a classifier
 /// cannot redirect. It has room for 1,800 first segments or 75 of the longest frames.
 pub const RING_BYTES: u32 = 256 * 1024;
@@ -123,9 +127,9 @@ pub mod name {
     /// `DEVMAP_HASH` slot → ifindex of the guest's port. The entry is inserted from inside the port's
     /// namespace.
     pub const GUEST_DEVICES: &str = "GUEST_DEVICES";
-    /// `ARRAY` slot → ifindex of the guest's port if its device does not accept redirected frames, else 0. A
-    /// classifier delivers answers to such a device.
-    pub const BARE_DEVICES: &str = "BARE_DEVICES";
+    /// `ARRAY` slot → ifindex of the guest's port if a classifier on the hub's taps reaches its device, else 0. With
+    /// the bit [`BARE`](super::BARE) if the device does not accept redirected frames.
+    pub const HOME_DEVICES: &str = "HOME_DEVICES";
     /// `DEVMAP` hub number → ifindex of the hub's outer veth.
     pub const HUBS: &str = "HUBS";
     /// `ARRAY` hub number → ifindex of the hub's outer veth, or 0. Classifiers use it in place of `HUBS`,

@@ -4,8 +4,9 @@
 //! `port_tcx` sees a frame as a socket buffer. Only its first part is linear in memory; octets after it are
 //! copied out. The kernel removes one VLAN tag; a removed tag counts as a tag.
 //!
-//! `hub_tcx` sends answers to ports whose device does not accept redirected XDP frames. A device transmits a
-//! socket buffer as usual.
+//! `hub_tcx` sends what XDP cannot redirect: answers to ports whose device does not accept redirected frames,
+//! and long answers, which the guest's device or the kernel cuts into segments. A device transmits a socket
+//! buffer as usual.
 //!
 //! Least kernel: 6.6 (tcx links). `bpf_redirect` finds only devices of the frame's own namespace, so frames
 //! of ports in other namespaces than the hub's go through a ring (`ring`).
@@ -20,14 +21,14 @@ use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Identity, MAX_STEERED, MIN_SEGMENT, Slot};
 use metadata_common::stamp::stamp;
-use metadata_common::trace::{NO_SLOT, TO_GUEST};
+use metadata_common::trace::{FROM_GUEST, NO_SLOT, TO_GUEST};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 
 use crate::frame::{Frame, anonymous};
 use crate::plain;
 use crate::ring;
-use crate::tables::{Guests, HUB_DEVICES, Ingress, bare_device, count, count_index, is_behind_stubs};
+use crate::tables::{Guests, HUB_DEVICES, Ingress, count, count_index, home_device, is_behind_stubs};
 use crate::{report_unknown, trace, worth_a_line};
 
 /// At the entry of a VM's frames to the network stack: steers frames for the metadata service, and passes
@@ -55,7 +56,7 @@ fn look(context: &TcContext) -> u64 {
         Decision::Pass(verdict) => (verdict, TC_ACT_UNSPEC),
         Decision::Drop(verdict) => (verdict, TC_ACT_SHOT),
         Decision::Steer(verdict, identity, _) => {
-            let watched = trace::begin(|| trace::note_buffer(context, ingress.key(), false));
+            let watched = trace::begin(|| trace::note_buffer(context, ingress.key(), false, FROM_GUEST));
             let (verdict, way) = steer(&buffer, &ingress, verdict, identity);
             count(verdict);
             watched.end(verdict.index(), identity.slot);
@@ -71,7 +72,7 @@ fn look(context: &TcContext) -> u64 {
         report_unknown(context, &buffer, &ingress, nth);
     }
     let passes = action == TC_ACT_UNSPEC;
-    trace::begin(|| trace::note_buffer(context, ingress.key(), passes)).end(index, NO_SLOT);
+    trace::begin(|| trace::note_buffer(context, ingress.key(), passes, FROM_GUEST)).end(index, NO_SLOT);
     Way::Is(action).number()
 }
 
@@ -122,8 +123,8 @@ fn steer(buffer: &Buffer<'_>, ingress: &Ingress, verdict: Verdict, identity: Ide
     (verdict, Way::Is(action as i32))
 }
 
-/// Runs after `hub`: sends answers to ports whose device does not accept redirected frames. No frame
-/// continues to the host's network stack.
+/// Behind `hub`: sends answers to ports whose device does not accept redirected frames. On the tap for long
+/// answers, alone: sends each to its port. No frame continues to the host's network stack.
 #[classifier]
 pub fn hub_tcx(context: TcContext) -> i32 {
     match deliver(&Frame::first_piece(&context), &Guests) {
@@ -134,7 +135,8 @@ pub fn hub_tcx(context: TcContext) -> i32 {
         Delivery::Deliver(slot, mac) => {
             let (verdict, action) = hand_over(&context, slot, mac);
             count(verdict);
-            trace::begin(|| trace::note(&Frame::first_piece(&context), trace::NO_PORT, false, TO_GUEST))
+            // The headers alone of a long frame are linear in memory.
+            trace::begin(|| trace::note_buffer(&context, trace::NO_PORT, false, TO_GUEST))
                 .end(verdict.index(), slot);
             action
         }
@@ -144,7 +146,7 @@ pub fn hub_tcx(context: TcContext) -> i32 {
 /// Restores the guest's MAC and redirects the frame to its port.
 #[inline(always)]
 fn hand_over(context: &TcContext, slot: Slot, mac: Mac) -> (Verdict, i32) {
-    let Some(device) = bare_device(slot) else {
+    let Some(device) = home_device(slot) else {
         return (Verdict::HubDropNoDevice, TC_ACT_SHOT);
     };
     if context.store(ethernet::DESTINATION, &mac.0, 0).is_err() {

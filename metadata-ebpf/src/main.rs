@@ -7,7 +7,7 @@
 //! - `hub`, on the hub tap, redirects answers to the guest's tap;
 //! - `port_tcx` (`classifier`) replaces `port` where that costs a guest less;
 //! - `ring` delivers frames from other namespaces for `port_tcx`;
-//! - `hub_tcx` delivers answers to ports that do not accept redirected frames.
+//! - `hub_tcx` delivers long answers, and answers to ports that do not accept redirected frames.
 //!
 //! `port`, `port_tcx` or its stub counts every frame once. Each later program counts it once more.
 //!

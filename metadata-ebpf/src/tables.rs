@@ -14,7 +14,7 @@ use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Agent, AllSent, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, MAX_DRAINING,
+    self, Agent, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, MAX_DRAINING,
     MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, NUMBER_WORD, PortKey, SERVED, Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
@@ -50,7 +50,7 @@ static GUESTS: Array<u64> = Array::with_max_entries(MAX_SLOTS, 0);
 #[map]
 pub(crate) static GUEST_DEVICES: DevMapHash = DevMapHash::with_max_entries(MAX_SLOTS, 0);
 #[map]
-static BARE_DEVICES: Array<u32> = Array::with_max_entries(MAX_SLOTS, 0);
+static HOME_DEVICES: Array<u32> = Array::with_max_entries(MAX_SLOTS, 0);
 #[map]
 pub(crate) static HUBS: DevMap = DevMap::with_max_entries(MAX_HUBS, 0);
 #[map]
@@ -333,20 +333,31 @@ impl decide::Bucket for Bucket {
     }
 }
 
-/// The ifindex of the guest's device, if it does not accept redirected frames.
+/// The guest's entry in `HOME_DEVICES`; 0 if it has none.
 #[inline(always)]
-pub(crate) fn bare_device(slot: Slot) -> Option<u32> {
-    let place = BARE_DEVICES.get_ptr(slot)?;
+fn home_entry(slot: Slot) -> u32 {
     // SAFETY: the map returned this pointer to a live, aligned u32.
-    let ifindex = unsafe { place.read_volatile() };
-    if ifindex == 0 { None } else { Some(ifindex) }
+    HOME_DEVICES.get_ptr(slot).map_or(0, |place| unsafe { place.read_volatile() })
 }
 
-/// True if the guest's device exists and does not accept redirected frames. The kernel removes the entry of a
-/// deleted device.
+/// True if this is still the guest's device. The kernel removes the entry of a deleted device.
+#[inline(always)]
+fn is_there(slot: Slot, ifindex: u32) -> bool {
+    GUEST_DEVICES.get_ifindex(slot) == Some(ifindex)
+}
+
+/// The ifindex of the guest's device, if a classifier on the hub's taps reaches it.
+#[inline(always)]
+pub(crate) fn home_device(slot: Slot) -> Option<u32> {
+    let ifindex = home_entry(slot) & !BARE;
+    if ifindex != 0 && is_there(slot, ifindex) { Some(ifindex) } else { None }
+}
+
+/// True if the guest's device does not accept redirected frames, and a classifier reaches it.
 #[inline(always)]
 pub(crate) fn is_bare(slot: Slot) -> bool {
-    bare_device(slot).is_some_and(|bare| GUEST_DEVICES.get_ifindex(slot) == Some(bare))
+    let entry = home_entry(slot);
+    entry & BARE != 0 && is_there(slot, entry & !BARE)
 }
 
 /// The guests, by slot.

@@ -71,11 +71,11 @@ pub(crate) fn note(frame: &Frame, port: PortKey, passes: bool, direction: u32) {
     note_octets(frame.start(), frame.end(), port, passes as u32, direction);
 }
 
-/// Begins an event for a frame of `port_tcx`.
+/// Begins an event for a frame of a classifier.
 #[inline(always)]
-pub(crate) fn note_buffer(context: &TcContext, port: PortKey, passes: bool) {
+pub(crate) fn note_buffer(context: &TcContext, port: PortKey, passes: bool, direction: u32) {
     let port = (port.netns as u64) << 32 | port.ifindex as u64;
-    note_pieces(context.skb.skb as usize, port, passes as u32);
+    note_pieces(context.skb.skb as usize, port, passes as u32, direction);
 }
 
 #[inline(never)]
@@ -111,19 +111,19 @@ fn note_octets(start: usize, end: usize, port: u64, passes: u32, direction: u32)
 }
 
 #[inline(never)]
-fn note_pieces(buffer: usize, port: u64, passes: u32) {
+fn note_pieces(buffer: usize, port: u64, passes: u32, direction: u32) {
     let buffer = buffer as *mut aya_ebpf::bindings::__sk_buff;
     // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
     let length = unsafe { (*buffer).len } as usize;
+    let at = if direction == FROM_GUEST { ethernet::SOURCE } else { ethernet::DESTINATION };
     let mut mac = [0; 6];
     // SAFETY: the destination is six octets local to this function; the helper checks the range in the frame.
-    let read = unsafe {
-        bpf_skb_load_bytes(buffer.cast(), ethernet::SOURCE as u32, mac.as_mut_ptr().cast(), mac.len() as u32)
-    };
+    let read =
+        unsafe { bpf_skb_load_bytes(buffer.cast(), at as u32, mac.as_mut_ptr().cast(), mac.len() as u32) };
     if read != 0 {
         return;
     }
-    let Some(scratch) = open(port, mac, passes, FROM_GUEST, length) else {
+    let Some(scratch) = open(port, mac, passes, direction, length) else {
         return;
     };
     let captured = black_box(if length < OCTETS { length } else { OCTETS });

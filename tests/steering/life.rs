@@ -26,7 +26,7 @@ fn starting_and_stopping_leaves_no_device() {
     let before = links(&ns);
     let steering = start_in(&ns, &config()).expect("steering starts");
     let during = links(&ns);
-    for device in ["imds-out", "imds-in", "imds-tap"] {
+    for device in ["imds-out", "imds-in", "imds-tap", "imds-gso"] {
         assert!(during.contains(device), "{device} in {during}");
     }
     drop(steering);
@@ -34,14 +34,14 @@ fn starting_and_stopping_leaves_no_device() {
 }
 
 #[test]
-fn stopping_removes_the_hubs_devices_while_its_tap_is_open() {
+fn stopping_removes_the_hubs_devices_while_its_taps_are_open() {
     if !privileged::or_skip() {
         return;
     }
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let mut steering = start_in(&ns, &config()).expect("steering starts");
-    let _tap = steering.take_tap(0);
+    let _taps = (steering.take_tap(0), steering.take_long_tap(0).expect("Linux 6.6"));
     drop(steering);
     assert_eq!(links(&ns), before);
 }

@@ -378,13 +378,13 @@ impl Programs {
         Ok(DevMapHash::try_from(map)?.insert(slot, LOOPBACK, None, 0)?)
     }
 
-    /// Makes the classifier deliver a slot's answers to a device.
+    /// Sets a slot's entry in the table of devices that the hub's classifier delivers to.
     ///
     /// # Errors
     /// As for [`Programs::serve`].
-    pub fn place_bare_device(&mut self, slot: Slot, ifindex: u32) -> Result<()> {
-        let map = self.ebpf.map_mut(name::BARE_DEVICES).context(name::BARE_DEVICES)?;
-        Ok(Array::<_, u32>::try_from(map)?.set(slot, ifindex, 0)?)
+    pub fn place_home_device(&mut self, slot: Slot, entry: u32) -> Result<()> {
+        let map = self.ebpf.map_mut(name::HOME_DEVICES).context(name::HOME_DEVICES)?;
+        Ok(Array::<_, u32>::try_from(map)?.set(slot, entry, 0)?)
     }
 
     /// Enters an unbound AF_XDP socket for a queue. The kernel removes the entry when the socket closes.

@@ -4,11 +4,12 @@
 
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_datapath::stack::{Ledger, NoLedger, Service, Stack, Transmit};
+use metadata_datapath::stack::{Ledger, Long, NoLedger, Service, Stack, Transmit};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::client::Client;
+use crate::cut::cut;
 use crate::kernel::Kernel;
 
 /// Virtual unix time at the start of a world: 2026-01-01T00:00:00Z.
@@ -130,6 +131,10 @@ pub struct Sent(pub Vec<Vec<u8>>);
 impl Transmit for Sent {
     fn send(&mut self, frame: &[u8]) {
         self.0.push(frame.to_vec());
+    }
+
+    fn send_long(&mut self, frame: &Long<'_>) {
+        self.0.extend(cut(frame));
     }
 }
 

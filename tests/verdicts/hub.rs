@@ -2,7 +2,7 @@
 
 use metadata_common::drain;
 use metadata_common::mac::Mac;
-use metadata_common::maps::{ANSWER_TCP, Guest, Identity, Port, program};
+use metadata_common::maps::{ANSWER_TCP, BARE, Guest, Identity, Port, program};
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::{ethernet, ipv4, protocol, tcp};
@@ -136,7 +136,7 @@ fn answers_leave_the_hub_for_the_guest_they_are_stamped_with() {
 }
 
 #[test]
-fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
+fn the_hubs_classifier_delivers_to_devices_of_its_own_namespace_that_are_still_there() {
     const GUEST_AT: Guest = Guest { mac: GUEST.0, live: 1 };
     if !privileged::or_skip() {
         return;
@@ -149,8 +149,14 @@ fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
         }
         programs.place_guest(10, GUEST_AT).expect("a guest whose device was deleted");
         programs.place_guest(8, Guest { live: 0, ..GUEST_AT }).expect("a departed guest");
-        for (slot, ifindex) in [(7, LOOPBACK), (6, LOOPBACK + 1), (8, LOOPBACK), (10, LOOPBACK)] {
-            programs.place_bare_device(slot, ifindex).expect("a device");
+        for (slot, entry) in [
+            (7, LOOPBACK | BARE),
+            (6, LOOPBACK + 1 | BARE),
+            (8, LOOPBACK | BARE),
+            (10, LOOPBACK | BARE),
+            (4, LOOPBACK),
+        ] {
+            programs.place_home_device(slot, entry).expect("a device");
         }
         let (dropped, shot) = ((XDP_DROP, false), (TC_ACT_SHOT, false));
         let gone = Some(Verdict::HubDropNoGuest);
@@ -160,9 +166,10 @@ fn answers_to_a_device_without_redirects_pass_the_hub_to_its_classifier() {
         let handed = ((TC_ACT_REDIRECT, true), delivered);
         let table = [
             ("bare", stamp(7), ((XDP_PASS, false), None), handed),
-            ("another device now", stamp(6), ((XDP_REDIRECT, true), delivered), handed),
-            ("not bare", stamp(5), ((XDP_REDIRECT, true), delivered), (shot, no_device)),
-            ("its device was deleted", stamp(10), ((XDP_DROP, true), no_device), handed),
+            ("accepts redirected frames", stamp(4), ((XDP_REDIRECT, true), delivered), handed),
+            ("another device now", stamp(6), ((XDP_REDIRECT, true), delivered), (shot, no_device)),
+            ("in another namespace", stamp(5), ((XDP_REDIRECT, true), delivered), (shot, no_device)),
+            ("its device was deleted", stamp(10), ((XDP_DROP, true), no_device), (shot, no_device)),
             ("a departed guest", stamp(8), (dropped, gone), (shot, gone)),
             ("a slot never used", stamp(0), (dropped, gone), (shot, gone)),
             ("a slot out of range", stamp(u32::MAX), (dropped, gone), (shot, gone)),

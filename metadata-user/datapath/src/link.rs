@@ -13,12 +13,13 @@ mod both;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_common::stamp;
-use rustix::io::{Errno, write};
+use rustix::io::{Errno, write, writev};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::GROUP;
 use crate::afxdp::{Queues, Socket, SocketStats};
-use crate::stack::Transmit;
+use crate::stack::{Long, PIECES_PER_CONNECTION, Transmit};
 pub use both::Both;
 
 /// Octets of an Ethernet header (IEEE 802.3-2018 §3.1.1): destination, source, type.
@@ -159,6 +160,8 @@ pub struct TapStats {
     pub frames: u64,
     /// Octets in the accepted frames.
     pub bytes: u64,
+    /// Accepted frames of more than one segment; `frames` counts them as well.
+    pub long: u64,
     /// Not sent: shorter than an Ethernet header, or longer than [`MAX_FRAME`].
     pub bad_length: u64,
     /// Lost: the tap's queue is full (`EAGAIN`).
@@ -171,11 +174,12 @@ pub struct TapStats {
     pub other: u64,
 }
 
-/// The hub tap's descriptor: non-blocking, `IFF_TAP | IFF_NO_PI`, no virtio header. One `write(2)` is one Ethernet
-/// frame.
+/// The descriptors of a hub's taps: non-blocking, `IFF_TAP | IFF_NO_PI`. One `write(2)` is one Ethernet frame. Only the
+/// tap for long frames has `IFF_VNET_HDR`.
 #[derive(Debug)]
 pub struct HubTap {
     fd: OwnedFd,
+    long: Option<OwnedFd>,
     stats: TapStats,
 }
 
@@ -183,7 +187,13 @@ impl HubTap {
     /// Creates a tap that sends through `fd`.
     #[must_use]
     pub fn new(fd: OwnedFd) -> Self {
-        Self { fd, stats: TapStats::default() }
+        Self { fd, long: None, stats: TapStats::default() }
+    }
+
+    /// Sends long frames through `fd`. Without it they are counted as [`TapStats::bad_length`].
+    #[must_use]
+    pub fn and_long(self, fd: Option<OwnedFd>) -> Self {
+        Self { long: fd, ..self }
     }
 
     /// Frames sent and lost so far.
@@ -195,21 +205,64 @@ impl HubTap {
 
 impl Transmit for HubTap {
     fn send(&mut self, frame: &[u8]) {
-        let stats = &mut self.stats;
         if !(HEADER_LEN..=MAX_FRAME).contains(&frame.len()) {
-            stats.bad_length += 1;
+            self.stats.bad_length += 1;
             return;
         }
-        match write(&self.fd, frame) {
+        let sent = write(&self.fd, frame);
+        self.stats.note(sent);
+    }
+
+    fn send_long(&mut self, frame: &Long<'_>) {
+        let Some(fd) = self.long.as_ref().filter(|_| frame.payload.len() + 2 <= LONG_PARTS) else {
+            self.stats.bad_length += 1;
+            return;
+        };
+        let preamble = virtio_net_header(frame);
+        let mut parts = [IoSlice::new(&[]); LONG_PARTS];
+        parts[0] = IoSlice::new(&preamble);
+        parts[1] = IoSlice::new(frame.headers);
+        parts[2..2 + frame.payload.len()].copy_from_slice(frame.payload);
+        let sent = writev(fd, &parts[..2 + frame.payload.len()]);
+        self.stats.long += u64::from(sent.is_ok());
+        self.stats.note(sent.map(|octets| octets.saturating_sub(preamble.len())));
+    }
+}
+
+/// Limit of the parts of a long frame: the virtio header, the frame's headers, and the pieces of a connection.
+const LONG_PARTS: usize = 2 + PIECES_PER_CONNECTION + 1;
+
+/// The header that tells a tap where a frame is cut into segments, and that its checksum is partial (virtio 1.2
+/// §5.1.6, in the byte order of the host, as taps expect it).
+fn virtio_net_header(frame: &Long<'_>) -> [u8; 10] {
+    const NEEDS_CHECKSUM: u8 = 1;
+    const GSO_TCPV4: u8 = 1;
+    const GSO_TCPV6: u8 = 4;
+    /// The offset of the checksum in a TCP header.
+    const CHECKSUM: u16 = 16;
+    let kind = if frame.is_ipv4 { GSO_TCPV4 } else { GSO_TCPV6 };
+    let mut header = [0; 10];
+    header[..2].copy_from_slice(&[NEEDS_CHECKSUM, kind]);
+    let fields = [frame.headers.len() as u16, frame.segment, frame.tcp_at, CHECKSUM];
+    for (place, field) in header[2..].chunks_exact_mut(2).zip(fields) {
+        place.copy_from_slice(&field.to_ne_bytes());
+    }
+    header
+}
+
+impl TapStats {
+    /// Counts the outcome of a write: the octets of the frame, or the error.
+    fn note(&mut self, outcome: Result<usize, Errno>) {
+        match outcome {
             // A tap takes a whole frame or nothing (`tun_get_user`, `drivers/net/tun.c`).
-            Ok(_) => {
-                stats.frames += 1;
-                stats.bytes += frame.len() as u64;
+            Ok(octets) => {
+                self.frames += 1;
+                self.bytes += octets as u64;
             }
-            Err(Errno::AGAIN) => stats.full += 1,
-            Err(Errno::NOBUFS | Errno::NOMEM) => stats.no_memory += 1,
-            Err(Errno::IO | Errno::BADFD) => stats.down += 1,
-            Err(_) => stats.other += 1,
+            Err(Errno::AGAIN) => self.full += 1,
+            Err(Errno::NOBUFS | Errno::NOMEM) => self.no_memory += 1,
+            Err(Errno::IO | Errno::BADFD) => self.down += 1,
+            Err(_) => self.other += 1,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The hub tap: `/dev/net/tun` and its one ioctl (Linux: Documentation/networking/tuntap.rst).
+//! The hub's taps: `/dev/net/tun` and its one ioctl (Linux: Documentation/networking/tuntap.rst).
 #![expect(unsafe_code, reason = "a tap is made by ioctl, which has no safe form")]
 
 use std::fs::OpenOptions;
@@ -8,12 +8,21 @@ use std::os::unix::fs::OpenOptionsExt as _;
 
 use crate::error::LinkError;
 
-/// Makes tap `name` in the calling thread's namespace: one queue, no virtio header, non-blocking, deleted with its
-/// descriptor. `name` has at most 15 octets.
+/// What precedes each frame that is written to a tap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preamble {
+    /// Nothing.
+    None,
+    /// A `virtio_net_hdr` of 10 octets (virtio 1.2 §5.1.6), which says where the frame is cut into segments.
+    VirtioNet,
+}
+
+/// Makes tap `name` in the calling thread's namespace: one queue, non-blocking, deleted with its descriptor. `name` has
+/// at most 15 octets.
 ///
 /// The device must not exist: the tap is also the lock between two agents with the same hub name. It ends with its
 /// process and so is never left behind.
-pub fn create(name: &str) -> Result<OwnedFd, LinkError> {
+pub fn create(name: &str, preamble: Preamble) -> Result<OwnedFd, LinkError> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -26,8 +35,13 @@ pub fn create(name: &str) -> Result<OwnedFd, LinkError> {
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
         *to = from.cast_signed();
     }
+    let flags = match preamble {
+        Preamble::None => 0,
+        Preamble::VirtioNet => libc::IFF_VNET_HDR,
+    };
     // The flag word is 16 bits wide and IFF_TUN_EXCL its highest: the cast keeps all of them.
-    request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL) as libc::c_short;
+    request.ifr_ifru.ifru_flags =
+        (flags | libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_TUN_EXCL) as libc::c_short;
     // SAFETY: the descriptor is open and the request outlives the call, which reads and writes one ifreq.
     let rc = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
     if rc < 0 {

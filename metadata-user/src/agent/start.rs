@@ -147,13 +147,13 @@ fn spawn_worker(
     for (queue, socket) in sockets.descriptors() {
         steering.register_socket(hub.number, queue, socket)?;
     }
-    let tap = HubTap::new(steering.take_tap(hub.number));
+    let tap = HubTap::new(steering.take_tap(hub.number)).and_long(steering.take_long_tap(hub.number));
     let stack = Stack::with_ledger(
         StackConfig {
             served: config.addresses.clone(),
             arp_only: config.next_hops(),
             cookie_key: key,
-            mtus: steering.mtus(),
+            guest_devices: steering.guest_devices(),
             ..StackConfig::default()
         },
         serve,

@@ -68,14 +68,21 @@ impl<'a, T> Hubs<'a, T> {
     }
 
     pub(super) fn sent(&self, out: &mut Exposition) {
-        self.one(out, "xdp_imds_sent_frames_total", "Frames that the hub's tap accepted.", |w| w.tap.frames);
+        self.one(
+            out,
+            "xdp_imds_sent_frames_total",
+            "Frames that the hub's taps accepted, long ones included.",
+            |w| w.tap.frames,
+        );
         self.one(
             out,
             "xdp_imds_sent_bytes_total",
-            "Octets of the frames that the hub's tap accepted.",
+            "Octets of the frames that the hub's taps accepted.",
             |w| w.tap.bytes,
         );
-        let help = "Frames that the hub's tap refused, by reason.";
+        let help = "Frames of more than one segment that the hub's taps accepted.";
+        self.one(out, "xdp_imds_sent_long_frames_total", help, |w| w.tap.long);
+        let help = "Frames that the hub's taps refused, by reason.";
         self.lost(out, "xdp_imds_send_lost_frames_total", help, |hub| {
             let w = &hub.worker;
             [

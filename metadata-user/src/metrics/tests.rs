@@ -35,7 +35,16 @@ fn worker() -> WorkerStats<()> {
             invalid_fill: 17,
         },
         link: LinkStats { runt: 21, unstamped: 22, slot_out_of_range: 23, over_share: 24 },
-        tap: TapStats { frames: 31, bytes: 32, bad_length: 33, full: 34, no_memory: 35, down: 36, other: 37 },
+        tap: TapStats {
+            frames: 31,
+            bytes: 32,
+            long: 30,
+            bad_length: 33,
+            full: 34,
+            no_memory: 35,
+            down: 36,
+            other: 37,
+        },
         engine: (),
     }
 }
@@ -143,6 +152,7 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_receive_lost_frames_total{hub=\"1\",reason=\"over_share\"} 24",
         "xdp_imds_sent_frames_total{hub=\"0\"} 31",
         "xdp_imds_sent_bytes_total{hub=\"0\"} 32",
+        "xdp_imds_sent_long_frames_total{hub=\"0\"} 30",
         "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"bad_length\"} 33",
         "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"full\"} 34",
         "xdp_imds_send_lost_frames_total{hub=\"0\",reason=\"no_memory\"} 35",

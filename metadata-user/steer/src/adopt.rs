@@ -123,7 +123,7 @@ impl Steering {
                 ifindex.and_then(|index| Some((index, steering.inherited.get(&(cookie, index))?)));
             let Some((ifindex, inherited)) = inherited else { return Ok(Vec::new()) };
             let mtu = netlink::mtu(&port.ifname, ifindex)?;
-            inherited.slots.values().for_each(|slot| steering.mtus.set(*slot, mtu));
+            inherited.slots.values().for_each(|slot| steering.guest_devices.set_mtu(*slot, mtu));
             Ok(inherited.slots.iter().map(|(mac, slot)| (*mac, *slot)).collect())
         })
     }
@@ -201,7 +201,7 @@ impl Steering {
         let key = PortKey { netns: inherited.netns, ifindex };
         match self.claim_inside(port, cookie, key, &inherited, closed) {
             Ok((programs, mtu)) => {
-                inherited.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
+                inherited.slots.values().for_each(|slot| self.guest_devices.set_mtu(*slot, mtu));
                 let bound = inherited.slots.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac)));
                 self.bound.extend(bound);
                 tracing::debug!(%port, identities = inherited.slots.len(), "attached an inherited port");

@@ -1,14 +1,19 @@
-//! Devices that accept no redirected frames, such as a veth whose peer has neither XDP nor GRO.
+//! Answers that XDP cannot redirect: those to devices that accept no redirected frames, such as a veth whose peer has
+//! neither XDP nor GRO, and long ones, which are cut into segments behind the hub.
 //!
-//! Answers to such devices in the agent's own namespace are sent through the network stack. On the hub tap `hub`
-//! passes them to the classifier `hub_tcx`, which sends them to the device like frames of the host itself. Each such
-//! frame costs a socket buffer. This needs Linux 6.6, and `bpf_redirect` reaches no device of another namespace.
-//! Attaching the classifier waits for an RCU grace period, about 15 ms for each hub, when the agent starts.
+//! In the agent's own namespace such answers are sent through the network stack: the classifier `hub_tcx` sends them to
+//! the device like frames of the host itself. On the hub tap `hub` passes it what is for devices that accept no
+//! redirected frames. The tap for long answers has no XDP program, because the kernel would copy each frame into one
+//! piece for it and refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs Linux 6.6,
+//! and `bpf_redirect` reaches no device of another namespace. Attaching the classifier waits for an RCU grace period,
+//! about 15 ms for each tap, when the agent starts.
 
 use aya::Ebpf;
 use aya::programs::links::FdLink;
 use metadata_common::maps::program;
 
+use super::home::HomeDevice;
+use super::hub::Device;
 use super::ports::Attached;
 use super::{SteerError, Steering, loading, mode};
 use metadata_base::port::PortName;
@@ -29,29 +34,40 @@ impl Steering {
     #[must_use]
     pub fn way_to(&self, port: &PortName) -> Way {
         match self.ports.get(port) {
-            Some(attached) if self.bare(attached).is_some() => Way::Classifier,
+            Some(attached) if self.home_device(attached).is_some_and(|device| device.is_bare) => {
+                Way::Classifier
+            }
             Some(attached) if attached.looks.takes == Some(false) => Way::None,
             _ => Way::Redirect,
         }
     }
 
-    /// The device of a port, if the classifier must deliver answers to it.
-    pub(super) fn bare(&self, attached: &Attached) -> Option<u32> {
-        let is_bare = attached.looks.takes == Some(false) && attached.cookie == self.home;
-        (self.reaches_bare && is_bare).then_some(attached.key.ifindex)
+    /// The device of a port, if the classifier reaches it.
+    pub(super) fn home_device(&self, attached: &Attached) -> Option<HomeDevice> {
+        let device =
+            HomeDevice { ifindex: attached.key.ifindex, is_bare: attached.looks.takes == Some(false) };
+        (self.has_classifiers && attached.cookie == self.home).then_some(device)
     }
 
     /// Updates how answers reach a port's guests after a change of its device. While another agent owns the port,
     /// nothing changes.
-    pub(super) fn enter_bare(&mut self, port: &PortName) -> Result<(), SteerError> {
+    pub(super) fn enter_home(&mut self, port: &PortName) -> Result<(), SteerError> {
         let Some(attached) = self.ports.get(port).filter(|_| !self.taking_over) else { return Ok(()) };
-        let bare = self.bare(attached);
-        attached.slots.values().try_for_each(|slot| self.tables.set_bare(*slot, bare))
+        let device = self.home_device(attached);
+        attached.slots.values().try_for_each(|slot| {
+            self.guest_devices.set_takes_long(*slot, device.is_some());
+            self.tables.set_home(*slot, device)
+        })
     }
 }
 
-/// Attaches the classifier behind the XDP program of a hub tap in the calling thread's namespace.
-pub(super) fn put_classifier(ebpf: &mut Ebpf, tap: &str) -> Result<FdLink, SteerError> {
+/// Attaches the classifier to a hub's taps in the calling thread's namespace.
+pub(super) fn put_classifier<'t>(
+    ebpf: &mut Ebpf,
+    taps: impl IntoIterator<Item = &'t Device>,
+) -> Result<Vec<FdLink>, SteerError> {
     let classifier = loading::load_classifier(ebpf, program::HUB_TCX)?;
-    mode::attach_tcx(classifier, program::HUB_TCX, &PortName::local(tap))
+    let mut attach =
+        |tap: &Device| mode::attach_tcx(classifier, program::HUB_TCX, &PortName::local(&tap.name));
+    taps.into_iter().map(&mut attach).collect()
 }

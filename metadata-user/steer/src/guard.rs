@@ -81,13 +81,13 @@ impl Steering {
     }
 }
 
-/// True for the name of a hub tap with this prefix, on either side.
+/// True for the name of a hub's tap with this prefix, on either side.
 #[must_use]
 pub fn is_hub_tap(prefix: &str, ifname: &str) -> bool {
     ifname.starts_with(prefix)
         && (0..MAX_HUBS).any(|number| {
-            let [.., tap] = hub::names(prefix, number);
-            tap == ifname
+            let [_, _, tap, long_tap] = hub::names(prefix, number);
+            tap == ifname || long_tap == ifname
         })
 }
 
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn only_hub_taps_of_either_side_are_recognized_by_name() {
-        for tap in ["imds-tap", "imds-t1", "imds-t32", "imds-t63"] {
+        for tap in ["imds-tap", "imds-t1", "imds-t32", "imds-t63", "imds-gso", "imds-g63"] {
             assert!(is_hub_tap("imds", tap), "{tap}");
         }
         for other in ["imds-t64", "imds-t0", "imds-in", "imds-out", "imds", "tap0", "other-tap", "imds-taps"]

@@ -1,8 +1,9 @@
-//! The hub's devices: a veth pair for inbound frames, a tap for outbound frames.
+//! The hub's devices: a veth pair for inbound frames, a tap for outbound frames, and a tap for long outbound frames.
 //!
 //! ```text
 //!  ports ══ XDP redirect ══▶ PREFIX-out │ PREFIX-in ── XDP `socket` ──▶ AF_XDP
 //!  ports ◀══ XDP redirect ══ `hub` XDP ── PREFIX-tap ◀── write() of one frame
+//!  ports ◀── tcx `hub_tcx` ────────────── PREFIX-gso ◀── write() of one frame of many segments
 //! ```
 
 use metadata_common::maps::MAX_STEERED;
@@ -10,11 +11,11 @@ use metadata_common::wire::ethernet;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError, mode};
 use metadata_links::error::LinkError;
 use metadata_links::netlink;
 use metadata_links::netns;
-use metadata_links::tun;
+use metadata_links::tun::{self, Preamble};
 
 /// MTU of the hub's devices, in octets. A redirect drops frames above the target's MTU, so this exceeds the MTU of
 /// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 octets on x86.
@@ -41,12 +42,21 @@ pub struct Hub {
     pub queues: u32,
 }
 
-/// The devices of one hub. [`Devices::remove`] deletes them; the tap also goes when its descriptor is closed.
+/// The devices of one hub. [`Devices::remove`] deletes them; a tap also goes when its descriptor is closed.
 #[derive(Debug)]
 pub(super) struct Devices {
     pub(super) outer: Device,
     pub(super) inner: Device,
     pub(super) tap: Device,
+    /// Absent if the kernel has no classifiers of the kind that this tap needs.
+    pub(super) long_tap: Option<Device>,
+}
+
+/// The descriptors of a hub's taps.
+#[derive(Debug)]
+pub(super) struct Taps {
+    pub(super) tap: Option<OwnedFd>,
+    pub(super) long_tap: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
@@ -78,17 +88,33 @@ impl Devices {
     /// Makes the devices of hub `number` in the calling thread's namespace. All are up but carry no frames yet.
     ///
     /// Replaces a veth pair that a killed agent left behind. On an error nothing remains.
-    pub(super) fn create(prefix: &str, number: u32, queues: u32) -> Result<(Self, OwnedFd), SteerError> {
+    pub(super) fn create(prefix: &str, number: u32, queues: u32) -> Result<(Self, Taps), SteerError> {
         check_prefix(prefix)?;
-        let [outer, inner, name] = names(prefix, number);
+        let [outer, inner, tap, long] = names(prefix, number);
         // Make the tap first: a running agent holds it, and then its devices must not be touched.
-        let fd = tun::create(&name)?;
-        let tap = Device::find(name)?;
+        let fd = tun::create(&tap, Preamble::None)?;
+        let tap = Device::find(tap)?;
         // Delete it explicitly: closing the descriptor waits for any child process that is just being started.
         let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
-        let devices = Self { outer, inner, tap };
+        let mut devices = Self { outer, inner, tap, long_tap: None };
+        let long = devices.create_long_tap(long).inspect_err(|_| devices.remove())?;
         devices.bring_up().inspect_err(|_| devices.remove())?;
-        Ok((devices, fd))
+        Ok((devices, Taps { tap: Some(fd), long_tap: long }))
+    }
+
+    /// Makes the tap for long frames, unless the kernel cannot attach its classifier.
+    fn create_long_tap(&mut self, name: String) -> Result<Option<OwnedFd>, SteerError> {
+        if !mode::has_tcx() {
+            return Ok(None);
+        }
+        let fd = tun::create(&name, Preamble::VirtioNet)?;
+        self.long_tap = Some(Device::find(name)?);
+        Ok(Some(fd))
+    }
+
+    /// Returns each device.
+    pub(super) fn each(&self) -> impl Iterator<Item = &Device> {
+        [&self.outer, &self.inner, &self.tap].into_iter().chain(&self.long_tap)
     }
 
     fn create_veth(outer: String, inner: String, queues: u32) -> Result<(Device, Device), SteerError> {
@@ -102,7 +128,7 @@ impl Devices {
     }
 
     fn bring_up(&self) -> Result<(), SteerError> {
-        for Device { name, ifindex } in [&self.outer, &self.inner, &self.tap] {
+        for Device { name, ifindex } in self.each() {
             netlink::quiet_and_up(name, *ifindex, HUB_MTU)?;
         }
         Ok(())
@@ -111,25 +137,25 @@ impl Devices {
     /// Removes the devices. Call it in the namespace in which they were made.
     pub(super) fn remove(&self) {
         // Deleting one end deletes the other.
-        for device in [&self.outer, &self.tap] {
+        for device in [&self.outer, &self.tap].into_iter().chain(&self.long_tap) {
             device.remove();
         }
     }
 }
 
-/// The names of a hub's devices: outer end, inner end, tap. The first hub has descriptive suffixes; the others put a
-/// number in the same four octets.
-pub(super) fn names(prefix: &str, number: u32) -> [String; 3] {
+/// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive suffixes;
+/// the others put a number in the same four octets.
+pub(super) fn names(prefix: &str, number: u32) -> [String; 4] {
     match number {
-        0 => ["out", "in", "tap"].map(|end| format!("{prefix}-{end}")),
-        n => ["o", "i", "t"].map(|end| format!("{prefix}-{end}{n}")),
+        0 => ["out", "in", "tap", "gso"].map(|end| format!("{prefix}-{end}")),
+        n => ["o", "i", "t", "g"].map(|end| format!("{prefix}-{end}{n}")),
     }
 }
 
 /// Fails if an agent has hubs of these numbers: only a running agent holds the tap.
 pub(super) fn check_absent(prefix: &str, mut numbers: Range<u32>) -> Result<(), SteerError> {
     numbers.try_for_each(|number| {
-        let [.., tap] = names(prefix, number);
+        let [_, _, tap, _] = names(prefix, number);
         match netns::index_of(&tap)? {
             Some(_) => Err(LinkError::HubInUse { name: tap }.into()),
             None => Ok(()),
@@ -177,7 +203,7 @@ mod tests {
     fn every_hub_has_unique_valid_device_names() {
         let prefix = "x".repeat(HUB_PREFIX_MAX);
         let all: HashSet<String> = (0..MAX_HUBS).flat_map(|number| names(&prefix, number)).collect();
-        assert_eq!(all.len(), 3 * MAX_HUBS as usize);
+        assert_eq!(all.len(), 4 * MAX_HUBS as usize);
         assert!(all.iter().all(|name| name.len() <= 15), "{all:?}");
     }
 

@@ -10,6 +10,8 @@
 //!  │   ▲  PORTS, IDENTITIES │HUBS │                                                      │
 //!  │   └────────────────────┼─────┼── `hub` ── imds-tap ◀── write() of one frame         │
 //!  └────────────────────────┘     │   GUESTS, GUEST_DEVICES                              │
+//!                                 │ tap7 ◀── `hub_tcx` ── imds-gso ◀── write() of many   │
+//!                                 │   GUESTS, HOME_DEVICES                   segments    │
 //!                                 │ tap7 ── `port` #1 ─▶ the same hub                    │
 //!                                 └──────────────────────────────────────────────────────┘
 //! ```
@@ -41,8 +43,8 @@
 //! - A full ring is not reported: a redirect or `XDP_TX` without room counts as success. The devices' own counters
 //!   are read every few seconds (`losses`), and each CPU, up to eight, has its own queue of the hub.
 //! - A frame cannot be redirected to a device whose driver is not ready for it (a veth whose peer has neither XDP nor
-//!   GRO). A classifier behind `hub` delivers frames to such a device, within the agent's own namespace only
-//!   (`bare`).
+//!   GRO), nor if it is longer than the device's MTU. A classifier delivers frames for such a device and long frames,
+//!   within the agent's own namespace only (`bare`).
 //! - XDP on a large frame has a cost. A classifier serves guests that have booted (`mode`).
 //! - A classifier cannot redirect a frame to another namespace. It sends such frames to the worker through a ring
 //!   (`rings`).
@@ -72,6 +74,7 @@ mod error;
 mod guard;
 mod handing;
 mod held;
+mod home;
 mod hub;
 mod loading;
 mod logs;
@@ -97,7 +100,7 @@ pub use guard::{Guarded, is_hub_tap};
 pub use hub::{HUB_MTU, Hub, hub_queues};
 pub use losses::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
-pub use pins::{PinsError, Released, release};
+pub use pins::{PINS_VERSION, PinsError, Released, release};
 pub use ports::{Found, exists};
 pub use rings::Ring;
 pub use trace::{TraceError, Watch};
@@ -115,11 +118,11 @@ use std::sync::Arc;
 
 use adopt::Inherited;
 use held::Held;
-use hub::Devices;
+use hub::{Devices, Taps};
 use logs::Logs;
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;
-use metadata_datapath::mtu::Mtus;
+use metadata_datapath::guest_devices::GuestDevices;
 use metadata_links::error::LinkError;
 use metadata_links::netns::{self, Cookie, Netns};
 use object::Object;
@@ -160,8 +163,8 @@ impl Default for Limits {
 /// Configuration of [`Steering::start`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SteerConfig {
-    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`] octets: `imds` makes `imds-out`, `imds-in`
-    /// and `imds-tap`.
+    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`] octets: `imds` makes `imds-out`, `imds-in`,
+    /// `imds-tap` and `imds-gso`.
     pub hub: String,
     /// The metadata addresses, at most 32 of each family.
     pub served: Vec<IpAddr>,
@@ -217,11 +220,11 @@ pub struct Steering {
     /// Another agent still owns the ports.
     taking_over: bool,
     links: Vec<Held>,
-    taps: Vec<Option<OwnedFd>>,
+    taps: Vec<Taps>,
     rings: Vec<Option<Ring>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
     /// Shared with the stacks, which answer what the kernel does not.
-    mtus: Mtus,
+    guest_devices: GuestDevices,
     tables: Tables,
     object: Object,
     logs: Logs,
@@ -232,8 +235,8 @@ pub struct Steering {
     key: Key,
     side: u32,
     mode: Mode,
-    /// Every hub has the classifier for devices that accept no redirected frames.
-    reaches_bare: bool,
+    /// Every hub has the classifiers that send what XDP cannot redirect.
+    has_classifiers: bool,
     /// Every hub has a ring, so a classifier can steer ports of other namespaces.
     has_rings: bool,
     /// The last port examined, if the round is not complete.
@@ -270,7 +273,7 @@ struct Guard {
 
 impl Guard {
     /// Makes the devices of all hubs. After an error, dropping this removes what was made.
-    fn create(&mut self, config: &SteerConfig) -> Result<Vec<OwnedFd>, SteerError> {
+    fn create(&mut self, config: &SteerConfig) -> Result<Vec<Taps>, SteerError> {
         let mut taps = Vec::new();
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
         if config.adopt == Adopt::Alone {
@@ -338,7 +341,7 @@ impl Steering {
         config: &SteerConfig,
         pins: Option<Pins>,
         devices: Guard,
-        taps: Vec<OwnedFd>,
+        taps: Vec<Taps>,
     ) -> Result<Self, SteerError> {
         let taking_over = config.adopt != Adopt::Alone;
         let home = netns::cookie()?;
@@ -370,8 +373,8 @@ impl Steering {
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
         let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut reaches_bare = mode::has_tcx();
-        for (number, Devices { outer, inner, tap }) in (first..).zip(&devices.devices) {
+        let mut has_classifiers = mode::has_tcx();
+        for (number, Devices { outer, inner, tap, long_tap }) in (first..).zip(&devices.devices) {
             if number > first {
                 // `socket` reads the number of its hub from a constant.
                 ebpf = object.hub(number)?;
@@ -381,11 +384,19 @@ impl Steering {
             let pin = pins.as_ref().map(|pins| pins.link(pin));
             links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
             links.push(Held::new(put(&mut ebpf, program::HUB, tap)?, None)?);
-            match reaches_bare.then(|| bare::put_classifier(&mut ebpf, &tap.name)).transpose() {
-                Ok(link) => links.extend(link.map(|link| Held::new(link, None)).transpose()?),
+            let taps = [tap].into_iter().chain(long_tap);
+            match has_classifiers.then(|| bare::put_classifier(&mut ebpf, taps)).transpose() {
+                Ok(put) => {
+                    for link in put.into_iter().flatten() {
+                        links.push(Held::new(link, None)?);
+                    }
+                }
                 Err(error) => {
-                    reaches_bare = false;
-                    tracing::warn!("ports that accept no redirected frames are not served: {error}");
+                    has_classifiers = false;
+                    tracing::warn!(
+                        "ports that accept no redirected frames are not served, and long answers are sent segment by \
+                         segment: {error}"
+                    );
                 }
             }
             rings.push(rings::put_if_possible(&mut ebpf, &mut tables, number));
@@ -403,11 +414,11 @@ impl Steering {
             inherited: BTreeMap::new(),
             taking_over,
             links,
-            taps: taps.into_iter().map(Some).collect(),
+            taps,
             has_rings: rings.iter().all(Option::is_some),
             rings,
             bound: BTreeMap::new(),
-            mtus: Mtus::new(MAX_SLOTS),
+            guest_devices: GuestDevices::new(MAX_SLOTS),
             tables,
             object,
             logs,
@@ -418,7 +429,7 @@ impl Steering {
             key,
             side,
             mode: config.mode,
-            reaches_bare,
+            has_classifiers,
             last_examined: None,
             last_polled: None,
             losses: Losses { hubs: vec![HubLosses::default(); hubs.len()], ports: 0 },
@@ -446,10 +457,10 @@ impl Steering {
         self.key
     }
 
-    /// The MTUs of the devices that guests are bound on, kept up to date. The stacks need the same table.
+    /// What the stacks need to know of the devices that guests are bound on, kept up to date.
     #[must_use]
-    pub fn mtus(&self) -> Mtus {
-        self.mtus.clone()
+    pub fn guest_devices(&self) -> GuestDevices {
+        self.guest_devices.clone()
     }
 
     /// The side of the hubs: 0 or 1.
@@ -488,8 +499,7 @@ impl Steering {
     /// # Errors
     /// If the kernel refuses the lookup.
     pub fn hub_is_whole(&self) -> Result<bool, SteerError> {
-        let devices = self.devices.devices.iter();
-        for device in devices.flat_map(|Devices { outer, inner, tap }| [outer, inner, tap]) {
+        for device in self.devices.devices.iter().flat_map(Devices::each) {
             if netns::index_of(&device.name)? != Some(device.ifindex) {
                 return Ok(false);
             }
@@ -505,8 +515,15 @@ impl Steering {
     pub fn take_tap(&mut self, hub: u32) -> OwnedFd {
         self.taps
             .get_mut((hub % HUBS_OF_A_SIDE) as usize)
-            .and_then(Option::take)
+            .and_then(|taps| taps.tap.take())
             .expect("the hub tap is taken once")
+    }
+
+    /// The tap of a hub for frames of many segments: one `write(2)` per `virtio_net_hdr` and Ethernet frame,
+    /// non-blocking. Send them only to slots whose device [takes them](GuestDevices::takes_long). `None` if the kernel
+    /// lacks what it needs (Linux 6.6), and on a second call.
+    pub fn take_long_tap(&mut self, hub: u32) -> Option<OwnedFd> {
+        self.taps.get_mut((hub % HUBS_OF_A_SIDE) as usize)?.long_tap.take()
     }
 
     /// Delivers frames of a hub's queue to this AF_XDP socket, in place of any earlier one. Frames are dropped and

@@ -112,7 +112,7 @@ impl Steering {
             }
         }
         for port in changed.iter() {
-            if let Err(error) = self.enter_bare(port) {
+            if let Err(error) = self.enter_home(port) {
                 tracing::warn!(%port, "answers keep their former path: {error}");
             }
         }

@@ -32,7 +32,7 @@ const SHARED: [&str; 22] = [
     name::IDENTITIES,
     name::GUESTS,
     name::GUEST_DEVICES,
-    name::BARE_DEVICES,
+    name::HOME_DEVICES,
     name::HUBS,
     name::HUB_DEVICES,
     name::SOCKETS,

@@ -28,7 +28,7 @@ use std::time::Duration;
 use metadata_links::netns::Cookie;
 
 /// Version of the layout: the names of pins, and the contract between maps and programs.
-const VERSION: &str = "v1";
+pub const PINS_VERSION: &str = "v1";
 /// `BPF_FS_MAGIC` (include/uapi/linux/magic.h).
 const BPF_FS: u32 = 0xcafe_4a11;
 /// Limit on links read from one directory, four for each port. More than that means another fault.
@@ -172,7 +172,7 @@ impl Pins {
     /// Opens the directory for a starting agent and makes it if needed. With `alone`, any other lock is an error.
     pub(super) fn open(pins: &Path, alone: bool) -> Result<Self, PinsError> {
         check_bpffs(pins)?;
-        for directory in [pins.into(), pins.join(VERSION), links_of(pins), maps_of(pins)] {
+        for directory in [pins.into(), pins.join(PINS_VERSION), links_of(pins), maps_of(pins)] {
             make(&directory)?;
         }
         check_private(pins)?;
@@ -238,7 +238,7 @@ impl Pins {
     /// The directory names of other versions.
     pub(super) fn other_versions(&self) -> Vec<String> {
         let names = list(&self.pins).unwrap_or_default().into_iter();
-        names.filter_map(|name| name.into_string().ok()).filter(|name| name != VERSION).collect()
+        names.filter_map(|name| name.into_string().ok()).filter(|name| name != PINS_VERSION).collect()
     }
 
     /// The error of an impossible takeover.
@@ -276,7 +276,7 @@ pub struct Released {
 /// If an agent runs with these pins, unless `force`; if a pin cannot be removed.
 pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     let mut released = Released::default();
-    if !pins.join(VERSION).exists() {
+    if !pins.join(PINS_VERSION).exists() {
         return Ok(released);
     }
     check_bpffs(pins)?;
@@ -292,7 +292,7 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
         }
         remove_directory(&directory)?;
     }
-    remove_directory(&pins.join(VERSION))?;
+    remove_directory(&pins.join(PINS_VERSION))?;
     drop(held);
     // The directory may hold other versions or be the mount point, so a failure is expected.
     let _ = std::fs::remove_dir(pins);
@@ -305,11 +305,11 @@ pub(super) fn map_of(pins: &Path, map: &str) -> PathBuf {
 }
 
 fn links_of(pins: &Path) -> PathBuf {
-    pins.join(VERSION).join("links")
+    pins.join(PINS_VERSION).join("links")
 }
 
 fn maps_of(pins: &Path) -> PathBuf {
-    pins.join(VERSION).join("maps")
+    pins.join(PINS_VERSION).join("maps")
 }
 
 const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
@@ -321,7 +321,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
 /// Locks the directory of this version; `None` if another process holds the lock.
 fn lock(pins: &Path, how: FlockOperation) -> Result<Option<File>, PinsError> {
-    let directory = pins.join(VERSION);
+    let directory = pins.join(PINS_VERSION);
     let file = File::open(&directory).map_err(|source| PinsError::io("open", &directory, source))?;
     for attempt in 0..LOCK_ATTEMPTS {
         if attempt > 0 {

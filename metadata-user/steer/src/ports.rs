@@ -94,7 +94,7 @@ impl Steering {
         };
         self.places.insert((cookie, ifindex), port.clone());
         self.ports.insert(port.clone(), attached);
-        self.enter_bare(port)
+        self.enter_home(port)
     }
 
     fn attach_new(
@@ -190,7 +190,7 @@ impl Steering {
             return Ok(());
         };
         attached.mtu = mtu;
-        attached.slots.values().for_each(|slot| self.mtus.set(*slot, mtu));
+        attached.slots.values().for_each(|slot| self.guest_devices.set_mtu(*slot, mtu));
         tracing::debug!(%port, mtu, "the MTU of the device changed");
         // A closed port serves no identity; it gets its MTU when it is opened.
         if attached.closed { Ok(()) } else { self.tables.fit_port(attached.key, mtu) }
@@ -280,7 +280,7 @@ impl Steering {
             return Err(SteerError::NotAttached { port: port.clone() });
         };
         let (key, mtu) = (attached.key, attached.mtu);
-        let bare = self.bare(attached);
+        let device = self.home_device(attached);
         if now != (attached.cookie, Some(key.ifindex)) {
             let found = if now.1.is_some() { "another device of that name" } else { "none" };
             return Err(SteerError::PortGone { port: port.clone(), found: found.into() });
@@ -289,8 +289,9 @@ impl Steering {
             self.unbind(former)?;
         }
         let hub = self.hub_of(slot);
-        self.mtus.set(slot, mtu);
-        self.tables.set_bare(slot, bare)?;
+        self.guest_devices.set_mtu(slot, mtu);
+        self.guest_devices.set_takes_long(slot, device.is_some());
+        self.tables.set_home(slot, device)?;
         self.tables.bind(Binding { slot, port: key, mac, hub })?;
         self.bound.insert(slot, (port.clone(), mac));
         if let Some(attached) = self.ports.get_mut(port) {

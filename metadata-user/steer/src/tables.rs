@@ -18,6 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::claims::Claims;
+use super::home::HomeDevice;
 use super::ordinary::Ordinary;
 use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
@@ -31,7 +32,7 @@ pub(super) struct Tables {
     identities: HashMap<MapData, [u8; 16], [u32; 4]>,
     guests: Array<MapData, u64>,
     guest_devices: DevMapHash<MapData>,
-    bare_devices: Array<MapData, u32>,
+    home_devices: Array<MapData, u32>,
     hubs: DevMap<MapData>,
     hub_devices: Array<MapData, u32>,
     sockets: XskMap<MapData>,
@@ -62,7 +63,7 @@ impl Tables {
             identities: take(ebpf, name::IDENTITIES)?,
             guests: take(ebpf, name::GUESTS)?,
             guest_devices: take(ebpf, name::GUEST_DEVICES)?,
-            bare_devices: take(ebpf, name::BARE_DEVICES)?,
+            home_devices: take(ebpf, name::HOME_DEVICES)?,
             hubs: take(ebpf, name::HUBS)?,
             hub_devices: take(ebpf, name::HUB_DEVICES)?,
             sockets: take(ebpf, name::SOCKETS)?,
@@ -233,12 +234,11 @@ impl Tables {
             .map_err(|source| SteerError::map(name::IDENTITIES, entering(), source))
     }
 
-    /// Makes the classifier deliver a slot's answers to this device, which accepts no redirected frames. With `None`
-    /// they are redirected.
-    pub(super) fn set_bare(&mut self, slot: Slot, ifindex: Option<u32>) -> Result<(), SteerError> {
-        self.bare_devices
-            .set(slot, ifindex.unwrap_or(0), 0)
-            .map_err(|source| SteerError::map(name::BARE_DEVICES, format!("enter slot {slot}"), source))
+    /// Sets the device to which the hub's classifier delivers a slot's answers. With `None` it delivers none.
+    pub(super) fn set_home(&mut self, slot: Slot, device: Option<HomeDevice>) -> Result<(), SteerError> {
+        self.home_devices
+            .set(slot, device.map_or(0, HomeDevice::word), 0)
+            .map_err(|source| SteerError::map(name::HOME_DEVICES, format!("enter slot {slot}"), source))
     }
 
     /// Sends the frames of an existing binding to its hub, and those of connections claimed by a departing agent to
@@ -294,7 +294,7 @@ impl Tables {
             .map_err(failed(name::IDENTITIES));
         let device = absent_is_fine(self.guest_devices.remove(slot)).map_err(failed(name::GUEST_DEVICES));
         let guest = self.guests.set(slot, 0, 0).map_err(failed(name::GUESTS));
-        identity.and(device).and(guest).and(self.set_bare(slot, None))
+        identity.and(device).and(guest).and(self.set_home(slot, None))
     }
 
     /// Maps the table of posted connections into memory.

@@ -46,7 +46,7 @@ impl Steering {
         self.redirect_unattached()?;
         self.taking_over = false;
         for port in self.ports.keys().cloned().collect::<Vec<_>>() {
-            self.enter_bare(&port)?;
+            self.enter_home(&port)?;
         }
         for (port, mac, slot) in released {
             if let Some(attached) = self.ports.get_mut(&port)
@@ -190,7 +190,7 @@ impl Steering {
                     self.bound.remove(slot);
                 }
             }
-            now.values().for_each(|slot| self.mtus.set(*slot, attached.mtu));
+            now.values().for_each(|slot| self.guest_devices.set_mtu(*slot, attached.mtu));
             self.bound.extend(now.iter().map(|(mac, slot)| (*slot, (port.clone(), *mac))));
             attached.slots = now;
         }

@@ -59,8 +59,10 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let key = &self.config.cookie_key;
         let held = self.table.find(source.flow.number()).and_then(|at| self.table.get(at));
         let taken = held.map(|conn| conn.tcb.initial.1);
-        let largest =
-            handshake::largest_segment(segment.tuple.remote.0.is_ipv4(), self.config.mtus.get(source.slot));
+        let largest = handshake::largest_segment(
+            segment.tuple.remote.0.is_ipv4(),
+            self.config.guest_devices.mtu(source.slot),
+        );
         let number = handshake::number(key, source.flow, largest, segment, taken);
         self.workshop.send(out, |frame| handshake::answer(number, largest, segment, source.route, frame));
         self.stats.handshakes += 1;
@@ -179,7 +181,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.claim(now, flow.number(), &mut exchange);
         let largest = self.largest_segment(now.mono, slot, remote.0.is_ipv4());
         let port = self.ports.get_or_make(slot, now.mono);
-        let tcb = Tcb::new(segment, abilities, largest, route, now.mono);
+        let mut tcb = Tcb::new(segment, abilities, largest, route, now.mono);
+        tcb.takes_long = self.config.guest_devices.takes_long(slot);
         self.ledger.hold(flow);
         let at = self.table.insert(Conn::new(tcb, flow, slot, port.conns.len(), exchange));
         port.conns.push(at);
@@ -194,7 +197,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         if self.ports.get(slot).is_some_and(|port| port.is_narrow(now)) {
             return handshake::safe_segment(is_ipv4);
         }
-        handshake::largest_segment(is_ipv4, self.config.mtus.get(slot))
+        handshake::largest_segment(is_ipv4, self.config.guest_devices.mtu(slot))
     }
 
     fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {

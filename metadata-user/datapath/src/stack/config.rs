@@ -5,7 +5,7 @@ use metadata_common::maps::MAX_SLOTS;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use crate::mtu::Mtus;
+use crate::guest_devices::GuestDevices;
 
 /// Limit of octets that one connection has received but its exchange has not taken; also the largest window offered.
 ///
@@ -87,8 +87,8 @@ pub struct StackConfig {
     /// Key of the initial sequence numbers. Take it from the system's random source and give the kernel programs the
     /// same key.
     pub cookie_key: Key,
-    /// The MTUs of the guests' devices, which limit the segment size. An unknown MTU counts as [`MTU`].
-    pub mtus: Mtus,
+    /// The guests' devices. Their MTUs limit the segment size; an unknown MTU counts as [`MTU`].
+    pub guest_devices: GuestDevices,
 }
 
 impl Default for StackConfig {
@@ -103,7 +103,7 @@ impl Default for StackConfig {
             connections: CONNECTIONS,
             share: SHARE,
             cookie_key: Key([0; 2]),
-            mtus: Mtus::default(),
+            guest_devices: GuestDevices::default(),
         }
     }
 }
@@ -118,7 +118,7 @@ impl std::fmt::Debug for StackConfig {
             .field("ports", &self.ports)
             .field("connections_per_port", &self.connections_per_port)
             .field("connections", &self.connections)
-            .field("mtus", &self.mtus)
+            .field("guest_devices", &self.guest_devices)
             .field("share", &self.share)
             .finish_non_exhaustive()
     }

@@ -1,12 +1,13 @@
 //! Builds and sends frames: TCP segments and echo replies.
 
 use smoltcp::wire::{IpProtocol, IpRepr};
+use std::io::IoSlice;
 use std::net::IpAddr;
 
 use super::checksum::{finish, sum};
 use super::config::MTU;
 use super::frame::{ETHERNET, IPV4, IPV6, Route, TCP, checksums};
-use super::seam::Transmit;
+use super::seam::{Long, Transmit};
 use super::segment::{ACK, HEADER, RST, Segment, Tuple};
 
 /// Default hop limit; Linux uses the same.
@@ -42,10 +43,10 @@ impl Workshop {
         self.allowance > 0
     }
 
-    /// Counts an answer segment against the allowance.
-    pub(super) fn spend(&mut self) {
+    /// Counts an answer frame of this much work against the allowance.
+    pub(super) fn spend(&mut self, work: u32) {
         if self.allowance != NO_LIMIT {
-            self.allowance = self.allowance.saturating_sub(1);
+            self.allowance = self.allowance.saturating_sub(work);
         }
     }
 
@@ -53,6 +54,22 @@ impl Workshop {
     pub(super) fn send(&mut self, out: &mut dyn Transmit, build: impl FnOnce(&mut [u8]) -> usize) {
         let length = build(&mut self.frame[..]);
         out.send(&self.frame[..length]);
+        self.sent += 1;
+    }
+
+    /// Sends the payload behind the headers that `build` makes, in segments of `segment` octets. `build` returns the
+    /// length of the headers and the offset of the TCP header.
+    pub(super) fn send_long(
+        &mut self,
+        out: &mut dyn Transmit,
+        is_ipv4: bool,
+        payload: &[IoSlice<'_>],
+        segment: u16,
+        build: impl FnOnce(&mut [u8]) -> (usize, usize),
+    ) {
+        let (length, tcp_at) = build(&mut self.frame[..]);
+        let (headers, tcp_at) = (&self.frame[..length], tcp_at as u16);
+        out.send_long(&Long { headers, tcp_at, is_ipv4, payload, segment });
         self.sent += 1;
     }
 }
@@ -95,13 +112,46 @@ impl Header<'_> {
         fill: impl FnOnce(&mut [u8]) -> u8,
         frame: &mut [u8],
     ) -> usize {
-        let tcp = ETHERNET + if tuple.remote.0.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER };
-        let data = tcp + HEADER + self.options.len();
+        let data = tcp_at(tuple) + HEADER + self.options.len();
         let length = data + payload;
         let hop_limit = fill(&mut frame[data..length]);
-        let pseudo = ip(tuple.local.0, tuple.remote.0, length - tcp, hop_limit, &mut frame[..tcp]);
-        route.emit(if tuple.remote.0.is_ipv4() { IPV4 } else { IPV6 }, frame);
+        let (tcp, pseudo) = self.headers(tuple, route, payload, hop_limit, frame);
         let segment = &mut frame[tcp..length];
+        let check = finish(pseudo + sum(segment));
+        segment[16..18].copy_from_slice(&check);
+        length
+    }
+
+    /// Builds the headers of a frame with `payload` octets that follow separately. The TCP checksum is partial: the sum
+    /// of the pseudo-header alone, not complemented (virtio 1.2 §5.1.6.2). Returns the length of the headers and the
+    /// offset of the TCP header.
+    pub(super) fn emit_long(
+        &self,
+        tuple: &Tuple,
+        route: Route,
+        payload: usize,
+        hop_limit: u8,
+        frame: &mut [u8],
+    ) -> (usize, usize) {
+        let (tcp, pseudo) = self.headers(tuple, route, payload, hop_limit, frame);
+        frame[tcp + 16..tcp + 18].copy_from_slice(&finish(pseudo).map(|octet| !octet));
+        (tcp + HEADER + self.options.len(), tcp)
+    }
+
+    /// Writes all headers of a segment with `payload` octets, the TCP checksum as zero. Returns the offset of the TCP
+    /// header, and the sum of the pseudo-header.
+    fn headers(
+        &self,
+        tuple: &Tuple,
+        route: Route,
+        payload: usize,
+        hop_limit: u8,
+        frame: &mut [u8],
+    ) -> (usize, u64) {
+        let (tcp, length) = (tcp_at(tuple), HEADER + self.options.len() + payload);
+        let pseudo = ip(tuple.local.0, tuple.remote.0, length, hop_limit, &mut frame[..tcp]);
+        route.emit(if tuple.remote.0.is_ipv4() { IPV4 } else { IPV6 }, frame);
+        let segment = &mut frame[tcp..tcp + HEADER + self.options.len()];
         segment[..2].copy_from_slice(&tuple.local.1.to_be_bytes());
         segment[2..4].copy_from_slice(&tuple.remote.1.to_be_bytes());
         segment[4..8].copy_from_slice(&self.seq.to_be_bytes());
@@ -111,11 +161,14 @@ impl Header<'_> {
         segment[14..16].copy_from_slice(&self.window.to_be_bytes());
         // The checksum and the urgent pointer.
         segment[16..20].fill(0);
-        segment[HEADER..HEADER + self.options.len()].copy_from_slice(self.options);
-        let check = finish(pseudo + sum(segment));
-        segment[16..18].copy_from_slice(&check);
-        length
+        segment[HEADER..].copy_from_slice(self.options);
+        (tcp, pseudo)
     }
+}
+
+/// Octets before the TCP header of a frame to the remote end.
+fn tcp_at(tuple: &Tuple) -> usize {
+    ETHERNET + if tuple.remote.0.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
 }
 
 /// Writes the IP header of a TCP segment of `length` octets; returns the sum of its pseudo-header (RFC 9293 §3.1).

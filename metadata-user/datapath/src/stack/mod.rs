@@ -49,7 +49,7 @@ pub use config::{
 };
 pub use drain::{Claims, DRAIN_LIMIT};
 pub use ledger::{Displaced, Heard, Ledger, NoLedger};
-pub use seam::{Exchange, Glimpse, Refused, Service, Step, Transmit};
+pub use seam::{Exchange, Glimpse, LONG_MAX, Long, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;

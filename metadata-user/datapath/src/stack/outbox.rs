@@ -7,6 +7,7 @@
 
 use bytes::Bytes;
 use std::collections::VecDeque;
+use std::io::IoSlice;
 
 use super::config::PIECES_PER_CONNECTION;
 use super::emit::HOP_LIMIT;
@@ -62,6 +63,51 @@ impl Outbox {
             self.start = self.start.wrapping_add(piece.bytes.len() as u32);
             self.pieces.pop_front();
         }
+    }
+
+    /// The octets from number `from` on that one frame may carry: those of pieces with one hop limit.
+    pub(super) fn run(&self, from: u32) -> u32 {
+        let mut skip = from.wrapping_sub(self.start) as usize;
+        let mut limit = None;
+        let mut run = 0;
+        for piece in &self.pieces {
+            if skip >= piece.bytes.len() {
+                skip -= piece.bytes.len();
+                continue;
+            }
+            if *limit.get_or_insert(piece.hop_limit) != piece.hop_limit {
+                break;
+            }
+            run += piece.bytes.len() - skip;
+            skip = 0;
+        }
+        run as u32
+    }
+
+    /// Lends `octets` octets from number `from` on, all of which must be in one [`run`](Self::run), as pieces in
+    /// `places`. Returns how many pieces, and their hop limit.
+    pub(super) fn lend<'a>(
+        &'a self,
+        from: u32,
+        octets: u32,
+        places: &mut [IoSlice<'a>; PIECES_PER_CONNECTION + 1],
+    ) -> (usize, u8) {
+        let (mut skip, mut left) = (from.wrapping_sub(self.start) as usize, octets as usize);
+        let (mut count, mut hop_limit) = (0, HOP_LIMIT);
+        for piece in &self.pieces {
+            if left == 0 || count == places.len() {
+                break;
+            }
+            if skip >= piece.bytes.len() {
+                skip -= piece.bytes.len();
+                continue;
+            }
+            let take = (piece.bytes.len() - skip).min(left);
+            places[count] = IoSlice::new(&piece.bytes[skip..skip + take]);
+            hop_limit = hop_limit.min(piece.hop_limit);
+            (count, left, skip) = (count + 1, left - take, 0);
+        }
+        (count, hop_limit)
     }
 
     /// Fills `place` with the octets from number `from` on, all of which must be queued. Returns the hop limit of a

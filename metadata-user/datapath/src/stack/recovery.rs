@@ -1,7 +1,8 @@
 //! How much to send, and when to retransmit.
 //!
 //! Implements RFC 6298 (retransmission timeout), RFC 5681 (slow start, congestion avoidance, fast retransmit), RFC
-//! 6582 (NewReno: recovery from several losses without SACK) and RFC 6928 (initial window). There are no timestamps:
+//! 3465 (slow start by octets), RFC 6582 (NewReno: recovery from several losses without SACK) and RFC 6928 (initial
+//! window). There are no timestamps:
 //! one segment at a time is measured, and retransmitted segments are not measured (Karn's algorithm, RFC 6298 §3).
 
 use std::time::Duration;
@@ -127,9 +128,13 @@ impl Recovery {
             self.is_recovering = false;
             self.window = self.threshold.min(flight.max(self.size) + self.size);
         } else if self.window < self.threshold {
-            self.window = self.window.saturating_add(acked.min(self.size));
+            // A guest acknowledges a long frame once, so slow start counts octets, not acknowledgements (RFC 3465 §2.2).
+            // After a timeout one acknowledgement may cover what had arrived before (§2.3).
+            let counted = if before(una, self.recover) { acked.min(self.size) } else { acked };
+            self.window = self.window.saturating_add(counted);
         } else {
-            self.window = self.window.saturating_add((self.size * self.size / self.window).max(1));
+            let share = u64::from(acked) * u64::from(self.size) / u64::from(self.window.max(1));
+            self.window = self.window.saturating_add((share as u32).max(1));
         }
         self.window = self.window.min(SEGMENTS_IN_FLIGHT * self.size);
         false

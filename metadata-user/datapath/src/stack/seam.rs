@@ -7,6 +7,7 @@
 use bytes::Bytes;
 use metadata_common::maps::Slot;
 use std::fmt;
+use std::io::IoSlice;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -17,6 +18,43 @@ use metadata_base::time::Now;
 pub trait Transmit {
     /// Sends one frame.
     fn send(&mut self, frame: &[u8]);
+    /// Sends a frame of several segments. Called only for slots whose device
+    /// [takes them](crate::guest_devices::GuestDevices::takes_long).
+    fn send_long(&mut self, _frame: &Long<'_>) {}
+}
+
+/// A TCP frame of several segments, cut behind the hub: by the guest's driver, or by the kernel for a device without
+/// segmentation offload.
+#[derive(Clone, Copy, Debug)]
+pub struct Long<'a> {
+    /// The Ethernet, IP and TCP headers of the whole. The TCP checksum is partial.
+    pub headers: &'a [u8],
+    /// Octets of the headers before the TCP header.
+    pub tcp_at: u16,
+    /// True for IPv4, false for IPv6.
+    pub is_ipv4: bool,
+    /// The payload in pieces, [`LONG_MAX`] octets at most.
+    pub payload: &'a [IoSlice<'a>],
+    /// Octets of payload in each segment but the last.
+    pub segment: u16,
+}
+
+/// Limit of payload octets in a [`Long`] frame. The kernel cuts frames of 65,536 octets and more itself (`gso_max_size`);
+/// 74 octets are for the headers.
+pub const LONG_MAX: u32 = 65_535 - 74;
+
+/// The work of sending this many octets of payload in one frame, in units of [`QUANTUM`](crate::worker::QUANTUM): one for
+/// the frame, and one for each 8 KiB that are copied.
+pub(super) fn work_of(payload: usize) -> u32 {
+    1 + (payload / 8_192) as u32
+}
+
+impl Long<'_> {
+    /// The work of sending this frame.
+    #[must_use]
+    pub fn work(&self) -> u32 {
+        work_of(self.payload.iter().map(|piece| piece.len()).sum())
+    }
 }
 
 /// Requests that a service refused because their VM uses more than its share.

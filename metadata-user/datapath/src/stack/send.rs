@@ -1,11 +1,13 @@
-//! Sends a connection's output: segments cut from the queue, FIN with the last of them, acknowledgements.
+//! Sends a connection's output: segments cut from the queue, or runs of segments in one frame; FIN with the last of them;
+//! acknowledgements.
 
+use std::io::IoSlice;
 use std::time::Duration;
 
-use super::config::SEGMENTS_IN_FLIGHT;
+use super::config::{PIECES_PER_CONNECTION, SEGMENTS_IN_FLIGHT};
 use super::emit::{Header, Workshop};
 use super::handshake::safe_segment;
-use super::seam::Transmit;
+use super::seam::{LONG_MAX, Transmit, work_of};
 use super::segment::{FIN, PSH, RST, before};
 use super::tcb::Tcb;
 
@@ -36,6 +38,8 @@ impl Tcb {
             }
             self.recovery.timed_out(self.max, self.flight());
             self.nxt = self.una;
+            // The guest's device may not take long frames although the control side believes that it does.
+            self.takes_long &= !self.recovery.is_unheard();
         }
         if self.next_segment().is_none() && self.queued() > 0 {
             self.probe(now, outlet);
@@ -92,7 +96,8 @@ impl Tcb {
         complete
     }
 
-    /// Octets of the next segment, and whether it carries FIN; `None` if nothing can be sent now.
+    /// Octets of the next frame, and whether it carries FIN; `None` if nothing can be sent now. More than one segment's
+    /// octets only if the guest's device takes long frames.
     fn next_segment(&self) -> Option<(u32, bool)> {
         let end = self.outbox.end();
         if before(end, self.nxt) {
@@ -100,12 +105,28 @@ impl Tcb {
         }
         let unsent = end.wrapping_sub(self.nxt);
         let usable = self.window.min(self.recovery.window()).saturating_sub(self.nxt.wrapping_sub(self.una));
-        let octets = unsent.min(usable).min(self.size);
+        let mut octets = unsent.min(usable);
+        if octets > self.size {
+            octets = self.at_once(octets);
+        }
+        // Only the last segment of an answer is short.
+        if octets > self.size && octets < unsent {
+            octets -= octets % self.size;
+        }
         let fin = self.closing && octets == unsent;
         // Sends no tiny segments into a small window (RFC 9293 §3.8.6.2.1). The last segment of an answer does not
         // wait for acknowledgements.
-        let worth = octets == self.size || octets == unsent || octets >= self.largest / 2;
+        let worth = octets >= self.size || octets == unsent || octets >= self.largest / 2;
         (fin || (octets > 0 && worth)).then_some((octets, fin))
+    }
+
+    /// How many of these octets the next frame carries. A retransmission carries one segment, because a device may have
+    /// dropped the frame for its length.
+    fn at_once(&self, octets: u32) -> u32 {
+        if !self.takes_long || self.nxt != self.max {
+            return self.size;
+        }
+        octets.min(LONG_MAX / self.size * self.size).min(self.outbox.run(self.nxt)).max(self.size)
     }
 
     /// Records a segment as sent, first or again. Returns its header.
@@ -124,10 +145,18 @@ impl Tcb {
         self.header(push | if fin { FIN } else { 0 }, seq)
     }
 
-    /// Sends a segment with this many octets.
+    /// Sends a frame with this many octets.
     fn emit(&self, header: Header<'_>, octets: u32, outlet: &mut Outlet<'_>) {
         let Self { tuple, route, outbox, .. } = self;
-        outlet.workshop.spend();
+        outlet.workshop.spend(work_of(octets as usize));
+        if octets > self.size {
+            let mut places = [IoSlice::new(&[]); PIECES_PER_CONNECTION + 1];
+            let (count, hop_limit) = outbox.lend(header.seq, octets, &mut places);
+            let (is_ipv4, segment) = (tuple.remote.0.is_ipv4(), self.size as u16);
+            return outlet.workshop.send_long(outlet.out, is_ipv4, &places[..count], segment, |frame| {
+                header.emit_long(tuple, *route, octets as usize, hop_limit, frame)
+            });
+        }
         outlet.workshop.send(outlet.out, |frame| {
             header.emit_with(tuple, *route, octets as usize, |place| outbox.copy(header.seq, place), frame)
         });

@@ -52,6 +52,8 @@ pub(super) struct Tcb {
     pub(super) scale: u8,
     /// Limit of payload octets per segment.
     pub(super) size: u32,
+    /// The guest's device takes frames of many segments.
+    pub(super) takes_long: bool,
     /// Our side closes once all queued output is sent.
     pub(super) closing: bool,
     /// The guest has sent FIN, and all data before it has arrived.
@@ -101,6 +103,7 @@ impl Tcb {
             window_seq: segment.seq,
             scale,
             size: size.into(),
+            takes_long: false,
             closing: false,
             guest_finished: false,
             ack_due: false,

@@ -7,7 +7,7 @@
 //!  serve ── a quantum of work for fresh slots, one visit of the crowd, and so on until the turn's work is done
 //! ```
 //!
-//! The unit of work is a frame, received or sent. Most of a request's cost is the system call for each frame sent and
+//! The unit of work is a frame, received or sent; a long frame counts by its octets ([`Long::work`]). Most of a request's cost is the system call for each frame sent and
 //! the steps before the stack for each frame received. A visited slot does at most [`QUANTUM`] of work. The rest
 //! waits for its next visit: frames in this module, output in the slot's connections ([`Engine::go_on`]). A slot that
 //! causes little work waits only for a turn and a visit or two, however many slots cause as much as they can. If more
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use super::Engine;
 use crate::link::{FrameSource, Link};
-use crate::stack::Transmit;
+use crate::stack::{Long, Transmit};
 use metadata_base::time::Now;
 
 /// Limit of frames received per turn while none waits. It bounds the delay of the engine's timers.
@@ -146,16 +146,21 @@ impl Frames {
     }
 }
 
-/// Counts the frames sent.
+/// Counts the work of the frames sent.
 struct Counted<'a> {
     out: &'a mut dyn Transmit,
-    frames: u32,
+    work: u32,
 }
 
 impl Transmit for Counted<'_> {
     fn send(&mut self, frame: &[u8]) {
-        self.frames += 1;
+        self.work += 1;
         self.out.send(frame);
+    }
+
+    fn send_long(&mut self, frame: &Long<'_>) {
+        self.work += frame.work();
+        self.out.send_long(frame);
     }
 }
 
@@ -263,9 +268,9 @@ impl Fair {
         let is_next = is_alone || (self.fresh.is_empty() && flow.is_fresh(now.mono));
         let may = flow.done < QUANTUM && is_next;
         if flow.line == Line::None && may && self.work < WORK_PER_TURN {
-            let mut out = Counted { out, frames: 0 };
+            let mut out = Counted { out, work: 0 };
             engine.receive(now, slot, frame, &mut out);
-            let work = 1 + out.frames;
+            let work = 1 + out.work;
             flow.done += work;
             flow.charge(now.mono, work);
             self.work += work;
@@ -354,14 +359,14 @@ impl Fair {
     ) -> i32 {
         let flow = &mut self.flows[slot as usize];
         while credit > 0 && (flow.frames > 0 || flow.owes) {
-            let mut out = Counted { out: &mut *out, frames: 0 };
+            let mut out = Counted { out: &mut *out, work: 0 };
             if let Some(place) = self.frames.pop(flow) {
                 engine.receive(now, slot, self.frames.get(place), &mut out);
                 self.frames.release(place);
             } else {
                 flow.owes = engine.go_on(now, slot, &mut out);
             }
-            let work = 1 + out.frames;
+            let work = 1 + out.work;
             flow.charge(now.mono, work);
             self.work += work;
             credit -= work as i32;

@@ -184,7 +184,7 @@ pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
             steering.register_socket(hub.number, 0, socket.as_fd())?;
             sockets.push(socket);
         }
-        let _guest = tun::create(tap)?;
+        let _guest = tun::create(tap, tun::Preamble::None)?;
         steering.attach(&PortName::local(tap))?;
         Ok(())
     })

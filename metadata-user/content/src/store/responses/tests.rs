@@ -1,7 +1,8 @@
 use std::sync::{Arc, LazyLock};
 
-use super::{Endpoint, Host, Live, Methods, Outcome, Responses, Route, Vm};
+use super::{Endpoint, Host, Methods, Outcome, Responses, Route, Vm};
 use crate::http::{Headers, Method, Request, Response, Status, Target};
+use crate::store::Live;
 use crate::store::{Call, Condition, Guard};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;

@@ -1,12 +1,13 @@
-use super::{BATCH, Fair, LOOK_AHEAD, QUANTUM, WAITING, WORK_PER_TURN};
+use super::{BATCH, Counted, Fair, LOOK_AHEAD, QUANTUM, WAITING, WORK_PER_TURN};
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, Link};
-use crate::stack::Transmit;
+use crate::stack::{LONG_MAX, Long, Transmit};
 use crate::worker::Engine;
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
@@ -237,4 +238,15 @@ fn an_excessively_long_frame_is_dropped_if_it_would_have_to_wait() {
     bench.turn((0..40).map(|n| frame(1, n, 1)).chain([long]));
     bench.rest();
     assert_eq!((bench.fair.dropped(), bench.engine.heard.len()), (1, 40));
+}
+
+#[test]
+fn a_long_frame_counts_one_and_one_more_for_each_8_kib() {
+    for (octets, work) in [(2_920, 1), (8_191, 1), (8_192, 2), (LONG_MAX as usize, 8)] {
+        let octets = vec![0; octets];
+        let mut counted = Counted { out: &mut Nowhere, work: 0 };
+        let payload = &[IoSlice::new(&octets)];
+        counted.send_long(&Long { headers: &[], tcp_at: 34, is_ipv4: true, payload, segment: 1_460 });
+        assert_eq!(counted.work, work, "{} octets", octets.len());
+    }
 }

@@ -1,0 +1,133 @@
+//! On a tap in the agent's namespace a large answer takes few frames. The guest's own TCP receives them.
+
+use std::time::Duration;
+
+use metadata_datapath::worker::PUBLISH_EVERY;
+use support::agent::{self, Agent, PortArgument};
+use support::guest::{Guest, METADATA, NIC, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::pump::{Faults, Kind};
+use support::record::Identity;
+use support::tap::{Shape, Tap};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Octets of user-data.
+const OCTETS: usize = 512 << 10;
+/// Segments of an answer with so much user-data.
+const SEGMENTS: u64 = OCTETS as u64 / 1_460;
+const SHAPES: [Shape; 3] =
+    [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
+
+struct Scene {
+    guest: Guest,
+    host: Host,
+    records: tempfile::TempDir,
+}
+
+impl Scene {
+    fn new(change: impl FnOnce(Spec) -> Spec) -> Self {
+        let host = Host::new().expect("a node");
+        let (identity, records) = vm();
+        let guest = Guest::boot(&host, &change(Spec::of(&identity))).expect("a guest");
+        Self { guest, host, records }
+    }
+
+    fn agent(&self) -> Agent<'_> {
+        let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
+        start(&self.host, &self.records, &port)
+    }
+}
+
+/// A VM with much user-data, and the directory of its record.
+fn vm() -> (Identity, tempfile::TempDir) {
+    let records = tempfile::tempdir().expect("a directory");
+    let identity = Identity::of(0).with_user_data_of(OCTETS);
+    let mut record: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("a record");
+    record["serve"] = serde_json::json!({ "limits": { "user_data": OCTETS } });
+    std::fs::write(identity.path(records.path()), record.to_string()).expect("a file");
+    (identity, records)
+}
+
+fn start<'a>(host: &'a Host, records: &tempfile::TempDir, port: &PortArgument) -> Agent<'a> {
+    let file = records.path().join("agent.conf");
+    std::fs::write(&file, "addresses: [169.254.169.254, 'fe80::a9fe:a9fe']\n").expect("a configuration");
+    let mut words = agent::arguments(records.path(), std::slice::from_ref(port));
+    words.extend(["--config".into(), file.into()]);
+    let binary = agent::binary().expect("the agent is built");
+    Agent::start_binary(&binary, host.ns(), words).expect("an agent")
+}
+
+/// Fetches the user-data and checks it. Returns how many frames of many segments the agent sent, and how many frames in
+/// all.
+fn fetch(agent: &Agent<'_>, guest: &Guest, host: &str, name: &str) -> (u64, u64) {
+    let before = settled(agent);
+    let url = format!("http://{host}/v1/user-data");
+    let fetched = guest.curl(&["-g", &url], PATIENCE).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+    assert_eq!((fetched.status, fetched.body.len()), (200, OCTETS), "{name}");
+    assert!(fetched.body == guest.identity().user_data.as_bytes(), "{name}: other octets");
+    let after = settled(agent);
+    (after.0 - before.0, after.1 - before.1)
+}
+
+/// The frames of many segments and all frames that the agent has sent, once the worker has published both.
+fn settled(agent: &Agent<'_>) -> (u64, u64) {
+    std::thread::sleep(3 * PUBLISH_EVERY);
+    let metrics = agent.metrics().expect("metrics");
+    let total = |name| {
+        let of_name = metrics.samples().iter().filter(|sample| sample.name == name);
+        of_name.map(|sample| sample.value as u64).sum()
+    };
+    (total("xdp_imds_sent_long_frames_total"), total("xdp_imds_sent_frames_total"))
+}
+
+#[test]
+fn a_large_answer_takes_few_frames_over_either_family_and_any_tap() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for shape in SHAPES {
+        let scene = Scene::new(|spec| Spec { shape, ..spec });
+        scene.guest.enable_ipv6().expect("IPv6");
+        let agent = scene.agent();
+        for host in [METADATA.to_string(), format!("[fe80::a9fe:a9fe%25{NIC}]")] {
+            let name = format!("{shape:?}, {host}");
+            let (long, all) = fetch(&agent, &scene.guest, &host, &name);
+            // A guest without offloads acknowledges every other segment, and each acknowledgement makes room for two.
+            let most = if shape.vnet_hdr { SEGMENTS / 2 } else { SEGMENTS };
+            assert!(long > 0 && all < most, "{name}: {long} long frames of {all}");
+        }
+    }
+}
+
+#[test]
+fn a_lost_long_frame_is_sent_again_in_segments() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for nth in 1..=3 {
+        let to_guest = Faults { lose: Some((Kind::Payload, nth)), ..Faults::default() };
+        let scene = Scene::new(|spec| Spec { to_guest, shape: Shape::virtio(), ..spec });
+        let agent = scene.agent();
+        fetch(&agent, &scene.guest, &METADATA.to_string(), &format!("frame {nth} is lost"));
+        assert_eq!(scene.guest.got().lost, 1);
+    }
+}
+
+#[test]
+fn a_guest_of_another_namespace_gets_large_answers_segment_by_segment() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let pod = Namespace::new("pod").expect("a namespace");
+    let (identity, records) = vm();
+    let tap = std::sync::Arc::new(Tap::create(&pod, "tap0", Shape::virtio()).expect("a tap"));
+    pod.ip("link set tap0 up").expect("the tap goes up");
+    let ns = Namespace::new("guest").expect("a namespace");
+    let guest = Guest::boot_on(tap, ns, &Spec::of(&identity)).expect("a guest");
+    let agent = start(&host, &records, &PortArgument::new("tap0", identity.mac).within(&pod));
+    let (long, all) = fetch(&agent, &guest, &METADATA.to_string(), "in a pod");
+    assert!(long == 0 && all >= SEGMENTS, "{long} long frames of {all}");
+}

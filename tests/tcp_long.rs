@@ -1,0 +1,243 @@
+//! Answers of many segments in one frame, which are cut behind the hub.
+
+use std::time::Duration;
+
+use metadata_base::connection::Connection;
+use metadata_base::time::Now;
+use metadata_datapath::guest_devices::GuestDevices;
+use metadata_datapath::stack::{Exchange, LONG_MAX, Long, Service, Stack, StackConfig, Step, Transmit};
+use metadata_serve::Serve;
+use smoltcp::wire::TcpControl::None as Plain;
+use support::client::{Client, Habits};
+use support::cut::cut;
+use support::pattern::{Pattern, octets, responses, stack};
+use support::raw::{Reply, Segment};
+use support::wire::{Faults, World, at};
+
+const SLOT: u32 = 3;
+/// Payload of a full segment over IPv4.
+const SEGMENT: u32 = 1_460;
+/// The initial window (RFC 6928).
+const FIRST_FLIGHT: u32 = 10 * SEGMENT;
+
+/// A stack's configuration in which the devices of these slots take long frames.
+fn taking(slots: &[u32]) -> StackConfig {
+    let devices = GuestDevices::new(8);
+    slots.iter().for_each(|slot| devices.set_takes_long(*slot, true));
+    StackConfig { guest_devices: devices, ..StackConfig::default() }
+}
+
+/// What a stack sent, oldest first.
+#[derive(Debug, Default)]
+struct Recorder(Vec<Sent>);
+
+#[derive(Debug)]
+struct Sent {
+    is_long: bool,
+    segments: Vec<Reply>,
+}
+
+impl Sent {
+    fn octets(&self) -> u32 {
+        self.segments.iter().map(|reply| reply.payload.len() as u32).sum()
+    }
+}
+
+impl Transmit for Recorder {
+    fn send(&mut self, frame: &[u8]) {
+        self.0.push(Sent { is_long: false, segments: vec![Reply::read(frame)] });
+    }
+
+    fn send_long(&mut self, frame: &Long<'_>) {
+        let segments = cut(frame).iter().map(|frame| Reply::read(frame)).collect();
+        self.0.push(Sent { is_long: true, segments });
+    }
+}
+
+impl Recorder {
+    /// The frames with payload since the last call: whether each is long, and its octets of payload.
+    fn take(&mut self) -> Vec<(bool, u32)> {
+        let sent = std::mem::take(&mut self.0);
+        sent.iter().map(|sent| (sent.is_long, sent.octets())).filter(|(_, octets)| *octets > 0).collect()
+    }
+}
+
+/// A connection on which the guest has asked for `octets` octets.
+struct Talk<S: Service> {
+    stack: Stack<S>,
+    recorder: Recorder,
+    now: Duration,
+    /// The number of the answer's first octet, and the guest's next number.
+    first: u32,
+    next: u32,
+}
+
+impl Talk<Serve<Pattern>> {
+    fn asking(octets: usize) -> Self {
+        Self::with(stack(taking(&[SLOT])).0, &format!("GET /bytes/{octets} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    }
+}
+
+impl<S: Service> Talk<S> {
+    fn with(mut stack: Stack<S>, request: &str) -> Self {
+        let (mut recorder, now) = (Recorder::default(), Duration::ZERO);
+        stack.receive(at(now), SLOT, &Segment::syn(40_000, 1000).frame(SLOT), &mut recorder);
+        let first = recorder.0[0].segments[0].seq.wrapping_add(1);
+        recorder.0.clear();
+        let ask = Segment::ack(40_000, 1001, first).with(request.as_bytes());
+        stack.receive(at(now), SLOT, &ask.frame(SLOT), &mut recorder);
+        Self { stack, recorder, now, first, next: 1001 + request.len() as u32 }
+    }
+
+    /// Acknowledges the first `octets` octets of the answer.
+    fn acknowledge(&mut self, octets: u32) -> Vec<(bool, u32)> {
+        let ack = Segment::ack(40_000, self.next, self.first.wrapping_add(octets)).control(Plain);
+        self.stack.receive(at(self.now), SLOT, &ack.frame(SLOT), &mut self.recorder);
+        self.recorder.take()
+    }
+
+    /// Lets the retransmission timer expire.
+    fn time_out(&mut self) -> Vec<(bool, u32)> {
+        for _ in 0..100 {
+            self.now += Duration::from_millis(100);
+            self.stack.step(at(self.now), &mut self.recorder);
+            let sent = self.recorder.take();
+            if !sent.is_empty() {
+                return sent;
+            }
+        }
+        Vec::new()
+    }
+}
+
+#[test]
+fn only_devices_that_take_long_frames_get_them() {
+    const BODY: usize = 1 << 20;
+    for (slots, most, least) in [(&[SLOT][..], 60, 5), (&[SLOT + 1], 1_000, 700)] {
+        let habits = Habits { window: 1 << 20, ..Habits::default() };
+        let mut world = World::new(stack(taking(slots)).0, Client::new(SLOT, habits), Faults::NONE, 0);
+        let talk =
+            world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
+        let is_whole = |world: &mut World<_>| world.client.talks[talk].received.len() > BODY;
+        assert!(world.run(Duration::from_secs(5), is_whole));
+        assert!(responses(&world.client.talks[talk].received, &[])[0].body == octets(BODY));
+        let sent = world.stack.stats().sent;
+        assert!(
+            (least..=most).contains(&sent),
+            "{sent} frames to slot {SLOT}, slots {slots:?} take long ones"
+        );
+    }
+}
+
+#[test]
+fn a_long_frame_has_whole_segments_and_ends_an_answer_with_a_short_one() {
+    let mut talk = Talk::asking(20_000);
+    assert_eq!(talk.recorder.take(), [(true, FIRST_FLIGHT)]);
+    let [(is_long, rest)] = talk.acknowledge(FIRST_FLIGHT)[..] else { panic!("one frame") };
+    assert!(is_long && rest % SEGMENT != 0 && FIRST_FLIGHT + rest > 20_000, "{rest} octets");
+}
+
+#[test]
+fn an_answer_of_one_segment_is_no_long_frame() {
+    let mut talk = Talk::asking(1_000);
+    assert!(matches!(talk.recorder.take()[..], [(false, _)]));
+}
+
+#[test]
+fn slow_start_counts_the_octets_of_a_single_acknowledgement() {
+    let mut talk = Talk::asking(1 << 20);
+    let mut acknowledged = 0;
+    let mut flight = FIRST_FLIGHT;
+    assert_eq!(talk.recorder.take(), [(true, flight)]);
+    for _ in 0..2 {
+        acknowledged += flight;
+        let sent = talk.acknowledge(acknowledged);
+        let octets: u32 = sent.iter().map(|(_, octets)| octets).sum();
+        assert_eq!((octets, sent.len()), (2 * flight, 1), "{sent:?}");
+        flight = octets;
+    }
+}
+
+#[test]
+fn a_retransmission_has_one_segment_and_new_data_is_long_again() {
+    let mut talk = Talk::asking(1 << 20);
+    assert_eq!(talk.recorder.take(), [(true, FIRST_FLIGHT)]);
+    assert_eq!(talk.time_out(), [(false, SEGMENT)]);
+    let sent = talk.acknowledge(FIRST_FLIGHT);
+    assert!(matches!(sent[..], [(true, octets)] if octets >= 2 * SEGMENT), "{sent:?}");
+}
+
+#[test]
+fn a_device_that_loses_long_frames_is_served_segment_by_segment() {
+    let mut talk = Talk::asking(1 << 20);
+    assert_eq!(talk.recorder.take(), [(true, FIRST_FLIGHT)]);
+    for _ in 0..2 {
+        assert!(matches!(talk.time_out()[..], [(false, _)]));
+    }
+    let mut acknowledged = FIRST_FLIGHT;
+    for _ in 0..20 {
+        let sent = talk.acknowledge(acknowledged);
+        assert!(!sent.is_empty() && sent.iter().all(|(is_long, _)| !is_long), "{sent:?}");
+        acknowledged += sent.iter().map(|(_, octets)| octets).sum::<u32>();
+    }
+}
+
+#[test]
+fn no_long_frame_exceeds_the_limit_of_a_packet() {
+    let mut talk = Talk::asking(4 << 20);
+    let (mut acknowledged, mut longest) = (0, 0);
+    let mut sent = talk.recorder.take();
+    for _ in 0..40 {
+        longest = sent.iter().map(|(_, octets)| *octets).max().unwrap_or(0).max(longest);
+        acknowledged += sent.iter().map(|(_, octets)| octets).sum::<u32>();
+        // The guest's window is 64 KiB without the window scale option, which `Segment` lacks.
+        sent = talk.acknowledge(acknowledged);
+    }
+    assert!(longest <= LONG_MAX && longest > LONG_MAX - SEGMENT, "{longest} octets");
+}
+
+/// Sends three pieces in turn: one with a hop limit of 1 between two with the usual one.
+struct Limited(usize);
+
+impl Service for Limited {
+    type Exchange = Self;
+
+    fn listens(&self, _: u32, _: (std::net::IpAddr, u16)) -> bool {
+        true
+    }
+
+    fn open(&mut self, _: Now, _: Connection) -> Self {
+        Self(0)
+    }
+}
+
+impl Exchange for Limited {
+    fn receive(&mut self, _: Now, bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+
+    fn finish(&mut self, _: Now) {}
+
+    fn next(&mut self, _: Now) -> Step {
+        self.0 += 1;
+        let bytes = octets(4_000).into();
+        match self.0 {
+            1 | 3 => Step::Send(bytes),
+            2 => Step::SendWithin { bytes, hop_limit: 1 },
+            _ => Step::Wait { until: None },
+        }
+    }
+}
+
+#[test]
+fn the_octets_of_a_long_frame_share_one_hop_limit() {
+    let talk = Talk::with(Stack::new(taking(&[SLOT]), Limited(0)), "x");
+    let mut limited = 0;
+    for Sent { segments, .. } in &talk.recorder.0 {
+        let limits: Vec<u8> = segments.iter().map(|reply| reply.ttl).collect();
+        assert!(limits.iter().all(|limit| *limit == limits[0]), "{limits:?}");
+        let octets: usize = segments.iter().map(|reply| reply.payload.len()).sum();
+        limited += if limits[0] == 1 { octets } else { 0 };
+    }
+    assert!((4_000..4_000 + 2 * SEGMENT as usize).contains(&limited), "{limited} octets with a limit of 1");
+}
