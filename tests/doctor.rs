@@ -1,4 +1,4 @@
-//! On a node with one fault, `xdp-imds doctor` names the fault and its remedy. It leaves nothing behind.
+//! Tests that `xdp-imds doctor` reports a fault of a node with its remedy, and leaves nothing behind.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{Xdp, XdpMode};
@@ -14,7 +14,8 @@ use support::privileged;
 use support::record::Identity;
 use support::tap::{Shape, Tap};
 
-/// Mounts a bpffs at the first argument, in a private mount namespace, and runs the other arguments as a program.
+/// A command that mounts a bpffs in a private mount namespace, and then runs a program there. Its first argument is the
+/// mount point, and the other arguments are the program with its own arguments.
 const ON_BPFFS: [&str; 7] = [
     "unshare",
     "--mount",
@@ -25,7 +26,7 @@ const ON_BPFFS: [&str; 7] = [
     "mount -t bpf bpf \"$1\" && shift && exec \"$@\"",
 ];
 
-/// A node with a tap, and directories for an agent.
+/// A node for `doctor` to check, with a tap and the directories of an agent.
 struct Patient {
     host: Host,
     tap: Tap,
@@ -53,7 +54,8 @@ impl Patient {
         self.room.path().join(name).display().to_string()
     }
 
-    /// Runs `doctor` for a port on this node; the command `by` executes it.
+    /// Runs `doctor` for one port on this node. `by` is a command, with arguments, that executes `doctor`; if it is
+    /// empty, `doctor` runs directly.
     fn run_doctor(&self, by: &[&str], port: &str) -> Report {
         self.run_doctor_with(by, port, &["--pins", &self.path("pins")])
     }
@@ -76,7 +78,7 @@ impl Patient {
         self.host.ns().output(Command::new(&words[0]).args(&words[1..])).expect("it runs")
     }
 
-    /// Like [`Patient::run_doctor`], with a bpffs mounted at the pin directory.
+    /// Runs `doctor` like [`Patient::run_doctor`], with a bpffs mounted at the directory of pins.
     fn run_doctor_with_bpffs(&self, by: &[&str], port: &str) -> Report {
         let pins = self.path("pins");
         let before: Vec<&str> = ON_BPFFS.into_iter().chain(["sh", &pins]).chain(by.iter().copied()).collect();
@@ -84,7 +86,7 @@ impl Patient {
     }
 }
 
-/// The doctor's exit code and checks.
+/// The exit code of `doctor`, and its checks.
 #[derive(Debug)]
 struct Report {
     code: Option<i32>,
@@ -121,7 +123,7 @@ impl Report {
         self.checks.iter().filter(|check| check.status == "fail").map(|check| check.name.as_str()).collect()
     }
 
-    /// Asserts that the check fails and that its text contains these words.
+    /// Asserts that the check with this name fails, and that it contains these words.
     fn assert_failure(&self, name: &str, words: &[&str]) {
         assert_eq!(self.code, Some(1), "{self:#?}");
         let check = self.checks.iter().find(|check| check.name == name && check.status == "fail");
@@ -136,7 +138,7 @@ impl Report {
 }
 
 #[test]
-fn the_doctor_passes_a_healthy_node_and_leaves_nothing_behind() {
+fn no_check_fails_on_a_healthy_node_and_doctor_leaves_nothing_behind() {
     if !privileged::or_skip() {
         return;
     }
@@ -156,7 +158,7 @@ fn the_doctor_passes_a_healthy_node_and_leaves_nothing_behind() {
     assert_eq!(patient.tap.name(), "tap0");
 }
 
-/// Every path below a directory.
+/// Returns the paths of all files and directories below a directory.
 fn all_paths(directory: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for entry in fs::read_dir(directory).expect("it can be read").flatten() {
@@ -170,7 +172,7 @@ fn all_paths(directory: &Path) -> BTreeSet<String> {
 }
 
 #[test]
-fn a_missing_capability_is_named_with_its_purpose() {
+fn a_missing_capability_is_reported_with_its_purpose() {
     if !privileged::or_skip() {
         return;
     }
@@ -185,15 +187,15 @@ fn a_missing_capability_is_named_with_its_purpose() {
         let report = patient.run_doctor(&["setpriv", &without[0], &without[1]], "tap0");
         let name = format!("CAP_{}", capability.to_uppercase());
         report
-            .assert_failure(check, &[&name, "also in the bounding set", what_for, "CapabilityBoundingSet="]);
-        // A missing capability hides kernel features; they must not count as missing.
+            .assert_failure(check, &[&name, "the bounding set lacks it", what_for, "CapabilityBoundingSet="]);
+        // Without the capability, `doctor` cannot test some kernel features. It must not report them as missing.
         let kernel = report.failed().iter().filter(|name| name.starts_with("kernel.")).count();
         assert_eq!(kernel, 0, "{capability}: {report:#?}");
     }
 }
 
 #[test]
-fn an_unmounted_or_read_only_bpffs_is_named() {
+fn an_unmounted_or_read_only_bpffs_is_reported() {
     if !privileged::or_skip() {
         return;
     }
@@ -210,14 +212,14 @@ fn an_unmounted_or_read_only_bpffs_is_named() {
 }
 
 #[test]
-fn a_foreign_xdp_program_on_the_tap_is_named_with_its_name_and_id() {
+fn a_foreign_xdp_program_on_the_tap_is_reported_with_its_name_and_id() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
     let mut object = aya::Ebpf::load_file(file).expect("the object");
-    // Ports never carry the program `hub`, so the doctor treats it as foreign.
+    // No agent attaches the program `hub` to a port, so `doctor` must report it as foreign.
     let program: &mut Xdp = object.program_mut("hub").expect("a program").try_into().expect("an XDP program");
     program.load().expect("loaded");
     let number = program.info().expect("its number").id();
@@ -228,13 +230,13 @@ fn a_foreign_xdp_program_on_the_tap_is_named_with_its_name_and_id() {
 }
 
 #[test]
-fn a_tap_in_another_namespace_is_found_and_shown_as_a_port() {
+fn a_tap_in_another_namespace_is_found_and_the_remedy_names_it() {
     if !privileged::or_skip() {
         return;
     }
     let patient = Patient::new();
     let pod = Namespace::new("pod").expect("a namespace");
-    // The name is unique among all running tests.
+    // Tests run at the same time, so each needs a tap name of its own.
     let name = format!("far{}", std::process::id());
     let _tap = Tap::create(&pod, &name, Shape::virtio()).expect("a tap");
     let port = format!("port: {{ifname: {name}, netns: {}}}", pod.name());
@@ -249,7 +251,7 @@ fn a_tap_in_another_namespace_is_found_and_shown_as_a_port() {
         .assert_failure("port.device", &["agent's own namespace", "port: {ifname: tap0}"]);
 }
 
-/// An unnamed network namespace, kept alive by a process, with a tap in it.
+/// A process in a network namespace of its own, which has no name and contains a tap.
 struct Nameless(Child);
 
 impl Nameless {
@@ -286,7 +288,7 @@ impl Drop for Nameless {
 }
 
 #[test]
-fn a_tap_in_a_namespace_without_a_name_is_found_by_a_process_in_it() {
+fn a_tap_in_an_unnamed_namespace_is_found_through_a_process_in_it() {
     if !privileged::or_skip() {
         return;
     }
@@ -299,7 +301,7 @@ fn a_tap_in_a_namespace_without_a_name_is_found_by_a_process_in_it() {
 }
 
 #[test]
-fn an_old_kernel_is_named_with_the_version_needed() {
+fn an_old_kernel_is_reported_with_the_version_needed() {
     if !privileged::or_skip() {
         return;
     }
@@ -309,7 +311,7 @@ fn an_old_kernel_is_named_with_the_version_needed() {
 }
 
 #[test]
-fn too_few_open_files_are_named_with_how_many_are_needed() {
+fn a_low_limit_on_open_files_is_reported_with_the_number_needed() {
     if !privileged::or_skip() {
         return;
     }
@@ -325,7 +327,7 @@ fn too_few_open_files_are_named_with_how_many_are_needed() {
 }
 
 #[test]
-fn an_agent_that_cannot_serve_points_to_the_doctor() {
+fn the_error_of_an_agent_that_cannot_serve_names_doctor() {
     if !privileged::or_skip() {
         return;
     }
@@ -339,7 +341,7 @@ fn an_agent_that_cannot_serve_points_to_the_doctor() {
 }
 
 #[test]
-fn a_served_port_passes_for_its_own_agent_and_fails_for_another() {
+fn a_served_port_is_no_problem_for_its_agent_but_fails_for_another() {
     if !privileged::or_skip() {
         return;
     }
@@ -362,7 +364,7 @@ fn a_served_port_passes_for_its_own_agent_and_fails_for_another() {
 }
 
 #[test]
-fn missing_parts_of_the_kubevirt_feed_are_named() {
+fn missing_needs_of_the_kubevirt_feed_are_reported() {
     let room = tempfile::tempdir().expect("a directory");
     let [file, token, kubeconfig] = ["config.yaml", "token", "kubeconfig"].map(|name| room.path().join(name));
     let doctor = |options: serde_json::Value| {

@@ -1,13 +1,15 @@
-//! The options of `xdp-imds doctor`.
+//! The command line of `xdp-imds doctor`.
 
 use super::Question;
 use crate::verbs::options::Options;
 
-/// The meaning of the lines and exit codes.
+/// The text after the options in `doctor --help`. It explains the printed lines and the exit codes.
 pub const EXIT: &str = "\
-Each line is one check: `ok`, `warn` (serving works with a restriction, or the result is unknown)
-or `FAIL` (serving would fail, at the start or for one port), with the state found, the state
-expected and the remedy.
+Each line shows the result of one check and the state found:
+  ok    no problem
+  warn  serving works with a restriction, or the result is unknown
+  FAIL  serving would fail, at the start or for one port
+A line with a problem also shows the state expected and the remedy.
 
 Exit codes: 0 no check failed, 1 a check failed, 2 wrong options.";
 
@@ -22,7 +24,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the input of the checks.
+    /// Reads and validates the configuration.
     #[must_use]
     pub fn question(self) -> Question {
         let file = self.options.file().map(Into::into);

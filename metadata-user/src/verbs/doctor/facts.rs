@@ -1,4 +1,4 @@
-//! The input of the checks. The facts are plain data, so that tests can describe any node.
+//! The facts that the checks judge. They are plain data, so that tests can describe any node.
 
 use std::path::PathBuf;
 
@@ -6,202 +6,208 @@ use metadata_base::port::PortName;
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Search};
 
-/// All facts.
+/// All facts about a node, collected for one configuration.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The part of the agent's configuration that checks need.
+    /// The part of the agent's configuration that the checks need.
     pub wanted: Wanted,
-    /// The kernel.
+    /// The kernel's version, features and settings.
     pub kernel: Kernel,
-    /// This process. The agent would have the same rights and limits.
+    /// This process. The checks assume that the agent has the same rights and limits.
     pub process: Process,
-    /// The directory of pins; `None` if the agent pins nothing.
+    /// The directory in which the agent pins eBPF links and maps; `None` if it pins nothing.
     pub pins: Option<Pins>,
-    /// The agent's directories, by purpose.
+    /// The agent's directories with their purposes: `records`, `state` and `run`.
     pub directories: Vec<(&'static str, Directory)>,
-    /// The records; `None` if no directory of records is configured.
+    /// The records in the directory of records; `None` if no such directory is configured.
     pub records: Option<Records>,
-    /// The node.
+    /// Other agents, conflicts and losses on the node.
     pub node: Node,
-    /// The ports that configuration and records name.
+    /// The ports that the configuration and the records name.
     pub ports: Vec<Port>,
-    /// What KubeVirt's feed needs; `None` while it is off.
+    /// The needs of KubeVirt's feed, which makes records from KubeVirt's VMs; `None` if the feed is off.
     pub kubevirt: Option<Kubevirt>,
 }
 
-/// The needs of KubeVirt's feed.
+/// The state of everything that KubeVirt's feed needs.
 #[derive(Clone, Debug)]
 pub struct Kubevirt {
-    /// The node's name, or the reason why it is unknown.
+    /// The node's name in the cluster, or the reason why it is unknown.
     pub node: Result<String, String>,
-    /// Whether the API server can be addressed, or the reason why not; `None` if the feed does not watch it.
+    /// The result of configuring a client for the API server. No request is sent. The error is the reason why a client
+    /// cannot be configured. `None` if the feed does not watch the API server.
     pub api: Option<Result<(), String>>,
     /// kubelet's directory of pods.
     pub pods: Directory,
-    /// The mount of the control groups.
+    /// The mount point of the node's control groups.
     pub cgroups: Directory,
-    /// The directory of the node hook's socket; `None` while the hook is off.
+    /// The directory of the socket for KubeVirt's node hook; `None` if the hook is off.
     pub hook: Option<Directory>,
 }
 
-/// The part of the configuration that checks need.
+/// The part of the configuration that the checks need.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The program that steers ports.
+    /// The kind of eBPF program that redirects frames from ports to the agent.
     pub steer: Mode,
-    /// The prefix of the hub's devices.
+    /// The prefix of the names of the hub's devices. Ports exchange frames with the agent through these devices.
     pub hub: String,
-    /// Number of workers.
+    /// Number of worker threads. Each has a hub of its own.
     pub workers: u32,
-    /// Locked memory of one worker, in octets.
+    /// Memory that one worker locks for frames, in octets.
     pub pinned_memory: u64,
-    /// Feeds other than a directory of records.
+    /// Names of the configured sources of records, except the directory of records.
     pub feeds: Vec<&'static str>,
 }
 
-/// The kernel.
+/// The kernel's version, features and settings.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// The release that uname(2) returns, such as `6.1.0-13-amd64`.
     pub release: String,
-    /// For each feature, whether the kernel has it.
+    /// Whether the kernel has each feature. An error means that the test had no result.
     pub features: Vec<(Feature, Result<bool, Failure>)>,
-    /// The result of a rehearsal: the start of serving in a temporary network namespace.
+    /// The result of the rehearsal, which runs the first steps of serving in a temporary network namespace.
     pub rehearsal: Result<(), Failure>,
-    /// Lockdown, as the kernel writes it: `[none] integrity confidentiality`.
+    /// The content of `/sys/kernel/security/lockdown`, such as `[none] integrity confidentiality`. The kernel encloses
+    /// the current mode in brackets. `None` if the file cannot be read.
     pub lockdown: Option<String>,
-    /// `kernel.unprivileged_bpf_disabled`.
+    /// The sysctl `kernel.unprivileged_bpf_disabled`; `None` if it cannot be read.
     pub unprivileged_bpf: Option<String>,
     /// The result of opening `/dev/net/tun`.
     pub tun: Result<(), Failure>,
 }
 
-/// Capability sets, a bit for each by its number.
+/// Capability sets (capabilities(7)). Bit n of a set is the capability with number n.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Capabilities in effect.
+    /// The capabilities that the kernel uses for permission checks.
     pub effective: u64,
-    /// Capabilities that the process can put in effect.
+    /// The capabilities that the process can make effective.
     pub permitted: u64,
-    /// Upper bound of the capabilities that the process can gain.
+    /// The capabilities that the process can gain by execve(2).
     pub bounding: u64,
 }
 
-/// This process.
+/// The rights and limits of this process.
 #[derive(Clone, Debug)]
 pub struct Process {
-    /// The effective user.
+    /// The effective user ID.
     pub uid: u32,
-    /// The capabilities; `None` if `/proc` cannot be read.
+    /// The capability sets; `None` if `/proc` cannot be read.
     pub capabilities: Option<Capabilities>,
-    /// The seccomp mode: 0 none, 1 strict, 2 filter.
+    /// The seccomp mode: 0 none, 1 strict, 2 filter. `None` if it is unknown.
     pub seccomp: Option<u32>,
-    /// True in the node's initial user namespace.
+    /// True if the process is in the node's initial user namespace, or if its user namespace is unknown.
     pub initial_user_namespace: bool,
-    /// Its limits.
+    /// The resource limits.
     pub resources: Resources,
-    /// Processors it may run on.
+    /// Number of processors that the process may run on.
     pub cpus: usize,
-    /// Seconds since 1970.
+    /// The time of the system clock, in seconds since 1970-01-01 UTC.
     pub unix_time: u64,
 }
 
-/// Limits of a process; `None` means no limit.
+/// Resource limits of a process (getrlimit(2)). `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// The hard limit of open files. The agent raises its soft limit to it.
+    /// The hard limit on open files. The agent raises its soft limit to this value.
     pub open_files: Option<u64>,
-    /// The limit of locked memory, in octets.
+    /// The soft limit on locked memory, in octets.
     pub locked_memory: Option<u64>,
 }
 
-/// The file system that contains a path, or would contain it.
+/// The file system that contains a path. If the path does not exist, the file system that would contain it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSystem {
-    /// The nearest directory that exists.
+    /// The path if it exists, otherwise its nearest ancestor that exists.
     pub at: PathBuf,
-    /// True for a bpffs.
+    /// True for a bpffs, the file system for pinned eBPF objects.
     pub bpf: bool,
-    /// True for a read-only mount.
+    /// True if it is mounted read-only.
     pub read_only: bool,
     /// Free space, in octets.
     pub free: u64,
 }
 
-/// The directory of pins.
+/// The directory in which the agent pins eBPF links and maps.
 #[derive(Clone, Debug)]
 pub struct Pins {
     /// The configured path.
     pub path: PathBuf,
-    /// Its file system.
+    /// The file system of the path.
     pub file_system: Result<FileSystem, Failure>,
-    /// Versions of the layout that exist in it.
+    /// The names of the first entries in the directory. Each name is a version of the layout of pins, such as `v1`.
     pub versions: Vec<String>,
-    /// Links in this agent's version of the layout.
+    /// The links that are pinned in this agent's version of the layout.
     pub links: Result<Vec<PinnedLink>, Failure>,
 }
 
-/// A directory.
+/// A configured directory.
 #[derive(Clone, Debug)]
 pub struct Directory {
     /// The configured path.
     pub path: PathBuf,
-    /// Its properties; `None` if it does not exist.
+    /// The properties of the path; `None` if it does not exist.
     pub found: Result<Option<Found>, Failure>,
     /// Its file system.
     pub file_system: Result<FileSystem, Failure>,
 }
 
-/// A path that exists.
+/// The properties of a path that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
     /// True for a directory.
     pub directory: bool,
-    /// Permission bits.
+    /// The mode without the file type.
     pub mode: u32,
-    /// The owner.
+    /// The user ID of the owner.
     pub owner: u32,
 }
 
-/// The records.
+/// A summary of the directory of records.
 #[derive(Clone, Debug, Default)]
 pub struct Records {
-    /// Number of records.
+    /// Number of records, valid and invalid.
     pub count: usize,
-    /// The first few invalid records, with the error.
+    /// The names and errors of the first few invalid records.
     pub refused: Vec<(String, String)>,
     /// Number of invalid records.
     pub refused_count: usize,
-    /// A record that the process has no permission to open.
+    /// The name of the first record that the process has no permission to open.
     pub unreadable: Option<String>,
 }
 
-/// The node.
+/// Other agents, conflicts and losses on the node.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// Devices under the hub's names: name and kind.
+    /// The name and the kind of each device that has a name of the hub's devices.
     pub hub: Result<Vec<(String, String)>, Failure>,
-    /// Steered frames lost because the ring of a hub's veth was full, since the hub was created.
+    /// Number of steered frames lost because the ring of a hub's veth was full. The count starts when the hub is
+    /// created.
     pub veth_full: u64,
-    /// Frames of quiet guests in other namespaces lost because a hub's ring was full, since the maps were created.
+    /// Number of frames lost because a hub's BPF ring buffer was full. This ring buffer carries the frames of
+    /// guests in other network namespaces that XDP does not steer. The count starts when the agent's maps are created.
     pub ring_full: u64,
-    /// The process of the agent that listens in the run directory.
+    /// The ID of the process that listens on a socket in the run directory; 0 if the kernel does not report the ID.
+    /// `None` if no process listens.
     pub agent: Option<u32>,
-    /// A socket in the run directory without a listener.
+    /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
+    /// listens.
     pub stale_socket: Option<PathBuf>,
-    /// The node's own uses of the served addresses.
+    /// How the node itself uses each served address.
     pub addresses: Result<Vec<AddressUse>, Failure>,
-    /// `net.bridge.bridge-nf-call-iptables`.
+    /// The sysctl `net.bridge.bridge-nf-call-iptables`; `None` if it cannot be read.
     pub bridge_filter: Option<String>,
 }
 
-/// A port.
+/// A port and its device.
 #[derive(Clone, Debug)]
 pub struct Port {
-    /// The port's name.
+    /// The name and the network namespace of the port's device.
     pub name: PortName,
-    /// The port's device; `None` if its namespace has none of that name.
+    /// The device with this name in this namespace; `None` if there is no such device.
     pub device: Result<Option<Device>, Failure>,
-    /// Devices of that name in other namespaces, if `device` is `None`.
+    /// The result of a search for this name in all namespaces. `None` if the device was found, so that no search ran.
     pub elsewhere: Option<Search>,
 }

@@ -2,12 +2,13 @@
 //!
 //! # Overview
 //!
-//! `gather` collects [`Facts`], which are plain data, about the kernel, this process, directories, ports and the node.
-//! It tests features of the kernel by using them. Nothing that it creates outlives this process. `checks` turns the
-//! facts into [`Check`]s. `print` prints the checks as lines or JSON.
+//! 1. `gather` collects [`Facts`] about the kernel, this process, directories, ports and the node. It tests a kernel
+//!    feature by using it. Nothing that it creates outlives this process.
+//! 2. `checks` compares the facts with the needs of the agent and returns [`Check`]s.
+//! 3. `print` prints the checks as lines or JSON.
 //!
-//! A failed check names the reason and the remedy; serving would fail too, at the start or for one port. A warning means
-//! that serving works with a restriction, or that a fact is unknown.
+//! A check fails if the agent would not start, or would not serve a port. A check warns if the agent would serve with a
+//! restriction, or if a fact is unknown. In both cases it names the reason and the remedy.
 
 mod arguments;
 mod checks;
@@ -29,7 +30,7 @@ pub use facts::{
 
 use crate::config::Config;
 
-/// The input of the checks.
+/// The configuration to check, and how to print the result.
 #[derive(Clone, Debug)]
 pub struct Question {
     /// The agent's configuration, or the reason why it cannot be used.
@@ -48,7 +49,7 @@ pub enum Status {
     Ok,
     /// Serving works with a restriction, or the result is unknown.
     Warn,
-    /// Serving would fail.
+    /// Serving would fail, at the start or for one port.
     Fail,
 }
 
@@ -57,17 +58,17 @@ pub enum Status {
 pub struct Check {
     /// The stable name of the check, such as `port.xdp`.
     pub name: &'static str,
-    /// The port, directory or address, where there are several.
+    /// The port, directory or address that was checked; `None` if the check has no such subject.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
     /// The result.
     pub status: Status,
-    /// What was found.
+    /// The state found.
     pub found: String,
-    /// What was expected; `None` without a problem.
+    /// The state expected; `None` if there is no problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expected: Option<String>,
-    /// The remedy; `None` without a problem.
+    /// What the user should do; `None` if there is no problem.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
@@ -96,6 +97,7 @@ impl Check {
         Self { status: Status::Fail, ..Self::warn(name, found, expected, remedy) }
     }
 
+    /// Returns this check with a subject.
     fn of(self, subject: impl std::fmt::Display) -> Self {
         Self { subject: Some(subject.to_string()), ..self }
     }
@@ -103,13 +105,13 @@ impl Check {
 
 /// Runs all checks and prints their results.
 ///
-/// The exit code is 1 if a check failed, and 0 otherwise. Warnings do not change it.
+/// The exit code is 1 if a check failed, and 0 otherwise. A warning does not change the exit code.
 ///
 /// # Errors
-/// When the result cannot be written.
+/// The results cannot be written to `out`.
 pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
     let mut checks = vec![checks::configuration(question)];
-    // If the configuration cannot be used, the checks use the default one.
+    // Without a usable configuration, the other checks use the default configuration.
     let config = question.config.clone().unwrap_or_default();
     checks.extend(checks::all(&gather::facts(&config)));
     if question.json {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{Check, Status};
 
-/// The version of the JSON. It increases when a member is removed or changes its meaning.
+/// The name and version of the JSON format. The version increases when a member is removed or changes its meaning.
 const SCHEMA: &str = "doctor/1";
 
 #[derive(Serialize)]
@@ -17,7 +17,7 @@ struct Document<'a> {
     checks: &'a [Check],
 }
 
-/// The worst result of all checks.
+/// Returns the worst status of all checks; `Ok` for an empty list.
 fn worst(checks: &[Check]) -> Status {
     checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
 }
@@ -56,7 +56,8 @@ fn line(check: &Check) -> String {
     let subject = subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
     let expected = expected.as_ref().map_or_else(String::new, |expected| format!("; expected {expected}"));
     let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!(". {remedy}"));
-    // The name of a file or program could contain a line break and imitate the line of a check.
+    // The name of a file or a program can contain a line break. Spaces replace line breaks and other control
+    // characters, so that a name cannot imitate the line of a check.
     format!("{word}  {name}{subject}: {found}{expected}{remedy}").replace(|c: char| c.is_control(), " ")
 }
 
@@ -66,7 +67,7 @@ mod tests {
     use crate::verbs::doctor::Check;
 
     #[test]
-    fn a_line_says_what_was_found_what_was_expected_and_what_to_do() {
+    fn a_line_shows_the_state_found_the_state_expected_and_the_remedy() {
         let cases = [
             (Check::ok("kernel", "Linux 6.18"), "ok    kernel: Linux 6.18"),
             (
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn json_keeps_its_form() {
+    fn the_json_document_has_the_members_of_its_schema() {
         let checks = [Check::ok("a", "b"), Check::fail("c", "d", "e", "f").of("g")];
         let mut out = Vec::new();
         json(&checks, &mut out).expect("written");
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_line_counts() {
+    fn the_last_line_counts_the_checks_by_status() {
         let mut out = Vec::new();
         lines(&[Check::ok("a", "b"), Check::fail("c", "d", "e", "f")], &mut out).expect("written");
         assert!(String::from_utf8_lossy(&out).ends_with("\n2 checks: 1 ok, 0 warn, 1 FAIL\n"));

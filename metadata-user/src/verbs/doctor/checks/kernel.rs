@@ -1,4 +1,4 @@
-//! The kernel: version, features and permissions.
+//! Checks the kernel: its version, its features, and what it permits to this process.
 
 use super::super::{Check, Facts, Kernel};
 use super::privilege;
@@ -15,7 +15,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Major and minor number of a release.
+/// Reads the major and minor number of a kernel release; `None` if the release does not begin with two numbers.
 fn numbers(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
@@ -31,30 +31,33 @@ fn version(kernel: &Kernel) -> Check {
             name,
             format!("{found} is too old"),
             expected,
-            "Boot a newer kernel; 6.6 or later also steers quiet guests by tcx",
+            "Boot a newer kernel. Linux 6.6 or later also reduces the CPU time for guests' bulk traffic",
         ),
         None => Check::warn(
             name,
             found,
             expected,
-            "Rely on the features below, because the version cannot be read",
+            "Rely on the checks of features below, because the version cannot be read",
         ),
     }
 }
 
-/// The check of a feature, its description, and the kernel version or option that provides it.
+/// Returns the name of a feature's check, the feature's description, and the kernel version or build option that
+/// provides the feature.
 fn words(feature: Feature) -> (&'static str, &'static str, &'static str) {
     match feature {
         Feature::Bpf => ("kernel.bpf", "bpf(2)", "CONFIG_BPF_SYSCALL"),
         Feature::Xdp => ("kernel.xdp", "XDP programs", "CONFIG_BPF_SYSCALL and CONFIG_NET"),
-        Feature::DeviceMap => ("kernel.devmap_hash", "device maps by hash", "Linux 5.4"),
-        Feature::SocketMap => ("kernel.xskmap", "maps of AF_XDP sockets", "CONFIG_XDP_SOCKETS"),
+        Feature::DeviceMap => ("kernel.devmap_hash", "maps of type DEVMAP_HASH", "Linux 5.4 or later"),
+        Feature::SocketMap => ("kernel.xskmap", "maps of type XSKMAP", "CONFIG_XDP_SOCKETS"),
         Feature::Socket => ("kernel.af_xdp", "AF_XDP sockets", "CONFIG_XDP_SOCKETS"),
-        Feature::RingBuffer => ("kernel.ring_buffer", "BPF ring buffers", "Linux 5.8"),
-        Feature::Btf => ("kernel.btf", "type information", "CONFIG_DEBUG_INFO_BTF"),
-        Feature::Link => ("kernel.xdp_link", "XDP by bpf_link", "Linux 5.9"),
-        Feature::LinkUpdate => ("kernel.link_update", "replacing a program in one step", "Linux 5.9"),
-        Feature::Tcx => ("kernel.tcx", "classifiers by bpf_link (tcx)", "Linux 6.6 and CONFIG_NET_XGRESS"),
+        Feature::RingBuffer => ("kernel.ring_buffer", "BPF ring buffers", "Linux 5.8 or later"),
+        Feature::Btf => ("kernel.btf", "BTF type information", "CONFIG_DEBUG_INFO_BTF"),
+        Feature::Link => ("kernel.xdp_link", "XDP attachment by bpf_link", "Linux 5.9 or later"),
+        Feature::LinkUpdate => {
+            ("kernel.link_update", "atomic replacement of an XDP program", "Linux 5.9 or later")
+        }
+        Feature::Tcx => ("kernel.tcx", "tcx classifiers", "Linux 6.6 or later with CONFIG_NET_XGRESS"),
     }
 }
 
@@ -63,29 +66,36 @@ fn feature(feature: Feature, had: &Result<bool, Failure>, facts: &Facts) -> Chec
     match had {
         Ok(true) => Check::ok(name, format!("the kernel has {what}")),
         Ok(false) => absent(feature, facts),
-        // The check of the missing capability reports the problem. The result for this feature is only unknown.
-        Err(failure) if failure.is_refusal() && privilege::is_missing_any(facts) => {
-            Check::warn(name, format!("unknown: {failure}"), what, "Check again with the capabilities")
-        }
+        // A capability is missing, and the check of that capability fails. This feature may exist, so this check only
+        // warns.
+        Err(failure) if failure.is_refusal() && privilege::is_missing_any(facts) => Check::warn(
+            name,
+            format!("unknown: {failure}"),
+            what,
+            "Run doctor again with the missing capabilities",
+        ),
         Err(failure) if failure.is_refusal() => Check::fail(
             name,
-            format!("{failure}, although the process has the capabilities"),
+            format!("{failure}, although the process has all needed capabilities"),
             what,
-            "Check whether a security module (SELinux, AppArmor), a seccomp filter or kernel lockdown forbids it",
+            "Find out whether a security module (SELinux, AppArmor), a seccomp filter or kernel lockdown forbids this",
         ),
         Err(failure) if failure.errno == Some(libc::EMFILE) => {
             Check::warn(name, format!("unknown: {failure}"), what, "Raise the limit on open files first")
         }
-        Err(failure) => {
-            Check::fail(name, failure.text.clone(), what, format!("Check that the kernel has {comes_with}"))
-        }
+        Err(failure) => Check::fail(
+            name,
+            failure.text.clone(),
+            what,
+            format!("Check that the kernel provides this feature ({comes_with})"),
+        ),
     }
 }
 
 fn absent(feature: Feature, facts: &Facts) -> Check {
     let (name, what, comes_with) = words(feature);
     let found = format!("the kernel has no {what}");
-    let expected = format!("{what}, provided by {comes_with}");
+    let expected = format!("{what} ({comes_with})");
     match feature {
         Feature::Tcx if facts.wanted.steer == Mode::Tcx => {
             let (major, minor) = TCX_KERNEL;
@@ -99,12 +109,20 @@ fn absent(feature: Feature, facts: &Facts) -> Check {
             name,
             found,
             expected,
-            "No action is needed, but guests' bulk traffic costs more CPU, even after their boot",
+            "No action is needed, but the bulk traffic of a guest costs more CPU time, also after the guest has booted",
         ),
-        Feature::Btf => {
-            Check::warn(name, found, expected, "No action is needed, but tools cannot show the maps")
-        }
-        _ => Check::fail(name, found, expected, format!("Boot a kernel with {comes_with}")),
+        Feature::Btf => Check::warn(
+            name,
+            found,
+            expected,
+            "No action is needed, but tools such as bpftool cannot show the fields of the maps",
+        ),
+        _ => Check::fail(
+            name,
+            found,
+            expected,
+            format!("Boot a kernel that provides this feature ({comes_with})"),
+        ),
     }
 }
 
@@ -114,10 +132,10 @@ fn tun(kernel: &Kernel) -> Check {
         Ok(()) => Check::ok(name, "/dev/net/tun can be opened"),
         Err(failure) => {
             let remedy = match failure.errno {
-                Some(libc::ENOENT) => "In a container, mount /dev/net/tun; on a node, run `modprobe tun`",
+                Some(libc::ENOENT) => "In a container, mount /dev/net/tun. On a node, run `modprobe tun`",
                 Some(libc::ENODEV) => "Run `modprobe tun`",
                 Some(libc::EPERM) => {
-                    "Allow c 10:200 rwm in the container's device cgroup (systemd: DeviceAllow=/dev/net/tun)"
+                    "Allow the device c 10:200 rwm in the container's device cgroup (systemd: DeviceAllow=/dev/net/tun)"
                 }
                 _ => "Let the agent's user read and write /dev/net/tun",
             };
@@ -132,10 +150,15 @@ fn lockdown(kernel: &Kernel) -> Option<Check> {
     let name = "kernel.lockdown";
     let refused = matches!(&kernel.rehearsal, Err(failure) if failure.is_refusal());
     Some(if mode != "none" && refused {
-        let remedy = "If the process has the capabilities, boot with lockdown=none or without Secure Boot";
-        Check::warn(name, format!("lockdown is {mode}, and the kernel refused the rehearsal"), "none", remedy)
+        let remedy = "If no capability is missing, boot with lockdown=none or without Secure Boot";
+        Check::warn(
+            name,
+            format!("the lockdown mode is {mode}, and the kernel refused the rehearsal"),
+            "lockdown mode none",
+            remedy,
+        )
     } else {
-        Check::ok(name, format!("lockdown is {mode}, which does not affect steering"))
+        Check::ok(name, format!("the lockdown mode is {mode}, which does not affect the agent"))
     })
 }
 
@@ -147,20 +170,20 @@ fn unprivileged(kernel: &Kernel) -> Option<Check> {
     ))
 }
 
-/// Checks that serving starts in a temporary namespace, which needs everything that the other checks of the kernel
-/// test.
+/// Checks the rehearsal, which starts serving in a temporary network namespace. It uses the features that the other
+/// checks of the kernel test.
 fn rehearsal(facts: &Facts) -> Check {
     let name = "rehearsal";
     match &facts.kernel.rehearsal {
         Ok(()) => {
-            let found = "the hub, its socket and a port started in a temporary namespace";
+            let found = "a hub, its AF_XDP socket and a port started in a temporary network namespace";
             Check::ok(name, found)
         }
         Err(failure) => Check::fail(
             name,
             failure.text.clone(),
-            "the hub, its socket and a port to start in a temporary namespace",
-            "Solve the problems that other checks report; if there are none, solve this error",
+            "that a hub, its AF_XDP socket and a port start in a temporary network namespace",
+            "Solve the problems that other checks report. If there are none, solve this error",
         ),
     }
 }

@@ -1,4 +1,5 @@
-//! KubeVirt's feed: the node's name, access to the API server, kubelet's directory, control groups.
+//! Checks the needs of KubeVirt's feed: the node's name, access to the API server, kubelet's directory of pods, the
+//! control groups and the directory of the node hook's socket.
 
 use super::super::facts::Found;
 use super::super::{Check, Directory, Facts, Status};
@@ -6,23 +7,29 @@ use super::super::{Check, Directory, Facts, Status};
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Some(kubevirt) = &facts.kubevirt else { return Vec::new() };
     let mut checks = vec![match &kubevirt.node {
-        Ok(node) => Check::ok("kubevirt.node", format!("the VMs of node {node} are served")),
+        Ok(node) => Check::ok("kubevirt.node", format!("the agent serves the VMs of node {node}")),
         Err(reason) => Check::fail(
             "kubevirt.node",
             reason.clone(),
             "the node's name in the cluster",
-            "Set the variable NODE_NAME from `spec.nodeName`, as the manifests do, or set `kubevirt: {node: NAME}`",
+            "Set the environment variable NODE_NAME from `spec.nodeName`, or set `kubevirt: {node: NAME}`",
         ),
     }];
     checks.push(match &kubevirt.api {
-        None => Check::ok("kubevirt.api", "the API server is not watched; the node hook reports VMs"),
-        Some(Ok(())) => Check::ok("kubevirt.api", "address, certificate and credentials exist"),
+        None => Check::ok(
+            "kubevirt.api",
+            "the agent does not watch the API server; KubeVirt's node hook reports VMs",
+        ),
+        Some(Ok(())) => Check::ok(
+            "kubevirt.api",
+            "the address, certificate and credentials for the API server are configured",
+        ),
         Some(Err(reason)) => Check::fail(
             "kubevirt.api",
             reason.clone(),
-            "an address, the authority's certificate, and a token or a client certificate",
-            "Run the agent in a pod with a service account's token (`automountServiceAccountToken`), or name a file by \
-             `kubevirt: {kubeconfig: FILE}`",
+            "the API server's address, the certificate of its authority, and a token or a client certificate",
+            "Run the agent in a pod with a service account's token (`automountServiceAccountToken`), or name a \
+             kubeconfig file with `kubevirt: {kubeconfig: FILE}`",
         ),
     });
     checks.push(place(
@@ -30,17 +37,18 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         Status::Fail,
         &kubevirt.pods,
         "kubelet's directory of pods",
-        "Set `kubevirt: {kubelet: DIR}` to kubelet's root directory as the agent sees it; in a container mount the node's \
-         /var/lib/kubelet/pods below it (HostToContainer)",
+        "Set `kubevirt: {kubelet: DIR}` to kubelet's root directory as the agent sees it. In a container, mount the \
+         node's /var/lib/kubelet/pods at DIR/pods (mountPropagation: HostToContainer)",
     ));
-    // The agent finds a launcher by its socket, or by its control group if it cannot connect to the socket.
+    // A launcher is the KubeVirt process that runs a VM. The agent finds the launcher by its socket. If the agent
+    // cannot connect to that socket, it finds the launcher by its control group.
     checks.push(place(
         Check::ok("kubevirt.cgroups", ""),
         Status::Warn,
         &kubevirt.cgroups,
-        "the node's control groups, to find launchers whose sockets the agent cannot connect to",
-        "Set `kubevirt: {cgroups: DIR}` to the mount of the control groups as the agent sees it; in a container mount \
-         the node's /sys/fs/cgroup",
+        "the node's control groups; the agent needs them if it cannot connect to the socket of a virt-launcher",
+        "Set `kubevirt: {cgroups: DIR}` to the mount point of the control groups as the agent sees it. In a container, \
+         mount the node's /sys/fs/cgroup",
     ));
     checks.extend(kubevirt.hook.as_ref().map(|directory| {
         place(
@@ -48,14 +56,15 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
             Status::Fail,
             directory,
             "the directory of the node hook's socket",
-            "Set `kubevirt: {hook: PATH}` to a socket in the directory of KubeVirt's plugins; in a container mount that \
-             directory",
+            "Set `kubevirt: {hook: PATH}` to a socket in the directory of KubeVirt's plugins. In a container, mount \
+             that directory",
         )
     }));
     checks
 }
 
-/// Checks that a directory exists. `ok` has the check's name; `otherwise` is the result if it does not exist.
+/// Checks that a directory exists. `ok` supplies the check's name. `otherwise` is the status if the directory does not
+/// exist.
 fn place(ok: Check, otherwise: Status, directory: &Directory, expected: &str, remedy: &str) -> Check {
     let shown = directory.path.display();
     let found = match &directory.found {

@@ -1,4 +1,4 @@
-//! Judges the facts. The functions here are pure.
+//! Turns facts into checks. Each function here depends on its arguments only.
 
 mod kernel;
 mod kubevirt;
@@ -12,22 +12,24 @@ mod tests;
 
 use super::{Check, Facts, Question};
 
-/// Whether the configuration can be used.
+/// Checks that the configuration can be used.
 pub(super) fn configuration(question: &Question) -> Check {
     let file = question.file.as_ref().map(|file| file.display().to_string());
     match (&question.config, file) {
         (Ok(_), Some(file)) => Check::ok("configuration", format!("{file} can be used")),
-        (Ok(_), None) => Check::ok("configuration", "no file is given; --config FILE checks a file"),
+        (Ok(_), None) => {
+            Check::ok("configuration", "no configuration file is given; --config FILE names one")
+        }
         (Err(reason), _) => Check::fail(
             "configuration",
             reason.clone(),
             "valid values",
-            "Correct the configuration; the checks below use the default one",
+            "Correct the configuration. The checks below use the default configuration",
         ),
     }
 }
 
-/// All checks. Each check comes after the checks that it depends on.
+/// Runs all checks of facts. A check comes after the checks that it depends on.
 pub(super) fn all(facts: &Facts) -> Vec<Check> {
     let mut checks = kernel::checks(facts);
     checks.extend(privilege::checks(facts));
@@ -38,7 +40,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// `one port`, `2 ports`.
+/// Returns a number with its noun: `one port`, `2 ports`.
 fn count(number: usize, what: &str) -> String {
     if number == 1 { format!("one {what}") } else { format!("{number} {what}s") }
 }

@@ -1,10 +1,11 @@
-//! The node: other agents, the hub's names, use of the addresses, clock and processors.
+//! Checks the node: other agents, the names of the hub's devices, lost frames, other uses of the served addresses, the
+//! clock and the processors.
 
 use super::super::{Check, Facts, Node};
 use super::count;
 use metadata_steer::probe::AddressUse;
 
-/// 2026-01-01. A correct clock shows a later time.
+/// 2026-01-01 UTC in seconds since 1970. A correct clock shows a later time.
 const EARLIEST: u64 = 1_767_225_600;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -25,12 +26,15 @@ fn agent(node: &Node) -> Check {
         (Some(pid), _) => Check::warn(
             name,
             format!("an agent (process {pid}) runs with this run directory"),
-            "no agent, before a start",
-            "No action is needed to check a running agent. To start another one, stop it, use `serve --takeover`, or give the \
-             new one its own --run, --pins and --hub",
+            "no running agent, if you want to start one",
+            "No action is needed if you check the running agent. To start another agent, stop the running one, use \
+             `serve --takeover`, or give the new agent its own --run, --pins and --hub",
         ),
         (None, Some(path)) => {
-            let found = format!("no agent; {} of a previous agent will be replaced", path.display());
+            let found = format!(
+                "no agent runs with this run directory; the next start replaces the old socket {}",
+                path.display()
+            );
             Check::ok(name, found)
         }
         (None, None) => Check::ok(name, "no agent runs with this run directory"),
@@ -42,7 +46,12 @@ fn hub(node: &Node, prefix: &str) -> Check {
     let devices = match &node.hub {
         Ok(devices) => devices,
         Err(failure) => {
-            return Check::warn(name, failure.text.clone(), "a list of the hub's devices", "See the error");
+            return Check::warn(
+                name,
+                failure.text.clone(),
+                "a list of the hub's devices",
+                "Solve this error",
+            );
         }
     };
     let listed = |kinds: &[&(String, String)]| {
@@ -53,29 +62,34 @@ fn hub(node: &Node, prefix: &str) -> Check {
     if !foreign.is_empty() {
         return Check::fail(
             name,
-            format!("{} has the name of a device of the hub", listed(&foreign)),
-            format!("names that begin with {prefix}- to be free"),
+            format!("another device has a name that the hub needs: {}", listed(&foreign)),
+            format!("free names for the hub's devices (prefix {prefix}-)"),
             "Rename the device, or choose another prefix with --hub or `hub:`",
         );
     }
     match (taps.is_empty(), devices.is_empty(), node.agent) {
-        (true, true, _) => Check::ok(name, format!("names that begin with {prefix}- are free")),
+        (true, true, _) => {
+            Check::ok(name, format!("the names of the hub's devices are free (prefix {prefix}-)"))
+        }
         (true, false, _) => {
             let all: Vec<_> = devices.iter().collect();
-            Check::ok(name, format!("{}, left by a killed agent, will be replaced", listed(&all)))
+            Check::ok(
+                name,
+                format!("a killed agent left {}; the next start replaces the devices", listed(&all)),
+            )
         }
-        (false, _, Some(_)) => Check::ok(name, format!("{} of the running agent", listed(&taps))),
+        (false, _, Some(_)) => Check::ok(name, format!("the running agent uses {}", listed(&taps))),
         (false, _, None) => Check::fail(
             name,
-            format!("{} in use: another agent with another run directory has this prefix", listed(&taps)),
-            format!("names that begin with {prefix}- to be free"),
+            format!("another agent, with another run directory, uses {}", listed(&taps)),
+            format!("free names for the hub's devices (prefix {prefix}-)"),
             "Stop that agent, or give this one another --hub, --run and --pins",
         ),
     }
 }
 
-/// Checks for frames lost at the hub's veth. They pass the veth's ring before the AF_XDP ring, and the veth's ring is
-/// shorter.
+/// Checks for frames lost at the hub's veth. A frame passes the veth's ring first, and then the ring of the AF_XDP
+/// socket. The veth's ring is shorter, so it fills first.
 fn ring(node: &Node) -> Option<Check> {
     (node.veth_full > 0).then(|| {
         Check::warn(
@@ -84,24 +98,25 @@ fn ring(node: &Node) -> Option<Check> {
                 "{} steered frames were lost because the ring of the hub's veth was full",
                 node.veth_full
             ),
-            "none",
-            "Give the agent more `workers` or more CPU, or lower `limits` for guests that flood",
+            "no lost frames",
+            "Give the agent more `workers` or more CPU time, or lower the `limits` of guests that flood the agent",
         )
     })
 }
 
-/// Checks for lost frames of guests in other namespaces. Frames are lost if such guests send many requests while XDP
-/// does not steer them.
+/// Checks for lost frames of guests in other network namespaces. If XDP does not steer such a guest, its frames reach
+/// the agent through the hub's BPF ring buffer. Frames are lost if the guest sends more than the agent reads.
 fn namespaces(node: &Node) -> Option<Check> {
     (node.ring_full > 0).then(|| {
         Check::warn(
             "hub.namespaces",
             format!(
-                "{} frames of guests in other namespaces were lost because the hub's ring was full",
+                "{} frames of guests in other namespaces were lost because the hub's BPF ring buffer was full",
                 node.ring_full
             ),
-            "none",
-            "Set `steer: auto`, which steers busy guests by XDP; otherwise give the agent more `workers` or more CPU",
+            "no lost frames",
+            "Set `steer: auto`, which steers busy guests by XDP. If that mode is set, give the agent more `workers` or \
+             more CPU time",
         )
     })
 }
@@ -115,36 +130,37 @@ fn addresses(node: &Node) -> Vec<Check> {
                 name,
                 failure.text.clone(),
                 "the routes and neighbours of the node",
-                "See the error",
+                "Solve this error",
             )];
         }
     };
     let mut checks: Vec<_> = uses.iter().filter_map(address).collect();
     if checks.is_empty() {
-        let found = format!("the node itself uses none of the {} served addresses", uses.len());
+        let found = format!("the node itself uses none of the served addresses ({} checked)", uses.len());
         checks.push(Check::ok(name, found));
     }
     checks
 }
 
-/// Checks whether the node itself uses a served address. Guests on ports always reach the agent. Other guests may reach
-/// another service at this address.
+/// Checks whether the node itself uses a served address. Guests on ports always reach the agent at this address. Other
+/// guests may reach another service there.
 fn address(it: &AddressUse) -> Option<Check> {
     let found = if it.own {
-        "is an address of the node itself".to_owned()
+        "the node itself has this address".to_owned()
     } else if let Some(bits) = it.routed.filter(|bits| *bits > 0) {
-        let by = it.neighbour.as_ref().map_or_else(String::new, |mac| format!(", where {mac} answers"));
-        format!("has a route on the node (/{bits}){by}")
+        let by = it.neighbour.as_ref().map_or_else(String::new, |mac| format!(", and {mac} answers there"));
+        format!("the node has a route to this address (prefix /{bits}){by}")
     } else if let Some(mac) = &it.neighbour {
-        format!("has the neighbour {mac} on the link")
+        format!("the node has a neighbour with this address ({mac})")
     } else {
         return None;
     };
     let check = Check::warn(
         "address",
-        format!("{found}: another metadata service"),
+        format!("{found}, probably for another metadata service"),
         "no other use of the address",
-        "Guests on ports never reach that service. Set `guard: all` to block it for guests without a record too",
+        "No action is needed for guests on ports, which never reach that service. To block that service for guests \
+         without a record too, set `guard: all`",
     );
     Some(check.of(it.address))
 }
@@ -152,7 +168,7 @@ fn address(it: &AddressUse) -> Option<Check> {
 fn bridge(node: &Node) -> Option<Check> {
     let value = node.bridge_filter.as_ref().filter(|value| *value != "0")?;
     let found = format!(
-        "bridge-nf-call-iptables is {value}, which has no effect, because steered frames pass no bridge"
+        "bridge-nf-call-iptables is {value}, which does not affect steered frames, because they pass no bridge"
     );
     Some(Check::ok("bridge", found))
 }
@@ -160,13 +176,13 @@ fn bridge(node: &Node) -> Option<Check> {
 fn clock(unix_time: u64) -> Check {
     let name = "clock";
     if unix_time >= EARLIEST {
-        return Check::ok(name, "the time is after the release of this version");
+        return Check::ok(name, "the clock shows 2026 or later");
     }
     Check::warn(
         name,
-        format!("{unix_time} seconds since 1970, before the release of this version"),
-        "the time of day",
-        "Set the clock, and start time synchronization before the agent, because tokens expire by the clock",
+        format!("the clock shows {unix_time} seconds since 1970, which is before 2026"),
+        "the current time",
+        "Set the clock, and start time synchronization before the agent, because the clock decides when tokens expire",
     )
 }
 

@@ -1,4 +1,4 @@
-//! Ports: whether the device exists, has a suitable type and is free.
+//! Checks ports: whether the device exists, is suitable, and carries no programs of others.
 
 use metadata_common::maps::program;
 
@@ -8,23 +8,24 @@ use metadata_base::port::PortName;
 use metadata_steer::probe::{Device, Failure, Feature, Place, Program, Search};
 use metadata_steer::{HUB_MTU, Mode};
 
-/// Frames that a tap's ring should hold: eight connections with ten segments in flight each (RFC 6928 §2), doubled for
-/// the guest's other traffic. The kernel's default is 500 or 1,000.
+/// Recommended minimum length of a tap's ring, in frames. Eight connections have ten segments in flight each (RFC 6928
+/// §2). This number is doubled for the guest's other traffic. The kernel's default is 500 or 1,000.
 const LEAST_RING: u32 = 160;
-/// The default MTU of guests.
+/// The default MTU of guests, in octets.
 const USUAL_MTU: u32 = 1_500;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let feeds = &facts.wanted.feeds;
     if facts.ports.is_empty() && !feeds.is_empty() {
-        let found = format!("none yet; records of {} will name ports", feeds.join(" and "));
+        let found = format!("no port yet; records from {} will name ports", feeds.join(" and "));
         return vec![Check::ok("port", found)];
     }
     if facts.ports.is_empty() {
-        let remedy = "Name ports: --port IFNAME[@NETNS], `ports:`, or network.nics[].port in records";
+        let remedy =
+            "Name a port with --port IFNAME[@NETNS], with `ports:`, or with network.nics[].port in a record";
         return vec![Check::warn(
             "port",
-            "neither configuration nor records name a port",
+            "neither the configuration nor a record names a port",
             "at least one port",
             remedy,
         )];
@@ -32,7 +33,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     facts.ports.iter().flat_map(|port| one(facts, port)).collect()
 }
 
-/// The problems of a port, or one `ok` check if it has none.
+/// Returns a check for each problem of a port, or one `ok` check if the port has no problem.
 fn one(facts: &Facts, port: &Port) -> Vec<Check> {
     let device = match &port.device {
         Ok(Some(device)) => device,
@@ -59,6 +60,7 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
     checks
 }
 
+/// Describes a port without problems.
 fn well(device: &Device) -> String {
     let Device { kind, mtu, queues, master, xdp, tcx, refused, .. } = device;
     let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
@@ -68,16 +70,17 @@ fn well(device: &Device) -> String {
     format!("{kind}, up, MTU {mtu}, {}{master}{steered}{refused}", count(*queues as usize, "queue"))
 }
 
+/// Returns the check of a port whose device was not found. `failure` is the error of the query, if it failed.
 fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>) -> Check {
     let check = "port.device";
     let found = failure.map_or_else(
-        || format!("no device {} in this namespace", name.ifname),
+        || format!("the port's namespace has no device {}", name.ifname),
         |failure| failure.text.clone(),
     );
     if let Some(Failure { errno: Some(libc::EMFILE), .. }) = failure {
         return Check::warn(
             check,
-            format!("unknown: {found}"),
+            format!("the device is unknown: {found}"),
             "a tap",
             "Raise the limit on open files first",
         );
@@ -85,32 +88,34 @@ fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>
     if failure.is_some_and(Failure::is_refusal) {
         let remedy = "Give the agent CAP_SYS_ADMIN to enter a namespace, and CAP_SYS_PTRACE \
                       if the namespace belongs to another user's process";
-        return Check::fail(check, found, "a namespace that can be entered", remedy);
+        return Check::fail(check, found, "a namespace that the agent can enter", remedy);
     }
     match elsewhere {
         Some(search) if search.found > 0 => {
             let places: Vec<_> = search.places.iter().map(|place| place_of(&name.ifname, place)).collect();
             let more = if search.found > places.len() { ", …" } else { "" };
             let remedy = search.places.first().map_or_else(String::new, |place| write(&name.ifname, place));
-            let expected = format!("{} in the configured namespace", name.ifname);
+            let expected = format!("{} in the port's namespace", name.ifname);
             Check::fail(check, format!("{found}; {}{more}", places.join(", ")), expected, remedy)
         }
         search => {
             let unseen = search.map_or(0, |search| search.unseen);
             let unseen = match unseen {
                 0 => String::new(),
-                number => format!(" ({} could not be searched)", count(number, "place")),
+                number => format!("; namespaces or processes not searched: {number}"),
             };
             Check::warn(
                 check,
-                format!("{found}, nor in any other namespace{unseen}"),
-                "a tap, once its VM starts",
-                "No action is needed before the VM starts: the port is attached when it appears. Otherwise correct the name",
+                format!("{found}; the search found no {} in other namespaces{unseen}", name.ifname),
+                "a tap after its VM has started",
+                "No action is needed before the VM starts, because the agent attaches the port when its device \
+                 appears. If the VM runs, correct the port's name",
             )
         }
     }
 }
 
+/// Describes a place where the search found the device.
 fn place_of(ifname: &str, Place { netns, process }: &Place) -> String {
     match (netns, process) {
         (None, _) => format!("{ifname} is in the agent's own namespace"),
@@ -121,11 +126,14 @@ fn place_of(ifname: &str, Place { netns, process }: &Place) -> String {
     }
 }
 
+/// Returns the remedy for a wrong namespace: the right name of the port.
 fn write(ifname: &str, Place { netns, .. }: &Place) -> String {
     match netns {
-        None => format!("Write `port: {{ifname: {ifname}}}` (--port {ifname})"),
+        None => format!("Write `port: {{ifname: {ifname}}}` in the record, or use --port {ifname}"),
         Some(netns) => {
-            format!("Write `port: {{ifname: {ifname}, netns: {netns}}}` (--port {ifname}@{netns})")
+            format!(
+                "Write `port: {{ifname: {ifname}, netns: {netns}}}` in the record, or use --port {ifname}@{netns}"
+            )
         }
     }
 }
@@ -134,43 +142,42 @@ fn kind(device: &Device) -> Option<Check> {
     let (check, kind) = ("port.kind", &device.kind);
     if !device.ethernet {
         let remedy = "Give the VM a tap, which carries Ethernet frames";
-        return Some(Check::fail(check, format!("a {kind} without Ethernet"), "a tap", remedy));
+        return Some(Check::fail(check, format!("this {kind} carries no Ethernet frames"), "a tap", remedy));
     }
     match kind.as_str() {
         "tap" => None,
-        // `redirect` reports this.
+        // `redirect` reports a veth that accepts no redirected frames.
         "veth" if device.takes_redirected == Some(false) => None,
         "veth" => Some(Check::warn(
             check,
-            "a veth: the kernel answers no frames on it, and answers cost more or are lost if its peer stops accepting \
-             redirected frames",
+            "the XDP program answers no frames itself on this veth; if the veth's peer stops accepting redirected \
+             frames, the agent's answers cost more CPU time or are lost",
             "a tap, or a veth whose peer accepts redirected frames",
-            "If the veth leads to a guest's tap, name the tap; otherwise keep GRO on at the peer \
+            "If the veth leads to a guest's tap, name that tap. Otherwise keep GRO on at the veth's peer \
              (ethtool -K PEER gro on)",
         )),
         "macvtap" | "macvlan" | "ipvtap" | "ipvlan" => Some(Check::fail(
             check,
-            format!("a {kind}: its programs do not see the guest's frames"),
+            format!("programs on this {kind} do not see the guest's frames"),
             "a tap",
             "Connect the VM by a tap and a bridge (KubeVirt: bridge or masquerade binding)",
         )),
         "bridge" | "bond" | "vxlan" | "dummy" => Some(Check::fail(
             check,
-            format!("a {kind}, which belongs to no single guest"),
+            format!("this {kind} belongs to no single guest"),
             "the tap of one VM",
-            "Name the VM's tap: `bridge link` lists the taps of a bridge",
+            "Name the VM's tap; `bridge link` lists the taps of a bridge",
         )),
         _ => Some(Check::warn(
             check,
-            format!(
-                "a {kind}: unless its driver supports XDP, generic XDP steers it at a higher cost per frame"
-            ),
+            format!("this {kind} costs more CPU time per frame if its driver supports only generic XDP"),
             "a tap",
-            "Name the VM's tap, if it has one",
+            "Name the VM's tap, if the VM has one",
         )),
     }
 }
 
+/// True if the program has a name that xdp-imds uses for programs on ports. It belongs to this agent or another one.
 fn is_ours(program: &Program) -> bool {
     matches!(
         program.name.as_deref(),
@@ -178,13 +185,13 @@ fn is_ours(program: &Program) -> bool {
     )
 }
 
-/// True if an xdp-imds program on a device can be this agent's: the agent runs, or has pinned links.
+/// True if an xdp-imds program on a device can belong to this agent, because this agent runs or has pinned links.
 fn is_expected(facts: &Facts) -> bool {
     let pinned = facts.pins.as_ref().and_then(|pins| pins.links.as_ref().ok());
     facts.node.agent.is_some() || pinned.is_some_and(|links| !links.is_empty())
 }
 
-/// Checks for another XDP program, because a device carries only one.
+/// Checks for an XDP program that does not belong to this agent. A device carries only one XDP program.
 fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
     let (check, expected) = ("port.xdp", "no XDP program except the agent's");
     let program = match device.xdp.iter().find(|program| !is_ours(program)) {
@@ -194,25 +201,29 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
     };
     let Program { id, name } = program;
     let name = name.as_deref().unwrap_or_default();
-    let found = format!("XDP program `{name}` (number {id}) is already attached{}", owner(name));
+    let shown = if name.is_empty() { "without a name".to_owned() } else { format!("`{name}`") };
+    let found = format!("XDP program {shown} (ID {id}) is already attached{}", owner(name));
     let tcx = facts.kernel.features.contains(&(Feature::Tcx, Ok(true)));
     let off = format!(
-        "`bpftool prog show id {id}` shows it, `ip link set dev {} xdp off` removes it",
-        port.name.ifname
+        "`bpftool prog show id {id}` shows this program, and `ip link set dev {} xdp off`{} removes it",
+        port.name.ifname,
+        within(&port.name)
     );
     let remedy = match name {
         program::PORT | program::PORT_STUB => {
             "Stop the other agent, or remove its pins by `xdp-imds release`".to_owned()
         }
-        "xdp_dispatcher" => format!("`xdp-loader unload {} --all` removes it", port.name.ifname),
+        "xdp_dispatcher" => {
+            format!("Run `xdp-loader unload {} --all`, which removes this program", port.name.ifname)
+        }
         name if is_cilium(name) => "Remove the device from Cilium's `devices`".to_owned(),
-        _ if tcx => format!("{off}; or keep it and set `steer: tcx`"),
+        _ if tcx => format!("{off}. To keep this program, set `steer: tcx`"),
         _ => off,
     };
     Some(Check::fail(check, found, expected, remedy))
 }
 
-/// The usual owner of a program with this name.
+/// Names the usual owner of a program with this name, for the end of a sentence. Empty if the owner is unknown.
 fn owner(name: &str) -> &'static str {
     match name {
         program::PORT | program::PORT_STUB => ", probably by another xdp-imds",
@@ -227,7 +238,8 @@ fn is_cilium(name: &str) -> bool {
     name.starts_with("cil_") || name == "bpf_xdp_entry"
 }
 
-/// Checks for other classifiers. The agent's runs before existing ones, but another can be placed before it later.
+/// Checks for classifiers that do not belong to this agent. The agent attaches its classifier before the existing ones.
+/// Another program can later put its own classifier first.
 fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
     let tcx = device.tcx.iter().flatten();
     if !is_expected(facts) && tcx.clone().any(is_ours) {
@@ -253,38 +265,39 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
         "port.tcx",
         format!("other classifiers are attached: {}", others.join(", ")),
         "no other classifier, or only ones that run after the agent's",
-        "No action is needed, because the agent's classifier runs first; set `steer: xdp` if another \
-         is placed before it later",
+        "No action is needed while the agent's classifier runs first. If another program puts its classifier \
+         first, set `steer: xdp`",
     ))
 }
 
-/// Checks the MTU, because a redirect drops frames longer than the MTU of its target.
+/// Checks the MTU. A redirect drops a frame that is longer than the MTU of the target device.
 fn mtu(device: &Device) -> Option<Check> {
     let (check, mtu) = ("port.mtu", device.mtu);
     if mtu < USUAL_MTU {
         Some(Check::warn(
             check,
-            format!("{mtu} octets"),
-            format!("{USUAL_MTU}, or a guest with an MTU of {mtu}"),
-            "Make sure that the guest has this MTU, because longer answers are dropped",
+            format!("the MTU is {mtu} octets"),
+            format!("an MTU of {USUAL_MTU}, or a guest with an MTU of {mtu}"),
+            "Make sure that the guest has this MTU too, because longer answers are dropped",
         ))
     } else if device.kind == "veth" && mtu > HUB_MTU {
         Some(Check::warn(
             check,
-            format!("{mtu} octets, which limits a veth to generic XDP"),
-            format!("{HUB_MTU} at most"),
-            "Lower the MTU if steering costs too much",
+            format!("the MTU is {mtu} octets; a veth with such an MTU supports only generic XDP"),
+            format!("an MTU of {HUB_MTU} at most"),
+            "Lower the MTU if the agent's XDP program takes too much CPU time",
         ))
     } else {
         None
     }
 }
 
-/// Checks that the driver accepts redirected frames, because answers are redirected to the port. If it does not, a
-/// classifier delivers the answers, but only in the agent's namespace.
+/// Checks that the device accepts redirected frames. The agent's answers reach the guest by an XDP redirect to this
+/// device. If the device does not accept redirected frames, a tcx classifier delivers the answers, but only to devices
+/// in the agent's own namespace.
 fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
     let remedy = match device.kind.as_str() {
-        "veth" => "Turn GRO on at the other end: `ethtool -K PEER gro on` in its namespace",
+        "veth" => "Turn GRO on at the veth's peer: run `ethtool -K PEER gro on` in the peer's namespace",
         _ => "Give the VM a tap",
     };
     let has_tcx = facts.kernel.features.iter().any(|found| matches!(found, (Feature::Tcx, Ok(true))));
@@ -294,34 +307,43 @@ fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
         let found = format!("the {} accepts no redirected frames", device.kind);
         if by_classifier {
             let found =
-                format!("{found}: a classifier delivers answers, which takes more CPU time per frame");
+                format!("{found}; a classifier delivers answers, which takes more CPU time per frame");
             Check::warn(check, found, expected, remedy)
         } else {
-            Check::fail(check, format!("{found}: the guest gets no answer"), expected, remedy)
+            Check::fail(check, format!("{found}, so the guest gets no answer"), expected, remedy)
         }
     })
 }
 
-/// Checks the length of a tap's ring, because frames beyond it are lost.
+/// Checks the length of a tap's ring. A tap drops frames while its ring is full.
 fn ring(name: &PortName, device: &Device) -> Option<Check> {
     let Device { ring, refused, .. } = device;
     (device.kind == "tap" && *ring < LEAST_RING).then(|| {
-        let lost =
-            if *refused > 0 { format!("; the tap refused {refused} frames so far") } else { String::new() };
-        let remedy = format!("`ip link set {} txqueuelen 1000`", name.ifname);
+        let lost = if *refused > 0 {
+            format!("; the tap has refused {refused} frames so far")
+        } else {
+            String::new()
+        };
+        let remedy = format!("Run `ip link set {} txqueuelen 1000`{}", name.ifname, within(name));
         Check::warn(
             "port.ring",
-            format!("a ring of {ring} frames{lost}"),
-            format!("{LEAST_RING} or more, because lost answers arrive late, after a retransmission"),
+            format!("the tap's ring holds {ring} frames{lost}"),
+            format!(
+                "at least {LEAST_RING} frames, because a lost answer arrives only after a retransmission"
+            ),
             remedy,
         )
     })
 }
 
+/// Names the namespace in which a command must run, for the text after the command. Empty for the agent's own.
+fn within(name: &PortName) -> String {
+    name.netns.as_ref().map_or_else(String::new, |netns| format!(" in {netns}"))
+}
+
 fn up(name: &PortName, device: &Device) -> Option<Check> {
     (!device.up).then(|| {
-        let enter = name.netns.as_ref().map_or_else(String::new, |netns| format!(" in {netns}"));
-        let remedy = format!("`ip link set {} up`{enter}, or start its VM", name.ifname);
+        let remedy = format!("Run `ip link set {} up`{}, or start the VM", name.ifname, within(name));
         Check::warn("port.up", format!("the {} is down", device.kind), "a device that is up", remedy)
     })
 }

@@ -1,4 +1,4 @@
-//! Capabilities and limits of this process.
+//! Checks the capabilities, limits and restrictions of this process.
 
 use super::super::{Check, Facts, Process};
 use super::count;
@@ -12,40 +12,47 @@ const SYS_ADMIN: u32 = 21;
 const PERFMON: u32 = 38;
 const BPF: u32 = 39;
 
-/// Descriptors of an agent without ports.
+/// File descriptors that an agent uses apart from its workers, ports and other network namespaces.
 const FILES: u64 = 64;
-/// Descriptors of a worker: its hub, programs and socket.
+/// File descriptors per worker, for its hub, programs and AF_XDP sockets.
 const FILES_OF_A_WORKER: u64 = 16;
-/// Descriptors of a port: the links of XDP and of the classifier.
+/// File descriptors per port: the eBPF links of the XDP program and of the classifier.
 const FILES_OF_A_PORT: u64 = 2;
-/// Descriptors of another namespace with ports: two programs, a watch on its links and a reserve.
+/// File descriptors per network namespace with ports, except the agent's own: two for programs, one to watch the
+/// devices, one in reserve.
 const FILES_OF_A_NAMESPACE: u64 = 4;
-/// Limit of open files below which the check warns, because the agent could not attach many more ports.
+/// Recommended minimum of the limit on open files. With a lower limit, the agent could not attach many more ports.
 const FILES_TO_GROW: u64 = 4_096;
 
-/// A capability: its check, its name, its number, the capability that includes it, and what the agent needs it for.
+/// A capability that the agent needs.
 struct Needed {
+    /// The name of the check.
     check: &'static str,
+    /// The name of the capability.
     name: &'static str,
+    /// The number of the capability.
     number: u32,
+    /// The number of another capability that includes this one, if there is one.
     within: Option<u32>,
+    /// What the agent needs the capability for.
     what_for: &'static str,
 }
 
+/// The capabilities that the agent needs on every node.
 const ALWAYS: [Needed; 5] = [
     Needed {
         check: "capability.bpf",
         name: "CAP_BPF",
         number: BPF,
         within: Some(SYS_ADMIN),
-        what_for: "maps and programs",
+        what_for: "eBPF maps and programs",
     },
     Needed {
         check: "capability.perfmon",
         name: "CAP_PERFMON",
         number: PERFMON,
         within: Some(SYS_ADMIN),
-        what_for: "programs that compare pointers",
+        what_for: "eBPF programs that compare pointers",
     },
     Needed {
         check: "capability.net_admin",
@@ -74,11 +81,11 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Process { capabilities, .. } = &facts.process;
     let mut checks = Vec::new();
     if capabilities.is_none() {
-        let remedy = "Mount /proc; without it, only the kernel's refusals show what is missing";
+        let remedy = "Mount /proc. Without it, only the kernel's errors show which capability is missing";
         checks.push(Check::warn(
             "capability",
             "/proc/self/status cannot be read",
-            "the capability sets",
+            "the capability sets of this process",
             remedy,
         ));
     } else {
@@ -89,14 +96,14 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// True if a capability is missing that every node needs.
+/// True if the process lacks a capability that the agent needs on every node.
 pub(super) fn is_missing_any(facts: &Facts) -> bool {
     ALWAYS
         .iter()
         .any(|needed| !has(facts, needed.number) && !needed.within.is_some_and(|other| has(facts, other)))
 }
 
-/// Unknown sets count as complete.
+/// True if the process has this capability, or if its capability sets are unknown.
 fn has(facts: &Facts, number: u32) -> bool {
     facts.process.capabilities.is_none_or(|sets| sets.effective & (1 << number) != 0)
 }
@@ -104,14 +111,15 @@ fn has(facts: &Facts, number: u32) -> bool {
 fn always(facts: &Facts, needed: &Needed) -> Check {
     let Needed { check, name, number, within, what_for } = *needed;
     if has(facts, number) {
-        Check::ok(check, format!("{name} is effective: {what_for}"))
+        Check::ok(check, format!("{name} is effective; the agent needs it for {what_for}"))
     } else if within.is_some_and(|other| has(facts, other)) {
-        Check::ok(check, format!("CAP_SYS_ADMIN includes {name}: {what_for}"))
+        Check::ok(check, format!("CAP_SYS_ADMIN includes {name}, which the agent needs for {what_for}"))
     } else {
         missing(facts, check, name, number, what_for)
     }
 }
 
+/// Returns the check of a missing capability. The remedy depends on which capability sets lack it.
 fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for: &str) -> Check {
     let sets = facts.process.capabilities.unwrap_or_default();
     let bit = 1 << number;
@@ -131,7 +139,7 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
         )
     } else {
         (
-            "is missing, also in the bounding set",
+            "is missing, and the bounding set lacks it too",
             format!(
                 "Add the capability where the bounding set is reduced: systemd CapabilityBoundingSet={name}, \
                  Kubernetes capabilities.add: [{plain}], docker --cap-add {plain}"
@@ -141,7 +149,8 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
     Check::fail(check, format!("{name} {found}"), format!("this capability, for {what_for}"), remedy)
 }
 
-/// Checks CAP_IPC_LOCK. The memory of the AF_XDP socket is locked and, without the capability, counts against a limit.
+/// Checks CAP_IPC_LOCK. AF_XDP sockets lock the memory of their frames. Without the capability, this memory counts
+/// against the limit on locked memory.
 fn ipc_lock(facts: &Facts) -> Check {
     let (check, name) = ("capability.ipc_lock", "CAP_IPC_LOCK");
     let needed = facts.wanted.pinned_memory.saturating_mul(facts.wanted.workers.into());
@@ -149,26 +158,30 @@ fn ipc_lock(facts: &Facts) -> Check {
     if has(facts, IPC_LOCK) {
         return Check::ok(
             check,
-            format!("{name} is effective: {} MiB of frames are locked in memory", mib(needed)),
+            format!("{name} is effective; the agent locks {} MiB of memory for frames", mib(needed)),
         );
     }
     match facts.process.resources.locked_memory {
         Some(limit) if limit < needed => {
             let what_for = format!(
-                "{} MiB of locked memory for frames; RLIMIT_MEMLOCK allows {} KiB",
+                "{} MiB of locked memory for frames, because RLIMIT_MEMLOCK allows only {} KiB",
                 mib(needed),
                 limit >> 10
             );
             let check = missing(facts, check, name, IPC_LOCK, &what_for);
-            let remedy =
-                check.remedy.map(|remedy| format!("{remedy}; or raise the limit (systemd LimitMEMLOCK=)"));
+            let remedy = check
+                .remedy
+                .map(|remedy| format!("{remedy}. Alternative: raise the limit (systemd LimitMEMLOCK=)"));
             Check { remedy, ..check }
         }
-        _ => Check::ok(check, format!("{name} is not needed: RLIMIT_MEMLOCK allows {} MiB", mib(needed))),
+        _ => Check::ok(
+            check,
+            format!("{name} is not needed, because RLIMIT_MEMLOCK allows the {} MiB for frames", mib(needed)),
+        ),
     }
 }
 
-/// Checks CAP_SYS_PTRACE, which is needed to open another user's `/proc/PID/ns/net`.
+/// Checks CAP_SYS_PTRACE. The agent needs it to open `/proc/PID/ns/net` of another user's process.
 fn sys_ptrace(facts: &Facts) -> Check {
     let (check, name) = ("capability.sys_ptrace", "CAP_SYS_PTRACE");
     let by_process = |name: &metadata_base::port::PortName| {
@@ -177,22 +190,30 @@ fn sys_ptrace(facts: &Facts) -> Check {
     let ports = facts.ports.iter().filter(|port| by_process(&port.name));
     let refused = ports.clone().any(|port| matches!(&port.device, Err(failure) if failure.is_refusal()));
     match (has(facts, SYS_PTRACE), ports.count()) {
-        (true, _) => Check::ok(check, format!("{name} is effective: namespaces of other users' processes")),
-        (false, 0) => {
-            Check::ok(check, format!("{name} is missing but not needed: no port is in a namespace of /proc"))
-        }
+        (true, _) => Check::ok(
+            check,
+            format!("{name} is effective; the agent needs it to enter namespaces of other users' processes"),
+        ),
+        (false, 0) => Check::ok(
+            check,
+            format!("{name} is missing but not needed, because no port names a namespace in /proc"),
+        ),
         (false, _) if refused => {
             missing(facts, check, name, SYS_PTRACE, "namespaces of other users' processes")
         }
         (false, number) => Check::warn(
             check,
-            format!("{name} is missing, but {} in namespaces of /proc can be reached", count(number, "port")),
+            format!(
+                "{name} is missing, but the kernel did not refuse access to the namespaces of {}",
+                count(number, "port")
+            ),
             "this capability, for namespaces of other users' processes",
-            "Add the capability if such processes run as another user",
+            "Add the capability if the process of such a namespace (/proc/PID) can run as another user",
         ),
     }
 }
 
+/// Checks CAP_DAC_READ_SEARCH. The agent needs it to read records for which its user lacks permission.
 fn dac_read_search(facts: &Facts) -> Check {
     let (check, name) = ("capability.dac_read_search", "CAP_DAC_READ_SEARCH");
     let unreadable = facts.records.as_ref().and_then(|records| records.unreadable.as_ref());
@@ -201,10 +222,10 @@ fn dac_read_search(facts: &Facts) -> Check {
     });
     match unreadable {
         _ if has(facts, DAC_READ_SEARCH) => {
-            Check::ok(check, format!("{name} is effective: files of other users"))
+            Check::ok(check, format!("{name} is effective; the agent can read records of other users"))
         }
         None if !refused => {
-            Check::ok(check, format!("{name} is missing but not needed: the records can be read"))
+            Check::ok(check, format!("{name} is missing but not needed, because the records can be read"))
         }
         found => {
             let which = found.map_or("the records' directory", |name| name.as_str());
@@ -216,7 +237,7 @@ fn dac_read_search(facts: &Facts) -> Check {
                 &format!("{which}, which belongs to another user"),
             );
             let remedy = lacking.remedy.map(|remedy| {
-                format!("Let the agent's user read the records (chgrp, chmod 0640). Or: {remedy}")
+                format!("Let the agent's user read the records (chgrp, chmod 0640). Alternative: {remedy}")
             });
             Check { remedy, ..lacking }
         }
@@ -226,28 +247,30 @@ fn dac_read_search(facts: &Facts) -> Check {
 fn user_namespace(process: &Process) -> Check {
     let name = "user_namespace";
     if process.initial_user_namespace {
-        return Check::ok(name, "the node's initial user namespace");
+        return Check::ok(name, "this process is in the node's initial user namespace");
     }
     Check::fail(
         name,
         "this process is in another user namespace, where capabilities do not permit BPF",
         "the node's initial user namespace",
-        "Run the agent without user namespaces: no rootless container, Kubernetes hostUsers: true",
+        "Run the agent in the initial user namespace: not in a rootless container, and in Kubernetes with \
+         hostUsers: true",
     )
 }
 
 fn seccomp(process: &Process) -> Check {
     let name = "seccomp";
     match process.seccomp {
-        None | Some(0) => Check::ok(name, "no filter"),
-        Some(2) => {
-            Check::ok(name, "a filter is on; the checks above show whether it forbids bpf(2) or AF_XDP")
-        }
+        None | Some(0) => Check::ok(name, "no seccomp filter was found"),
+        Some(2) => Check::ok(
+            name,
+            "a seccomp filter is active; the checks of the kernel show whether it forbids bpf(2) or AF_XDP",
+        ),
         Some(mode) => Check::fail(
             name,
-            format!("mode {mode}, which allows almost no system calls"),
-            "no filter, or one that lets bpf(2), setns(2) and AF_XDP through",
-            "Run the agent under another profile (Kubernetes seccompProfile: Unconfined, \
+            format!("the seccomp mode is {mode}, which allows almost no system calls"),
+            "no seccomp filter, or a filter that allows bpf(2), setns(2) and AF_XDP",
+            "Run the agent with another seccomp profile (Kubernetes seccompProfile: Unconfined, \
              docker --security-opt seccomp=unconfined)",
         ),
     }
@@ -268,12 +291,20 @@ fn open_files(facts: &Facts) -> Check {
     let found = format!("the hard limit of RLIMIT_NOFILE is {limit}");
     let remedy = "Raise the limit: systemd LimitNOFILE=65536, docker --ulimit nofile=65536, ulimit -Hn";
     if limit < needed {
-        let expected =
-            format!("{needed} for {} in {}", count(ports, "port"), count(namespaces + 1, "namespace"));
+        let expected = format!(
+            "at least {needed} for {} in {}",
+            count(ports, "port"),
+            count(namespaces + 1, "namespace")
+        );
         Check::fail(name, found, expected, remedy)
     } else if limit < FILES_TO_GROW.max(needed) {
-        Check::warn(name, found, format!("{FILES_TO_GROW}, so that the agent can attach more ports"), remedy)
+        Check::warn(
+            name,
+            found,
+            format!("at least {FILES_TO_GROW}, so that the agent can attach more ports"),
+            remedy,
+        )
     } else {
-        Check::ok(name, format!("{found}; {needed} are needed"))
+        Check::ok(name, format!("{found}; the agent needs {needed}"))
     }
 }

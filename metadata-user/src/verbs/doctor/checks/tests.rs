@@ -1,4 +1,4 @@
-//! Nodes with and without problems, each with the expected results of the checks.
+//! Tests the checks with the facts of nodes that have no problem, or one problem.
 
 mod kubevirt;
 mod place;
@@ -56,7 +56,7 @@ fn program(name: &str) -> Program {
     Program { id: 42, name: Some(name.into()) }
 }
 
-/// A node without problems.
+/// Returns the facts of a node without problems.
 fn healthy() -> Facts {
     let sets =
         Capabilities { effective: ALL_CAPABILITIES, permitted: ALL_CAPABILITIES, bounding: ALL_CAPABILITIES };
@@ -154,11 +154,12 @@ fn a_healthy_node_passes_all_checks() {
     assert_eq!(names.len(), checks.len(), "two checks have one name and subject");
 }
 
-/// A node with one problem, the check that must report it, the status of the check, and words that its text must
-/// contain.
+/// A case: its label, a function that adds one problem to the facts, the name and the status of the check that must
+/// report the problem, and words that the check must contain.
 type Case = (&'static str, fn(&mut Facts), &'static str, Status, &'static [&'static str]);
 
-/// Adds one problem to a healthy node per case. Only the named check may report a problem.
+/// Adds the problem of each case to a healthy node. Asserts that the named check reports the problem, and that no other
+/// check reports one.
 fn judge(cases: &[Case]) {
     for (what, spoil, name, status, words) in cases {
         let mut facts = healthy();
@@ -183,14 +184,20 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
     use Status::{Fail, Warn};
     judge(&[
         (
-            "too old",
+            "a kernel that is too old",
             |f| f.kernel.release = "2.6.78".into(),
             "kernel.version",
             Fail,
             &["2.6.78", "5.15", "Boot"],
         ),
-        ("just too old", |f| f.kernel.release = "5.14.9".into(), "kernel.version", Fail, &["too old"]),
-        ("no number", |f| f.kernel.release = "six".into(), "kernel.version", Warn, &["six"]),
+        (
+            "a kernel just below the minimum",
+            |f| f.kernel.release = "5.14.9".into(),
+            "kernel.version",
+            Fail,
+            &["too old"],
+        ),
+        ("a release without a number", |f| f.kernel.release = "six".into(), "kernel.version", Warn, &["six"]),
         ("no XDP", |f| set_feature(f, Feature::Xdp, Ok(false)), "kernel.xdp", Fail, &["CONFIG_NET"]),
         (
             "no devmap",
@@ -213,10 +220,16 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
             Fail,
             &["XDP_SOCKETS"],
         ),
-        ("no ring", |f| set_feature(f, Feature::RingBuffer, Ok(false)), "kernel.ring_buffer", Fail, &["5.8"]),
-        ("no link", |f| set_feature(f, Feature::Link, Ok(false)), "kernel.xdp_link", Fail, &["5.9"]),
         (
-            "no update",
+            "no ring buffer",
+            |f| set_feature(f, Feature::RingBuffer, Ok(false)),
+            "kernel.ring_buffer",
+            Fail,
+            &["5.8"],
+        ),
+        ("no bpf_link", |f| set_feature(f, Feature::Link, Ok(false)), "kernel.xdp_link", Fail, &["5.9"]),
+        (
+            "no update of a bpf_link",
             |f| set_feature(f, Feature::LinkUpdate, Ok(false)),
             "kernel.link_update",
             Fail,
@@ -225,7 +238,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
         ("no BTF", |f| set_feature(f, Feature::Btf, Ok(false)), "kernel.btf", Warn, &["DEBUG_INFO_BTF"]),
         ("no tcx", |f| set_feature(f, Feature::Tcx, Ok(false)), "kernel.tcx", Warn, &["6.6", "bulk"]),
         (
-            "no tcx where it is asked for",
+            "no tcx, but `steer: tcx`",
             |f| {
                 set_feature(f, Feature::Tcx, Ok(false));
                 f.wanted.steer = Mode::Tcx;
@@ -235,22 +248,22 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
             &["steer: auto"],
         ),
         (
-            "refused with all capabilities",
+            "bpf(2) refused despite all capabilities",
             |f| set_feature(f, Feature::Bpf, Err(refused())),
             "kernel.bpf",
             Fail,
             &["SELinux", "lockdown"],
         ),
         (
-            "no tun",
+            "no /dev/net/tun",
             |f| f.kernel.tun = Err(Failure { errno: Some(libc::ENOENT), text: "none".into() }),
             "tun",
             Fail,
             &["modprobe"],
         ),
-        ("no device", |f| f.kernel.tun = Err(refused()), "tun", Fail, &["DeviceAllow"]),
+        ("/dev/net/tun refused", |f| f.kernel.tun = Err(refused()), "tun", Fail, &["DeviceAllow"]),
         (
-            "rehearsal",
+            "a failed rehearsal",
             |f| f.kernel.rehearsal = Err(Failure::new("cannot make it")),
             "rehearsal",
             Fail,
@@ -281,19 +294,19 @@ fn lockdown_is_reported_if_the_kernel_refuses() {
 }
 
 #[test]
-fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause() {
+fn only_a_needed_capability_is_reported_and_the_remedy_fits_the_cause() {
     use Status::{Fail, Warn};
     let net_raw = "capability.net_raw";
     judge(&[
         (
-            "out of bounds",
+            "missing in the bounding set",
             |f| drop_capability(f, 1 << 13),
             net_raw,
             Fail,
             &["AF_XDP", "CapabilityBoundingSet="],
         ),
         (
-            "another user",
+            "missing in the permitted set",
             |f| {
                 capabilities(f).effective &= !(1 << 13);
                 capabilities(f).permitted &= !(1 << 13);
@@ -302,7 +315,13 @@ fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause
             Fail,
             &["AmbientCapabilities="],
         ),
-        ("lowered", |f| capabilities(f).effective &= !(1 << 13), net_raw, Fail, &["permitted"]),
+        (
+            "missing in the effective set",
+            |f| capabilities(f).effective &= !(1 << 13),
+            net_raw,
+            Fail,
+            &["permitted"],
+        ),
         ("no NET_ADMIN", |f| drop_capability(f, 1 << 12), "capability.net_admin", Fail, &["XDP"]),
         ("no SYS_ADMIN", |f| drop_capability(f, SYS_ADMIN), "capability.sys_admin", Fail, &["namespaces"]),
         (
@@ -313,7 +332,7 @@ fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause
             &["32 MiB", "LimitMEMLOCK="],
         ),
         (
-            "another's process",
+            "a namespace of another user's process",
             |f| {
                 drop_capability(f, SYS_PTRACE);
                 f.ports[0].name.netns = Some("/proc/42/ns/net".into());
@@ -323,7 +342,7 @@ fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause
             &["one port"],
         ),
         (
-            "records of others",
+            "a record of another user",
             |f| {
                 drop_capability(f, 1 << 2);
                 f.records.as_mut().expect("records").unreadable = Some("web-1.yaml".into());
@@ -338,9 +357,9 @@ fn only_a_needed_capability_is_reported_as_missing_and_the_remedy_fits_the_cause
             "BPF and PERFMON are part of SYS_ADMIN",
             (|f| drop_capability(f, 1 << 39 | 1 << 38)) as fn(&mut Facts),
         ),
-        ("no port is in /proc", |f| drop_capability(f, SYS_PTRACE)),
+        ("no port names a namespace in /proc", |f| drop_capability(f, SYS_PTRACE)),
         ("records can be read", |f| drop_capability(f, 1 << 2)),
-        ("the limit suffices", |f| {
+        ("no limit on locked memory", |f| {
             drop_capability(f, 1 << 14);
             f.process.resources.locked_memory = None;
         }),
@@ -358,21 +377,21 @@ fn limits_and_environment_of_the_process_are_checked() {
     let files = "limit.open_files";
     judge(&[
         (
-            "few files",
+            "too low a limit on open files",
             |f| f.process.resources.open_files = Some(64),
             files,
             Fail,
             &["64", "82 for one port", "LimitNOFILE"],
         ),
         (
-            "no files for more ports",
+            "a limit that leaves few open files for more ports",
             |f| f.process.resources.open_files = Some(1_024),
             files,
             Warn,
             &["1024", "4096"],
         ),
         (
-            "user namespace",
+            "another user namespace",
             |f| f.process.initial_user_namespace = false,
             "user_namespace",
             Fail,
@@ -380,7 +399,13 @@ fn limits_and_environment_of_the_process_are_checked() {
         ),
         ("strict seccomp", |f| f.process.seccomp = Some(1), "seccomp", Fail, &["bpf(2)"]),
         ("no /proc", |f| f.process.capabilities = None, "capability", Warn, &["/proc"]),
-        ("1970", |f| f.process.unix_time = 60, "clock", Warn, &["tokens"]),
-        ("many workers", |f| f.wanted.workers = 5, "workers", Warn, &["5 workers", "workers: 4"]),
+        ("a clock in 1970", |f| f.process.unix_time = 60, "clock", Warn, &["tokens"]),
+        (
+            "more workers than processors",
+            |f| f.wanted.workers = 5,
+            "workers",
+            Warn,
+            &["5 workers", "workers: 4"],
+        ),
     ]);
 }

@@ -1,4 +1,4 @@
-//! The needs of KubeVirt's feed.
+//! Collects the facts about the needs of KubeVirt's feed.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::room::directory;
 use crate::config::Config;
 use metadata_feed::kubevirt::{access, node};
 
-/// Collects the needs of the feed; `None` while the feed is off.
+/// Returns the state of everything that KubeVirt's feed needs; `None` if the feed is off.
 pub(super) fn kubevirt(config: &Config) -> Option<Kubevirt> {
     let options = config.kubevirt.as_ref()?;
     Some(Kubevirt {

@@ -1,4 +1,4 @@
-//! Collects the facts without judging them.
+//! Collects the facts about the node, the configuration and this process.
 
 #[cfg(feature = "kubevirt")]
 mod kubevirt;
@@ -16,7 +16,7 @@ use metadata_steer::{SteerConfig, hub_queues, probe};
 
 /// Collects all facts for a configuration.
 pub(super) fn facts(config: &Config) -> Facts {
-    // This goes first, because the rehearsal raises the limit of open files.
+    // Read the limits of the process first, because the rehearsal raises the soft limit on open files.
     let process = process::process();
     let (records, ports) = ports::named(config);
     Facts {

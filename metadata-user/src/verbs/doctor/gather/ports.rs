@@ -1,4 +1,4 @@
-//! The ports that configuration and records name, and their devices.
+//! Collects the ports that the configuration and the records name, and their devices.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -9,10 +9,11 @@ use metadata_base::port::PortName;
 use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
 
-/// Maximum number of invalid records reported.
+/// Maximum number of invalid records whose errors are kept.
 const REFUSED_TOLD: usize = 3;
 
-/// Returns the records, and each port that they or the configuration name.
+/// Reads the directory of records. Returns a summary of the records, and the ports that the configuration or a valid
+/// record names. The summary is `None` if no directory is configured, and empty if the directory cannot be read.
 pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
     let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
     let records = config.records.as_deref().map(|path| {
@@ -34,6 +35,7 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
     (records, ports)
 }
 
+/// Adds an invalid record to the summary.
 fn refuse(records: &mut Records, name: &str, error: &FeedError) {
     if matches!(error, FeedError::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied) {
         records.unreadable.get_or_insert_with(|| name.to_owned());
@@ -44,7 +46,7 @@ fn refuse(records: &mut Records, name: &str, error: &FeedError) {
     }
 }
 
-/// Finds the device of each port. If a device is not in the port's namespace, searches all namespaces.
+/// Queries the device of each port. If the query finds no device, searches all namespaces for a device with that name.
 pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
     let mut ports: Vec<Port> =
         names.into_iter().map(|name| Port { device: device(&name), name, elsewhere: None }).collect();
@@ -56,7 +58,7 @@ pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
     }
     let mut found = search(&missing);
     for port in ports.iter_mut().filter(|port| absent(port)) {
-        // Ports of one name in different namespaces share the result.
+        // The search is by device name, so ports with the same device name have the same result.
         port.elsewhere = Some(found.entry(port.name.ifname.clone()).or_default().clone());
     }
     ports

@@ -1,4 +1,4 @@
-//! The rights and limits of this process.
+//! Collects the rights and limits of this process.
 
 use std::fs;
 use std::time::SystemTime;
@@ -7,7 +7,8 @@ use rustix::process::{Resource, geteuid, getrlimit};
 
 use super::super::facts::{Capabilities, Process, Resources};
 
-/// The content of `/proc/self/uid_map` in the initial user namespace, which maps all users to themselves.
+/// The fields of `/proc/self/uid_map` in the initial user namespace: the first user ID inside, the first user ID
+/// outside, and the number of user IDs.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
 pub(super) fn process() -> Process {
@@ -34,6 +35,7 @@ fn capabilities(status: &str) -> Option<Capabilities> {
     Some(Capabilities { effective: set("CapEff")?, permitted: set("CapPrm")?, bounding: set("CapBnd")? })
 }
 
+/// Returns the value of a line `NAME: VALUE` in `/proc/self/status`.
 fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
     status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
@@ -43,7 +45,7 @@ mod tests {
     use super::{Capabilities, capabilities};
 
     #[test]
-    fn capability_sets_of_the_kernels_form_are_read() {
+    fn the_capability_sets_are_read_from_the_kernels_text() {
         let status = "Name:\tx\nCapInh:\t0000000000000000\nCapPrm:\t00000000000000ff\n\
                       CapEff:\t0000000000001000\nCapBnd:\t000001ffffffffff\nSeccomp:\t0\n";
         let sets = Capabilities { effective: 1 << 12, permitted: 0xff, bounding: 0x1ff_ffff_ffff };

@@ -1,4 +1,4 @@
-//! Directories, pins and the agent of the run directory.
+//! Collects the directories, the pins, and the agent that uses the run directory.
 
 use std::fs;
 use std::io;
@@ -10,15 +10,14 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
 use super::super::facts::{Directory, FileSystem, Found, Pins};
 use crate::config::Config;
+use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{Failure, pinned_links};
 
 /// `BPF_FS_MAGIC` (`linux/magic.h`).
 const BPFFS: u64 = 0xcafe_4a11;
-/// This agent's version of the layout of pins.
-const LAYOUT: &str = "v1";
-/// Maximum number of versions reported.
+/// Maximum number of versions kept.
 const VERSIONS_TOLD: usize = 16;
-/// The sockets of an agent in its run directory.
+/// The names of an agent's sockets in its run directory.
 const SOCKETS: [&str; 2] = ["control.sock", "takeover.sock"];
 
 pub(super) fn pins(path: &Path) -> Pins {
@@ -26,11 +25,11 @@ pub(super) fn pins(path: &Path) -> Pins {
     let mut versions: Vec<_> =
         versions.take(VERSIONS_TOLD).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     versions.sort();
-    let links = pinned_links(&path.join(LAYOUT).join("links"));
+    let links = pinned_links(&path.join(PINS_VERSION).join("links"));
     Pins { path: path.into(), file_system: file_system(path), versions, links }
 }
 
-/// The directories of a configuration, by purpose.
+/// Returns the configured directories with their purposes.
 pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
     let records = config.records.as_deref().map(|path| ("records", path));
     let state = config.state.as_deref().map(|path| ("state", path));
@@ -49,7 +48,7 @@ pub(super) fn directory(path: &Path) -> Directory {
     Directory { path: path.into(), found, file_system: file_system(path) }
 }
 
-/// The file system of the nearest ancestor of `path` that exists.
+/// Returns the file system of `path`. If `path` does not exist, returns that of its nearest ancestor that exists.
 fn file_system(path: &Path) -> Result<FileSystem, Failure> {
     let here = |at: &Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
     let at = path.ancestors().map(here).find(|at| at.exists()).unwrap_or_else(|| "/".into());
@@ -64,7 +63,8 @@ fn file_system(path: &Path) -> Result<FileSystem, Failure> {
     })
 }
 
-/// The process that listens in the run directory. If there is none, a socket without a listener, if one exists.
+/// Returns the ID of the process that listens on a socket in the run directory, or 0 if the kernel does not report the
+/// ID. If no process listens, returns the path of a socket that exists there, if there is one.
 pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
     let mut stale = None;
     for path in SOCKETS.map(|name| run.join(name)) {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_shows_its_listener_or_that_it_has_none() {
+    fn a_socket_shows_whether_a_process_listens_and_which() {
         let room = tempfile::tempdir().expect("a directory");
         assert_eq!(agent(room.path()), (None, None));
         let path = room.path().join("control.sock");

@@ -1,4 +1,4 @@
-//! Tests the checks of KubeVirt's feed.
+//! Tests the checks of what KubeVirt's feed needs.
 
 use super::super::super::Status::{Fail, Warn};
 use super::super::super::facts::{Facts, Found, Kubevirt};
@@ -17,56 +17,56 @@ fn file() -> Found {
 fn the_needs_of_kubevirts_feed_are_checked() {
     judge(&[
         (
-            "no name",
+            "no name of the node",
             |f| needs(f).node = Err("found none".into()),
             "kubevirt.node",
             Fail,
             &["found none", "NODE_NAME", "spec.nodeName"],
         ),
         (
-            "no way",
+            "no access to the API server",
             |f| needs(f).api = Some(Err("no token".into())),
             "kubevirt.api",
             Fail,
             &["no token", "automountServiceAccountToken", "kubeconfig"],
         ),
         (
-            "no pods",
+            "no directory of pods",
             |f| needs(f).pods.found = Ok(None),
             "kubevirt.kubelet",
             Fail,
             &["/some/directory does not exist", "kubelet: DIR", "/var/lib/kubelet"],
         ),
         (
-            "a file",
+            "a file in place of the directory of pods",
             |f| needs(f).pods.found = Ok(Some(file())),
             "kubevirt.kubelet",
             Fail,
             &["not a directory"],
         ),
         (
-            "no right",
+            "no permission for the directory of pods",
             |f| needs(f).pods.found = Err(refused()),
             "kubevirt.kubelet",
             Fail,
             &["Operation not permitted"],
         ),
         (
-            "no groups",
+            "no control groups",
             |f| needs(f).cgroups.found = Ok(None),
             "kubevirt.cgroups",
             Warn,
             &["does not exist", "/sys/fs/cgroup"],
         ),
         (
-            "groups in a file",
+            "a file in place of the control groups",
             |f| needs(f).cgroups.found = Ok(Some(file())),
             "kubevirt.cgroups",
             Warn,
             &["not a directory"],
         ),
         (
-            "no place for the hook's socket",
+            "no directory for the hook's socket",
             |f| needs(f).hook.as_mut().expect("it is on").found = Ok(None),
             "kubevirt.hook",
             Fail,

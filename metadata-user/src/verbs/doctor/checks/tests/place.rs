@@ -20,56 +20,80 @@ fn directories_of_pins_and_files_are_checked() {
     }
     judge(&[
         (
-            "unmounted",
+            "no bpffs",
             |f| pins(f).file_system = room(false),
             "pins.bpffs",
             Fail,
             &["mount -t bpf", "--no-pins"],
         ),
         (
-            "read-only",
+            "a read-only bpffs",
             |f| pins(f).file_system.as_mut().expect("one").read_only = true,
             "pins.bpffs",
             Fail,
             &["remount,rw"],
         ),
         (
-            "stale",
+            "a pinned link without a device",
             |f| pins(f).links = Ok(vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(0) }]),
             "pins.links",
             Warn,
             &["port-1-7-9", "release"],
         ),
-        ("other version", |f| pins(f).versions.push("v2".into()), "pins.versions", Warn, &["v2"]),
-        ("no records", |f| f.directories[0].1.found = Ok(None), "directory", Fail, &["records", "--records"]),
+        ("pins of another version", |f| pins(f).versions.push("v2".into()), "pins.versions", Warn, &["v2"]),
         (
-            "anybody's records",
+            "no directory of records",
+            |f| f.directories[0].1.found = Ok(None),
+            "directory",
+            Fail,
+            &["records", "--records"],
+        ),
+        (
+            "a directory of records that every user can write",
             |f| f.directories[0].1 = directory(0o777),
             "directory",
             Warn,
             &["0777", "chmod 0750"],
         ),
-        ("open state", |f| *state(f) = directory(0o755), "directory", Warn, &["0755", "chmod 0700"]),
-        ("full", |f| state_room(f).free = 4_096, "directory", Fail, &["4 KiB"]),
-        ("nearly full", |f| state_room(f).free = 2 << 20, "directory", Warn, &["2 MiB"]),
-        ("read-only state", |f| state_room(f).read_only = true, "directory", Fail, &["read-only"]),
         (
-            "a file",
+            "a state directory open to other users",
+            |f| *state(f) = directory(0o755),
+            "directory",
+            Warn,
+            &["0755", "chmod 0700"],
+        ),
+        ("a full file system", |f| state_room(f).free = 4_096, "directory", Fail, &["4 KiB"]),
+        ("a nearly full file system", |f| state_room(f).free = 2 << 20, "directory", Warn, &["2 MiB"]),
+        (
+            "a read-only state directory",
+            |f| state_room(f).read_only = true,
+            "directory",
+            Fail,
+            &["read-only"],
+        ),
+        (
+            "a file in place of the state directory",
             |f| state(f).found = Ok(Some(Found { directory: false, mode: 0o600, owner: 0 })),
             "directory",
             Fail,
             &["not a directory"],
         ),
         (
-            "somebody's",
+            "a state directory of another user",
             |f| state(f).found = Ok(Some(Found { directory: true, mode: 0o700, owner: 1_000 })),
             "directory",
             Warn,
             &["user 1000", "chown 0"],
         ),
-        ("refused", |f| state(f).found = Err(refused()), "directory", Fail, &["not permitted"]),
         (
-            "a bad record",
+            "a state directory without permission",
+            |f| state(f).found = Err(refused()),
+            "directory",
+            Fail,
+            &["not permitted"],
+        ),
+        (
+            "an invalid record",
             |f| {
                 let bad = vec![("b.yaml".into(), "b.yaml:2: no".into())];
                 f.records = Some(Records { count: 2, refused: bad, refused_count: 1, unreadable: None });
@@ -78,7 +102,7 @@ fn directories_of_pins_and_files_are_checked() {
             Warn,
             &["1 of 2 records", "b.yaml:2", "xdp-imds check"],
         ),
-        ("none named", |f| f.records = None, "records", Warn, &["--records"]),
+        ("no directory of records configured", |f| f.records = None, "records", Warn, &["--records"]),
     ]);
     let mut facts = healthy();
     facts.pins = None;
@@ -95,37 +119,52 @@ fn the_node_is_checked() {
         &mut facts.node.addresses.as_mut().expect("uses")[0]
     }
     judge(&[
-        ("an agent", |f| f.node.agent = Some(42), "agent", Warn, &["42", "--takeover"]),
+        ("a running agent", |f| f.node.agent = Some(42), "agent", Warn, &["42", "--takeover"]),
         (
-            "foreign",
+            "another device with a hub's name",
             |f| f.node.hub = Ok(vec![("imds-in".into(), "dummy".into())]),
             "hub",
             Fail,
             &["imds-in", "--hub"],
         ),
         (
-            "another's",
+            "the hub of another agent",
             |f| f.node.hub = Ok(vec![("imds-tap".into(), "tap".into())]),
             "hub",
             Fail,
             &["another agent", "--run"],
         ),
-        ("own", |f| address(f).own = true, "address", Warn, &["169.254.169.254", "guard: all"]),
-        ("routed", |f| address(f).routed = Some(16), "address", Warn, &["/16"]),
         (
-            "answered",
+            "an address of the node",
+            |f| address(f).own = true,
+            "address",
+            Warn,
+            &["169.254.169.254", "guard: all"],
+        ),
+        ("a route to an address", |f| address(f).routed = Some(16), "address", Warn, &["/16"]),
+        (
+            "a neighbour with an address",
             |f| address(f).neighbour = Some("fa:16:3e:00:00:01".into()),
             "address",
             Warn,
             &["fa:16:3e"],
         ),
-        ("ring full", |f| f.node.ring_full = 7, "hub.namespaces", Warn, &["7 frames", "steer: auto"]),
-        ("veth full", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
-        ("unseen", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
+        (
+            "a full ring buffer",
+            |f| f.node.ring_full = 7,
+            "hub.namespaces",
+            Warn,
+            &["7 frames", "steer: auto"],
+        ),
+        ("a full veth", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
+        ("unknown neighbours", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
     ]);
     for (what, spoil) in [
-        ("left over", (|f| f.node.hub = Ok(vec![("imds-in".into(), "veth".into())])) as fn(&mut Facts)),
-        ("ended", |f| f.node.stale_socket = Some("/run/xdp-imds/control.sock".into())),
+        (
+            "devices of a killed agent",
+            (|f| f.node.hub = Ok(vec![("imds-in".into(), "veth".into())])) as fn(&mut Facts),
+        ),
+        ("a socket of an ended agent", |f| f.node.stale_socket = Some("/run/xdp-imds/control.sock".into())),
     ] {
         let mut facts = healthy();
         spoil(&mut facts);
@@ -141,16 +180,16 @@ fn a_tap_in_another_namespace_is_found_and_named() {
         facts.ports[0].elsewhere = Some(Search { found: places.len(), places, unseen: 0 });
     }
     judge(&[
-        ("nowhere", |f| lost(f, Vec::new()), "port.device", Warn, &["tap0", "appears"]),
+        ("a tap that does not exist", |f| lost(f, Vec::new()), "port.device", Warn, &["tap0", "appears"]),
         (
-            "by name",
+            "a tap in a namespace with a name",
             |f| lost(f, vec![Place { netns: Some("pod-1".into()), process: None }]),
             "port.device",
             Fail,
             &["in namespace pod-1", "port: {ifname: tap0, netns: pod-1}"],
         ),
         (
-            "by process",
+            "a tap in a namespace without a name",
             |f| {
                 lost(
                     f,
@@ -162,7 +201,7 @@ fn a_tap_in_another_namespace_is_found_and_named() {
             &["process 42, qemu", "netns: /proc/42/ns/net}"],
         ),
         (
-            "at home",
+            "a tap in the agent's own namespace",
             |f| {
                 lost(f, vec![Place { netns: None, process: None }]);
                 f.ports[0].name.netns = Some("pod-1".into());
@@ -171,16 +210,22 @@ fn a_tap_in_another_namespace_is_found_and_named() {
             Fail,
             &["agent's own namespace", "port: {ifname: tap0}"],
         ),
-        ("refused", |f| f.ports[0].device = Err(refused()), "port.device", Fail, &["CAP_SYS_PTRACE"]),
         (
-            "unseen",
+            "a namespace without permission",
+            |f| f.ports[0].device = Err(refused()),
+            "port.device",
+            Fail,
+            &["CAP_SYS_PTRACE"],
+        ),
+        (
+            "namespaces that were not searched",
             |f| {
                 f.ports[0].device = Ok(None);
                 f.ports[0].elsewhere = Some(Search { unseen: 3, ..Search::default() });
             },
             "port.device",
             Warn,
-            &["3 places could not"],
+            &["not searched: 3"],
         ),
     ]);
 }
@@ -196,41 +241,53 @@ fn an_unsuitable_or_occupied_device_is_reported() {
     }
     judge(&[
         (
-            "another's program",
+            "an unknown XDP program",
             |f| xdp(f, "filter"),
             "port.xdp",
             Fail,
-            &["tap0", "`filter` (number 42)", "xdp off", "steer: tcx"],
+            &["tap0", "`filter` (ID 42)", "xdp off", "steer: tcx"],
         ),
-        ("libxdp", |f| xdp(f, "xdp_dispatcher"), "port.xdp", Fail, &["libxdp", "xdp-loader unload tap0"]),
-        ("cilium", |f| xdp(f, "cil_xdp_entry"), "port.xdp", Fail, &["Cilium"]),
-        ("another of us", |f| xdp(f, "port"), "port.xdp", Fail, &["another xdp-imds", "release"]),
         (
-            "another's classifier",
+            "a program of libxdp",
+            |f| xdp(f, "xdp_dispatcher"),
+            "port.xdp",
+            Fail,
+            &["libxdp", "xdp-loader unload tap0"],
+        ),
+        ("a program of Cilium", |f| xdp(f, "cil_xdp_entry"), "port.xdp", Fail, &["Cilium"]),
+        (
+            "a program of another xdp-imds",
+            |f| xdp(f, "port"),
+            "port.xdp",
+            Fail,
+            &["another xdp-imds", "release"],
+        ),
+        (
+            "a classifier of another xdp-imds",
             |f| the_tap(f).tcx = Some(vec![program("port_tcx")]),
             "port.tcx",
             Fail,
             &["another xdp-imds"],
         ),
         (
-            "a classifier",
+            "an unknown classifier",
             |f| the_tap(f).tcx = Some(vec![program("cil_to_host")]),
             "port.tcx",
             Warn,
             &["cil_to_host"],
         ),
         (
-            "a filter",
+            "a classifier of a queueing discipline",
             |f| the_tap(f).filters = vec![Filter { kind: "bpf".into(), name: Some("meter".into()) }],
             "port.tcx",
             Warn,
             &["meter"],
         ),
-        ("macvtap", |f| kind(f, "macvtap"), "port.kind", Fail, &["macvtap", "bridge"]),
-        ("bridge", |f| kind(f, "bridge"), "port.kind", Fail, &["tap of one VM"]),
-        ("veth", |f| kind(f, "veth"), "port.kind", Warn, &["gro on"]),
+        ("a macvtap", |f| kind(f, "macvtap"), "port.kind", Fail, &["macvtap", "bridge"]),
+        ("a bridge", |f| kind(f, "bridge"), "port.kind", Fail, &["tap of one VM"]),
+        ("a veth", |f| kind(f, "veth"), "port.kind", Warn, &["gro on"]),
         (
-            "bare veth",
+            "a veth without GRO",
             |f| {
                 kind(f, "veth");
                 the_tap(f).takes_redirected = Some(false);
@@ -240,7 +297,7 @@ fn an_unsuitable_or_occupied_device_is_reported() {
             &["classifier", "more CPU time", "gro on"],
         ),
         (
-            "bare veth elsewhere",
+            "a veth without GRO in another namespace",
             |f| {
                 kind(f, "veth");
                 the_tap(f).takes_redirected = Some(false);
@@ -250,9 +307,15 @@ fn an_unsuitable_or_occupied_device_is_reported() {
             Fail,
             &["no answer", "gro on"],
         ),
-        ("driver", |f| the_tap(f).takes_redirected = Some(false), "port.redirect", Warn, &["tap"]),
         (
-            "short ring",
+            "a driver that accepts no redirected frames",
+            |f| the_tap(f).takes_redirected = Some(false),
+            "port.redirect",
+            Warn,
+            &["tap"],
+        ),
+        (
+            "a short ring",
             |f| {
                 the_tap(f).ring = 8;
                 the_tap(f).refused = 12;
@@ -261,16 +324,16 @@ fn an_unsuitable_or_occupied_device_is_reported() {
             Warn,
             &["8 frames", "refused 12", "ip link set tap0 txqueuelen 1000"],
         ),
-        ("physical", |f| kind(f, "physical device"), "port.kind", Warn, &["generic XDP"]),
-        ("tun", |f| the_tap(f).ethernet = false, "port.kind", Fail, &["Ethernet"]),
-        ("small", |f| the_tap(f).mtu = 1_400, "port.mtu", Warn, &["1400"]),
-        ("down", |f| the_tap(f).up = false, "port.up", Warn, &["ip link set tap0 up"]),
-        ("none", |f| f.ports.clear(), "port", Warn, &["network.nics[].port"]),
+        ("a physical device", |f| kind(f, "physical device"), "port.kind", Warn, &["generic XDP"]),
+        ("a device without Ethernet", |f| the_tap(f).ethernet = false, "port.kind", Fail, &["Ethernet"]),
+        ("a small MTU", |f| the_tap(f).mtu = 1_400, "port.mtu", Warn, &["1400"]),
+        ("a device that is down", |f| the_tap(f).up = false, "port.up", Warn, &["ip link set tap0 up"]),
+        ("no port", |f| f.ports.clear(), "port", Warn, &["network.nics[].port"]),
     ]);
 }
 
 #[test]
-fn programs_of_an_agent_that_runs_or_has_pins_pass() {
+fn programs_of_an_agent_that_runs_or_has_pins_are_no_problem() {
     let mut facts = healthy();
     the_tap(&mut facts).xdp = vec![program("port")];
     the_tap(&mut facts).tcx = Some(vec![program("port_tcx")]);
