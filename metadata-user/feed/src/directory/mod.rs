@@ -18,8 +18,10 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{StreamExt as _, stream};
 pub use load::{Loaded, files, load, names};
 use metadata_content::record::{Limits, Record};
 use watch::{Changes, Watch};
@@ -29,6 +31,8 @@ use super::{FeedError, FeedEvent, blocking};
 
 /// Most records in a directory. A scan reads them in the order of names, and the feed refuses the rest.
 pub const MAX_RECORDS: usize = 16_384;
+/// Most files that a scan reads at once. Parsing takes most of an agent's start with thousands of records.
+const LOADS_AT_ONCE: usize = 8;
 /// How long to gather changes after the first one, because editors replace a file in several steps.
 const SETTLE: Duration = Duration::from_millis(50);
 /// How long to wait before the next attempt to read a directory.
@@ -114,8 +118,16 @@ impl Directory {
         for key in gone {
             self.remove(key).await?;
         }
-        for name in names {
-            self.refresh(name).await?;
+        let (dir, limits) = (self.dir.clone(), Arc::new(self.limits.clone()));
+        let mut loads = stream::iter(names)
+            .map(|name| {
+                let (dir, limits) = (dir.clone(), Arc::clone(&limits));
+                blocking(move || (load(&dir, &name, &limits), name))
+            })
+            .buffered(LOADS_AT_ONCE);
+        while let Some((loaded, name)) = loads.next().await {
+            let loaded = self.followed(&name, loaded).await;
+            self.take_in(name, loaded).await?;
         }
         self.publish(FeedEvent::Synced).await
     }
@@ -164,8 +176,15 @@ impl Directory {
 
     /// Reads one record and publishes the result.
     async fn refresh(&mut self, name: String) -> Result<(), Gone> {
+        let loaded = self.read(&name).await;
+        let loaded = self.followed(&name, loaded).await;
+        self.take_in(name, loaded).await
+    }
+
+    /// Publishes what was read of one record.
+    async fn take_in(&mut self, name: String, loaded: Option<Loaded>) -> Result<(), Gone> {
         let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
-        let Some(loaded) = self.load(&name).await else {
+        let Some(loaded) = loaded else {
             return self.remove(name).await;
         };
         if full {
@@ -215,16 +234,17 @@ impl Directory {
         }
     }
 
-    /// Reads a record, and watches the directories of its sources.
-    async fn load(&mut self, name: &str) -> Option<Loaded> {
-        let (dir, limits) = (&self.dir, &self.limits);
-        let read = || {
-            let (dir, key, limits) = (dir.clone(), name.to_owned(), limits.clone());
-            blocking(move || load(&dir, &key, &limits))
-        };
-        let loaded = read().await?;
+    /// Reads a record.
+    async fn read(&self, name: &str) -> Option<Loaded> {
+        let (dir, key, limits) = (self.dir.clone(), name.to_owned(), self.limits.clone());
+        blocking(move || load(&dir, &key, &limits)).await
+    }
+
+    /// Watches the directories of a record's sources, and reads the record again if one is new.
+    async fn followed(&mut self, name: &str, loaded: Option<Loaded>) -> Option<Loaded> {
+        let loaded = loaded?;
         if self.watch.follow(&loaded.below) {
-            return read().await;
+            return self.read(name).await;
         }
         Some(loaded)
     }
