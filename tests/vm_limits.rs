@@ -130,7 +130,7 @@ fn a_vm_at_its_limit_loses_an_idle_connection_of_the_same_nic() {
 fn requests_beyond_the_waiting_limit_of_a_vm_without_a_record_get_503() {
     let mut node = Node::new(StackConfig::default());
     for slot in [1, 2] {
-        node.store.expect(slot).expect("a slot");
+        node.content.store().expect(slot).expect("a slot");
     }
     for port in 0..HELD_PER_VM as u16 {
         assert_eq!(node.ask(1, 1 + port, GET), 0, "{port} waits");
@@ -205,7 +205,7 @@ fn unread_computed_answers_are_limited_and_shared_ones_are_free() {
         );
         let shared = Response::new(Status(200), None, &[], vec![b'.'; 1 << 20]);
         builder.add(Host::Metadata, "/old", Route::new("t", Endpoint::Fixed(shared)));
-        node.store.publish(slot, Arc::new(builder.build())).expect("a slot");
+        node.content.store().publish(slot, Arc::new(builder.build())).expect("a slot");
     }
     let account = |slot: usize| vms[slot].mailbox.account().used(Resource::Computed);
     for port in 1..=64 {
@@ -251,7 +251,7 @@ fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
 #[test]
 fn incomplete_requests_are_displaced_first_and_waiting_ones_keep_their_share() {
     let mut node = Node::new(StackConfig { connections: 12, share: 9, ..StackConfig::default() });
-    node.store.expect(1).expect("a slot");
+    node.content.store().expect(1).expect("a slot");
     for port in 1..=9 {
         node.send(1, port, GET);
     }

@@ -24,6 +24,7 @@ pub mod checksum;
 pub mod client;
 #[cfg(feature = "privileged")]
 pub mod cloudinit;
+pub mod cores;
 pub mod cut;
 #[cfg(feature = "privileged")]
 pub mod empty_classifier;

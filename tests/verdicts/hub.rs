@@ -151,7 +151,7 @@ fn the_hubs_classifier_delivers_to_devices_of_its_own_namespace_that_are_still_t
         programs.place_guest(8, Guest { live: 0, ..GUEST_AT }).expect("a departed guest");
         for (slot, entry) in [
             (7, LOOPBACK | BARE),
-            (6, LOOPBACK + 1 | BARE),
+            (6, (LOOPBACK + 1) | BARE),
             (8, LOOPBACK | BARE),
             (10, LOOPBACK | BARE),
             (4, LOOPBACK),

@@ -19,6 +19,7 @@ mod read;
 mod sections;
 #[cfg(test)]
 mod tests;
+mod workers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -115,7 +116,8 @@ pub struct Config {
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
     pub answer_in_kernel: bool,
     /// Number of threads that answer guests, 1 to [`metadata_steer::HUBS_OF_A_SIDE`]. Each has its own hub and
-    /// serves a part of the guests.
+    /// serves a part of the guests. Default: one for each 32 CPUs that the agent may use, rounded up; at most 8, and at
+    /// most what an eighth of the memory limit has room for, but at least one.
     #[serde(deserialize_with = "read::workers_field")]
     pub workers: u32,
     /// How the agent finds and serves KubeVirt's VMs; `None` (default) turns this off.
@@ -150,7 +152,7 @@ impl Default for Config {
             rotate_token_key_days: 30,
             spin_us: 0,
             answer_in_kernel: true,
-            workers: 1,
+            workers: workers::by_default(),
             #[cfg(feature = "kubevirt")]
             kubevirt: None,
             sandbox: Sandbox::On,

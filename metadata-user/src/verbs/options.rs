@@ -40,7 +40,7 @@ pub struct Options {
     /// Prefix of the hub's device names. Each agent of a namespace needs its own.
     #[arg(long, value_name = "NAME")]
     hub: Option<String>,
-    /// Threads that answer guests [default: 1].
+    /// Threads that answer guests [default: one for each 32 CPUs].
     #[arg(long, value_name = "N", value_parser = config::workers)]
     workers: Option<u32>,
 }
