@@ -1,7 +1,14 @@
 //! After the agent is killed, crashes or stops, its ports stay closed and the guests' other traffic continues. The next
 //! agent answers the requests that the previous agent could not.
 
-use anyhow::{Context as _, Result, ensure};
+#[path = "outlives_the_agent/node.rs"]
+mod node;
+#[path = "outlives_the_agent/release.rs"]
+mod release;
+#[path = "outlives_the_agent/snapshot.rs"]
+mod snapshot;
+
+use anyhow::{Result, ensure};
 use aya::maps::{Array, Map, MapData, MapInfo};
 use aya::programs::links::PinnedLink;
 use aya::programs::{loaded_links, loaded_programs};
@@ -9,97 +16,20 @@ use metadata_common::maps::name;
 use std::collections::HashSet;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
-use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use support::agent::{self, Agent, Metrics, PortArgument};
+use support::agent::{self, Agent, Metrics};
 use support::answers::{self, PATHS};
 use support::bpffs::Bpffs;
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};
-use support::host::{self, Host};
+use support::host;
 use support::privileged;
 use support::record::Identity;
-use support::tap::{Shape, Tap};
+use support::tap::Shape;
 use support::tap_client::storm;
-use tempfile::TempDir;
 
-/// Time limit of one request.
-const REQUEST: Duration = Duration::from_secs(5);
-/// Longest wait for something that must happen; only a failing test waits this long.
-const PATIENCE: Duration = Duration::from_secs(20);
-const PATH: &str = "/v1/user-data";
-
-/// A node with agents that share one directory of pins.
-struct Node {
-    host: Host,
-    records: TempDir,
-    bpffs: Bpffs,
-    ports: Vec<PortArgument>,
-}
-
-impl Node {
-    fn new(identities: &[Identity]) -> Self {
-        let records = tempfile::tempdir().expect("a directory");
-        for identity in identities {
-            identity.write(records.path(), 1).expect("a record");
-        }
-        let port = |identity: &Identity| PortArgument::new(Host::tap_name(identity), identity.mac);
-        Self {
-            host: Host::new().expect("a node"),
-            records,
-            bpffs: Bpffs::mount().expect("a bpffs"),
-            ports: identities.iter().map(port).collect(),
-        }
-    }
-
-    fn agent(&self) -> Agent<'_> {
-        self.agent_for(self.records.path())
-    }
-
-    /// Starts an agent for the records in `records`; state and sockets stay in the node's directory.
-    fn agent_for(&self, records: &Path) -> Agent<'_> {
-        let mut words = agent::arguments_with_pins(self.records.path(), &self.ports, &self.bpffs.pins());
-        let given = words.iter().position(|word| word == "--records").expect("it is given");
-        words[given + 1] = records.into();
-        let binary = agent::binary().expect("the agent is built");
-        Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
-    }
-
-    fn release(&self, more: &[&str]) -> Output {
-        let pins = self.bpffs.pins();
-        self.release_of("--pins", &pins, more)
-    }
-
-    /// Releases the pins that `option` and `path` name.
-    fn release_of(&self, option: &str, path: &Path, more: &[&str]) -> Output {
-        let mut command = Command::new(agent::binary().expect("the agent is built"));
-        command.arg("release").arg(option).arg(path).args(more);
-        self.host.ns().output(&mut command).expect("it runs")
-    }
-}
-
-/// Adds another station to the bridge. It receives broadcasts.
-fn broadcast_listener(host: &Host) -> Tap {
-    let tap = Tap::create(host.ns(), "ear", Shape::default()).expect("a tap");
-    host.ns().ip(&format!("link set ear master {} up", host::BRIDGE)).expect("on the bridge");
-    tap
-}
-
-/// The number of frames a tap has received that contain the metadata address.
-fn metadata_frames(tap: &Tap) -> usize {
-    let mut buffer = [0; 2048];
-    let mut frames = 0;
-    while let Some(len) = tap.receive(0, &mut buffer).expect("the tap is there") {
-        frames += usize::from(buffer[..len].windows(4).any(|octets| octets == METADATA.octets()));
-    }
-    frames
-}
-
-fn fetch_own(guest: &Guest) -> Result<()> {
-    guest.fetch_own(PATH, REQUEST).map(drop)
-}
+use crate::node::{Node, PATH, PATIENCE, REQUEST, broadcast_listener, fetch_own, metadata_frames};
 
 #[test]
 fn no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed() {
@@ -423,169 +353,4 @@ fn all_guests_that_boot_while_their_agent_is_killed_complete_their_boot() {
     });
     eprintln!("retries: {retries:?}");
     assert!(retries.is_some(), "{} guests never completed", booting.len());
-}
-
-#[test]
-fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
-    let said = |output: &Output| {
-        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat()
-    };
-    let nothing = node.release(&[]);
-    assert!(nothing.status.success() && said(&nothing).contains("nothing is pinned"), "{}", said(&nothing));
-
-    let agent = node.agent();
-    let refused = node.release(&[]);
-    assert!(!refused.status.success() && said(&refused).contains("--takeover"), "{}", said(&refused));
-    fetch_own(&guest).expect("the guest is still served");
-    assert!(agent.stop().expect("stopped").success());
-
-    let ear = broadcast_listener(&node.host);
-    guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
-    assert_eq!(metadata_frames(&ear), 0, "a clean stop must leave the port closed");
-    let released = node.release(&[]);
-    assert!(
-        released.status.success() && said(&released).contains("removed 1 program"),
-        "{}",
-        said(&released)
-    );
-    eventually(PATIENCE, || {
-        guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
-        ensure!(metadata_frames(&ear) > 0, "the port is still closed");
-        Ok(())
-    })
-    .expect("the port is open");
-}
-
-#[test]
-fn release_finds_the_pins_by_run_directory_or_configuration() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let node = Node::new(&[]);
-    let pins = node.bpffs.pins();
-    let run = node.records.path().join("run");
-    let file = node.records.path().join("agent.yml.off");
-    std::fs::write(&file, format!("pins: {}\n", pins.display())).expect("a file");
-    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
-
-    let agent = node.agent();
-    for (option, path) in [("--run", &run), ("--config", &file)] {
-        let refused = node.release_of(option, path, &[]);
-        assert!(!refused.status.success(), "{option}: an agent runs on these pins");
-        assert!(stderr(&refused).contains(&pins.display().to_string()), "{option}: {}", stderr(&refused));
-    }
-    assert!(agent.stop().expect("stopped").success());
-    let unanswered = node.release_of("--run", &run, &[]);
-    assert!(stderr(&unanswered).contains("--pins"), "{}", stderr(&unanswered));
-    let released = node.release_of("--config", &file, &[]);
-    assert!(released.status.success(), "{}", stderr(&released));
-}
-
-#[test]
-fn the_error_about_a_missing_bpffs_names_both_remedies() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let node = Node::new(&[]);
-    let elsewhere = tempfile::tempdir().expect("a directory");
-    let words = agent::arguments_with_pins(node.records.path(), &[], &elsewhere.path().join("pins"));
-    let binary = agent::binary().expect("the agent is built");
-    let error = Agent::start_binary(&binary, node.host.ns(), words).expect_err("a refusal").to_string();
-    assert!(error.contains("mount -t bpf bpf /sys/fs/bpf") && error.contains("--no-pins"), "{error}");
-}
-
-/// A directory of records that the test can remove, like a missing mount.
-fn removable(records: &Path) -> std::path::PathBuf {
-    records.join("elsewhere")
-}
-
-#[test]
-fn records_are_served_from_the_snapshot_while_their_directory_is_missing() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identities = [Identity::of(0), Identity::of(1)];
-    let node = Node::new(&[]);
-    let records = removable(node.records.path());
-    std::fs::create_dir(&records).expect("a directory");
-    let ports: Vec<_> =
-        identities.iter().map(|one| PortArgument::new(Host::tap_name(one), one.mac)).collect();
-    let node = Node { ports, ..node };
-    for identity in &identities {
-        identity.write(&records, 1).expect("a record");
-    }
-    let [stays, goes] =
-        identities.each_ref().map(|identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest"));
-    let agent = node.agent_for(&records);
-    fetch_own(&stays).expect("an answer before the kill");
-    assert!(agent.stop().expect("stopped").success());
-
-    let hidden = node.records.path().join("hidden");
-    std::fs::rename(&records, &hidden).expect("the directory is away");
-    let agent = node.agent_for(&records);
-    fetch_own(&stays).expect("an answer from the snapshot");
-    fetch_own(&goes).expect("an answer from the snapshot");
-    let source = |agent: &Agent<'_>, name: &str| -> Result<f64> {
-        let metrics = agent.metrics()?;
-        let mut samples = metrics.samples().iter();
-        let found = samples
-            .find(|one| one.name == "xdp_imds_records_source" && one.label("source") == Some(name))
-            .context("no such metric")?;
-        Ok(found.value)
-    };
-    assert_eq!(source(&agent, "snapshot").expect("a metric"), 1.0);
-    assert!(agent.eventually_logs("serving from the snapshot"), "{}", agent.log());
-    assert!(!agent.log().contains(&identities[0].user_data), "a record is in the log");
-
-    // The directory comes back without one record and with a change of the other.
-    std::fs::remove_file(identities[1].path(&hidden)).expect("removed");
-    let renewed = Identity::of(0).with_user_data_of(3_000);
-    renewed.write(&hidden, 2).expect("a record");
-    std::fs::rename(&hidden, &records).expect("the directory is back");
-    eventually(PATIENCE, || {
-        let fetched = stays.fetch(PATH, REQUEST)?;
-        answers::check(&renewed, PATH, fetched.status, &fetched.body)
-    })
-    .unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
-    assert_eq!(source(&agent, "source").expect("a metric"), 1.0);
-    eventually(PATIENCE, || {
-        let fetched = goes.fetch(PATH, REQUEST)?;
-        ensure!(fetched.status == 404, "the request still gets status {}", fetched.status);
-        Ok(())
-    })
-    .expect("the missing record is not served");
-}
-
-#[test]
-fn a_damaged_snapshot_is_reported_only_when_it_is_needed() {
-    if !privileged::or_skip() {
-        return;
-    }
-    let identity = Identity::of(0);
-    let node = Node::new(std::slice::from_ref(&identity));
-    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
-    assert!(node.agent().stop().expect("stopped").success());
-    let snapshot = node.records.path().join("state/records.snapshot");
-    let good = std::fs::read(&snapshot).expect("the agent saved it at its end");
-    std::fs::write(&snapshot, &good[..good.len() / 2]).expect("damaged");
-    // The agent does not read the snapshot while its source is available.
-    let agent = node.agent();
-    fetch_own(&guest).expect("an answer from the source");
-    assert!(agent.stop().expect("stopped").success());
-    assert_eq!(std::fs::read(&snapshot).expect("the agent saved it again"), good);
-    // Without its source, the agent reports the damage and ends as it does without a snapshot.
-    std::fs::write(&snapshot, &good[..good.len() / 2]).expect("damaged");
-    let mut words = agent::arguments_with_pins(node.records.path(), &node.ports, &node.bpffs.pins());
-    let given = words.iter().position(|word| word == "--records").expect("it is given");
-    words[given + 1] = node.records.path().join("away").into();
-    let binary = agent::binary().expect("the agent is built");
-    let error =
-        Agent::start_binary(&binary, node.host.ns(), words).expect_err("nothing to serve").to_string();
-    assert!(error.contains("damaged") && !error.contains(&identity.user_data), "{error}");
 }

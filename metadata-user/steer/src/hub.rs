@@ -6,15 +6,18 @@
 //!  ports ◀── tcx `hub_tcx` ────────────── PREFIX-gso ◀── write() of one frame of many segments
 //! ```
 
-use metadata_common::maps::MAX_STEERED;
+use metadata_common::maps::{MAX_HUBS, MAX_STEERED};
 use metadata_common::wire::ethernet;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
-use super::{HUB_PREFIX_MAX, HUB_QUEUES, SteerError, mode};
+use super::adopt::Adopt;
+use super::config::SteerConfig;
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, SteerError, mode};
 use metadata_links::error::LinkError;
 use metadata_links::netlink;
-use metadata_links::netns;
+use metadata_links::netns::{self, Netns};
 use metadata_links::tun::{self, Preamble};
 
 /// MTU of the hub's devices, in octets. A redirect drops frames above the target's MTU, so this exceeds the MTU of
@@ -139,6 +142,47 @@ impl Devices {
         // Deleting one end deletes the other.
         for device in [&self.outer, &self.tap].into_iter().chain(&self.long_tap) {
             device.remove();
+        }
+    }
+}
+
+/// The hubs' devices, removed on drop, and their namespace: the agent's own.
+pub(super) struct Guard {
+    pub(super) devices: Vec<Devices>,
+    pub(super) home: Arc<Netns>,
+}
+
+impl Guard {
+    pub(super) fn new(home: Arc<Netns>) -> Self {
+        Self { devices: Vec::new(), home }
+    }
+
+    /// Makes the devices of all hubs. After an error, dropping this removes what was made.
+    pub(super) fn create(&mut self, config: &SteerConfig) -> Result<Vec<Taps>, SteerError> {
+        let mut taps = Vec::new();
+        let first = config.adopt.side() * HUBS_OF_A_SIDE;
+        if config.adopt == Adopt::Alone {
+            check_absent(&config.hub, config.hubs..MAX_HUBS)?;
+        }
+        for number in first..first + config.hubs {
+            let (devices, tap) = Devices::create(&config.hub, number, config.queues)?;
+            self.devices.push(devices);
+            taps.push(tap);
+        }
+        let last = if config.adopt == Adopt::Alone { MAX_HUBS } else { first + HUBS_OF_A_SIDE };
+        remove_left_over_hubs(&config.hub, first + config.hubs..last)?;
+        Ok(taps)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let removed = self.home.run(|| {
+            self.devices.iter().for_each(Devices::remove);
+            Ok::<_, LinkError>(())
+        });
+        if let Err(error) = removed {
+            tracing::warn!(%error, "cannot remove the hub's devices; the next start removes them");
         }
     }
 }

@@ -68,6 +68,7 @@ mod adopt;
 mod attach;
 mod bare;
 mod claims;
+mod config;
 mod counters;
 mod devstats;
 mod error;
@@ -94,6 +95,7 @@ mod trace;
 pub use adopt::{Adopt, BoundIdentity};
 pub use bare::Way;
 pub use claims::Claims;
+pub use config::{Limits, SteerConfig};
 pub use counters::Counters;
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
@@ -113,17 +115,16 @@ use metadata_common::maps::{MAX_HUBS, MAX_SLOTS, Slot, name, program};
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use adopt::Inherited;
 use held::Held;
-use hub::{Devices, Taps};
+use hub::{Devices, Guard, Taps};
 use logs::Logs;
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;
 use metadata_datapath::guest_devices::GuestDevices;
-use metadata_links::error::LinkError;
 use metadata_links::netns::{self, Cookie, Netns};
 use object::Object;
 use pins::{LinkName, On, Pins};
@@ -137,76 +138,6 @@ pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
 
 /// Longest hub name, in octets. Interface names have at most 15, and the longest suffix is `-out`.
 pub const HUB_PREFIX_MAX: usize = 11;
-
-/// How much one port may send to the metadata service.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Limits {
-    /// Frames per second in the long run; 0 means no limit.
-    pub frames_per_second: u32,
-    /// Frames at once after a pause.
-    pub burst: u32,
-    /// New connections per second in the long run. Each SYN counts, retransmitted ones too. 0 means no limit.
-    pub connections_per_second: u32,
-    /// New connections at once after a pause.
-    pub connection_burst: u32,
-}
-
-impl Default for Limits {
-    /// 10,000 frames a second and 2,048 at once, 200 connections a second and 512 at once. This is far above what
-    /// booting needs (63 connections, each tried up to eight times) and far below a flood.
-    fn default() -> Self {
-        Self { frames_per_second: 10_000, burst: 2_048, connections_per_second: 200, connection_burst: 512 }
-    }
-}
-
-/// Configuration of [`Steering::start`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SteerConfig {
-    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`] octets: `imds` makes `imds-out`, `imds-in`,
-    /// `imds-tap` and `imds-gso`.
-    pub hub: String,
-    /// The metadata addresses, at most 32 of each family.
-    pub served: Vec<IpAddr>,
-    /// Next hops for which ARP is answered but IP passes. They count as served IPv4 addresses.
-    pub arp_only: Vec<Ipv4Addr>,
-    /// Applied to each port separately.
-    pub limits: Limits,
-    /// What the kernel answers by itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
-    /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP). The latter requires a stack that knows `key`.
-    pub answers: u64,
-    /// The key of SYN cookies, unless one is inherited: see [`Steering::key`].
-    pub key: Key,
-    /// Where links and maps are pinned: a directory on a bpffs. It is made if its parent exists. `None` pins nothing.
-    pub pins: Option<PathBuf>,
-    /// Whether another agent runs with the same pins.
-    pub adopt: Adopt,
-    /// Which program steers ports.
-    pub mode: Mode,
-    /// Number of hubs that share the slots, 1 to [`HUBS_OF_A_SIDE`].
-    pub hubs: u32,
-    /// Receive queues of each hub, 1 to [`HUB_QUEUES`]. The ring of a queue holds 256 frames (`VETH_RING_SIZE`,
-    /// drivers/net/veth.c), so CPUs that share a queue lose frames under a flood.
-    pub queues: u32,
-}
-
-impl Default for SteerConfig {
-    fn default() -> Self {
-        Self {
-            hub: "imds".into(),
-            served: Vec::new(),
-            arp_only: Vec::new(),
-            limits: Limits::default(),
-            answers: 0,
-            key: Key([0; 2]),
-            pins: None,
-            adopt: Adopt::Alone,
-            mode: Mode::default(),
-            hubs: 1,
-            queues: 1,
-        }
-    }
-}
 
 /// Steers ports to the hubs until it is dropped.
 pub struct Steering {
@@ -265,43 +196,6 @@ impl Drop for Steering {
     }
 }
 
-/// The hubs' devices, removed on drop, and their namespace: the agent's own.
-struct Guard {
-    devices: Vec<Devices>,
-    home: Arc<Netns>,
-}
-
-impl Guard {
-    /// Makes the devices of all hubs. After an error, dropping this removes what was made.
-    fn create(&mut self, config: &SteerConfig) -> Result<Vec<Taps>, SteerError> {
-        let mut taps = Vec::new();
-        let first = config.adopt.side() * HUBS_OF_A_SIDE;
-        if config.adopt == Adopt::Alone {
-            hub::check_absent(&config.hub, config.hubs..MAX_HUBS)?;
-        }
-        for number in first..first + config.hubs {
-            let (devices, tap) = Devices::create(&config.hub, number, config.queues)?;
-            self.devices.push(devices);
-            taps.push(tap);
-        }
-        let last = if config.adopt == Adopt::Alone { MAX_HUBS } else { first + HUBS_OF_A_SIDE };
-        hub::remove_left_over_hubs(&config.hub, first + config.hubs..last)?;
-        Ok(taps)
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let removed = self.home.run(|| {
-            self.devices.iter().for_each(Devices::remove);
-            Ok::<_, LinkError>(())
-        });
-        if let Err(error) = removed {
-            tracing::warn!(%error, "cannot remove the hub's devices; the next start removes them");
-        }
-    }
-}
-
 impl Steering {
     /// Makes the hub in the calling thread's namespace and loads the programs. Ports can be attached afterwards.
     ///
@@ -328,7 +222,7 @@ impl Steering {
         }
         let alone = config.adopt == Adopt::Alone;
         let pins = config.pins.as_deref().map(|pins| Pins::open(pins, alone)).transpose()?;
-        let mut devices = Guard { devices: Vec::new(), home: Arc::clone(&home) };
+        let mut devices = Guard::new(Arc::clone(&home));
         let taps = home.run(|| devices.create(config))?;
         let steering = home.run(|| Self::start_inside(config, pins, devices, taps))?;
         if let Some(pins) = &steering.pins {

@@ -1,0 +1,88 @@
+//! `xdp-imds release` takes away what agents have pinned.
+
+use std::process::Output;
+use std::time::Duration;
+
+use anyhow::ensure;
+use support::agent::{self, Agent};
+use support::eventually::eventually;
+use support::guest::{Guest, Spec};
+use support::privileged;
+use support::record::Identity;
+
+use crate::node::{Node, PATH, PATIENCE, broadcast_listener, fetch_own, metadata_frames};
+
+#[test]
+fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let identity = Identity::of(0);
+    let node = Node::new(std::slice::from_ref(&identity));
+    let guest = Guest::boot(&node.host, &Spec::of(&identity)).expect("a guest");
+    let said = |output: &Output| {
+        [&output.stdout, &output.stderr].map(|text| String::from_utf8_lossy(text).into_owned()).concat()
+    };
+    let nothing = node.release(&[]);
+    assert!(nothing.status.success() && said(&nothing).contains("nothing is pinned"), "{}", said(&nothing));
+
+    let agent = node.agent();
+    let refused = node.release(&[]);
+    assert!(!refused.status.success() && said(&refused).contains("--takeover"), "{}", said(&refused));
+    fetch_own(&guest).expect("the guest is still served");
+    assert!(agent.stop().expect("stopped").success());
+
+    let ear = broadcast_listener(&node.host);
+    guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
+    assert_eq!(metadata_frames(&ear), 0, "a clean stop must leave the port closed");
+    let released = node.release(&[]);
+    assert!(
+        released.status.success() && said(&released).contains("removed 1 program"),
+        "{}",
+        said(&released)
+    );
+    eventually(PATIENCE, || {
+        guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
+        ensure!(metadata_frames(&ear) > 0, "the port is still closed");
+        Ok(())
+    })
+    .expect("the port is open");
+}
+
+#[test]
+fn release_finds_the_pins_by_run_directory_or_configuration() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(&[]);
+    let pins = node.bpffs.pins();
+    let run = node.records.path().join("run");
+    let file = node.records.path().join("agent.yml.off");
+    std::fs::write(&file, format!("pins: {}\n", pins.display())).expect("a file");
+    let stderr = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+
+    let agent = node.agent();
+    for (option, path) in [("--run", &run), ("--config", &file)] {
+        let refused = node.release_of(option, path, &[]);
+        assert!(!refused.status.success(), "{option}: an agent runs on these pins");
+        assert!(stderr(&refused).contains(&pins.display().to_string()), "{option}: {}", stderr(&refused));
+    }
+    assert!(agent.stop().expect("stopped").success());
+    let unanswered = node.release_of("--run", &run, &[]);
+    assert!(stderr(&unanswered).contains("--pins"), "{}", stderr(&unanswered));
+    let released = node.release_of("--config", &file, &[]);
+    assert!(released.status.success(), "{}", stderr(&released));
+}
+
+#[test]
+fn the_error_about_a_missing_bpffs_names_both_remedies() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(&[]);
+    let elsewhere = tempfile::tempdir().expect("a directory");
+    let words = agent::arguments_with_pins(node.records.path(), &[], &elsewhere.path().join("pins"));
+    let binary = agent::binary().expect("the agent is built");
+    let error = Agent::start_binary(&binary, node.host.ns(), words).expect_err("a refusal").to_string();
+    assert!(error.contains("mount -t bpf bpf /sys/fs/bpf") && error.contains("--no-pins"), "{error}");
+}
