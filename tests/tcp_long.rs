@@ -163,6 +163,7 @@ fn a_retransmission_has_one_segment_and_new_data_is_long_again() {
     let mut talk = Talk::asking(1 << 20);
     assert_eq!(talk.recorder.take(), [(true, FIRST_FLIGHT)]);
     assert_eq!(talk.time_out(), [(false, SEGMENT)]);
+    assert_eq!(talk.stack.stats().timed_out, 1);
     let sent = talk.acknowledge(FIRST_FLIGHT);
     assert!(matches!(sent[..], [(true, octets)] if octets >= 2 * SEGMENT), "{sent:?}");
 }

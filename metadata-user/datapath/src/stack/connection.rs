@@ -56,6 +56,8 @@ pub(super) enum Fate {
 pub(super) struct Turn {
     pub(super) aborted: bool,
     pub(super) stalled: bool,
+    /// Data in flight counts as lost, because its acknowledgement is overdue.
+    pub(super) timed_out: bool,
     /// The connection did not end within the drain's limit.
     pub(super) cut: bool,
     /// The exchange changed something that other exchanges of its slot may wait for.
@@ -232,7 +234,7 @@ impl<E: Exchange> Conn<E> {
                 return (Fate::Gone, turn);
             }
         }
-        self.tcb.expire(now, &mut scene.outlet);
+        turn.timed_out = self.tcb.expire(now, &mut scene.outlet);
         if self.tcb.recovery.is_unheard() {
             scene.ledger.withdraw(self.flow);
         }

@@ -21,15 +21,15 @@ pub(super) struct Outlet<'a> {
 }
 
 impl Tcb {
-    /// Runs the retransmission timer if it is due. All data in flight then counts as lost.
-    pub(super) fn expire(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
+    /// Runs the retransmission timer if it is due. All data in flight then counts as lost; returns whether there was
+    /// any.
+    pub(super) fn expire(&mut self, now: Duration, outlet: &mut Outlet<'_>) -> bool {
         if self.timer.is_none_or(|timer| now < timer) {
-            return;
+            return false;
         }
         self.timer = None;
-        if self.nxt == self.una {
-            self.recovery.probed();
-        } else {
+        let is_lost = self.nxt != self.una;
+        if is_lost {
             // A guest's link may be narrower than the MTU that a container in the guest uses, and a tap drops too
             // long frames silently (RFC 2923 §2.1).
             if self.recovery.is_too_long() {
@@ -40,10 +40,13 @@ impl Tcb {
             self.nxt = self.una;
             // The guest's device may not take long frames although the control side believes that it does.
             self.takes_long &= !self.recovery.is_unheard();
+        } else {
+            self.recovery.probed();
         }
         if self.next_segment().is_none() && self.queued() > 0 {
             self.probe(now, outlet);
         }
+        is_lost
     }
 
     /// Sends a zero-window probe: as much as fits a window too small for normal sending, but at least one octet (RFC

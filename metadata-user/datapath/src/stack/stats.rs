@@ -62,6 +62,8 @@ pub struct StackStats {
     pub superseded: u64,
     /// Connections reset because the guest acknowledged nothing, or never sent FIN.
     pub stalled: u64,
+    /// Times that a guest's acknowledgement was overdue, and the data in flight was sent again.
+    pub timed_out: u64,
     /// Connections reset because they did not end within the drain's limit.
     pub cut_short: u64,
     /// Segments of no known connection that were not reset, because they may belong to another agent during a
@@ -84,7 +86,7 @@ pub struct StackStats {
 impl StackStats {
     /// All counters with their names.
     #[must_use]
-    pub fn counters(&self) -> [(&'static str, u64); 35] {
+    pub fn counters(&self) -> [(&'static str, u64); 36] {
         [
             ("received", self.received),
             ("sent", self.sent),
@@ -115,6 +117,7 @@ impl StackStats {
             ("refused_computed", self.refused.computed),
             ("superseded", self.superseded),
             ("stalled", self.stalled),
+            ("timed_out", self.timed_out),
             ("cut_short", self.cut_short),
             ("spared", self.spared),
             ("woken", self.woken),

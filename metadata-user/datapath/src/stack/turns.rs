@@ -153,6 +153,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let (fate, turn) = conn.turn(&mut scene, cause);
         stats.aborted += u64::from(turn.aborted);
         stats.stalled += u64::from(turn.stalled);
+        stats.timed_out += u64::from(turn.timed_out);
         stats.cut_short += u64::from(turn.cut);
         if conn.tcb.recovery.take_narrow()
             && let Some(port) = ports.get_mut(conn.slot)
