@@ -128,8 +128,9 @@ impl Recovery {
             self.is_recovering = false;
             self.window = self.threshold.min(flight.max(self.size) + self.size);
         } else if self.window < self.threshold {
-            // A guest acknowledges a long frame once, so slow start counts octets, not acknowledgements (RFC 3465 §2.2).
-            // After a timeout one acknowledgement may cover what had arrived before (§2.3).
+            // A guest acknowledges a long frame once, so slow start counts octets, not acknowledgements: RFC 3465 §2.2,
+            // without its limit, as in Linux. After a timeout one acknowledgement may cover what had arrived before, so
+            // the limit is one segment (§2.3).
             let counted = if before(una, self.recover) { acked.min(self.size) } else { acked };
             self.window = self.window.saturating_add(counted);
         } else {
