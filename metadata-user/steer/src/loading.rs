@@ -10,7 +10,11 @@ use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
 
 use super::SteerError;
+use super::error::errno;
 use metadata_links::MAX_NAMESPACES;
+
+/// Attempts to load a program, as many as libbpf makes.
+const ATTEMPTS: u32 = 5;
 
 /// Every number of a namespace, in static memory because the loader keeps a reference to it.
 pub(super) static NUMBERS: [u32; MAX_NAMESPACES + 1] = {
@@ -57,7 +61,7 @@ pub(super) fn load_program<'e>(ebpf: &'e mut Ebpf, name: &'static str) -> Result
     let program =
         ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
     let program: &mut Xdp = program.try_into().map_err(|source| SteerError::load(part(), source))?;
-    program.load().map_err(|source| SteerError::load(part(), source))?;
+    uninterrupted(|| program.load()).map_err(|source| SteerError::load(part(), source))?;
     Ok(program)
 }
 
@@ -71,8 +75,22 @@ pub(super) fn load_classifier<'e>(
         ebpf.program_mut(name).ok_or_else(|| SteerError::load(part(), "the object has no such program"))?;
     let program: &mut SchedClassifier =
         program.try_into().map_err(|source| SteerError::load(part(), source))?;
-    program.load().map_err(|source| SteerError::load(part(), source))?;
+    uninterrupted(|| program.load()).map_err(|source| SteerError::load(part(), source))?;
     Ok(program)
+}
+
+/// Loads a program, again if a signal for this thread ended the verification (`EAGAIN` of `bpf_check`,
+/// kernel/bpf/verifier.c).
+pub(super) fn uninterrupted<E: std::error::Error + 'static>(
+    mut load: impl FnMut() -> Result<(), E>,
+) -> Result<(), E> {
+    for _ in 1..ATTEMPTS {
+        match load() {
+            Err(error) if errno(&error) == Some(libc::EAGAIN) => {}
+            outcome => return outcome,
+        }
+    }
+    load()
 }
 
 /// A private bpffs.
@@ -90,5 +108,28 @@ impl Private {
 
     pub(super) fn path(&self, map: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{}", self.0.as_raw_fd(), name::pin(map)).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ATTEMPTS, uninterrupted};
+    use std::io;
+
+    #[test]
+    fn only_an_interrupted_load_is_tried_again_and_not_for_ever() {
+        for (errno, interrupted, loads, succeeds) in [
+            (libc::EAGAIN, 0, 1, true),
+            (libc::EAGAIN, 2, 3, true),
+            (libc::EAGAIN, ATTEMPTS, ATTEMPTS, false),
+            (libc::EPERM, 1, 1, false),
+        ] {
+            let mut count = 0;
+            let outcome = uninterrupted(|| {
+                count += 1;
+                if count <= interrupted { Err(io::Error::from_raw_os_error(errno)) } else { Ok(()) }
+            });
+            assert_eq!((count, outcome.is_ok()), (loads, succeeds), "{interrupted} times {errno}");
+        }
     }
 }

@@ -162,7 +162,7 @@ fn classifier(ebpf: &mut Ebpf) -> Result<bool, Failure> {
     let absent = || Failure::new("the object has no classifier");
     let program: &mut SchedClassifier =
         ebpf.program_mut(program::PORT_TCX).ok_or_else(absent)?.try_into().map_err(|_| absent())?;
-    program.load().map_err(|error| Failure::of(&error))?;
+    loading::uninterrupted(|| program.load()).map_err(|error| Failure::of(&error))?;
     mode::attach_tcx(program, program::PORT_TCX, &PortName::local("lo"))?;
     Ok(true)
 }
