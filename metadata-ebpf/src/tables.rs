@@ -14,8 +14,9 @@ use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Agent, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, MAX_DRAINING,
-    MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, NUMBER_WORD, PortKey, SERVED, Slot,
+    self, Agent, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey,
+    MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, NUMBER_WORD, PortKey, SERVED,
+    Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
 use metadata_common::verdict::Verdict;

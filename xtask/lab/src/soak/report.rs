@@ -153,6 +153,7 @@ fn shown(value: f64, unit: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bounds::HUB_DEVICES;
     use super::Report;
     use crate::soak::shared::Shared;
     use crate::soak::watch::Sample;
@@ -167,7 +168,7 @@ mod tests {
             ports: 64,
             identities: 64,
             records: 64,
-            hub_devices: 3,
+            hub_devices: HUB_DEVICES,
             ..Sample::default()
         };
         let shared = Shared::new(Arc::new(AtomicBool::new(false)));
