@@ -10,8 +10,8 @@
 //!  │   ▲  PORTS, IDENTITIES │HUBS │                                                      │
 //!  │   └────────────────────┼─────┼── `hub` ── imds-tap ◀── write() of one frame         │
 //!  └────────────────────────┘     │   GUESTS, GUEST_DEVICES                              │
-//!                                 │ tap7 ◀── `hub_tcx` ── imds-gso ◀── write() of many   │
-//!                                 │   GUESTS, HOME_DEVICES                   segments    │
+//!                                 │ tap7 ◀── `hub_tcx` ── imds-gso ◀── write() of 64 KiB │
+//!                                 │   GUESTS, HOME_DEVICES                               │
 //!                                 │ tap7 ── `port` #1 ─▶ the same hub                    │
 //!                                 └──────────────────────────────────────────────────────┘
 //! ```

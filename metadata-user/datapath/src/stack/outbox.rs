@@ -65,23 +65,23 @@ impl Outbox {
         }
     }
 
+    /// The octets from number `from` on, piece by piece, each with its hop limit.
+    fn from(&self, from: u32) -> impl Iterator<Item = (&[u8], u8)> {
+        let mut skip = from.wrapping_sub(self.start) as usize;
+        self.pieces.iter().filter_map(move |Piece { bytes, hop_limit }| {
+            if skip >= bytes.len() {
+                skip -= bytes.len();
+                return None;
+            }
+            Some((&bytes[std::mem::take(&mut skip)..], *hop_limit))
+        })
+    }
+
     /// The octets from number `from` on that one frame may carry: those of pieces with one hop limit.
     pub(super) fn run(&self, from: u32) -> u32 {
-        let mut skip = from.wrapping_sub(self.start) as usize;
-        let mut limit = None;
-        let mut run = 0;
-        for piece in &self.pieces {
-            if skip >= piece.bytes.len() {
-                skip -= piece.bytes.len();
-                continue;
-            }
-            if *limit.get_or_insert(piece.hop_limit) != piece.hop_limit {
-                break;
-            }
-            run += piece.bytes.len() - skip;
-            skip = 0;
-        }
-        run as u32
+        let mut pieces = self.from(from).peekable();
+        let limit = pieces.peek().map(|(_, limit)| *limit);
+        pieces.take_while(|(_, other)| Some(*other) == limit).map(|(octets, _)| octets.len() as u32).sum()
     }
 
     /// Lends `octets` octets from number `from` on, all of which must be in one [`run`](Self::run), as pieces in
@@ -92,52 +92,63 @@ impl Outbox {
         octets: u32,
         places: &mut [IoSlice<'a>; PIECES_PER_CONNECTION + 1],
     ) -> (usize, u8) {
-        let (mut skip, mut left) = (from.wrapping_sub(self.start) as usize, octets as usize);
-        let (mut count, mut hop_limit) = (0, HOP_LIMIT);
-        for piece in &self.pieces {
-            if left == 0 || count == places.len() {
+        let (mut left, mut count, mut smallest) = (octets as usize, 0, HOP_LIMIT);
+        for (place, (piece, hop_limit)) in places.iter_mut().zip(self.from(from)) {
+            if left == 0 {
                 break;
             }
-            if skip >= piece.bytes.len() {
-                skip -= piece.bytes.len();
-                continue;
-            }
-            let take = (piece.bytes.len() - skip).min(left);
-            places[count] = IoSlice::new(&piece.bytes[skip..skip + take]);
-            hop_limit = hop_limit.min(piece.hop_limit);
-            (count, left, skip) = (count + 1, left - take, 0);
+            let take = piece.len().min(left);
+            *place = IoSlice::new(&piece[..take]);
+            (left, count, smallest) = (left - take, count + 1, smallest.min(hop_limit));
         }
-        (count, hop_limit)
+        (count, smallest)
     }
 
     /// Fills `place` with the octets from number `from` on, all of which must be queued. Returns the hop limit of a
     /// segment that carries them.
     pub(super) fn copy(&self, from: u32, place: &mut [u8]) -> u8 {
-        let mut skip = from.wrapping_sub(self.start) as usize;
-        let mut hop_limit = HOP_LIMIT;
-        let mut done = 0;
-        for piece in &self.pieces {
+        let (mut done, mut smallest) = (0, HOP_LIMIT);
+        for (piece, hop_limit) in self.from(from) {
             if done == place.len() {
                 break;
             }
-            if skip >= piece.bytes.len() {
-                skip -= piece.bytes.len();
-                continue;
-            }
-            let take = (piece.bytes.len() - skip).min(place.len() - done);
-            place[done..done + take].copy_from_slice(&piece.bytes[skip..skip + take]);
-            hop_limit = hop_limit.min(piece.hop_limit);
-            done += take;
-            skip = 0;
+            let take = piece.len().min(place.len() - done);
+            place[done..done + take].copy_from_slice(&piece[..take]);
+            (done, smallest) = (done + take, smallest.min(hop_limit));
         }
-        hop_limit
+        smallest
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Outbox;
+    use super::{Outbox, PIECES_PER_CONNECTION};
     use bytes::Bytes;
+    use std::io::IoSlice;
+
+    #[test]
+    fn a_run_ends_at_another_hop_limit_and_is_lent_without_a_copy() {
+        let whole: Vec<u8> = (0..250).collect();
+        let mut outbox = Outbox::new(u32::MAX - 100);
+        for (range, limit) in [(0..100, None), (100..180, None), (180..200, Some(1)), (200..250, None)] {
+            outbox.push(Bytes::copy_from_slice(&whole[range]), limit);
+        }
+        for (from, run, pieces, limit) in [
+            (0, 180, 2, 64),
+            (99, 81, 2, 64),
+            (100, 80, 1, 64),
+            (185, 15, 1, 1),
+            (200, 50, 1, 64),
+            (250, 0, 0, 64),
+        ] {
+            let number = (u32::MAX - 100).wrapping_add(from);
+            assert_eq!(outbox.run(number), run, "from {from}");
+            let mut places = [IoSlice::new(&[]); PIECES_PER_CONNECTION + 1];
+            assert_eq!(outbox.lend(number, run, &mut places), (pieces, limit), "from {from}");
+            let lent: Vec<u8> = places[..pieces].iter().flat_map(|piece| piece.iter().copied()).collect();
+            assert_eq!(lent, whole[from as usize..(from + run) as usize], "from {from}");
+        }
+    }
 
     #[test]
     fn any_cut_has_its_octets_and_the_smallest_limit_of_its_pieces() {

@@ -1,4 +1,4 @@
-//! Sends a connection's output: segments cut from the queue, or runs of segments in one frame; FIN with the last of them;
+//! Sends a connection's output: segments cut from the queue, one or many in a frame, FIN with the last of them, and
 //! acknowledgements.
 
 use std::io::IoSlice;

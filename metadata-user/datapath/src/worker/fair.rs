@@ -7,8 +7,9 @@
 //!  serve ── a quantum of work for fresh slots, one visit of the crowd, and so on until the turn's work is done
 //! ```
 //!
-//! The unit of work is a frame, received or sent; a long frame counts by its octets ([`Long::work`]). Most of a request's cost is the system call for each frame sent and
-//! the steps before the stack for each frame received. A visited slot does at most [`QUANTUM`] of work. The rest
+//! The unit of work is a frame, received or sent. A long frame counts by its octets ([`Long::work`]). Most of a
+//! request's cost is the system call for each frame sent and the steps before the stack for each frame received. A
+//! visited slot does at most [`QUANTUM`] of work, or one long frame more. The rest
 //! waits for its next visit: frames in this module, output in the slot's connections ([`Engine::go_on`]). A slot that
 //! causes little work waits only for a turn and a visit or two, however many slots cause as much as they can. If more
 //! frames arrive than can be served, the slots with the longest queues lose frames (Shreedhar and Varghese 1995; RFC
