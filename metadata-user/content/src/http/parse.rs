@@ -83,9 +83,30 @@ impl Scanner {
             if self.stage == Stage::Fields {
                 return self.fields(head);
             }
+            if self.stage == Stage::Target {
+                self.target(&head[self.at..])?;
+                continue;
+            }
             self.request_line(head[self.at])?;
         }
         Ok(None)
+    }
+
+    /// Takes what has arrived of the target, its longest part, at once. `octets` is not empty.
+    fn target(&mut self, octets: &[u8]) -> Result<(), RequestError> {
+        let run = octets.iter().take_while(|octet| matches!(octet, 0x21..=0x7e)).count();
+        self.at += run;
+        let length = self.at - self.start;
+        match octets.get(run) {
+            _ if length > TARGET_MAX => Err(RequestError::TargetTooLong),
+            Some(b' ') if length > 0 => {
+                self.enter(Stage::Version);
+                self.at += 1;
+                Ok(())
+            }
+            Some(_) => Err(RequestError::RequestLine),
+            None => Ok(()),
+        }
     }
 
     fn enter(&mut self, stage: Stage) {
@@ -105,9 +126,6 @@ impl Scanner {
             }
             (Stage::Method, b' ') if length > 0 => self.enter(Stage::Target),
             (Stage::Method, _) => return self.request_line_method(octet, length),
-            (Stage::Target, b' ') if length > 0 => self.enter(Stage::Version),
-            (Stage::Target, 0x21..=0x7e) if length < TARGET_MAX => {}
-            (Stage::Target, 0x21..=0x7e) => return Err(RequestError::TargetTooLong),
             (Stage::Version, _) => self.version(octet, length)?,
             (Stage::LineEnd(false), b'\r') => self.stage = Stage::LineEnd(true),
             (Stage::LineEnd(_), b'\n') => {
