@@ -1,12 +1,23 @@
-//! Receiving a frame allocates nothing unless the frame starts a connection or a request.
+//! Receiving a frame allocates nothing, even if it starts a connection or asks for a rendered document.
 
 use std::alloc::System;
+use std::sync::Arc;
+use std::time::Duration;
 
-use metadata_datapath::stack::{StackConfig, Transmit};
+use metadata_content::dialect;
+use metadata_content::on_demand::OnDemand;
+use metadata_content::record::Record;
+use metadata_content::sink::Outbox;
+use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::token::Keyring;
+use metadata_datapath::stack::{Stack, StackConfig, TIME_WAITS_PER_PORT, Transmit};
+use metadata_serve::Serve;
+use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::pattern::stack;
 use support::raw::{Raw, Reply, Segment};
+use support::typical;
 use support::wire::at;
 
 #[global_allocator]
@@ -52,8 +63,72 @@ fn frames_that_start_no_connection_or_request_allocate_nothing() {
     }
     let region = Region::new(ALLOCATOR);
     for _ in 0..100 {
-        raw.now += std::time::Duration::from_millis(50);
+        raw.now += Duration::from_millis(50);
         raw.stack.step(at(raw.now), &mut Nowhere);
     }
     assert_eq!(region.change().allocations, 0, "timers");
+}
+
+/// What a guest reads in the service's frames.
+#[derive(Default)]
+struct Seen {
+    /// The next sequence number, after the last frame sent.
+    next: u32,
+    /// How many segments begin with the status line of a document.
+    documents: u32,
+}
+
+impl Transmit for Seen {
+    fn send(&mut self, frame: &[u8]) {
+        const TCP: usize = 14 + 20;
+        let number = |at: usize| u32::from_be_bytes([frame[at], frame[at + 1], frame[at + 2], frame[at + 3]]);
+        let payload = &frame[TCP + usize::from(frame[TCP + 12] >> 4) * 4..];
+        let (fin, syn) = (frame[TCP + 13] & 1, frame[TCP + 13] >> 1 & 1);
+        let length = payload.len() as u32 + u32::from(fin) + u32::from(syn);
+        self.next = number(TCP + 4).wrapping_add(length);
+        self.documents += u32::from(payload.starts_with(b"HTTP/1.1 200 "));
+    }
+}
+
+#[test]
+fn a_connection_that_fetches_a_rendered_document_allocates_nothing_between_syn_and_the_last_acknowledgement()
+{
+    const GET: &[u8] = b"GET /v1/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n";
+    /// As many flows as a slot may have in TIME-WAIT.
+    const WARM: u16 = TIME_WAITS_PER_PORT as u16;
+    let mut stack = Stack::new(StackConfig::default(), Serve::new(typical_guest()));
+    let (mut allocations, mut seen) = (0, Seen::default());
+    // The first connections render the document and fill the tables of their slot.
+    for port in 1..=WARM + 20 {
+        let now = at(Duration::from_millis(u64::from(port)));
+        let end = 1001 + GET.len() as u32;
+        for step in 0..5 {
+            let segment = match step {
+                0 => Segment::syn(port, 1000),
+                1 => Segment::ack(port, 1001, seen.next),
+                2 => Segment::ack(port, 1001, seen.next).with(GET),
+                3 => Segment::ack(port, end, seen.next).control(Fin),
+                _ => Segment::ack(port, end + 1, seen.next),
+            };
+            let frame = segment.frame(0);
+            let region = Region::new(ALLOCATOR);
+            stack.receive(now, 0, &frame, &mut seen);
+            let change = region.change();
+            allocations += if port > WARM { change.allocations + change.reallocations } else { 0 };
+        }
+    }
+    assert_eq!(seen.documents, u32::from(WARM) + 20);
+    assert_eq!(allocations, 0);
+}
+
+/// A slot with a typical record, rendered.
+fn typical_guest() -> Arc<OnDemand> {
+    let record = typical::record(0, None);
+    let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
+    let mailboxes = Mailboxes::in_memory(Outbox::detached());
+    let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailboxes.for_record(&record));
+    let answers = OnDemand::new(Store::new(1));
+    let responses = dialect::render(&record, &mut Interner::new(), vm);
+    answers.store().publish(0, Arc::new(responses)).expect("a slot of the table");
+    Arc::new(answers)
 }

@@ -6,11 +6,14 @@
 //! smallest limit of the pieces it carries.
 
 use bytes::Bytes;
-use std::collections::VecDeque;
+use smallvec::SmallVec;
 use std::io::IoSlice;
 
 use super::config::PIECES_PER_CONNECTION;
 use super::emit::HOP_LIMIT;
+
+/// Pieces that a connection stores in itself: head, its tail, and body of an answer. More of them are on the heap.
+const OWN_PIECES: usize = 3;
 
 struct Piece {
     bytes: Bytes,
@@ -19,7 +22,7 @@ struct Piece {
 
 /// The unacknowledged pieces of one connection.
 pub(super) struct Outbox {
-    pieces: VecDeque<Piece>,
+    pieces: SmallVec<[Piece; OWN_PIECES]>,
     /// The sequence number of the first octet of the first piece.
     start: u32,
     /// The sequence number after the last octet of the last piece.
@@ -29,7 +32,7 @@ pub(super) struct Outbox {
 impl Outbox {
     /// Creates an empty queue whose first octet has the number `start`.
     pub(super) fn new(start: u32) -> Self {
-        Self { pieces: VecDeque::new(), start, end: start }
+        Self { pieces: SmallVec::new(), start, end: start }
     }
 
     pub(super) fn end(&self) -> u32 {
@@ -38,7 +41,7 @@ impl Outbox {
 
     /// Reads the first piece and its reference count.
     pub(super) fn touch(&self) -> u64 {
-        self.pieces.front().map_or(0, |piece| u64::from(piece.bytes.is_unique()))
+        self.pieces.first().map_or(0, |piece| u64::from(piece.bytes.is_unique()))
     }
 
     /// Whether the queue holds [`PIECES_PER_CONNECTION`].
@@ -51,18 +54,20 @@ impl Outbox {
         if !bytes.is_empty() {
             self.end = self.end.wrapping_add(bytes.len() as u32);
             let hop_limit = hop_limit.map_or(HOP_LIMIT, |limit| limit.clamp(1, HOP_LIMIT));
-            self.pieces.push_back(Piece { bytes, hop_limit });
+            self.pieces.push(Piece { bytes, hop_limit });
         }
     }
 
     /// Drops the pieces that end at or before `una`.
     pub(super) fn acknowledged(&mut self, una: u32) {
-        while let Some(piece) = self.pieces.front()
+        let mut done = 0;
+        while let Some(piece) = self.pieces.get(done)
             && una.wrapping_sub(self.start) as usize >= piece.bytes.len()
         {
             self.start = self.start.wrapping_add(piece.bytes.len() as u32);
-            self.pieces.pop_front();
+            done += 1;
         }
+        self.pieces.drain(..done);
     }
 
     /// The octets from number `from` on, piece by piece, each with its hop limit.
