@@ -33,7 +33,7 @@ pub fn create(name: &str, preamble: Preamble) -> Result<OwnedFd, LinkError> {
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // The last octet stays 0 whatever the length: the kernel reads a terminated string.
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     let flags = match preamble {
         Preamble::None => 0,

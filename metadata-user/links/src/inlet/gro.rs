@@ -26,7 +26,7 @@ pub(super) fn turn_on(name: &str) -> Result<(), LinkError> {
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
         // The last octet stays 0 whatever the length: the kernel reads a terminated string.
         for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
-            *to = from.cast_signed();
+            *to = libc::c_char::from_ne_bytes([from]);
         }
         request.ifr_ifru.ifru_data = (&raw mut setting).cast();
         // SAFETY: the descriptor is open; the request and the setting it points to outlive the call, which reads both.
