@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
@@ -18,7 +18,7 @@ use metadata_user::recent::Recent;
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
-use metadata_user::verbs::{check, doctor, explain, export, instances, trace, which};
+use metadata_user::verbs::{check, doctor, explain, export, instances, pages, trace, which};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -154,6 +154,13 @@ enum Verb {
     /// Write or remove the record of a libvirt domain, whose XML is read from standard input. For a script in
     /// /etc/libvirt/hooks/qemu.d. Prints nothing, always exits with 0, and logs to the host's log.
     LibvirtHook(hook::Arguments),
+    /// Write the manual pages, and completions for bash, zsh and fish, below a directory. For those who make packages.
+    #[command(hide = true)]
+    Pages {
+        /// The directory; it is made if it is missing.
+        #[arg(value_name = "DIR")]
+        dir: PathBuf,
+    },
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -407,6 +414,7 @@ fn main() -> ExitCode {
             let pins = agent.pins(pins.as_deref());
             pins.and_then(|pins| release(pins.as_deref(), force)).map(|()| ExitCode::SUCCESS)
         }
+        Verb::Pages { dir } => pages::write(Cli::command(), &dir).map(|()| ExitCode::SUCCESS),
         Verb::LibvirtHook(arguments) => {
             hook::run(&arguments);
             Ok(ExitCode::SUCCESS)

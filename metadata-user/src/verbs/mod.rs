@@ -6,6 +6,7 @@ pub mod explain;
 pub mod export;
 pub mod instances;
 pub mod options;
+pub mod pages;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;
