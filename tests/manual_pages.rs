@@ -33,7 +33,8 @@ fn verbs() -> Vec<String> {
 /// Returns the long options that a verb's help lists.
 fn options(verb: &str) -> Vec<String> {
     let help = printed(&[verb, "--help"]);
-    let words = help.lines().filter(|line| line.trim_start().starts_with('-')).flat_map(str::split_whitespace);
+    let words =
+        help.lines().filter(|line| line.trim_start().starts_with('-')).flat_map(str::split_whitespace);
     let long = words.filter_map(|word| word.strip_prefix("--"));
     long.map(|word| word.trim_end_matches(',').to_owned()).collect()
 }

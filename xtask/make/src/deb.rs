@@ -3,7 +3,11 @@
 //! It checks the contents of the package. Then it installs, uses and purges the package on a throw-away copy of this
 //! system: an overlay over `/` in a mount namespace, which leaves the system itself unchanged.
 
-use crate::image::binary::{TARGET, Tree};
+use crate::image::architecture::Architecture;
+use crate::image::binary::{self, Tree};
+use crate::image::layout::About;
+use crate::image::pages;
+use crate::overlay::{self, Scripts};
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::tools;
 use std::collections::BTreeMap;
@@ -17,13 +21,14 @@ const TOOLS: &[(&str, &str)] =
     &[("dpkg-deb", "dpkg"), ("strip", "binutils"), ("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 
 /// The files of the package, with their modes.
-const FILES: [(&str, &str); 16] = [
+const FILES: [(&str, &str); 21] = [
     ("./etc/libvirt/hooks/qemu.d/xdp-imds", "-rwxr-xr-x"),
     ("./etc/xdp-imds/config.yaml", "-rw-r--r--"),
     ("./etc/xdp-imds/libvirt/README", "-rw-r--r--"),
     ("./etc/xdp-imds/records.d/README", "-rw-r--r--"),
     ("./usr/bin/xdp-imds", "-rwxr-xr-x"),
     ("./usr/lib/systemd/system/xdp-imds.service", "-rw-r--r--"),
+    ("./usr/share/bash-completion/completions/xdp-imds", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/NEWS.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/README.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/changelog.Debian.gz", "-rw-r--r--"),
@@ -33,53 +38,52 @@ const FILES: [(&str, &str); 16] = [
     ("./usr/share/doc/xdp-imds/reference/configuration.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/record-fields.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/record.md", "-rw-r--r--"),
+    ("./usr/share/fish/vendor_completions.d/xdp-imds.fish", "-rw-r--r--"),
     ("./usr/share/lintian/overrides/xdp-imds", "-rw-r--r--"),
+    ("./usr/share/man/man1/xdp-imds-serve.1.gz", "-rw-r--r--"),
+    ("./usr/share/man/man1/xdp-imds.1.gz", "-rw-r--r--"),
+    ("./usr/share/zsh/vendor-completions/_xdp-imds", "-rw-r--r--"),
 ];
+
+/// How the paths of manual pages begin. There is one for each verb.
+const MANUAL: &str = "./usr/share/man/man1/xdp-imds-";
 
 /// The largest size of the package, in octets. A larger package has debugging symbols in it.
 const SIZE: u64 = 16 << 20;
 
-/// Mounts an overlay in the directory `$1`, installs the package `$2` in it, uses it as an administrator would with the
-/// record `$3`, and purges it.
-const INSIDE: &str = r#"
-    mount -t tmpfs tmpfs "$1"
-    mkdir "$1/upper" "$1/work" "$1/system"
-    mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/system"
-    cp --preserve=mode "$2" "$3" "$1/system/tmp/"
-    for place in proc dev; do mount --rbind "/$place" "$1/system/$place"; done
-    mount -t tmpfs tmpfs "$1/system/run"
-    exec chroot "$1/system" sh -ec '
-        export DEBIAN_FRONTEND=noninteractive
-        dpkg --force-confold -i "/tmp/$1"
-        test "$(stat -c %a /etc/xdp-imds)" = 700
-        unit=/usr/lib/systemd/system/xdp-imds.service
-        systemd-analyze verify $unit
-        # In tenths: the exposure that systemd computes must not grow.
-        systemd-analyze security --offline=true --no-pager --threshold=40 $unit > /tmp/exposure || {
-            cat /tmp/exposure
-            exit 1
-        }
-        xdp-imds --version
-        cp --preserve=mode "/tmp/$2" /etc/xdp-imds/records.d/
-        xdp-imds check --config /etc/xdp-imds/config.yaml /etc/xdp-imds/records.d
-        hook=/etc/libvirt/hooks/qemu.d/xdp-imds
-        example=/usr/share/doc/xdp-imds/examples/domain.xml
-        output=$($hook web-1 start begin - < $example)
-        test -z "$output"
-        test "$(stat -c %a /run/xdp-imds/hook.d/*.json)" = 600
-        xdp-imds check /run/xdp-imds/hook.d
-        $hook web-1 release end - < $example
-        test -z "$(ls /run/xdp-imds/hook.d)"
-        rm /etc/xdp-imds/records.d/"$2"
-        dpkg -r xdp-imds
-        test ! -e /usr/bin/xdp-imds
-        # The configuration and the hook remain. The hook must not keep a domain from starting.
-        $hook web-1 start begin - < /dev/null
-        dpkg -P xdp-imds
-        for place in /etc/xdp-imds /etc/libvirt/hooks/qemu.d/xdp-imds /run/xdp-imds /var/lib/xdp-imds; do
-            test ! -e $place || { echo "left behind: $place"; exit 1; }
-        done
-    ' sh "$(basename "$2")" "$(basename "$3")"
+/// Installs the package `$1` with the command `$INSTALL`, uses it as an administrator would with the record `$2`, and
+/// purges it.
+pub(crate) const USE: &str = r#"
+    $INSTALL "/tmp/$1"
+    test "$(stat -c %a /etc/xdp-imds)" = 700
+    unit=/usr/lib/systemd/system/xdp-imds.service
+    test -e /etc/systemd/system/multi-user.target.wants/xdp-imds.service
+    systemd-analyze verify --man=no $unit
+    # In tenths: the exposure that systemd computes must not grow.
+    systemd-analyze security --offline=true --no-pager --threshold=40 $unit > /tmp/exposure || {
+        cat /tmp/exposure
+        exit 1
+    }
+    xdp-imds --version
+    cp --preserve=mode "/tmp/$2" /etc/xdp-imds/records.d/
+    xdp-imds check --config /etc/xdp-imds/config.yaml /etc/xdp-imds/records.d
+    hook=/etc/libvirt/hooks/qemu.d/xdp-imds
+    example=/usr/share/doc/xdp-imds/examples/domain.xml
+    output=$($hook web-1 start begin - < $example)
+    test -z "$output"
+    test "$(stat -c %a /run/xdp-imds/hook.d/*.json)" = 600
+    xdp-imds check /run/xdp-imds/hook.d
+    $hook web-1 release end - < $example
+    test -z "$(ls /run/xdp-imds/hook.d)"
+    rm /etc/xdp-imds/records.d/"$2"
+    dpkg -r xdp-imds
+    test ! -e /usr/bin/xdp-imds
+    # The configuration and the hook remain. The hook must not keep a domain from starting.
+    $hook web-1 start begin - < /dev/null
+    dpkg -P xdp-imds
+    for place in /etc/xdp-imds /etc/libvirt/hooks/qemu.d/xdp-imds /run/xdp-imds /var/lib/xdp-imds; do
+        test ! -e $place || { echo "left behind: $place"; exit 1; }
+    done
 "#;
 
 /// Which binary to package, and where.
@@ -104,15 +108,21 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let installed = shell::which("cargo-deb").is_some();
     ensure!(installed, "missing: cargo-deb; run `cargo install --locked cargo-deb@3.8.0`");
     tools::ensure(TOOLS)?;
-    match (args.no_build, args.is_static) {
-        (true, _) => {}
-        (false, true) => Tree::here()?.build(&args.profile).map(drop)?,
-        (false, false) => {
+    let about = About::of(shell::top())?;
+    let output = args.output.clone().unwrap_or_else(|| shell::target().join("debian"));
+    let package = if args.is_static {
+        let (tree, here) = (Tree::here()?, binary::native()?);
+        if !args.no_build {
+            tree.build(here, &args.profile)?;
+        }
+        of_static(&tree, here, &args.profile, &about, &output)?
+    } else {
+        if !args.no_build {
             let words = ["build", "--locked", "--package", "metadata-user", "--bin", "xdp-imds", "--profile"];
             shell::run(shell::cargo(words).arg(&args.profile))?;
         }
-    }
-    let package = build(args)?;
+        of_dynamic(&args.profile, &about, &output)?
+    };
     contents(&package)?;
     if shell::which("lintian").is_some() {
         shell::run(
@@ -130,25 +140,44 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Makes the package from the built binary.
-fn build(args: &Args) -> Result<PathBuf> {
-    let output = args.output.clone().unwrap_or_else(|| shell::target().join("debian"));
-    fs::create_dir_all(&output).with_context(|| format!("cannot make {}", output.display()))?;
-    let mut command =
-        shell::cargo(["deb", "--no-build", "--strip", "--no-dbgsym", "--package", "metadata-user"]);
-    command.args(["--profile", &args.profile]);
-    if args.is_static {
-        command.args(["--target", TARGET]).env("CARGO_TARGET_DIR", Tree::here()?.target());
-    }
-    let output = printed(command.arg("--output").arg(output.join("")))?;
+/// Makes the package from a binary that is linked with this system's C library.
+fn of_dynamic(profile: &str, about: &About, output: &Path) -> Result<PathBuf> {
+    let products = shell::target().join(if profile == "dev" { "debug" } else { profile });
+    pages::write(&products.join("xdp-imds"), &products)?;
+    let mut command = shell::cargo(["deb", "--strip", "--profile", profile]);
+    made(&mut command, about, output)
+}
+
+/// Makes the package from the static binary for an architecture. That binary and this machine's must be built.
+pub(crate) fn of_static(
+    tree: &Tree,
+    architecture: Architecture,
+    profile: &str,
+    about: &About,
+    output: &Path,
+) -> Result<PathBuf> {
+    tree.write_pages(architecture, profile)?;
+    let mut command = shell::cargo(["deb", "--no-strip", "--profile", profile]);
+    command.args(["--target", architecture.triple()]).current_dir(tree.top());
+    command.env("CARGO_TARGET_DIR", tree.target());
+    made(&mut command, about, output)
+}
+
+/// Completes the command, runs it and returns the path of the package.
+fn made(command: &mut Command, about: &About, output: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(output).with_context(|| format!("cannot make {}", output.display()))?;
+    command.args(["--locked", "--no-build", "--no-dbgsym", "--package", "metadata-user"]);
+    // Every file of the package gets this time.
+    command.env("SOURCE_DATE_EPOCH", about.epoch().to_string());
+    let printed = printed(command.arg("--output").arg(output.join("")))?;
     let package =
-        output.lines().last().map(PathBuf::from).context("cargo deb did not print the package's path")?;
+        printed.lines().last().map(PathBuf::from).context("cargo deb did not print the package's path")?;
     ensure!(package.is_file(), "cargo deb did not make {}", package.display());
     Ok(package)
 }
 
 /// Checks files, modes, owners, configuration files and version.
-fn contents(package: &Path) -> Result<()> {
+pub(crate) fn contents(package: &Path) -> Result<()> {
     let listed = printed(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let found: BTreeMap<_, _> = listed.lines().filter_map(entry).collect();
     for (path, mode) in FILES {
@@ -156,7 +185,9 @@ fn contents(package: &Path) -> Result<()> {
         let found = found.get(path).copied();
         ensure!(found == Some(expected), "{path}: expected {expected:?}, found {found:?}");
     }
-    let known = |path: &&str| path.ends_with('/') || FILES.iter().any(|(file, _)| file == path);
+    let known = |path: &&str| {
+        path.ends_with('/') || path.starts_with(MANUAL) || FILES.iter().any(|(file, _)| file == path)
+    };
     if let Some(other) = found.keys().find(|path| !known(path)) {
         bail!("{other} is in the package but not in the list of expected files");
     }
@@ -188,18 +219,20 @@ fn entry(line: &str) -> Option<(&str, (&str, &str))> {
 /// Installs, uses and purges the package without leaving a trace on this system.
 fn on_an_overlay(package: &Path) -> Result<()> {
     let room = tempfile::tempdir()?;
-    let record = room.path().join("web.json");
+    let inside = format!("INSTALL='dpkg --force-confold -i'\n{USE}");
+    overlay::run("/".as_ref(), &[package, &record(room.path())?], &Scripts { outside: "", inside: &inside })
+}
+
+/// Writes the record of a VM into a directory.
+pub(crate) fn record(room: &Path) -> Result<PathBuf> {
+    let record = room.join("web.json");
     fs::write(&record, testbed::record::Identity::of(0).record(1))?;
     fs::set_permissions(&record, fs::Permissions::from_mode(0o640))?;
-    let place = room.path().join("overlay");
-    fs::create_dir(&place)?;
-    let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--net", "sh", "-ec", INSIDE, "sh"]);
-    shell::run(command.arg(&place).arg(package.canonicalize()?).arg(&record))
+    Ok(record)
 }
 
 /// Runs a program and returns its standard output. An exit status other than zero is an error.
-fn printed(command: &mut Command) -> Result<String> {
+pub(crate) fn printed(command: &mut Command) -> Result<String> {
     let program = command.get_program().to_owned();
     let output = command.output().with_context(|| format!("cannot run {}", program.display()))?;
     let errors = String::from_utf8_lossy(&output.stderr);

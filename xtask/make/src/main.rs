@@ -5,6 +5,7 @@ mod build_ebpf;
 mod deb;
 mod image;
 mod manifests;
+mod overlay;
 mod schemas;
 
 use clap::{Parser, Subcommand};

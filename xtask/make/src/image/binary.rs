@@ -1,14 +1,11 @@
 //! Builds the static binary, identical wherever its source lies.
 
+use super::architecture::Architecture;
+use super::pages;
 use anyhow::{Context as _, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// The target triple of the binary.
-pub(crate) const TARGET: &str = "x86_64-unknown-linux-musl";
-/// The compiler for musl of the little C code that the agent has (in ring).
-const CC: &str = "musl-gcc";
 
 /// A source tree of the project.
 #[derive(Debug)]
@@ -59,16 +56,18 @@ impl Tree {
         &self.target
     }
 
-    /// Builds the agent with a Cargo profile; returns the path of the binary.
-    pub(crate) fn build(&self, profile: &str) -> Result<PathBuf> {
-        shell::tools::ensure(&[(CC, "musl-tools")])?;
-        ensure_target()?;
+    /// Builds the agent for an architecture with a Cargo profile; returns the path of the binary.
+    pub(crate) fn build(&self, architecture: Architecture, profile: &str) -> Result<PathBuf> {
+        shell::tools::ensure(&[architecture.compiler(), architecture.header()])?;
+        let (compiler, _) = architecture.compiler();
+        let triple = architecture.triple();
+        ensure_target(triple)?;
         let home = std::env::var_os("CARGO_HOME").map_or_else(
             || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
             PathBuf::from,
         );
         // The last matching rule applies, and the target directory may lie below the source.
-        let flags = [
+        let mut flags = vec![
             format!("--remap-path-prefix={}=/xdp-imds", self.top.display()),
             format!("--remap-path-prefix={}=/cargo", home.display()),
             format!("--remap-path-prefix={}=/target", self.target.display()),
@@ -76,9 +75,13 @@ impl Tree {
             "-Cdebuginfo=none".into(),
             "-Cstrip=symbols".into(),
         ];
+        if Architecture::here() != Some(architecture) {
+            // It also links, because this machine's own compiler cannot. Start files and C library are Rust's.
+            flags.push(format!("-Clinker={compiler}"));
+        }
         let mut cargo =
             shell::cargo(["build", "--profile", profile, "--locked", "--package", "metadata-user"]);
-        cargo.args(["--bin", "xdp-imds", "--target", TARGET]).current_dir(&self.top);
+        cargo.args(["--bin", "xdp-imds", "--target", triple]).current_dir(&self.top);
         cargo.arg("--target-dir").arg(&self.target);
         cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).env("CARGO_INCREMENTAL", "0");
         let prefix = format!(
@@ -86,21 +89,39 @@ impl Tree {
             home.display(),
             self.target.display()
         );
-        cargo.env("CC_x86_64_unknown_linux_musl", CC).env("CFLAGS_x86_64_unknown_linux_musl", prefix);
+        let variable = triple.replace('-', "_");
+        cargo.env(format!("CC_{variable}"), compiler).env(format!("CFLAGS_{variable}"), prefix);
         shell::run(&mut cargo)?;
+        Ok(self.products(architecture, profile).join("xdp-imds"))
+    }
+
+    /// Writes manual pages and completions beside the binary for an architecture. They are the same for all, so the
+    /// binary of this machine writes them; it must be built.
+    pub(crate) fn write_pages(&self, architecture: Architecture, profile: &str) -> Result<PathBuf> {
+        let native = self.products(native()?, profile).join("xdp-imds");
+        pages::write(&native, &self.products(architecture, profile))
+    }
+
+    /// Returns the directory of what a build with a Cargo profile makes.
+    pub(crate) fn products(&self, architecture: Architecture, profile: &str) -> PathBuf {
         let directory = if profile == "dev" { "debug" } else { profile };
-        Ok(self.target.join(TARGET).join(directory).join("xdp-imds"))
+        self.target.join(architecture.triple()).join(directory)
     }
 }
 
+/// Returns the architecture of this machine.
+pub(crate) fn native() -> Result<Architecture> {
+    Architecture::here().with_context(|| format!("the agent is not built for {}", std::env::consts::ARCH))
+}
+
 /// Makes rustup install the target's standard library if it is missing.
-fn ensure_target() -> Result<()> {
+fn ensure_target(triple: &str) -> Result<()> {
     let mut rustc = Command::new("rustc");
-    let output = rustc.args(["--print", "target-libdir", "--target", TARGET]).output()?;
+    let output = rustc.args(["--print", "target-libdir", "--target", triple]).output()?;
     let directory = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
     if output.status.success() && directory.is_dir() {
         return Ok(());
     }
-    shell::run(Command::new("rustup").args(["target", "add", TARGET]))
-        .with_context(|| format!("the standard library of {TARGET} is missing"))
+    shell::run(Command::new("rustup").args(["target", "add", triple]))
+        .with_context(|| format!("the standard library of {triple} is missing"))
 }

@@ -9,42 +9,42 @@ use tar::{Builder, EntryType, Header};
 
 /// A file or directory of the layer.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(crate) struct Entry {
     path: String,
     mode: u32,
     /// The content; empty for a directory.
-    pub(super) octets: Vec<u8>,
+    pub(crate) octets: Vec<u8>,
     is_directory: bool,
 }
 
 impl Entry {
     /// Returns a program that everybody may run.
-    pub(super) fn program(path: &str, octets: Vec<u8>) -> Self {
+    pub(crate) fn program(path: &str, octets: Vec<u8>) -> Self {
         Self { path: path.into(), mode: 0o755, octets, is_directory: false }
     }
 
     /// Returns a file that everybody may read.
-    pub(super) fn file(path: &str, octets: Vec<u8>) -> Self {
+    pub(crate) fn file(path: &str, octets: Vec<u8>) -> Self {
         Self { path: path.into(), mode: 0o644, octets, is_directory: false }
     }
 
     /// Returns a directory that everybody may enter.
-    pub(super) fn directory(path: &str) -> Self {
+    pub(crate) fn directory(path: &str) -> Self {
         Self { path: path.into(), mode: 0o755, octets: Vec::new(), is_directory: true }
     }
 }
 
 /// The octets of a layer in its two forms.
 #[derive(Debug)]
-pub(super) struct Layer {
+pub(crate) struct Layer {
     /// The form that runtimes unpack. Its digest names the layer (`diff_id`).
-    pub(super) tar: Vec<u8>,
+    pub(crate) tar: Vec<u8>,
     /// The form that registries store.
-    pub(super) gzip: Vec<u8>,
+    pub(crate) gzip: Vec<u8>,
 }
 
 /// Writes the entries and all directories above them. `epoch`, in Unix seconds, is the time of every entry.
-pub(super) fn write(mut entries: Vec<Entry>, epoch: u64) -> Result<Layer> {
+pub(crate) fn write(mut entries: Vec<Entry>, epoch: u64) -> Result<Layer> {
     let above: BTreeSet<String> = entries
         .iter()
         .flat_map(|entry| Path::new(&entry.path).ancestors().skip(1))

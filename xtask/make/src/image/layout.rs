@@ -1,6 +1,7 @@
-//! Writes the image layout: blobs named by their digest, a manifest and an index
+//! Writes the image layout: blobs named by their digest, a manifest for each architecture and an index
 //! (<https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>).
 
+use super::architecture::Architecture;
 use super::layer::Layer;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
@@ -19,7 +20,7 @@ const INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// The time and revision of the source that an image is built from.
 #[derive(Debug)]
-pub(super) struct About {
+pub(crate) struct About {
     /// The time of the commit; `SOURCE_DATE_EPOCH` overrides it. It is 1970 for a tree without history.
     created: OffsetDateTime,
     /// The commit, if the tree has no uncommitted changes.
@@ -28,7 +29,7 @@ pub(super) struct About {
 
 impl About {
     /// Reads time and revision of a source tree from git.
-    pub(super) fn of(top: &Path) -> Result<Self> {
+    pub(crate) fn of(top: &Path) -> Result<Self> {
         let git = |words: &[&str]| {
             let output = Command::new("git").arg("-C").arg(top).args(words).output().ok()?;
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -42,8 +43,15 @@ impl About {
         Ok(Self { created, revision: git(&["rev-parse", "HEAD"]).filter(|_| is_clean) })
     }
 
+    /// A tree of this time, in Unix seconds, without history.
+    #[cfg(test)]
+    pub(crate) fn at(seconds: u32) -> Self {
+        let created = OffsetDateTime::from_unix_timestamp(seconds.into()).expect("a time");
+        Self { created, revision: None }
+    }
+
     /// The time in Unix seconds.
-    pub(super) fn epoch(&self) -> u64 {
+    pub(crate) fn epoch(&self) -> u64 {
         self.created.unix_timestamp().unsigned_abs()
     }
 
@@ -69,9 +77,10 @@ impl About {
     }
 }
 
-/// The blobs of an image.
+/// The blobs of an image for one architecture.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(crate) struct Image {
+    architecture: Architecture,
     layer: Layer,
     config: Vec<u8>,
     manifest: Vec<u8>,
@@ -83,9 +92,15 @@ pub(super) struct Image {
 
 impl Image {
     /// Makes the image of one layer. `binary` is the size of the agent's binary, `program` its SHA-256.
-    pub(super) fn new(about: &About, layer: Layer, binary: usize, program: String) -> Self {
+    pub(super) fn new(
+        about: &About,
+        architecture: Architecture,
+        layer: Layer,
+        binary: usize,
+        program: String,
+    ) -> Self {
         let config = json!({
-            "architecture": "amd64",
+            "architecture": architecture.short(),
             "os": "linux",
             "created": about.created(),
             "config": {
@@ -106,7 +121,7 @@ impl Image {
             "layers": [descriptor(LAYER, &layer.gzip)],
             "annotations": about.labels(),
         });
-        Self { layer, config, manifest: manifest.to_string().into_bytes(), binary, program }
+        Self { architecture, layer, config, manifest: manifest.to_string().into_bytes(), binary, program }
     }
 
     /// Returns the digest of the manifest, which names the image.
@@ -119,25 +134,48 @@ impl Image {
         self.layer.gzip.len()
     }
 
-    /// Writes the layout to `out`, in place of an older layout.
-    pub(super) fn write(&self, out: &Path, tag: &str) -> Result<()> {
-        let blobs = out.join("blobs/sha256");
-        let marker = out.join("oci-layout");
-        if marker.is_file() {
-            fs::remove_dir_all(out).with_context(|| format!("cannot replace {}", out.display()))?;
-        }
-        fs::create_dir_all(&blobs).with_context(|| format!("cannot make {}", blobs.display()))?;
-        for blob in [&self.layer.gzip, &self.config, &self.manifest] {
-            fs::write(blobs.join(sha256(blob)), blob)?;
-        }
+    /// Describes the image in an index.
+    fn descriptor(&self) -> Value {
         let mut entry = descriptor(MANIFEST, &self.manifest);
-        entry["platform"] = json!({"architecture": "amd64", "os": "linux"});
-        entry["annotations"] = json!({"org.opencontainers.image.ref.name": tag});
-        let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]});
-        fs::write(out.join("index.json"), index.to_string())?;
-        fs::write(marker, json!({"imageLayoutVersion": "1.0.0"}).to_string())?;
-        Ok(())
+        entry["platform"] = json!({"architecture": self.architecture.short(), "os": "linux"});
+        entry
     }
+}
+
+/// Writes the layout of an image to `out`, in place of an older layout. Images for several architectures have an index
+/// of their own, which `tag` names, so that each node gets the image for its architecture.
+pub(crate) fn write(images: &[Image], out: &Path, tag: &str) -> Result<()> {
+    let blobs = out.join("blobs/sha256");
+    let marker = out.join("oci-layout");
+    if marker.is_file() {
+        fs::remove_dir_all(out).with_context(|| format!("cannot replace {}", out.display()))?;
+    }
+    fs::create_dir_all(&blobs).with_context(|| format!("cannot make {}", blobs.display()))?;
+    let put = |blob: &[u8]| {
+        let path = blobs.join(sha256(blob));
+        fs::write(&path, blob).with_context(|| format!("cannot write {}", path.display()))
+    };
+    for image in images {
+        for blob in [&image.layer.gzip, &image.config, &image.manifest] {
+            put(blob)?;
+        }
+    }
+    let mut entry = match images {
+        [image] => image.descriptor(),
+        images => {
+            let inner = index(images.iter().map(Image::descriptor).collect());
+            put(&inner)?;
+            descriptor(INDEX, &inner)
+        }
+    };
+    entry["annotations"] = json!({"org.opencontainers.image.ref.name": tag});
+    fs::write(out.join("index.json"), index(vec![entry]))?;
+    fs::write(marker, json!({"imageLayoutVersion": "1.0.0"}).to_string())?;
+    Ok(())
+}
+
+fn index(entries: Vec<Value>) -> Vec<u8> {
+    json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": entries}).to_string().into_bytes()
 }
 
 fn descriptor(kind: &str, blob: &[u8]) -> Value {
@@ -159,8 +197,8 @@ pub(crate) fn sha256(blob: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{About, Image, OffsetDateTime, digest, sha256};
-    use crate::image::layer::{Entry, write};
+    use super::{About, Architecture, Image, OffsetDateTime, digest, sha256, write};
+    use crate::image::layer::{self, Entry};
     use serde_json::Value;
     use std::fs;
 
@@ -178,34 +216,80 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_layout_leads_from_its_index_to_every_blob() {
-        let layer = write(vec![Entry::program("usr/bin/xdp-imds", vec![1, 2, 3])], 5).expect("a layer");
-        let tar = digest(&layer.tar);
-        let image = Image::new(&about(5), layer, 3, sha256(&[1, 2, 3]));
-        let room = tempfile::tempdir().expect("a directory");
-        let out = room.path().join("image");
-        // Written twice, because the second layout must replace the first.
-        for tag in ["old", "new"] {
-            image.write(&out, tag).expect("written");
+    fn image(architecture: Architecture, program: Vec<u8>) -> Image {
+        let (size, name) = (program.len(), sha256(&program));
+        let layer = layer::write(vec![Entry::program("usr/bin/xdp-imds", program)], 5).expect("a layer");
+        Image::new(&about(5), architecture, layer, size, name)
+    }
+
+    /// A written layout.
+    struct Written(tempfile::TempDir);
+
+    impl Written {
+        fn read(&self, path: &str) -> Vec<u8> {
+            fs::read(self.0.path().join("image").join(path)).expect(path)
         }
-        let read = |path: &str| fs::read(out.join(path)).expect(path);
-        let blob = |of: &Value| {
+
+        /// Reads a blob whose name and size must agree with its descriptor.
+        fn blob(&self, of: &Value) -> Vec<u8> {
             let name = of["digest"].as_str().and_then(|text| text.strip_prefix("sha256:")).expect("a digest");
-            let octets = read(&format!("blobs/sha256/{name}"));
+            let octets = self.read(&format!("blobs/sha256/{name}"));
             assert_eq!(
                 (sha256(&octets), octets.len() as u64),
                 (name.to_owned(), of["size"].as_u64().expect("a size"))
             );
             octets
-        };
-        let index: Value = serde_json::from_slice(&read("index.json")).expect("JSON");
+        }
+
+        fn json(&self, of: &Value) -> Value {
+            serde_json::from_slice(&self.blob(of)).expect("JSON")
+        }
+
+        fn index(&self) -> Value {
+            serde_json::from_slice(&self.read("index.json")).expect("JSON")
+        }
+    }
+
+    fn written(images: &[Image], tags: &[&str]) -> Written {
+        let room = tempfile::tempdir().expect("a directory");
+        for tag in tags {
+            write(images, &room.path().join("image"), tag).expect("written");
+        }
+        Written(room)
+    }
+
+    #[test]
+    fn a_layout_leads_from_its_index_to_every_blob() {
+        let image = image(Architecture::X86, vec![1, 2, 3]);
+        let tar = digest(&image.layer.tar);
+        // Written twice, because the second layout must replace the first.
+        let layout = written(std::slice::from_ref(&image), &["old", "new"]);
+        let index = layout.index();
         assert_eq!(index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"], "new");
         assert_eq!(index["manifests"][0]["digest"], image.digest());
-        let manifest: Value = serde_json::from_slice(&blob(&index["manifests"][0])).expect("JSON");
-        let config: Value = serde_json::from_slice(&blob(&manifest["config"])).expect("JSON");
-        blob(&manifest["layers"][0]);
+        let manifest = layout.json(&index["manifests"][0]);
+        let config = layout.json(&manifest["config"]);
+        layout.blob(&manifest["layers"][0]);
         assert_eq!(config["rootfs"]["diff_ids"][0], tar);
         assert_eq!(config["config"]["Labels"]["org.opencontainers.image.revision"], "abc");
+    }
+
+    #[test]
+    fn one_tag_names_the_images_of_all_architectures() {
+        let images = Architecture::ALL.map(|one| image(one, one.name().into()));
+        let layout = written(&images, &["latest"]);
+        let outer = layout.index();
+        assert_eq!(outer["manifests"].as_array().map(Vec::len), Some(1));
+        assert_eq!(outer["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"], "latest");
+        let inner = layout.json(&outer["manifests"][0]);
+        for (entry, architecture) in
+            inner["manifests"].as_array().expect("a list").iter().zip(["amd64", "arm64"])
+        {
+            let config = layout.json(&layout.json(entry)["config"]);
+            assert_eq!(
+                (&entry["platform"]["architecture"], &config["architecture"]),
+                (&architecture.into(), &architecture.into())
+            );
+        }
     }
 }

@@ -12,12 +12,15 @@
 //! another directory and compares. `--try` serves a guest from a container that has the DaemonSet's privileges and no
 //! others.
 
-mod bill;
+pub(crate) mod architecture;
+pub(crate) mod bill;
 pub(crate) mod binary;
-mod layer;
-mod layout;
+pub(crate) mod layer;
+pub(crate) mod layout;
+pub(crate) mod pages;
 
 use anyhow::{Context as _, Result, ensure};
+use architecture::Architecture;
 use binary::Tree;
 use layer::Entry;
 use layout::{About, Image};
@@ -26,6 +29,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 pub(crate) use layout::sha256;
+
+/// The architecture of the image. `cargo xtask dist` makes one for every architecture.
+const IMAGE: Architecture = Architecture::X86;
 
 /// What to build, and which checks to run.
 #[derive(clap::Args)]
@@ -53,8 +59,8 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let started = Instant::now();
     // Read once, because a copy has no history and the tree may change during the build.
     let about = About::of(shell::top())?;
-    let image = make(&Tree::here()?, &args.profile, &about)?;
-    image.write(&out, &args.tag)?;
+    let image = make(&Tree::here()?, IMAGE, &args.profile, &about)?;
+    layout::write(std::slice::from_ref(&image), &out, &args.tag)?;
     println!("{}  {}:{}", image.digest(), out.display(), args.tag);
     println!(
         "binary {}, layer {} compressed, {} s",
@@ -76,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 fn check(first: &Image, profile: &str, about: &About) -> Result<()> {
     let started = Instant::now();
     let elsewhere = Tree::copy()?;
-    let second = make(&elsewhere, profile, about)?;
+    let second = make(&elsewhere, IMAGE, profile, about)?;
     ensure!(
         first.digest() == second.digest(),
         "two builds of the same source differ: {} here, {} in {}; the binary's SHA-256 is {} here, {} there",
@@ -94,8 +100,9 @@ fn check(first: &Image, profile: &str, about: &About) -> Result<()> {
     Ok(())
 }
 
-fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
-    let binary = tree.build(profile)?;
+/// Builds a tree for an architecture and makes the image.
+pub(crate) fn make(tree: &Tree, architecture: Architecture, profile: &str, about: &About) -> Result<Image> {
+    let binary = tree.build(architecture, profile)?;
     let read = |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let top = tree.top();
     let mut entries = vec![Entry::program("usr/bin/xdp-imds", read(&binary)?)];
@@ -107,14 +114,15 @@ fn make(tree: &Tree, profile: &str, about: &About) -> Result<Image> {
     ] {
         entries.push(Entry::file(to, read(&top.join(from))?));
     }
-    entries.push(Entry::file("usr/share/doc/xdp-imds/bill-of-materials.cdx.json", bill::of(top)?));
+    entries
+        .push(Entry::file("usr/share/doc/xdp-imds/bill-of-materials.cdx.json", bill::of(top, architecture)?));
     // Runtimes mount over these directories, and some runtimes cannot make them.
     for directory in ["etc/xdp-imds", "run/xdp-imds", "var/lib/xdp-imds", "proc", "sys", "dev"] {
         entries.push(Entry::directory(directory));
     }
     let (size, program) = (entries[0].octets.len(), sha256(&entries[0].octets));
     let layer = layer::write(entries, about.epoch())?;
-    Ok(Image::new(about, layer, size, program))
+    Ok(Image::new(about, architecture, layer, size, program))
 }
 
 /// Formats octets as MiB.
