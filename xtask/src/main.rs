@@ -31,6 +31,8 @@ enum Verb {
     Deb(Words),
     #[command(about = verbs::DEMO, disable_help_flag = true)]
     Demo(Words),
+    #[command(about = verbs::DIST, disable_help_flag = true)]
+    Dist(Words),
     /// Fuzz each target for some time, starting from the committed seeds
     Fuzz(fuzz::Args),
     #[command(about = verbs::GUEST, disable_help_flag = true)]
@@ -64,6 +66,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Ci(args) => ci::run(&args),
         Verb::Deb(words) => MAKE.start("deb", &words),
         Verb::Demo(words) => DEMO.start("demo", &words),
+        Verb::Dist(words) => MAKE.start("dist", &words),
         Verb::Fuzz(args) => fuzz::run(&args),
         Verb::Guest(words) => LAB.start("guest", &words),
         Verb::Haul(words) => LAB.start("haul", &words),

@@ -3,6 +3,7 @@
 mod book;
 mod build_ebpf;
 mod deb;
+mod dist;
 mod image;
 mod manifests;
 mod overlay;
@@ -26,6 +27,8 @@ enum Verb {
     BuildEbpf(build_ebpf::Args),
     #[command(about = verbs::DEB)]
     Deb(deb::Args),
+    #[command(about = verbs::DIST)]
+    Dist(dist::Args),
     #[command(about = verbs::IMAGE)]
     Image(image::Args),
     #[command(about = verbs::MANIFESTS)]
@@ -39,6 +42,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Book(args) => book::run(&args),
         Verb::BuildEbpf(args) => build_ebpf::run(&args),
         Verb::Deb(args) => deb::run(&args),
+        Verb::Dist(args) => dist::run(&args),
         Verb::Image(args) => image::run(&args),
         Verb::Manifests(args) => manifests::run(&args),
         Verb::Schemas(args) => schemas::run(&args),

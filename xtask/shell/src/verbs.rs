@@ -10,6 +10,8 @@ pub const BUILD_EBPF: &str =
 pub const DEB: &str = "Make the Debian package, check its contents, and install, use and purge it on a throw-away copy of this system";
 /// `cargo xtask demo`.
 pub const DEMO: &str = "Run a demo: guests on real taps ask the real agent and get their own metadata";
+/// `cargo xtask dist`.
+pub const DIST: &str = "Make every file of a release for every architecture, reproducible octet for octet: archives, packages, image, bills of materials, checksums";
 /// `cargo xtask guest`.
 pub const GUEST: &str = "Boot a real Debian guest on a served tap and report what its cloud-init did";
 /// `cargo xtask haul`.
