@@ -58,7 +58,7 @@ pub(crate) const USE: &str = r#"
     test "$(stat -c %a /etc/xdp-imds)" = 700
     unit=/usr/lib/systemd/system/xdp-imds.service
     test -e /etc/systemd/system/multi-user.target.wants/xdp-imds.service
-    systemd-analyze verify --man=no $unit
+    systemd-analyze verify $unit
     # In tenths: the exposure that systemd computes must not grow.
     systemd-analyze security --offline=true --no-pager --threshold=40 $unit > /tmp/exposure || {
         cat /tmp/exposure

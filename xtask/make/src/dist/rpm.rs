@@ -109,9 +109,6 @@ fn build(
     builder.using_config(config).release(RELEASE).description(DESCRIPTION);
     builder.url("https://github.com/xdp-imds/xdp-imds").build_host("localhost");
     builder.post_install_script(post).pre_uninstall_script(preun).post_uninstall_script(postun);
-    for dependency in [Dependency::script_post, Dependency::script_preun, Dependency::script_postun] {
-        builder.requires(dependency("/bin/sh"));
-    }
     // The unit reloads by kill.
     builder.requires(Dependency::any("/usr/bin/kill")).requires(Dependency::any("systemd"));
     builder.suggests(Dependency::any("libvirt-daemon"));
