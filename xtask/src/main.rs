@@ -9,7 +9,7 @@ mod test;
 
 use clap::{Parser, Subcommand};
 use shell::verbs;
-use start::{DEMO, LAB, MAKE, Words};
+use start::{DEMO, LAB, LOAD, MAKE, Words};
 use std::ffi::OsString;
 
 #[derive(Parser)]
@@ -43,10 +43,14 @@ enum Verb {
     Image(Words),
     #[command(about = verbs::LAB, disable_help_flag = true)]
     Lab(Words),
+    #[command(about = verbs::LOAD, disable_help_flag = true)]
+    Load(Words),
     #[command(about = verbs::MANIFESTS, disable_help_flag = true)]
     Manifests(Words),
     /// Run the unsafe code that needs no kernel under Miri
     Miri(miri::Args),
+    #[command(about = verbs::RUN, disable_help_flag = true)]
+    Run(Words),
     #[command(about = verbs::SCHEMAS, disable_help_flag = true)]
     Schemas(Words),
     #[command(about = verbs::SOAK, disable_help_flag = true)]
@@ -57,6 +61,8 @@ enum Verb {
     Test(test::Args),
     #[command(about = verbs::TRAFFIC, disable_help_flag = true)]
     Traffic(Words),
+    #[command(about = verbs::UNLOAD, disable_help_flag = true)]
+    Unload(Words),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -72,13 +78,16 @@ fn main() -> anyhow::Result<()> {
         Verb::Haul(words) => LAB.start("haul", &words),
         Verb::Image(words) => MAKE.start("image", &words),
         Verb::Lab(words) => DEMO.start("lab", &words),
+        Verb::Load(words) => LOAD.start("load", &words),
         Verb::Manifests(words) => MAKE.start("manifests", &words),
         Verb::Miri(args) => miri::run(&args),
+        Verb::Run(words) => LOAD.start("run", &words),
         Verb::Schemas(words) => MAKE.start("schemas", &words),
         Verb::Soak(words) => LAB.start("soak", &words),
         Verb::Storm(words) => LAB.start("storm", &words),
         Verb::Test(args) => test::run(&args),
         Verb::Traffic(words) => LAB.start("traffic", &words),
+        Verb::Unload(words) => LOAD.start("unload", &words),
     }
 }
 

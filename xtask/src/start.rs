@@ -26,11 +26,13 @@ pub(crate) struct Program {
 pub(crate) const DEMO: Program = Program { name: "xdp-imds-demo", profile: "demo" };
 /// The verbs that use the agent's own crates.
 pub(crate) const LAB: Program = Program { name: "xdp-imds-lab", profile: "dev" };
+/// The verbs that run the agent on hypervisors.
+pub(crate) const LOAD: Program = Program { name: "xdp-imds-load", profile: "dev" };
 /// The verbs that make or check committed or released files.
 pub(crate) const MAKE: Program = Program { name: "xdp-imds-make", profile: "dev" };
 
 /// The executables that `start` may build.
-const PROGRAMS: [&str; 4] = ["xdp-imds", DEMO.name, LAB.name, MAKE.name];
+const PROGRAMS: [&str; 5] = ["xdp-imds", DEMO.name, LAB.name, LOAD.name, MAKE.name];
 /// Options with which a demo needs no agent built: a request for help, or the path of an agent.
 const WITHOUT_AGENT: [&str; 3] = ["--help", "-h", "--agent"];
 

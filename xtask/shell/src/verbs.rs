@@ -21,8 +21,12 @@ pub const HAUL: &str =
 pub const IMAGE: &str = "Write the agent as an OCI image, reproducible octet for octet";
 /// `cargo xtask lab`.
 pub const LAB: &str = "Keep a lab up: a node and guests to work with by hand";
+/// `cargo xtask load`.
+pub const LOAD: &str = "Load or upgrade the agent on this host or on others by ssh, and wait until it serves";
 /// `cargo xtask manifests`.
 pub const MANIFESTS: &str = "Render and check the deployment manifests, without a cluster";
+/// `cargo xtask run`.
+pub const RUN: &str = "Build the agent and run it in the foreground on this host";
 /// `cargo xtask schemas`.
 pub const SCHEMAS: &str =
     "Make the extract of published schemas that tests check objects against, or check that it is up to date";
@@ -33,3 +37,5 @@ pub const SOAK: &str =
 pub const STORM: &str = "Boot thousands of guests at once on the agent and on peers, and measure";
 /// `cargo xtask traffic`.
 pub const TRAFFIC: &str = "Measure what steering costs guests' other traffic, by program and kind of frame";
+/// `cargo xtask unload`.
+pub const UNLOAD: &str = "Open the taps of this host or of others, and take away what `load` has put there";

@@ -10,19 +10,21 @@ use std::path::{Path, PathBuf};
 /// The pages with tables whose last column names tests.
 const TABLES: [&str; 2] = ["docs/src/design/promises.md", "docs/src/design/threats.md"];
 
-/// Returns the tests and benches registered in `tests/Cargo.toml`, and the lab's tests.
+/// Returns the tests and benches registered in `tests/Cargo.toml`, and the tests of programs.
 pub(super) fn registered() -> Result<BTreeSet<String>> {
-    let mut of_lab = Vec::new();
-    markdown::collect(Path::new(LAB_TESTS), "rs", &mut of_lab)?;
-    let of_lab = of_lab.iter().filter_map(|path| path.file_stem()?.to_str());
+    let mut of_programs = Vec::new();
+    for directory in PROGRAM_TESTS {
+        markdown::collect(Path::new(directory), "rs", &mut of_programs)?;
+    }
+    let of_programs = of_programs.iter().filter_map(|path| path.file_stem()?.to_str());
     let manifest =
         fs::read_to_string(shell::top().join("tests/Cargo.toml")).context("cannot read tests/Cargo.toml")?;
     let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
-    Ok(names.chain(of_lab).map(str::to_owned).collect())
+    Ok(names.chain(of_programs).map(str::to_owned).collect())
 }
 
-/// The directory of the lab's tests, which are not registered one by one.
-const LAB_TESTS: &str = "xtask/lab/tests";
+/// The directories with tests of programs, which are not registered one by one.
+const PROGRAM_TESTS: [&str; 2] = ["xtask/lab/tests", "xtask/load/tests"];
 
 /// A reference of a table cell to a test, a module or a fuzz law.
 #[derive(Debug, PartialEq, Eq)]
@@ -45,7 +47,9 @@ enum Kind {
 pub(super) fn findings(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     let known = registered()?;
     let mut tests = sources("tests")?;
-    tests.extend(sources(LAB_TESTS)?);
+    for directory in PROGRAM_TESTS {
+        tests.extend(sources(directory)?);
+    }
     let mut findings = Vec::new();
     for page in pages.iter().filter(|page| TABLES.iter().any(|table| page.path == Path::new(table))) {
         let rows = page.rows();
@@ -83,7 +87,8 @@ fn missing(
     };
     let texts: Vec<&str> = match kind {
         Kind::Test if !known.contains(subject) => {
-            return vec![format!("neither tests/Cargo.toml nor {LAB_TESTS} has a test {subject}")];
+            let programs = PROGRAM_TESTS.join(" nor ");
+            return vec![format!("neither tests/Cargo.toml nor {programs} has a test {subject}")];
         }
         Kind::Test | Kind::Law => {
             tests.iter().filter(|(path, _)| own(path)).map(|(_, text)| text.as_str()).collect()

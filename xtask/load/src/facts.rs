@@ -1,0 +1,181 @@
+//! What a host has before a load or an unload.
+
+use crate::host::{Host, Input, Prefix, Script};
+use anyhow::{Context as _, Result, bail, ensure};
+
+/// The package manager that owns an agent on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Manager {
+    /// Debian's.
+    Dpkg,
+    /// That of Fedora and others.
+    Rpm,
+}
+
+/// What a host has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// The machine, as uname(1) names it.
+    pub(crate) machine: String,
+    /// The kernel's version.
+    pub(crate) kernel: String,
+    /// systemd runs.
+    pub(crate) systemd: bool,
+    /// The service runs.
+    pub(crate) active: bool,
+    /// The package that owns an agent, and its manager.
+    pub(crate) package: Option<(Manager, String)>,
+    /// What the loaded binary says of itself.
+    pub(crate) version: Option<String>,
+    /// What the binary before it says of itself.
+    pub(crate) previous: Option<String>,
+    /// The unit in place was written by somebody else.
+    pub(crate) foreign_unit: bool,
+    /// There is a configuration.
+    pub(crate) config: bool,
+    /// There is something that only a load makes.
+    pub(crate) is_loaded: bool,
+    /// The process of the agent: the service's, or the one that the pid file names.
+    pub(crate) pid: Option<u32>,
+}
+
+impl Facts {
+    /// Asks the host.
+    pub(crate) fn of(host: &Host, root: &Prefix) -> Result<Self> {
+        let script =
+            Script { text: include_str!("scripts/facts.sh"), words: Vec::new(), input: Input::Nothing };
+        let printed = host.run(root, &script)?;
+        Self::parse(&printed).with_context(|| format!("{host} answers unexpectedly"))
+    }
+
+    fn parse(printed: &str) -> Result<Self> {
+        let mut facts = Self::default();
+        // A login shell may print a greeting first.
+        for (name, value) in printed.lines().filter_map(|line| line.split_once('=')) {
+            match name {
+                "machine" => facts.machine = value.into(),
+                "kernel" => facts.kernel = value.into(),
+                "systemd" => facts.systemd = true,
+                "active" => facts.active = true,
+                "package" => facts.package = Some(package(value)?),
+                "version" => facts.version = Some(value.into()),
+                "previous" => facts.previous = Some(value.into()),
+                "unit" => {
+                    facts.foreign_unit = value == "foreign";
+                    facts.is_loaded |= value == "ours";
+                }
+                "config" => facts.config = true,
+                "lib" => facts.is_loaded = true,
+                "pid" => facts.pid = Some(value.parse().context("expected a process id")?),
+                _ => {}
+            }
+        }
+        ensure!(!facts.machine.is_empty(), "expected the name of its machine, found {printed:?}");
+        facts.is_loaded |= facts.pid.is_some();
+        Ok(facts)
+    }
+
+    /// True if an agent runs that a load has started.
+    pub(crate) fn runs(&self) -> bool {
+        self.pid.is_some()
+    }
+
+    /// Fails if somebody else owns the agent of this host. The error says how to go on.
+    pub(crate) fn check_owner(&self, host: &Host) -> Result<()> {
+        if let Some((manager, package)) = &self.package {
+            let how = match manager {
+                Manager::Dpkg => format!(
+                    "upgrade it with `apt-get install ./xdp-imds_VERSION_ARCH.deb` (`cargo xtask deb --static` \
+                     makes that file), remove it with `apt-get purge {package}`"
+                ),
+                Manager::Rpm => format!(
+                    "upgrade it with `dnf install ./xdp-imds-VERSION.ARCH.rpm`, remove it with `dnf remove {package}`"
+                ),
+            };
+            bail!("the package {package} owns the agent of {host}; {how}");
+        }
+        let unit = crate::places::UNIT;
+        ensure!(
+            !self.foreign_unit,
+            "{host} has a unit {unit} that this command did not write; move it away, and put what it changes into \
+             a drop-in: `systemctl edit {}`",
+            crate::places::SERVICE
+        );
+        Ok(())
+    }
+
+    /// Describes the host in one line.
+    pub(crate) fn line(&self) -> String {
+        let init = if self.systemd { "systemd" } else { "no systemd" };
+        let agent = match (&self.version, self.runs()) {
+            (Some(version), true) => format!("runs {version}"),
+            (Some(version), false) => format!("has {version}, which does not run"),
+            (None, _) => "has no agent".into(),
+        };
+        format!("{}, Linux {}, {init}; {agent}", self.machine, self.kernel)
+    }
+}
+
+fn package(value: &str) -> Result<(Manager, String)> {
+    match value.split_once(' ') {
+        Some(("dpkg", name)) => Ok((Manager::Dpkg, name.to_owned())),
+        Some(("rpm", name)) => Ok((Manager::Rpm, name.to_owned())),
+        _ => bail!("expected a package manager and a package, found {value:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Facts, Manager};
+    use crate::host::Host;
+
+    #[test]
+    fn facts_are_read_from_lines_and_a_greeting_is_skipped() {
+        let printed = "Welcome to hv1!\nmachine=x86_64\nkernel=6.1.0-40-amd64\nsystemd=yes\nactive=yes\n\
+                       version=xdp-imds 0.1.0 (build 5)\nunit=ours\nconfig=yes\npid=77\n";
+        let facts = Facts::parse(printed).expect("facts");
+        let expected = Facts {
+            machine: "x86_64".into(),
+            kernel: "6.1.0-40-amd64".into(),
+            systemd: true,
+            active: true,
+            version: Some("xdp-imds 0.1.0 (build 5)".into()),
+            config: true,
+            is_loaded: true,
+            pid: Some(77),
+            ..Facts::default()
+        };
+        assert_eq!(facts, expected);
+        assert!(Facts::parse("Connection to hv1 closed.\n").is_err());
+    }
+
+    #[test]
+    fn an_agent_of_somebody_else_is_refused_with_the_way_to_go_on() {
+        let of = |line: &str| Facts::parse(&format!("machine=x86_64\n{line}\n")).expect("facts");
+        for (line, remedy) in [
+            ("package=dpkg xdp-imds", "apt-get install"),
+            ("package=rpm xdp-imds", "dnf install"),
+            ("unit=foreign", "systemctl edit"),
+        ] {
+            let error = of(line).check_owner(&Host::Here).expect_err(line).to_string();
+            assert!(error.contains(remedy), "{line}: {error}");
+        }
+        assert_eq!(of("package=rpm x").package, Some((Manager::Rpm, "x".into())));
+        for line in ["unit=ours", "config=yes"] {
+            assert!(of(line).check_owner(&Host::Here).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_agent_runs_if_it_has_a_process() {
+        for (lines, runs) in [
+            ("systemd=yes\nactive=yes\npid=7", true),
+            ("systemd=yes", false),
+            ("pid=7", true),
+            ("version=x", false),
+        ] {
+            let facts = Facts::parse(&format!("machine=x86_64\n{lines}")).expect("facts");
+            assert_eq!(facts.runs(), runs, "{lines}");
+        }
+    }
+}

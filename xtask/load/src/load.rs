@@ -1,0 +1,167 @@
+//! `cargo xtask load`: the agent on this host or on others, from the build to an agent that serves. On a host that has
+//! one it is an upgrade: the new agent takes over from the old one.
+
+use crate::build;
+use crate::facts::Facts;
+use crate::host::{Host, Hosts, Prefix};
+use crate::places::{BINARY, CONFIG, LIB, LOG, SERVICE};
+use crate::plan::{self, Source, Wanted};
+use crate::report::{self, Outcome, Row};
+use anyhow::{Context as _, Result, bail, ensure};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::time::Instant;
+
+/// What `--help` says at its end.
+pub(crate) const MORE: &str = "\
+Hosts are loaded one after the other. The first one that is not well ends the command; those after it are left as they
+are. On each host, `doctor` of the new agent runs first, and a failure changes nothing.
+
+Examples:
+  Load this host:
+      cargo xtask load
+  Load or upgrade two hypervisors by ssh:
+      cargo xtask load --host hv1 hv2
+  Go back to the binary before:
+      cargo xtask load --host hv1 --rollback";
+
+/// Longest time that an agent may take to become ready, by default, in seconds.
+const READY_WITHIN: u32 = 120;
+
+/// Which hosts to load, with what.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    hosts: Hosts,
+    /// The agent to load, instead of building a static one for each host's machine
+    #[arg(long, value_name = "FILE")]
+    agent: Option<PathBuf>,
+    /// Cargo's build profile
+    #[arg(long, value_name = "NAME", default_value = "release", conflicts_with = "agent")]
+    profile: String,
+    /// The configuration to put in place. Without it, hosts keep theirs; a host that has none serves
+    /// /etc/xdp-imds/records.d
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Go back to the binary before the present one, which the last load kept; configurations stay
+    #[arg(long, conflicts_with_all = ["agent", "profile", "config"])]
+    rollback: bool,
+    /// Longest time that an agent may take to become ready, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = READY_WITHIN, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    timeout: u32,
+    /// Ask the hosts and print what would be done, but do nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Print the results as JSON on standard output (progress always goes to standard error)
+    #[arg(long)]
+    json: bool,
+}
+
+/// A host that has answered.
+struct Known {
+    host: Host,
+    root: Prefix,
+    facts: Facts,
+}
+
+/// Runs the verb.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let config = args.config.as_ref().map(|path| {
+        fs::read_to_string(path).with_context(|| format!("cannot read the configuration {}", path.display()))
+    });
+    let config = config.transpose()?;
+    let known = args.hosts.list().into_iter().map(|host| know(host, args)).collect::<Result<Vec<_>>>()?;
+    let agents = if args.dry_run || args.rollback { BTreeMap::new() } else { agents(&known, args)? };
+    let mut rows = Vec::new();
+    let mut failure = None;
+    for known in &known {
+        let started = Instant::now();
+        let Known { host, facts, .. } = known;
+        let source =
+            if args.rollback { Source::Previous } else { Source::File(agents.get(&facts.machine).cloned()) };
+        let wanted = Wanted { source, config: config.clone(), ready_within: args.timeout };
+        let (outcome, to) = match &failure {
+            Some(_) => (Outcome::Untouched, None),
+            None => match load(known, &wanted, args) {
+                Ok(loaded) => loaded,
+                Err(error) => {
+                    failure = Some(error);
+                    (Outcome::Failed, None)
+                }
+            },
+        };
+        let (from, seconds) = (facts.version.clone(), started.elapsed().as_secs_f64());
+        rows.push(Row { host: host.to_string(), machine: facts.machine.clone(), outcome, from, to, seconds });
+    }
+    report::print(&rows, args.json)?;
+    failure.map_or(Ok(()), Err)
+}
+
+/// Asks a host what it has. Fails if the host cannot be loaded by this verb.
+fn know(host: Host, args: &Args) -> Result<Known> {
+    let root = host.root()?;
+    let facts = Facts::of(&host, &root)?;
+    eprintln!("{host}: {}", facts.line());
+    facts.check_owner(&host)?;
+    ensure!(
+        !args.rollback || facts.previous.is_some(),
+        "{host} has no {LIB}/previous: there is no binary to go back to. Load the one you want with --agent FILE"
+    );
+    Ok(Known { host, root, facts })
+}
+
+/// Returns the agent for each machine of the hosts, and its size in octets.
+fn agents(known: &[Known], args: &Args) -> Result<BTreeMap<String, (PathBuf, u64)>> {
+    let mut agents = BTreeMap::new();
+    for machine in known.iter().map(|known| &known.facts.machine) {
+        if agents.contains_key(machine) {
+            continue;
+        }
+        let path = match &args.agent {
+            Some(path) => path.clone(),
+            None => build::build(machine, &args.profile)?,
+        };
+        build::check(&path, machine)?;
+        let size = fs::metadata(&path)?.len();
+        agents.insert(machine.clone(), (path, size));
+    }
+    Ok(agents)
+}
+
+/// Loads one host. Returns what became of it and what the new agent says of itself.
+fn load(known: &Known, wanted: &Wanted, args: &Args) -> Result<(Outcome, Option<String>)> {
+    let Known { host, root, facts } = known;
+    let plan = plan::load(facts, wanted);
+    if args.dry_run {
+        report::show(host, plan.before.iter().chain(&plan.after));
+        return Ok((Outcome::DryRun, None));
+    }
+    let version = match report::walk(host, root, &plan.before) {
+        Ok(printed) => printed.trim().to_owned(),
+        Err(error) => {
+            report::walk(host, root, &[plan::undo(facts, wanted)])?;
+            return Err(error);
+        }
+    };
+    if let Err(error) = report::walk(host, root, &plan.after) {
+        bail!("{error:#}\n{}", next_step(known, args));
+    }
+    let outcome = if facts.runs() { Outcome::Upgraded } else { Outcome::Loaded };
+    Ok((outcome, Some(version)))
+}
+
+/// Says what to do after a failure behind the takeover.
+fn next_step(Known { host, facts, .. }: &Known, args: &Args) -> String {
+    let log = if facts.systemd { format!("journalctl -u {SERVICE}") } else { format!("tail {LOG}") };
+    let words = args.hosts.shown(host);
+    let back = if facts.version.is_some() && !args.rollback {
+        format!("`cargo xtask load{words} --rollback` goes back to the binary before")
+    } else {
+        format!("`cargo xtask unload{words}` takes everything away again")
+    };
+    format!(
+        "{host} has the new agent as {BINARY}, and needs you: look at `{log}` and `xdp-imds status --config {CONFIG}` \
+         there. Then run the command again, or: {back}"
+    )
+}

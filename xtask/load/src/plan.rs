@@ -1,0 +1,270 @@
+//! The steps of a load and of an unload, from what a host has and what is asked for. Nothing here runs.
+
+use crate::facts::Facts;
+use crate::host::{Input, Script};
+use crate::places::{self, BINARY, BRIDGE, CONFIG, LIB, LOG, PID_FILE, SERVICE, STATE, UNIT};
+use std::path::PathBuf;
+
+/// How long a previous agent may take to end: 30 s for its guests (`DRAIN_LIMIT`), and a margin. Also how long an agent
+/// may take after SIGTERM, as in its unit.
+const ENDS_WITHIN: u32 = 45;
+
+/// One step on a host.
+#[derive(Clone, Debug)]
+pub(crate) struct Step {
+    /// What it does, for progress and dry runs.
+    pub(crate) says: String,
+    pub(crate) script: Script,
+}
+
+/// The steps of a load.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Plan {
+    /// The steps up to the takeover. If one fails, the host is as before.
+    pub(crate) before: Vec<Step>,
+    /// The steps after it. If one fails, somebody has to decide.
+    pub(crate) after: Vec<Step>,
+}
+
+/// Where the new binary comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// A file of this host and its size in octets; `None` in a dry run, which builds nothing.
+    File(Option<(PathBuf, u64)>),
+    /// The binary before the present one, on the host.
+    Previous,
+}
+
+/// What is asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) source: Source,
+    /// A configuration to put in place; `None` keeps the host's, or makes one on a host that has none.
+    pub(crate) config: Option<String>,
+    /// How long the new agent may take to become ready, in seconds.
+    pub(crate) ready_within: u32,
+}
+
+/// The configuration of a host that has none and is given none.
+const DEFAULT_CONFIG: &str = "\
+# The configuration of xdp-imds, written by cargo xtask load. Omitted fields have their defaults. The chapter
+# Configuration of the book describes each field; SIGHUP applies changes.
+
+# The directory has one file for each VM.
+records: /etc/xdp-imds/records.d
+";
+
+fn step(says: impl Into<String>, text: &'static str, words: &[&str], input: Input) -> Step {
+    let words = words.iter().map(|&word| word.to_owned()).collect();
+    Step { says: says.into(), script: Script { text, words, input } }
+}
+
+/// Returns the steps of a load.
+pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> Plan {
+    let ready = wanted.ready_within.to_string();
+    let mut plan = Plan { before: vec![stage(&wanted.source)], after: Vec::new() };
+    let default = (!facts.config).then(|| DEFAULT_CONFIG.to_owned());
+    let config = wanted.config.clone().or(default);
+    let staged = format!("{LIB}/next/config.yaml");
+    let used = if config.is_some() { staged.as_str() } else { CONFIG };
+    let is_new = config.is_some();
+    if let Some(text) = config {
+        let says = format!("copy the configuration to {LIB}/next");
+        plan.before.push(step(says, include_str!("scripts/stage_config.sh"), &[], Input::Text(text)));
+    }
+    let says = "ask the new agent's doctor whether this host can serve".to_owned();
+    plan.before.push(step(says, include_str!("scripts/doctor.sh"), &[used], Input::Nothing));
+    if is_new {
+        let kept =
+            if facts.config { format!(" (the present one becomes {CONFIG}.previous)") } else { "".into() };
+        let says = format!("put the configuration in place as {CONFIG}{kept}");
+        plan.before.push(step(says, include_str!("scripts/configure.sh"), &[], Input::Nothing));
+    }
+    if facts.systemd {
+        by_systemd(&mut plan, facts, &ready)
+    } else {
+        by_process(&mut plan, facts, &ready)
+    }
+    plan.after.push(status());
+    plan
+}
+
+/// The step that shows the agent's state.
+fn status() -> Step {
+    step("show its status", include_str!("scripts/status.sh"), &[], Input::Nothing)
+}
+
+fn stage(source: &Source) -> Step {
+    let to = format!("{LIB}/next");
+    match source {
+        Source::Previous => {
+            let says = format!("copy {LIB}/previous, the binary before the present one, to {to}");
+            step(says, include_str!("scripts/stage_previous.sh"), &[], Input::Nothing)
+        }
+        Source::File(file) => {
+            let (says, size, input) = match file {
+                Some((path, size)) => {
+                    let says = format!("copy {} ({} KiB) to {to}", path.display(), size >> 10);
+                    (says, *size, Input::File(path.clone()))
+                }
+                None => (format!("copy the agent to {to}"), 0, Input::Nothing),
+            };
+            step(says, include_str!("scripts/stage.sh"), &[&size.to_string()], input)
+        }
+    }
+}
+
+/// The steps with systemd. A unit runs one agent at a time, so a second unit takes over first, and the first unit with
+/// the new binary takes over from that one.
+fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
+    let ends = ENDS_WITHIN.to_string();
+    if facts.active {
+        let unit = Input::Text(places::unit(&format!("{LIB}/next/xdp-imds")));
+        let says = format!("start it as {BRIDGE}; it takes over from {SERVICE} and becomes ready");
+        plan.before.push(step(says, include_str!("scripts/bridge.sh"), &[ready], unit));
+        let says = "wait until the previous agent has served its connections and ended";
+        plan.after.push(step(says, include_str!("scripts/await_service.sh"), &[&ends], Input::Nothing));
+    }
+    plan.after.push(place(facts));
+    let says = format!("put the unit in place as {UNIT}, and enable it");
+    let unit = Input::Text(places::unit(BINARY));
+    plan.after.push(step(says, include_str!("scripts/unit.sh"), &[], unit));
+    let from = if facts.active { format!("; it takes over from {BRIDGE}") } else { String::new() };
+    let says = format!("start {SERVICE}{from}, and wait until it is ready");
+    plan.after.push(step(says, include_str!("scripts/start.sh"), &[ready], Input::Nothing));
+    let says = format!("remove {BRIDGE} and {LIB}/next");
+    plan.after.push(step(says, include_str!("scripts/end_bridge.sh"), &[&ends], Input::Nothing));
+}
+
+/// The steps without systemd. The agent becomes a process of its own.
+fn by_process(plan: &mut Plan, facts: &Facts, ready: &str) {
+    let from =
+        if facts.runs() { "; it takes over and becomes ready" } else { ", and wait until it is ready" };
+    let says = format!("start it detached, with {PID_FILE} and {LOG}{from}");
+    plan.before.push(step(says, include_str!("scripts/detach.sh"), &[ready], Input::Nothing));
+    plan.after.push(place(facts));
+    if let Some(pid) = facts.pid {
+        let says = "wait until the previous agent has served its connections and ended";
+        let words = [ENDS_WITHIN.to_string(), pid.to_string()];
+        let words = [words[0].as_str(), &words[1]];
+        plan.after.push(step(says, include_str!("scripts/await_process.sh"), &words, Input::Nothing));
+    }
+    let says = format!("remove {LIB}/next");
+    plan.after.push(step(says, include_str!("scripts/finish.sh"), &[], Input::Nothing));
+}
+
+fn place(facts: &Facts) -> Step {
+    let kept =
+        if facts.version.is_some() { format!("; the present one becomes {LIB}/previous") } else { "".into() };
+    let says = format!("put the binary in place as {BINARY}{kept}");
+    step(says, include_str!("scripts/place.sh"), &[], Input::Nothing)
+}
+
+/// Returns the step after a failure before the end of the takeover.
+pub(crate) fn undo(facts: &Facts, wanted: &Wanted) -> Step {
+    let pid = facts.pid.map(|pid| pid.to_string()).unwrap_or_default();
+    let words = [pid, ENDS_WITHIN.to_string(), wanted.ready_within.to_string()];
+    let words = words.each_ref().map(String::as_str);
+    step("remove what was copied", include_str!("scripts/undo.sh"), &words, Input::Nothing)
+}
+
+/// Returns the steps of an unload.
+pub(crate) fn unload(facts: &Facts, purge: bool) -> Vec<Step> {
+    let what = if facts.systemd { format!("{SERVICE} and its unit") } else { "the agent".into() };
+    let kept = if purge {
+        format!(", configuration, records and {STATE}")
+    } else {
+        format!("; keep /etc/xdp-imds and {STATE}")
+    };
+    let says = format!("stop {what}, open the taps, remove {BINARY}, {LIB} and the pins{kept}");
+    let words = [ENDS_WITHIN.to_string(), if purge { "purge" } else { "keep" }.to_owned()];
+    let words = [words[0].as_str(), &words[1]];
+    vec![step(says, include_str!("scripts/unload.sh"), &words, Input::Nothing)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Plan, Source, Step, Wanted, load, unload};
+    use crate::facts::Facts;
+    use crate::host::Input;
+    use std::process::Command;
+
+    fn wanted(source: Source, config: Option<&str>) -> Wanted {
+        Wanted { source, config: config.map(Into::into), ready_within: 60 }
+    }
+
+    fn lines(steps: &[Step]) -> Vec<&str> {
+        steps.iter().map(|step| step.says.split([' ', ';', ',']).next().unwrap_or_default()).collect()
+    }
+
+    fn facts(systemd: bool, runs: bool) -> Facts {
+        let version = runs.then(|| "xdp-imds 0.1.0".to_owned());
+        let pid = runs.then_some(77);
+        Facts { systemd, active: runs && systemd, config: runs, version, pid, ..Facts::default() }
+    }
+
+    #[test]
+    fn an_agent_is_replaced_only_after_the_doctor_agrees() {
+        for (systemd, runs) in [(false, false), (false, true), (true, false), (true, true)] {
+            for source in [Source::File(None), Source::Previous] {
+                let Plan { before, after } = load(&facts(systemd, runs), &wanted(source, None));
+                let all: Vec<_> = before.iter().chain(&after).collect();
+                let at = |word: &str| all.iter().position(|step| step.says.contains(word));
+                let doctor = at("doctor").expect("a doctor");
+                for later in ["start it", "put the binary", "put the configuration", "unit in place"] {
+                    assert!(at(later).is_none_or(|at| at > doctor), "{later}: {systemd} {runs}");
+                }
+                assert!(doctor < before.len(), "{systemd} {runs}");
+                assert_eq!(all.last().map(|step| step.says.as_str()), Some("show its status"));
+            }
+        }
+    }
+
+    #[test]
+    fn a_service_that_runs_is_replaced_by_way_of_a_second_one() {
+        let plan = load(&facts(true, true), &wanted(Source::Previous, None));
+        assert_eq!(lines(&plan.before), ["copy", "ask", "start"]);
+        assert_eq!(lines(&plan.after), ["wait", "put", "put", "start", "remove", "show"]);
+        let fresh = load(&facts(true, false), &wanted(Source::Previous, None));
+        assert!(fresh.before.iter().chain(&fresh.after).all(|step| !step.says.starts_with("start it as")));
+    }
+
+    #[test]
+    fn a_host_without_a_configuration_gets_one_and_a_given_one_replaces_the_present_one() {
+        for (has, given, expected) in [
+            (false, None, Some("records: /etc/xdp-imds/records.d")),
+            (false, Some("api: {}"), Some("api: {}")),
+            (true, Some("api: {}"), Some("api: {}")),
+            (true, None, None),
+        ] {
+            let facts = Facts { config: has, ..Facts::default() };
+            let plan = load(&facts, &wanted(Source::Previous, given));
+            let text = plan.before.iter().find_map(|step| match &step.script.input {
+                Input::Text(text) => Some(text.as_str()),
+                _ => None,
+            });
+            let found = text.is_some_and(|text| expected.is_some_and(|expected| text.contains(expected)));
+            assert_eq!(found, expected.is_some(), "{has} {given:?}: {text:?}");
+        }
+    }
+
+    #[test]
+    fn every_script_is_valid() {
+        let mut steps = unload(&facts(true, true), true);
+        for (systemd, runs) in [(false, true), (true, true), (false, false)] {
+            let plan = load(&facts(systemd, runs), &wanted(Source::File(None), Some("api: {}")));
+            steps.extend([plan.before, plan.after].concat());
+        }
+        steps.push(super::undo(&facts(true, true), &wanted(Source::Previous, None)));
+        for step in steps {
+            let mut shell = Command::new("sh");
+            shell.args(["-n", "-c"]).arg(format!(
+                "{}{}",
+                include_str!("scripts/common.sh"),
+                step.script.text
+            ));
+            let output = shell.output().expect("a shell");
+            assert!(output.status.success(), "{}: {output:?}", step.says);
+        }
+    }
+}

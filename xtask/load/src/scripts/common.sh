@@ -1,0 +1,85 @@
+# Begins every script. Rust puts the paths (`binary`, `config`, …) in front of it.
+set -eu
+umask 022
+PATH=$PATH:/usr/local/bin:/usr/sbin:/sbin
+LC_ALL=C
+export PATH LC_ALL
+
+fail() {
+    echo "$*" >&2
+    exit 1
+}
+
+has_systemd() {
+    [ -d /run/systemd/system ]
+}
+
+# Whether a process runs. A zombie has no executable.
+is_alive() {
+    [ -n "$(readlink "/proc/$1/exe" 2>/dev/null)" ]
+}
+
+# Prints the process id in the pid file, if that process is an agent.
+recorded() {
+    [ -e "$pidfile" ] || return 1
+    read -r number < "$pidfile" || return 1
+    [ "$(cat "/proc/$number/comm" 2>/dev/null)" = xdp-imds ] && echo "$number"
+}
+
+# The state of unit $1: active, inactive, failed, …
+state_of() {
+    systemctl show --property ActiveState --value "$1"
+}
+
+# The process id of unit $1.
+main_of() {
+    systemctl show --property MainPID --value "$1"
+}
+
+# Waits up to $2 seconds until unit $1 has stopped.
+await_stopped() {
+    left=$2
+    while :; do
+        case $(state_of "$1") in inactive | failed) return 0 ;; esac
+        [ "$left" -gt 0 ] || return 1
+        left=$((left - 1))
+        sleep 1
+    done
+}
+
+# Waits up to $2 seconds until process $1 has ended.
+await_ended() {
+    left=$2
+    while is_alive "$1"; do
+        [ "$left" -gt 0 ] || return 1
+        left=$((left - 1))
+        sleep 1
+    done
+}
+
+# Whether process $2 answers on the control socket. $1 is the agent's binary.
+answers() {
+    answer=$("$1" status --json --config "$config" 2>/dev/null | tr -d ' \n') || true
+    case $answer in *"\"pid\":$2,"*) return 0 ;; esac
+    return 1
+}
+
+# Waits up to $3 seconds until process $2 reports in its status what /readyz reports: that it is ready.
+await_ready() {
+    left=$3
+    while :; do
+        if answers "$1" "$2"; then
+            case $answer in *'"ready":true'*) return 0 ;; esac
+        fi
+        is_alive "$2" || return 1
+        [ "$left" -gt 0 ] || return 1
+        left=$((left - 1))
+        sleep 1
+    done
+}
+
+# Starts the agent's binary $1 as a process of its own, whose number is then in $pid.
+detach() {
+    setsid "$1" serve --config "$config" --takeover >>"$log" 2>&1 </dev/null &
+    pid=$!
+}

@@ -1,0 +1,2 @@
+# Removes what only a load needs.
+rm -rf "$lib/next"

@@ -1,0 +1,32 @@
+# After a failure before the end of a takeover: removes what was staged, and sees to it that the agent from before
+# serves. $1 is its process, or empty. $2 is how long an agent may take to end, $3 to become ready, in seconds.
+if [ -e "$lib/next/serves" ]; then
+    echo "the new agent has the ports and goes on serving; \`cargo xtask load\` completes the change" >&2
+    exit 0
+fi
+if has_systemd && [ -e "$bridge_unit" ]; then
+    systemctl stop "$bridge" || true
+    rm -rf "$bridge_unit" "$bridge_unit.d"
+    systemctl daemon-reload
+fi
+if [ -e "$lib/next/replaced" ]; then mv "$config.previous" "$config"; fi
+if [ -e "$lib/next/created" ]; then rm -f "$config"; fi
+rm -rf "$lib/next"
+rmdir "$lib" 2>/dev/null || true
+if [ -z "$1" ] || answers "$binary" "$1"; then
+    echo "nothing was changed; an agent that ran before still serves" >&2
+    exit 0
+fi
+# The new agent died after the previous one had given up its ports. They are closed until an agent starts.
+echo "the previous agent has given up its ports; it is started again" >&2
+if has_systemd; then
+    systemctl restart "$service" || fail "$service does not start; see \`journalctl -u $service\`"
+    await_ready "$binary" "$(main_of "$service")" "$3" || fail "$service is not ready; see \`journalctl -u $service\`"
+else
+    if is_alive "$1"; then kill "$1"; fi
+    await_ended "$1" "$2" || fail "process $1 still runs"
+    detach "$binary"
+    echo "$pid" > "$pidfile"
+    await_ready "$binary" "$pid" "$3" || fail "the previous agent is not ready; see $log"
+fi
+echo "the previous agent serves again" >&2

@@ -1,0 +1,23 @@
+# Stops the agent within $1 seconds, opens the taps, and removes what a load has put here. With $2 = purge also
+# configuration, records and state.
+if has_systemd; then
+    for one in "$bridge" "$service"; do
+        systemctl disable --quiet --now "$one" 2>/dev/null || true
+    done
+fi
+if pid=$(recorded); then
+    kill "$pid"
+    await_ended "$pid" "$1" || fail "the agent, process $pid, still runs $1 s after SIGTERM"
+fi
+if [ -x "$binary" ]; then
+    if [ -e "$config" ]; then "$binary" release --config "$config" >&2; else "$binary" release >&2; fi
+fi
+if [ -e "$unit" ] && grep -q "$mark" "$unit"; then rm -f "$unit"; fi
+if has_systemd; then
+    rm -rf "$bridge_unit" "$bridge_unit.d"
+    systemctl daemon-reload
+    systemctl reset-failed "$bridge" "$service" 2>/dev/null || true
+fi
+rm -f "$binary" "$pidfile" "$log"
+rm -rf "$lib" "$run"
+if [ "$2" = purge ]; then rm -rf "$(dirname "$config")" "$state"; fi

@@ -1,0 +1,260 @@
+//! Pretended hypervisors: an sshd in a network namespace with taps, which sees processes and files of its own. What it
+//! writes goes into memory and ends with it.
+
+use serde_json::Value;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+use testbed::agent;
+use testbed::eventually::eventually;
+use testbed::guest::{Guest, Spec};
+use testbed::host::Host;
+use testbed::netns::{Namespace, run};
+use testbed::privileged;
+use testbed::record::Identity;
+
+/// Guests of each hypervisor.
+const GUESTS: u16 = 2;
+/// Limit until an sshd accepts connections.
+const UP_WITHIN: Duration = Duration::from_secs(20);
+/// What a load may leave on a host, but for the unit.
+pub(crate) const PLACES: [&str; 7] = [
+    "/etc/xdp-imds",
+    "/run/xdp-imds",
+    "/run/xdp-imds.pid",
+    "/usr/local/bin/xdp-imds",
+    "/usr/local/lib/xdp-imds",
+    "/var/lib/xdp-imds",
+    "/var/log/xdp-imds.log",
+];
+
+/// Makes the hypervisor's own view of this system in the directory `$1`, and starts its sshd with the files of `$2`.
+const INSIDE: &str = r#"
+    mount -t tmpfs tmpfs "$1"
+    mkdir "$1/upper" "$1/work" "$1/system"
+    mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/system"
+    cd "$1/system"
+    mount --rbind /dev dev
+    mount -t proc proc proc
+    mount -t sysfs sysfs sys
+    mount -t bpf -o mode=0700 bpf sys/fs/bpf
+    mount -t tmpfs tmpfs run
+    mkdir -p run/sshd srv/records etc/pretended
+    mount --bind "$2/records" srv/records
+    cp "$2/host" "$2/user.pub" etc/pretended
+    # A locked account may not log in.
+    sed -i 's/^root:[^:]*:/root:*:/' etc/shadow
+    # Nothing of this system's own agent shows.
+    rm -rf etc/xdp-imds usr/local/bin/xdp-imds usr/local/lib/xdp-imds var/lib/xdp-imds var/log/xdp-imds.log
+    exec chroot . /usr/sbin/sshd -D -e -f /dev/null -h /etc/pretended/host -o PidFile=none -o UsePAM=no -o LogLevel=ERROR \
+        -o ListenAddress="$3" -o StrictModes=no -o PermitRootLogin=yes \
+        -o AuthorizedKeysFile=/etc/pretended/user.pub
+"#;
+
+/// What this machine lacks for pretended hypervisors; `None` if nothing.
+pub(crate) fn missing() -> Option<String> {
+    let tools = [("sshd", "openssh-server"), ("ssh-keygen", "openssh-client"), ("strip", "binutils")];
+    let lacks = || tools.into_iter().find(|(program, _)| shell::which(program).is_none());
+    let tool = || lacks().map(|(program, package)| format!("there is no {program}; install {package}"));
+    privileged::missing().map(str::to_owned).or_else(tool)
+}
+
+/// Hypervisors, and the host of the person who loads them.
+pub(crate) struct Site {
+    pub(crate) hypervisors: Vec<Hypervisor>,
+    admin: Arc<Namespace>,
+    room: tempfile::TempDir,
+}
+
+impl Site {
+    pub(crate) fn new(count: u16) -> Self {
+        let room = tempfile::tempdir().expect("a directory");
+        key(&room.path().join("user"));
+        let admin = Arc::new(Namespace::new("admin").expect("a namespace"));
+        let mut config =
+            format!("IdentityFile {}\nUser root\nLogLevel ERROR\n", room.path().join("user").display());
+        let hypervisors = (0..count).map(|number| {
+            let (one, entry) = Hypervisor::start(number, &admin, &room);
+            config.push_str(&entry);
+            one
+        });
+        let hypervisors: Vec<_> = hypervisors.collect();
+        let site = Self { hypervisors, admin, room };
+        site.file("ssh_config", &config);
+        site.hypervisors.iter().for_each(Hypervisor::await_up);
+        site
+    }
+
+    /// Writes a file; returns its path.
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
+        let path = self.room.path().join(name);
+        fs::write(&path, text).expect("a file");
+        path.display().to_string()
+    }
+
+    /// Returns a configuration that serves every hypervisor's guests.
+    pub(crate) fn configuration(&self) -> String {
+        let guests = self.hypervisors.iter().flat_map(|one| &one.guests);
+        let ports = guests.map(|guest| {
+            format!("- {{ifname: {}, mac: \"{}\"}}\n", guest.host_tap().name(), guest.identity().mac)
+        });
+        format!("records: /srv/records\nports:\n{}", ports.collect::<String>())
+    }
+
+    /// Returns the path of that configuration.
+    pub(crate) fn config(&self) -> String {
+        self.file("config.yaml", &self.configuration())
+    }
+
+    /// Returns the path of the agent without symbols, so that it fits several times into a hypervisor's memory. Agents
+    /// of different names differ in their octets.
+    pub(crate) fn agent(&self, name: &str) -> String {
+        let path = self.room.path().join(name);
+        let built = agent::binary().expect("the agent is built");
+        run(Command::new("strip").arg("-o").arg(&path).arg(built)).expect("a stripped agent");
+        let mut octets = fs::read(&path).expect("the agent");
+        // Nothing reads what follows the last section.
+        octets.extend(name.as_bytes());
+        fs::write(&path, octets).expect("another agent");
+        path.display().to_string()
+    }
+
+    /// Runs a verb on all hypervisors, which succeeds; returns the rows of its results.
+    pub(crate) fn succeeds(&self, words: &[&str]) -> Vec<Value> {
+        let output = self.run(words);
+        let said = String::from_utf8_lossy(&output.stderr);
+        println!("{said}");
+        assert!(output.status.success(), "{words:?}: {}", output.status);
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    }
+
+    /// Runs a verb on all hypervisors, which fails; returns the rows of its results, and what it said.
+    pub(crate) fn fails(&self, words: &[&str]) -> (Vec<Value>, String) {
+        let output = self.run(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{words:?}: {said}");
+        (serde_json::from_slice(&output.stdout).unwrap_or_default(), said)
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-imds-load"));
+        command.args(words).arg("--json").arg("--host");
+        command.args(self.hypervisors.iter().map(|one| &one.name));
+        let config = self.room.path().join("ssh_config");
+        command.arg("--ssh-option=-F").arg(format!("--ssh-option={}", config.display()));
+        self.admin.output(&mut command).expect("the verb runs")
+    }
+}
+
+/// A pretended hypervisor. Its processes and files end with it.
+pub(crate) struct Hypervisor {
+    pub(crate) name: String,
+    // Fields are dropped in this order: the sshd and all that it started, the guests, the taps' namespace.
+    sshd: Sshd,
+    pub(crate) guests: Vec<Arc<Guest>>,
+    pub(crate) host: Host,
+    admin: Arc<Namespace>,
+    ssh_config: PathBuf,
+    _room: tempfile::TempDir,
+}
+
+/// Kills the first process of a hypervisor, and with it all others.
+struct Sshd(Child);
+
+impl Drop for Sshd {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
+            eprintln!("cannot end a hypervisor: {error}");
+        }
+    }
+}
+
+impl Hypervisor {
+    /// Starts a hypervisor. Also returns its entry in ssh's configuration.
+    fn start(number: u16, admin: &Arc<Namespace>, site: &tempfile::TempDir) -> (Self, String) {
+        let name = format!("hv{}", number + 1);
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path();
+        for directory in ["root", "records"] {
+            fs::create_dir(path.join(directory)).expect("a directory");
+        }
+        key(&path.join("host"));
+        fs::copy(site.path().join("user.pub"), path.join("user.pub")).expect("the user's key");
+        let host = Host::new().expect("a node");
+        let (here, there) = (format!("10.77.{number}.1"), format!("10.77.{number}.2"));
+        let (inside, outside) = (host.ns().name(), format!("to-{name}"));
+        let link = format!("link add {outside} type veth peer name mgmt0 netns {inside}");
+        admin.ip(&link).expect("a link");
+        for (ns, device, address) in [(&**admin, outside.as_str(), &here), (host.ns(), "mgmt0", &there)] {
+            ns.ip(&format!("addr add {address}/24 dev {device}")).expect("an address");
+            ns.ip(&format!("link set {device} up")).expect("a device");
+        }
+        let identities = (0..GUESTS).map(|guest| Identity::of(number * GUESTS + guest));
+        let guests = identities.map(|identity| {
+            identity.write(&path.join("records"), 1).expect("a record");
+            Arc::new(Guest::boot(&host, &Spec::of(&identity)).expect("a guest"))
+        });
+        let guests = guests.collect();
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount", "--propagation", "private"]);
+        command.args(["sh", "-ec", INSIDE, "sh"]).arg(path.join("root")).arg(path).arg(&there);
+        let sshd = Sshd(host.ns().spawn(command.stdin(Stdio::null())).expect("an sshd"));
+        let known = site.path().join(format!("known-{name}"));
+        let public = fs::read_to_string(path.join("host.pub")).expect("a key");
+        fs::write(&known, format!("{there} {public}")).expect("a file");
+        let entry = format!("Host {name}\nHostName {there}\nUserKnownHostsFile {}\n", known.display());
+        let ssh_config = site.path().join("ssh_config");
+        let one = Self { name, sshd, guests, host, admin: Arc::clone(admin), ssh_config, _room: room };
+        (one, entry)
+    }
+
+    fn await_up(&self) {
+        let up = eventually(UP_WITHIN, || self.ssh("true"));
+        up.unwrap_or_else(|error| panic!("{} (process {}): {error:#}", self.name, self.sshd.0.id()));
+    }
+
+    fn ssh(&self, line: &str) -> anyhow::Result<String> {
+        let mut command = Command::new("ssh");
+        command.arg("-F").arg(&self.ssh_config).arg(&self.name).arg(line);
+        let output = self.admin.output(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        anyhow::ensure!(output.status.success(), "{line}: {}: {said}", output.status);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Runs a line of shell on the hypervisor; returns what it prints.
+    pub(crate) fn on(&self, line: &str) -> String {
+        self.ssh(line).unwrap_or_else(|error| panic!("{}: {error:#}", self.name))
+    }
+
+    /// The process that the pid file names.
+    pub(crate) fn pid(&self) -> u32 {
+        self.on("cat /run/xdp-imds.pid").trim().parse().expect("a number")
+    }
+
+    /// The digests of the present and the previous binary; only the first if there is one.
+    pub(crate) fn digests(&self) -> Vec<String> {
+        let listed =
+            self.on("sha256sum /usr/local/bin/xdp-imds; sha256sum /usr/local/lib/xdp-imds/previous || true");
+        listed.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+    }
+
+    /// Those of [`PLACES`] that exist.
+    pub(crate) fn present(&self) -> Vec<&'static str> {
+        let line = format!("for one in {}; do if [ -e $one ]; then echo $one; fi; done", PLACES.join(" "));
+        let found = self.on(&line);
+        PLACES.into_iter().filter(|place| found.lines().any(|line| line == *place)).collect()
+    }
+
+    /// What is pinned.
+    pub(crate) fn pinned(&self) -> String {
+        self.on("ls -A /sys/fs/bpf")
+    }
+}
+
+/// Makes a pair of keys, `path` and `path`.pub.
+fn key(path: &std::path::Path) {
+    run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path)).expect("keys");
+}
