@@ -29,6 +29,8 @@ const MARK: &str = "Written by cargo xtask load";
 const PACKAGED_UNIT: &str = include_str!("../../../deploy/systemd/xdp-imds.service");
 /// The start of the agent in that unit.
 const PACKAGED_START: &str = "ExecStart=/usr/bin/xdp-imds serve ";
+/// What that unit does after a failure.
+const PACKAGED_RESTART: &str = "Restart=on-failure\n";
 
 /// Returns the assignments that precede a script.
 pub(crate) fn assignments() -> String {
@@ -50,21 +52,36 @@ pub(crate) fn assignments() -> String {
     places.map(|(name, value)| format!("{name}='{value}'\n")).concat()
 }
 
-/// Returns a unit that starts this binary. It takes over from an agent that runs.
-pub(crate) fn unit(binary: &str) -> String {
+/// Returns the unit of the service. Its agent takes over from one that runs.
+pub(crate) fn unit() -> String {
+    unit_of(BINARY)
+}
+
+/// Returns the unit of the bridge. If its agent fails, it is not tried again: the next try would take the ports again.
+pub(crate) fn bridge_unit() -> String {
+    unit_of(&format!("{LIB}/next/xdp-imds")).replace(PACKAGED_RESTART, "Restart=no\n")
+}
+
+fn unit_of(binary: &str) -> String {
     let start = format!("ExecStart={binary} serve --takeover ");
     format!("# {MARK}.\n{}", PACKAGED_UNIT.replace(PACKAGED_START, &start))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BINARY, CONFIG, unit};
+    use super::{BINARY, CONFIG, LIB, bridge_unit, unit};
+
+    /// The lines of a unit that say what starts, and what happens when it fails.
+    fn life(unit: &str) -> Vec<&str> {
+        unit.lines().filter(|line| line.starts_with("ExecStart=") || line.starts_with("Restart=")).collect()
+    }
 
     #[test]
-    fn the_unit_starts_the_loaded_binary_which_takes_over() {
-        let unit = unit(BINARY);
-        let starts: Vec<_> = unit.lines().filter(|line| line.starts_with("ExecStart=")).collect();
-        assert_eq!(starts, [format!("ExecStart={BINARY} serve --takeover --config {CONFIG}")]);
-        assert!(!unit.contains("/usr/bin/"), "{unit}");
+    fn each_unit_starts_its_binary_which_takes_over() {
+        let start = |binary: &str| format!("ExecStart={binary} serve --takeover --config {CONFIG}");
+        assert_eq!(life(&unit()), [start(BINARY).as_str(), "Restart=on-failure"]);
+        let bridge = start(&format!("{LIB}/next/xdp-imds"));
+        assert_eq!(life(&bridge_unit()), [bridge.as_str(), "Restart=no"]);
+        assert!(!unit().contains("/usr/bin/"), "{}", unit());
     }
 }

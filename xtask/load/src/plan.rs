@@ -119,7 +119,7 @@ fn stage(source: &Source) -> Step {
 fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
     let ends = ENDS_WITHIN.to_string();
     if facts.active {
-        let unit = Input::Text(places::unit(&format!("{LIB}/next/xdp-imds")));
+        let unit = Input::Text(places::bridge_unit());
         let says = format!("start it as {BRIDGE}; it takes over from {SERVICE} and becomes ready");
         plan.before.push(step(says, include_str!("scripts/bridge.sh"), &[ready], unit));
         let says = "wait until the previous agent has served its connections and ended";
@@ -127,7 +127,7 @@ fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
     }
     plan.after.push(place(facts));
     let says = format!("put the unit in place as {UNIT}, and enable it");
-    let unit = Input::Text(places::unit(BINARY));
+    let unit = Input::Text(places::unit());
     plan.after.push(step(says, include_str!("scripts/unit.sh"), &[], unit));
     let from = if facts.active { format!("; it takes over from {BRIDGE}") } else { String::new() };
     let says = format!("start {SERVICE}{from}, and wait until it is ready");

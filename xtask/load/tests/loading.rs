@@ -8,7 +8,7 @@ mod guests;
 mod hypervisor;
 
 use guests::Asking;
-use hypervisor::{PLACES, Site};
+use hypervisor::{Hypervisor, Init, PLACES, Site};
 use serde_json::Value;
 use testbed::answers::PATHS;
 use testbed::privileged;
@@ -18,36 +18,49 @@ fn outcomes(rows: &[Value]) -> Vec<&str> {
     rows.iter().map(|row| row["outcome"].as_str().expect("an outcome")).collect()
 }
 
-#[test]
-fn guests_are_served_after_a_load_and_no_request_fails_in_an_upgrade_or_a_rollback() {
-    if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
-        return;
-    }
-    let site = Site::new(2);
-    let (first, second) = (site.agent("first"), site.agent("second"));
-    let loaded = site.succeeds(&["load", "--agent", &first, "--config", &site.config()]);
-    assert_eq!(outcomes(&loaded), ["loaded", "loaded"]);
-    let before: Vec<_> = site.hypervisors.iter().map(|one| one.pid()).collect();
+/// Loads, upgrades and rolls back hypervisors while their guests ask.
+fn no_request_fails(count: u16, init: Init) {
+    let site = Site::new(count, init);
+    let each = |of: fn(&Hypervisor) -> Vec<String>| site.hypervisors.iter().map(of).collect::<Vec<_>>();
+    let pids = || each(|one| vec![one.pid().to_string()]);
+    let all = |outcome| vec![outcome; usize::from(count)];
+    let loaded = site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
+    assert_eq!(outcomes(&loaded), all("loaded"));
+    let mut processes = vec![pids()];
 
     let asking = Asking::start(&site);
-    let upgraded = site.succeeds(&["load", "--agent", &second]);
-    let between: Vec<_> = site.hypervisors.iter().map(|one| one.pid()).collect();
-    assert_eq!(outcomes(&upgraded), ["upgraded", "upgraded"]);
-    let upgraded_to = site.hypervisors.iter().map(|one| one.digests()).collect::<Vec<_>>();
+    let upgraded = site.succeeds(&["load", "--agent", &site.agent("second")]);
+    assert_eq!(outcomes(&upgraded), all("upgraded"));
+    let binaries = each(Hypervisor::digests);
+    processes.push(pids());
     let rolled_back = site.succeeds(&["load", "--rollback"]);
-    assert_eq!(outcomes(&rolled_back), ["upgraded", "upgraded"]);
-    let rolled_back_to = site.hypervisors.iter().map(|one| one.digests()).collect::<Vec<_>>();
+    assert_eq!(outcomes(&rolled_back), all("upgraded"));
+    processes.push(pids());
     let asked = asking.stop();
 
-    for (one, (before, between)) in site.hypervisors.iter().zip(before.iter().zip(&between)) {
-        assert!(before != between && *between != one.pid(), "{}: a new process each time", one.name);
-    }
-    for (now, then) in rolled_back_to.iter().zip(&upgraded_to) {
+    assert_eq!(asked.failures, Vec::<String>::new(), "of {} requests", asked.answered);
+    assert!(asked.every_guest_was_answered(), "{asked:?}");
+    for (now, then) in each(Hypervisor::digests).iter().zip(&binaries) {
         assert_ne!(now[0], now[1], "two binaries are kept");
         assert_eq!([&now[0], &now[1]], [&then[1], &then[0]], "a rollback exchanges them");
     }
-    assert_eq!(asked.failures, Vec::<String>::new(), "of {} requests", asked.answered);
-    assert!(asked.every_guest_was_answered(), "{asked:?}");
+    for pair in processes.windows(2) {
+        assert!(pair[0].iter().zip(&pair[1]).all(|(one, other)| one != other), "{processes:?}");
+    }
+}
+
+#[test]
+fn two_hypervisors_are_loaded_upgraded_and_rolled_back_without_a_failed_request() {
+    if privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        no_request_fails(2, Init::Sshd);
+    }
+}
+
+#[test]
+fn a_service_of_systemd_is_loaded_upgraded_and_rolled_back_without_a_failed_request() {
+    if privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        no_request_fails(1, Init::Systemd);
+    }
 }
 
 #[test]
@@ -55,18 +68,44 @@ fn after_an_unload_no_guest_is_answered_and_nothing_is_left() {
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;
     }
-    let site = Site::new(1);
-    site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
-    let one = &site.hypervisors[0];
-    one.guests[0].fetch_own(PATHS[0], guests::PATIENCE).expect("an answer");
+    for init in [Init::Sshd, Init::Systemd] {
+        let site = Site::new(1, init);
+        site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
+        let one = &site.hypervisors[0];
+        one.guests[0].fetch_own(PATHS[0], guests::PATIENCE).expect("an answer");
 
-    assert_eq!(outcomes(&site.succeeds(&["unload"])), ["unloaded"]);
-    assert_eq!(one.present(), ["/etc/xdp-imds", "/var/lib/xdp-imds"]);
-    assert!(!one.pinned().contains("xdp-imds"), "{}", one.pinned());
-    assert!(!one.host.ns().ip("link").expect("links").contains("prog/xdp"), "a program is left on a tap");
-    let error = one.guests[0].fetch(PATHS[0], guests::SILENCE).expect_err("nobody answers");
-    assert!(format!("{error:#}").contains("timed out"), "{error:#}");
-    assert_eq!(outcomes(&site.succeeds(&["unload", "--purge"])), ["unloaded"]);
+        assert_eq!(outcomes(&site.succeeds(&["unload"])), ["unloaded"]);
+        assert_eq!(one.present(), ["/etc/xdp-imds", "/var/lib/xdp-imds"], "{init:?}");
+        assert!(!one.pinned().contains("xdp-imds"), "{init:?}: {}", one.pinned());
+        assert!(
+            !one.host.ns().ip("link").expect("links").contains("prog/xdp"),
+            "{init:?}: a program is left"
+        );
+        let error = one.guests[0].fetch(PATHS[0], guests::SILENCE).expect_err("nobody answers");
+        assert!(format!("{error:#}").contains("timed out"), "{init:?}: {error:#}");
+        assert_eq!(outcomes(&site.succeeds(&["unload", "--purge"])), ["unloaded"]);
+        assert_eq!(one.present(), Vec::<&str>::new(), "{init:?}");
+    }
+}
+
+#[test]
+fn a_host_loads_and_unloads_itself_without_ssh() {
+    if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        return;
+    }
+    let site = Site::new(1, Init::Sshd);
+    let one = &site.hypervisors[0];
+    let files = [
+        (env!("CARGO_BIN_EXE_xdp-imds-load"), "verb"),
+        (&site.agent("first"), "agent"),
+        (&site.config(), "config.yaml"),
+    ];
+    files.iter().for_each(|(file, name)| one.give(file, name));
+    let loaded = one.on("/srv/files/verb load --agent /srv/files/agent --config /srv/files/config.yaml");
+    assert!(loaded.contains("this host") && loaded.contains(" loaded "), "{loaded}");
+    one.guests[0].fetch_own(PATHS[0], guests::PATIENCE).expect("an answer");
+    let unloaded = one.on("/srv/files/verb unload --purge");
+    assert!(unloaded.contains(" unloaded "), "{unloaded}");
     assert_eq!(one.present(), Vec::<&str>::new());
 }
 
@@ -75,7 +114,7 @@ fn a_host_that_cannot_serve_stays_as_it_is_and_so_do_those_after_it() {
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;
     }
-    let site = Site::new(2);
+    let site = Site::new(2, Init::Sshd);
     site.hypervisors[0].on("umount /srv/records && rmdir /srv/records");
     let words = ["load", "--agent", &site.agent("first"), "--config", &site.config()];
     let dry = site.succeeds(&[&words[..], &["--dry-run"]].concat());
@@ -93,7 +132,14 @@ fn after_an_upgrade_that_fails_the_previous_agent_serves_and_waiting_requests_ar
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;
     }
-    let site = Site::new(1);
+    for init in [Init::Sshd, Init::Systemd] {
+        previous_agent_serves_again(init);
+    }
+}
+
+/// Upgrades to an agent that fails with the ports in its hands.
+fn previous_agent_serves_again(init: Init) {
+    let site = Site::new(1, init);
     let one = &site.hypervisors[0];
     site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
     let digests = one.digests();
@@ -115,7 +161,7 @@ fn the_host_of_a_package_is_refused_with_the_way_to_go_on() {
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;
     }
-    let site = Site::new(1);
+    let site = Site::new(1, Init::Sshd);
     site.hypervisors[0].on("printf '/.\\n/usr/bin/xdp-imds\\n' > /var/lib/dpkg/info/xdp-imds.list && \
          printf 'Package: xdp-imds\\nStatus: install ok installed\\nMaintainer: m\\nArchitecture: amd64\\n\
          Version: 0.1.0-1\\nDescription: d\\n\\n' >> /var/lib/dpkg/status");

@@ -5,7 +5,7 @@ cat > "$bridge_unit"
 if [ -d "$unit.d" ]; then cp -r "$unit.d" "$bridge_unit.d"; fi
 systemctl daemon-reload
 if ! systemctl start "$bridge"; then
-    systemctl status --no-pager --lines 20 "$bridge" >&2 || true
+    show_unit "$bridge"
     fail "the new agent did not take over"
 fi
 : > "$lib/next/serves"

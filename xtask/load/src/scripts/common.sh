@@ -36,6 +36,13 @@ main_of() {
     systemctl show --property MainPID --value "$1"
 }
 
+# Shows what unit $1 said last.
+show_unit() {
+    # Its last lines may be on their way.
+    journalctl --sync 2>/dev/null || true
+    journalctl --no-pager --quiet --output cat --lines 20 --unit "$1" >&2 || true
+}
+
 # Waits up to $2 seconds until unit $1 has stopped.
 await_stopped() {
     left=$2

@@ -1,6 +1,6 @@
 # Starts the service and waits up to $1 seconds until it is ready. It takes over from the bridge, if that runs.
 if ! systemctl restart "$service"; then
-    systemctl status --no-pager --lines 20 "$service" >&2 || true
+    show_unit "$service"
     fail "the service does not start"
 fi
 await_ready "$binary" "$(main_of "$service")" "$1" ||

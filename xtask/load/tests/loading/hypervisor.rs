@@ -1,9 +1,9 @@
-//! Pretended hypervisors: an sshd in a network namespace with taps, which sees processes and files of its own. What it
-//! writes goes into memory and ends with it.
+//! Pretended hypervisors: an sshd in a network namespace with taps, which sees processes and files of its own, with or
+//! without systemd. What it writes goes into memory and ends with it.
 
 use serde_json::Value;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,11 @@ use testbed::record::Identity;
 const GUESTS: u16 = 2;
 /// Limit until an sshd accepts connections.
 const UP_WITHIN: Duration = Duration::from_secs(20);
-/// What a load may leave on a host, but for the unit.
-pub(crate) const PLACES: [&str; 7] = [
+/// Limit until the processes of a hypervisor are gone.
+const GONE_WITHIN: Duration = Duration::from_secs(10);
+/// What a load may leave on a host.
+pub(crate) const PLACES: [&str; 8] = [
+    "/etc/systemd/system/xdp-imds.service",
     "/etc/xdp-imds",
     "/run/xdp-imds",
     "/run/xdp-imds.pid",
@@ -30,27 +33,71 @@ pub(crate) const PLACES: [&str; 7] = [
     "/var/log/xdp-imds.log",
 ];
 
-/// Makes the hypervisor's own view of this system in the directory `$1`, and starts its sshd with the files of `$2`.
+/// The first process of a hypervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Init {
+    /// sshd alone.
+    Sshd,
+    /// systemd, which starts sshd.
+    Systemd,
+}
+
+/// Puts this process into a control group `$1` of its own, so that systemd finds one that it may use, and becomes the
+/// hypervisor with the other arguments.
+const OUTSIDE: &str = r#"
+    group=$1
+    shift
+    for top in /sys/fs/cgroup /sys/fs/cgroup/unified; do
+        [ -e "$top/cgroup.procs" ] || continue
+        mkdir "$top/$group"
+        echo $$ > "$top/$group/cgroup.procs"
+    done
+    exec unshare --pid --fork --kill-child --mount --cgroup --propagation private sh -ec "$@"
+"#;
+
+/// Removes the control group `$1` and those below it.
+const CLEAN: &str = r#"
+    for top in /sys/fs/cgroup /sys/fs/cgroup/unified; do
+        if [ -d "$top/$1" ]; then find "$top/$1" -depth -type d -exec rmdir {} +; fi
+    done
+"#;
+
+/// Makes the hypervisor's own view of this system in the directory `$1`, and starts its sshd, which listens on `$3`,
+/// with the files of `$2`, by the first process `$4`.
 const INSIDE: &str = r#"
     mount -t tmpfs tmpfs "$1"
     mkdir "$1/upper" "$1/work" "$1/system"
     mount -t overlay overlay -o "lowerdir=/,upperdir=$1/upper,workdir=$1/work" "$1/system"
     cd "$1/system"
-    mount --rbind /dev dev
+    mount -t tmpfs -o mode=0755 tmpfs dev
+    mkdir dev/net dev/pts dev/shm
+    for device in null zero full random urandom tty net/tun; do
+        : > "dev/$device"
+        mount --bind "/dev/$device" "dev/$device"
+    done
     mount -t proc proc proc
     mount -t sysfs sysfs sys
     mount -t bpf -o mode=0700 bpf sys/fs/bpf
-    mount -t tmpfs tmpfs run
-    mkdir -p run/sshd srv/records etc/pretended
+    mount -t tmpfs -o mode=0755 tmpfs run
+    mkdir -p run/sshd srv/records srv/files etc/pretended
     mount --bind "$2/records" srv/records
+    mount --bind "$2/files" srv/files
     cp "$2/host" "$2/user.pub" etc/pretended
     # A locked account may not log in.
     sed -i 's/^root:[^:]*:/root:*:/' etc/shadow
     # Nothing of this system's own agent shows.
     rm -rf etc/xdp-imds usr/local/bin/xdp-imds usr/local/lib/xdp-imds var/lib/xdp-imds var/log/xdp-imds.log
-    exec chroot . /usr/sbin/sshd -D -e -f /dev/null -h /etc/pretended/host -o PidFile=none -o UsePAM=no -o LogLevel=ERROR \
-        -o ListenAddress="$3" -o StrictModes=no -o PermitRootLogin=yes \
-        -o AuthorizedKeysFile=/etc/pretended/user.pub
+    sshd="/usr/sbin/sshd -D -e -f /dev/null -h /etc/pretended/host -o PidFile=none -o UsePAM=no -o LogLevel=ERROR \
+        -o ListenAddress=$3 -o StrictModes=no -o PermitRootLogin=yes \
+        -o AuthorizedKeysFile=/etc/pretended/user.pub"
+    if [ "$4" = sshd ]; then exec chroot . $sshd; fi
+    mount -t cgroup2 cgroup2 sys/fs/cgroup
+    # Services of this system would change its kernel's variables, load modules and so on: none of them starts.
+    rm -rf etc/systemd/system/*.wants lib/systemd/system/*.wants lib/systemd/system-generators
+    printf '[Service]\nExecStart=%s\nRuntimeDirectory=sshd\n' "$sshd" > etc/systemd/system/pretended.service
+    printf '[Unit]\nWants=pretended.service systemd-journald.service\n' > etc/systemd/system/pretended.target
+    export container=pretended
+    exec chroot . /lib/systemd/systemd --system --unit=pretended.target --log-target=null --show-status=no
 "#;
 
 /// What this machine lacks for pretended hypervisors; `None` if nothing.
@@ -69,14 +116,14 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    pub(crate) fn new(count: u16) -> Self {
+    pub(crate) fn new(count: u16, init: Init) -> Self {
         let room = tempfile::tempdir().expect("a directory");
         key(&room.path().join("user"));
         let admin = Arc::new(Namespace::new("admin").expect("a namespace"));
         let mut config =
             format!("IdentityFile {}\nUser root\nLogLevel ERROR\n", room.path().join("user").display());
         let hypervisors = (0..count).map(|number| {
-            let (one, entry) = Hypervisor::start(number, &admin, &room);
+            let (one, entry) = Hypervisor::start((number, init), &admin, &room);
             config.push_str(&entry);
             one
         });
@@ -140,6 +187,7 @@ impl Site {
 
     fn run(&self, words: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-imds-load"));
+        command.env("RUST_BACKTRACE", "0");
         command.args(words).arg("--json").arg("--host");
         command.args(self.hypervisors.iter().map(|one| &one.name));
         let config = self.room.path().join("ssh_config");
@@ -157,27 +205,50 @@ pub(crate) struct Hypervisor {
     pub(crate) host: Host,
     admin: Arc<Namespace>,
     ssh_config: PathBuf,
-    _room: tempfile::TempDir,
+    room: tempfile::TempDir,
 }
 
-/// Kills the first process of a hypervisor, and with it all others.
-struct Sshd(Child);
+/// The first process of a hypervisor, and its control group. All others end with it.
+struct Sshd {
+    process: Child,
+    group: String,
+}
+
+impl Sshd {
+    fn start(host: &Host, files: &Path, (address, init): (&str, Init)) -> Self {
+        let group = host.ns().name().to_owned();
+        let mut command = Command::new("sh");
+        command.args(["-ec", OUTSIDE, "sh", &group, INSIDE, "sh"]).arg(files.join("root")).arg(files);
+        command.arg(address).arg(if init == Init::Sshd { "sshd" } else { "systemd" });
+        let process = host.ns().spawn(command.stdin(Stdio::null())).expect("an sshd");
+        Self { process, group }
+    }
+}
 
 impl Drop for Sshd {
     fn drop(&mut self) {
-        if let Err(error) = self.0.kill().and_then(|()| self.0.wait().map(drop)) {
+        if let Err(error) = self.process.kill().and_then(|()| self.process.wait().map(drop)) {
             eprintln!("cannot end a hypervisor: {error}");
+        }
+        // The kernel empties the groups shortly after it has ended the processes.
+        let clean = || run(Command::new("sh").args(["-ec", CLEAN, "sh", &self.group]));
+        if let Err(error) = eventually(GONE_WITHIN, clean) {
+            eprintln!("cannot remove control groups: {error:#}");
         }
     }
 }
 
 impl Hypervisor {
     /// Starts a hypervisor. Also returns its entry in ssh's configuration.
-    fn start(number: u16, admin: &Arc<Namespace>, site: &tempfile::TempDir) -> (Self, String) {
+    fn start(
+        (number, init): (u16, Init),
+        admin: &Arc<Namespace>,
+        site: &tempfile::TempDir,
+    ) -> (Self, String) {
         let name = format!("hv{}", number + 1);
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path();
-        for directory in ["root", "records"] {
+        for directory in ["root", "records", "files"] {
             fs::create_dir(path.join(directory)).expect("a directory");
         }
         key(&path.join("host"));
@@ -197,22 +268,19 @@ impl Hypervisor {
             Arc::new(Guest::boot(&host, &Spec::of(&identity)).expect("a guest"))
         });
         let guests = guests.collect();
-        let mut command = Command::new("unshare");
-        command.args(["--pid", "--fork", "--kill-child", "--mount", "--propagation", "private"]);
-        command.args(["sh", "-ec", INSIDE, "sh"]).arg(path.join("root")).arg(path).arg(&there);
-        let sshd = Sshd(host.ns().spawn(command.stdin(Stdio::null())).expect("an sshd"));
+        let sshd = Sshd::start(&host, path, (&there, init));
         let known = site.path().join(format!("known-{name}"));
         let public = fs::read_to_string(path.join("host.pub")).expect("a key");
         fs::write(&known, format!("{there} {public}")).expect("a file");
         let entry = format!("Host {name}\nHostName {there}\nUserKnownHostsFile {}\n", known.display());
         let ssh_config = site.path().join("ssh_config");
-        let one = Self { name, sshd, guests, host, admin: Arc::clone(admin), ssh_config, _room: room };
+        let one = Self { name, sshd, guests, host, admin: Arc::clone(admin), ssh_config, room };
         (one, entry)
     }
 
     fn await_up(&self) {
         let up = eventually(UP_WITHIN, || self.ssh("true"));
-        up.unwrap_or_else(|error| panic!("{} (process {}): {error:#}", self.name, self.sshd.0.id()));
+        up.unwrap_or_else(|error| panic!("{} (process {}): {error:#}", self.name, self.sshd.process.id()));
     }
 
     fn ssh(&self, line: &str) -> anyhow::Result<String> {
@@ -229,9 +297,15 @@ impl Hypervisor {
         self.ssh(line).unwrap_or_else(|error| panic!("{}: {error:#}", self.name))
     }
 
-    /// The process that the pid file names.
-    pub(crate) fn pid(&self) -> u32 {
-        self.on("cat /run/xdp-imds.pid").trim().parse().expect("a number")
+    /// Gives the hypervisor a file as `/srv/files/NAME`.
+    pub(crate) fn give(&self, file: &str, name: &str) {
+        fs::copy(file, self.room.path().join("files").join(name)).expect("a file");
+    }
+
+    /// The process that answers for the agent.
+    pub(crate) fn pid(&self) -> u64 {
+        let status = self.on("/usr/local/bin/xdp-imds status --json");
+        serde_json::from_str::<Value>(&status).expect("JSON")["pid"].as_u64().expect("a number")
     }
 
     /// The digests of the present and the previous binary; only the first if there is one.
@@ -255,6 +329,6 @@ impl Hypervisor {
 }
 
 /// Makes a pair of keys, `path` and `path`.pub.
-fn key(path: &std::path::Path) {
+fn key(path: &Path) {
     run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(path)).expect("keys");
 }
