@@ -10,6 +10,8 @@ use testbed::guest::Guest;
 
 /// Limit for each request that must be answered, also if it waits for the next agent on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two requests of a guest. It leaves time to the hypervisors, which share the processors with their guests.
+const PAUSE: Duration = Duration::from_millis(10);
 /// How long a request waits that must not be answered: three SYNs.
 pub(crate) const SILENCE: Duration = Duration::from_secs(4);
 
@@ -71,6 +73,7 @@ fn ask(guest: &Guest, stop: &AtomicBool) -> (u64, Vec<String>) {
             Ok(_) => answered += 1,
             Err(error) => failures.push(format!("{error:#}")),
         }
+        std::thread::sleep(PAUSE);
     }
     (answered, failures)
 }

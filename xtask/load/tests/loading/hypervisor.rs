@@ -3,9 +3,10 @@
 
 use serde_json::Value;
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use testbed::agent;
 use testbed::eventually::eventually;
@@ -158,13 +159,17 @@ impl Site {
     /// Returns the path of the agent without symbols, so that it fits several times into a hypervisor's memory. Agents
     /// of different names differ in their octets.
     pub(crate) fn agent(&self, name: &str) -> String {
+        static STRIPPED: OnceLock<Vec<u8>> = OnceLock::new();
         let path = self.room.path().join(name);
-        let built = agent::binary().expect("the agent is built");
-        run(Command::new("strip").arg("-o").arg(&path).arg(built)).expect("a stripped agent");
-        let mut octets = fs::read(&path).expect("the agent");
+        let stripped = STRIPPED.get_or_init(|| {
+            let built = agent::binary().expect("the agent is built");
+            run(Command::new("strip").arg("-o").arg(&path).arg(built)).expect("a stripped agent");
+            fs::read(&path).expect("the agent")
+        });
         // Nothing reads what follows the last section.
-        octets.extend(name.as_bytes());
+        let octets = [stripped, name.as_bytes()].concat();
         fs::write(&path, octets).expect("another agent");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
         path.display().to_string()
     }
 
