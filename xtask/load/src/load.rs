@@ -15,8 +15,8 @@ use std::time::Instant;
 
 /// What `--help` says at its end.
 pub(crate) const MORE: &str = "\
-Hosts are loaded one after the other. The first one that is not well ends the command; those after it are left as they
-are. On each host, `doctor` of the new agent runs first, and a failure changes nothing.
+Hosts are loaded one after the other, up to the first one that is not well. On each host, `doctor`
+of the new agent runs first, and if it fails, nothing is changed.
 
 Examples:
   Load this host:

@@ -63,14 +63,16 @@ fn step(says: impl Into<String>, text: &'static str, words: &[&str], input: Inpu
 pub(crate) fn load(facts: &Facts, wanted: &Wanted) -> Plan {
     let ready = wanted.ready_within.to_string();
     let mut plan = Plan { before: vec![stage(&wanted.source)], after: Vec::new() };
-    let default = (!facts.config).then(|| DEFAULT_CONFIG.to_owned());
-    let config = wanted.config.clone().or(default);
+    let config = match &wanted.config {
+        Some(text) => Some((text.clone(), "given")),
+        None => (!facts.config).then(|| (DEFAULT_CONFIG.to_owned(), "default")),
+    };
     let staged = format!("{LIB}/next/config.yaml");
     let used = if config.is_some() { staged.as_str() } else { CONFIG };
     let is_new = config.is_some();
-    if let Some(text) = config {
-        let says = format!("copy the configuration to {LIB}/next");
-        plan.before.push(step(says, include_str!("scripts/stage_config.sh"), &[], Input::Text(text)));
+    if let Some((text, kind)) = config {
+        let says = format!("copy the {kind} configuration to {LIB}/next");
+        plan.before.push(step(says, include_str!("scripts/stage_config.sh"), &[kind], Input::Text(text)));
     }
     let says = "ask the new agent's doctor whether this host can serve".to_owned();
     plan.before.push(step(says, include_str!("scripts/doctor.sh"), &[used], Input::Nothing));
@@ -168,18 +170,21 @@ pub(crate) fn undo(facts: &Facts, wanted: &Wanted) -> Step {
     step("remove what was copied", include_str!("scripts/undo.sh"), &words, Input::Nothing)
 }
 
-/// Returns the steps of an unload.
+/// Returns the steps of an unload; none if there is nothing to do.
 pub(crate) fn unload(facts: &Facts, purge: bool) -> Vec<Step> {
-    let what = if facts.systemd { format!("{SERVICE} and its unit") } else { "the agent".into() };
-    let kept = if purge {
-        format!(", configuration, records and {STATE}")
-    } else {
-        format!("; keep /etc/xdp-imds and {STATE}")
-    };
-    let says = format!("stop {what}, open the taps, remove {BINARY}, {LIB} and the pins{kept}");
-    let words = [ENDS_WITHIN.to_string(), if purge { "purge" } else { "keep" }.to_owned()];
-    let words = [words[0].as_str(), &words[1]];
-    vec![step(says, include_str!("scripts/unload.sh"), &words, Input::Nothing)]
+    let mut steps = Vec::new();
+    // Otherwise whatever runs there is somebody else's.
+    if facts.is_loaded {
+        let what = if facts.systemd { format!("{SERVICE} and its unit") } else { "the agent".into() };
+        let says = format!("stop {what}, open the taps, remove {BINARY}, {LIB} and the pins");
+        let words = [ENDS_WITHIN.to_string()];
+        steps.push(step(says, include_str!("scripts/unload.sh"), &[&words[0]], Input::Nothing));
+    }
+    if purge {
+        let says = format!("remove configuration, records and {STATE}");
+        steps.push(step(says, include_str!("scripts/purge.sh"), &[], Input::Nothing));
+    }
+    steps
 }
 
 #[cfg(test)]
@@ -249,8 +254,21 @@ mod tests {
     }
 
     #[test]
+    fn only_what_a_load_has_put_there_is_unloaded() {
+        for (is_loaded, purge, expected) in [
+            (true, false, &["stop"][..]),
+            (true, true, &["stop", "remove"]),
+            (false, true, &["remove"]),
+            (false, false, &[]),
+        ] {
+            let facts = Facts { is_loaded, ..facts(true, true) };
+            assert_eq!(lines(&unload(&facts, purge)), expected, "{is_loaded} {purge}");
+        }
+    }
+
+    #[test]
     fn every_script_is_valid() {
-        let mut steps = unload(&facts(true, true), true);
+        let mut steps = unload(&Facts { is_loaded: true, ..facts(true, true) }, true);
         for (systemd, runs) in [(false, true), (true, true), (false, false)] {
             let plan = load(&facts(systemd, runs), &wanted(Source::File(None), Some("api: {}")));
             steps.extend([plan.before, plan.after].concat());

@@ -18,7 +18,7 @@ pub(crate) enum Outcome {
     Unloaded,
     /// A step failed.
     Failed,
-    /// An earlier host failed, so nothing was done.
+    /// Nothing was done: an earlier host failed, or there was nothing to do.
     Untouched,
     /// Nothing was done, because the steps were only to be shown.
     DryRun,

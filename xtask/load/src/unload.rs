@@ -49,6 +49,10 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                     report::show(&host, &steps);
                     return Ok(Outcome::DryRun);
                 }
+                if steps.is_empty() {
+                    eprintln!("{host}: `cargo xtask load` has put nothing there");
+                    return Ok(Outcome::Untouched);
+                }
                 report::walk(&host, &root, &steps)?;
                 Ok(Outcome::Unloaded)
             });

@@ -11,6 +11,7 @@ use guests::Asking;
 use hypervisor::{Hypervisor, Init, PLACES, Site};
 use serde_json::Value;
 use testbed::answers::PATHS;
+use testbed::eventually::eventually;
 use testbed::privileged;
 
 /// The states of hosts in the results, in order.
@@ -89,24 +90,27 @@ fn after_an_unload_no_guest_is_answered_and_nothing_is_left() {
 }
 
 #[test]
-fn a_host_loads_and_unloads_itself_without_ssh() {
+fn a_host_loads_itself_without_ssh_and_serves_a_directory_of_records() {
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;
     }
     let site = Site::new(1, Init::Sshd);
     let one = &site.hypervisors[0];
-    let files = [
-        (env!("CARGO_BIN_EXE_xdp-imds-load"), "verb"),
-        (&site.agent("first"), "agent"),
-        (&site.config(), "config.yaml"),
-    ];
-    files.iter().for_each(|(file, name)| one.give(file, name));
-    let loaded = one.on("/srv/files/verb load --agent /srv/files/agent --config /srv/files/config.yaml");
+    one.give(env!("CARGO_BIN_EXE_xdp-imds-load"), "verb");
+    one.give(&site.agent("first"), "agent");
+    let loaded = one.on("/srv/files/verb load --agent /srv/files/agent");
     assert!(loaded.contains("this host") && loaded.contains(" loaded "), "{loaded}");
-    one.guests[0].fetch_own(PATHS[0], guests::PATIENCE).expect("an answer");
+    let guest = &one.guests[0];
+    let mut record: Value = serde_json::from_str(&guest.identity().record(1)).expect("a record");
+    record["network"]["nics"][0]["port"] = serde_json::json!({"ifname": guest.host_tap().name()});
+    one.give(&site.file("record", &record.to_string()), "guest.yaml");
+    one.on("install -m 0640 /srv/files/guest.yaml /etc/xdp-imds/records.d");
+    eventually(guests::PATIENCE, || guest.fetch_own(PATHS[0], guests::SILENCE)).expect("an answer");
     let unloaded = one.on("/srv/files/verb unload --purge");
     assert!(unloaded.contains(" unloaded "), "{unloaded}");
     assert_eq!(one.present(), Vec::<&str>::new());
+    let again = one.on("/srv/files/verb unload");
+    assert!(again.contains("untouched"), "{again}");
 }
 
 #[test]

@@ -8,6 +8,5 @@ if ! systemctl start "$bridge"; then
     show_unit "$bridge"
     fail "the new agent did not take over"
 fi
-: > "$lib/next/serves"
 await_ready "$lib/next/xdp-imds" "$(main_of "$bridge")" "$1" ||
     fail "the new agent serves as $bridge, but is not ready after $1 s; see \`xdp-imds status\`"

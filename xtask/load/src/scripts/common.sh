@@ -87,6 +87,8 @@ await_ready() {
 
 # Starts the agent's binary $1 as a process of its own, whose number is then in $pid.
 detach() {
+    # As in the unit. Log and state are nobody else's.
+    umask 077
     setsid "$1" serve --config "$config" --takeover >>"$log" 2>&1 </dev/null &
     pid=$!
 }

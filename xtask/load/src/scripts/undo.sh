@@ -1,6 +1,6 @@
 # After a failure before the end of a takeover: removes what was staged, and sees to it that the agent from before
 # serves. $1 is its process, or empty. $2 is how long an agent may take to end, $3 to become ready, in seconds.
-if [ -e "$lib/next/serves" ]; then
+if [ -e "$lib/next/serves" ] || { has_systemd && [ "$(state_of "$bridge")" = active ]; }; then
     echo "the new agent has the ports and goes on serving; \`cargo xtask load\` completes the change" >&2
     exit 0
 fi
@@ -11,8 +11,10 @@ if has_systemd && [ -e "$bridge_unit" ]; then
 fi
 if [ -e "$lib/next/replaced" ]; then mv "$config.previous" "$config"; fi
 if [ -e "$lib/next/created" ]; then rm -f "$config"; fi
+if [ -e "$lib/next/records" ]; then rmdir "$records"; fi
 rm -rf "$lib/next"
-rmdir "$lib" 2>/dev/null || true
+# Only what is empty: another load may have filled them.
+rmdir "$lib" "$(dirname "$config")" 2>/dev/null || true
 if [ -z "$1" ] || answers "$binary" "$1"; then
     echo "nothing was changed; an agent that ran before still serves" >&2
     exit 0

@@ -1,5 +1,4 @@
-# Stops the agent within $1 seconds, opens the taps, and removes what a load has put here. With $2 = purge also
-# configuration, records and state.
+# Stops the agent within $1 seconds, opens the taps, and removes what a load has put here.
 if has_systemd; then
     for one in "$bridge" "$service"; do
         systemctl disable --quiet --now "$one" 2>/dev/null || true
@@ -20,4 +19,3 @@ if has_systemd; then
 fi
 rm -f "$binary" "$pidfile" "$log"
 rm -rf "$lib" "$run"
-if [ "$2" = purge ]; then rm -rf "$(dirname "$config")" "$state"; fi
