@@ -43,13 +43,13 @@ pub(crate) enum Init {
     Systemd,
 }
 
-/// Puts this process into a control group `$1` of its own, so that systemd finds one that it may use, and becomes the
-/// hypervisor with the other arguments.
+/// Becomes the hypervisor with the arguments after `$1`. For systemd, this process first enters a new control group `$1`,
+/// so that systemd finds one that it may use.
 const OUTSIDE: &str = r#"
     group=$1
     shift
     for top in /sys/fs/cgroup /sys/fs/cgroup/unified; do
-        [ -e "$top/cgroup.procs" ] || continue
+        [ "$6" = systemd ] && [ -e "$top/cgroup.procs" ] || continue
         mkdir "$top/$group"
         echo $$ > "$top/$group/cgroup.procs"
     done
@@ -106,7 +106,8 @@ pub(crate) fn missing() -> Option<String> {
     let tools = [("sshd", "openssh-server"), ("ssh-keygen", "openssh-client"), ("strip", "binutils")];
     let lacks = || tools.into_iter().find(|(program, _)| shell::which(program).is_none());
     let tool = || lacks().map(|(program, package)| format!("there is no {program}; install {package}"));
-    privileged::missing().map(str::to_owned).or_else(tool)
+    let systemd = || (!Path::new("/lib/systemd/systemd").exists()).then(|| "there is no systemd".to_owned());
+    privileged::missing().map(str::to_owned).or_else(tool).or_else(systemd)
 }
 
 /// Hypervisors, and the host of the person who loads them.
