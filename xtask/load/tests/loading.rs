@@ -132,6 +132,22 @@ fn a_host_that_cannot_serve_stays_as_it_is_and_so_do_those_after_it() {
 }
 
 #[test]
+fn a_configuration_that_the_doctor_refuses_leaves_the_agent_that_runs_alone() {
+    if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        return;
+    }
+    let site = Site::new(1, Init::Sshd);
+    let one = &site.hypervisors[0];
+    site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
+    let before = (one.pid(), one.digests());
+    // Somebody has broken the host's own file, so that no command can read it.
+    one.on("echo 'unknown: field' >> /etc/xdp-imds/config.yaml");
+    let (_, said) = site.fails(&["load", "--agent", &site.agent("second")]);
+    assert!(said.contains("FAIL") && said.contains("nothing was changed"), "{said}");
+    assert_eq!((one.pid(), one.digests()), before);
+}
+
+#[test]
 fn after_an_upgrade_that_fails_the_previous_agent_serves_and_waiting_requests_are_answered() {
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;

@@ -4,6 +4,7 @@ rm -rf "$bridge_unit.d"
 cat > "$bridge_unit"
 if [ -d "$unit.d" ]; then cp -r "$unit.d" "$bridge_unit.d"; fi
 systemctl daemon-reload
+: > "$lib/next/started"
 if ! systemctl start "$bridge"; then
     show_unit "$bridge"
     fail "the new agent did not take over"

@@ -1,5 +1,6 @@
 # Starts the new agent as a process of its own and waits up to $1 seconds until it is ready.
 new=$lib/next/xdp-imds
+: > "$lib/next/started"
 detach "$new"
 if await_ready "$new" "$pid" "$1"; then
     echo "$pid" > "$pidfile"

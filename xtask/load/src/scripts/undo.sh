@@ -9,13 +9,16 @@ if has_systemd && [ -e "$bridge_unit" ]; then
     rm -rf "$bridge_unit" "$bridge_unit.d"
     systemctl daemon-reload
 fi
+started=no
+if [ -e "$lib/next/started" ]; then started=yes; fi
 if [ -e "$lib/next/replaced" ]; then mv "$config.previous" "$config"; fi
 if [ -e "$lib/next/created" ]; then rm -f "$config"; fi
 if [ -e "$lib/next/records" ]; then rmdir "$records"; fi
 rm -rf "$lib/next"
 # Only what is empty: another load may have filled them.
 rmdir "$lib" "$(dirname "$config")" 2>/dev/null || true
-if [ -z "$1" ] || answers "$binary" "$1"; then
+# Without a start nothing was asked of the agent that runs, even if it does not answer here.
+if [ "$started" = no ] || [ -z "$1" ] || answers "$binary" "$1"; then
     echo "nothing was changed; an agent that ran before still serves" >&2
     exit 0
 fi
