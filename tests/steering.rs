@@ -3,6 +3,8 @@
 //!
 //! The tests play both ends: they own the descriptors of the guests' taps, as QEMU would, and of the hub's tap.
 
+#[path = "steering/features.rs"]
+mod features;
 #[path = "steering/identity.rs"]
 mod identity;
 #[path = "steering/inherited.rs"]

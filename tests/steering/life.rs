@@ -41,7 +41,7 @@ fn stopping_removes_the_hubs_devices_while_its_taps_are_open() {
     let ns = Namespace::new("steer").expect("a namespace");
     let before = links(&ns);
     let mut steering = start_in(&ns, &config()).expect("steering starts");
-    let _taps = (steering.take_tap(0), steering.take_long_tap(0).expect("Linux 6.6"));
+    let _taps = (steering.take_tap(0), steering.take_long_tap(0).expect("a kernel with tcx"));
     drop(steering);
     assert_eq!(links(&ns), before);
 }

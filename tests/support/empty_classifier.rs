@@ -15,7 +15,7 @@ const INSTRUCTIONS: [u64; 2] = [0xffff_ffff_0000_00b7, 0x95];
 /// Attaches the classifier to an interface of this thread's namespace until the returned link is dropped.
 ///
 /// # Errors
-/// When there is no such interface, or the kernel is older than 6.6.
+/// When there is no such interface, or the kernel has no tcx classifiers.
 pub fn attach(ifindex: u32) -> Result<OwnedFd> {
     let licence = c"GPL";
     // `prog_type` and `insn_cnt`, `insns`, `license` of the kernel's `union bpf_attr`.

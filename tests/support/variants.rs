@@ -93,7 +93,7 @@ impl<'n> Variants<'n> {
     /// Runs `f` with a variant attached to the tap, and detaches it afterwards.
     ///
     /// # Errors
-    /// When the kernel refuses to attach it (tcx needs Linux 6.6), or `f` fails.
+    /// When the kernel refuses to attach it (it may lack tcx), or `f` fails.
     pub fn with<T: Send>(&mut self, variant: Variant, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let Self { ns, ifname, ifindex, ebpf, stub, .. } = self;
         ns.run_in(|| {

@@ -4,8 +4,8 @@ use std::io;
 
 use crate::MAX_NAMESPACES;
 
-/// Appended to an error that a newer kernel, or one with more options enabled, would avoid.
-pub const REQUIRED_KERNEL: &str = "; Linux 5.15 or later is needed, with XDP sockets, taps and veth";
+/// Appended to an error that a kernel with more features would avoid.
+pub const MISSING_FEATURE: &str = "; the kernel lacks a feature that this needs: `xdp-imds doctor` names it";
 
 /// Why an operation on a device or a network namespace failed. No change is left half done.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +94,7 @@ pub fn advice(error: &io::Error) -> &'static str {
         Some(libc::EMFILE | libc::ENFILE) => {
             "; raise the limit on open files (LimitNOFILE): each port needs 1 descriptor, each namespace 1"
         }
-        Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOPROTOOPT) => REQUIRED_KERNEL,
+        Some(libc::ENOSYS | libc::EOPNOTSUPP | libc::ENOPROTOOPT) => MISSING_FEATURE,
         Some(libc::ENOMEM) => "; free memory, or raise this service's memory limit",
         _ => "",
     }
@@ -112,8 +112,11 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_too_old_is_explained() {
+    fn a_kernel_without_a_feature_is_explained() {
         let error = LinkError::device("make a bpffs", io::Error::from_raw_os_error(libc::ENOSYS));
-        assert!(error.to_string().contains("Linux 5.15"), "{error}");
+        assert!(
+            error.to_string().contains("lacks a feature") && error.to_string().contains("doctor"),
+            "{error}"
+        );
     }
 }

@@ -4,8 +4,8 @@
 //! In the agent's own namespace such answers are sent through the network stack: the classifier `hub_tcx` sends them to
 //! the device like frames of the host itself. On the hub tap `hub` passes it what is for devices that accept no
 //! redirected frames. The tap for long answers has no XDP program, because the kernel would copy each frame into one
-//! piece for it and refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs Linux 6.6,
-//! and `bpf_redirect` reaches no device of another namespace. Attaching the classifier waits for an RCU grace period,
+//! piece for it and refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx
+//! (`features`), and `bpf_redirect` reaches no device of another namespace. Attaching the classifier waits for an RCU grace period,
 //! about 15 ms for each tap, when the agent starts.
 
 use aya::Ebpf;

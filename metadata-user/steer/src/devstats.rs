@@ -1,5 +1,5 @@
 //! Statistics of devices by interface index: rejected frames (rtnetlink), and whether a device accepts redirected
-//! frames (the generic netlink family `netdev`, Linux 6.3). All calls act on the calling thread's namespace.
+//! frames (the generic netlink family `netdev`, which newer kernels have). All calls act on the calling thread's namespace.
 
 use rtnetlink::sys::protocols::{NETLINK_GENERIC, NETLINK_ROUTE};
 use std::io;
@@ -65,6 +65,11 @@ fn statistics(body: &[u8]) -> Option<(u32, Dropped)> {
 /// Whether each device of the namespace accepts redirected frames; empty if the kernel does not report it.
 pub(super) fn all_takers() -> Vec<(u32, bool)> {
     ask_netdev(None).unwrap_or_default()
+}
+
+/// Whether the kernel reports which devices accept redirected frames.
+pub(super) fn reports_takers() -> bool {
+    !all_takers().is_empty()
 }
 
 /// Whether a device accepts redirected frames; `None` if the kernel does not report it.

@@ -105,8 +105,22 @@ pub enum SteerError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The kernel has no tcx links.
-    #[error("steering by tcx needs Linux 6.6 or later; set `steer: auto` or `steer: xdp`")]
-    NoTcx,
+    #[error(
+        "`steer: tcx` needs a kernel with tcx classifiers (CONFIG_NET_XGRESS), and {found}; set `steer: auto` or \
+         `steer: xdp`"
+    )]
+    NoTcx {
+        /// What the kernel answered.
+        found: String,
+    },
+    /// The kernel lacks features that have no substitute.
+    #[error("the kernel lacks {what}; boot one with {comes_with} (`xdp-imds doctor` lists each feature)")]
+    Lacks {
+        /// The missing features.
+        what: String,
+        /// Build options or versions that provide them.
+        comes_with: String,
+    },
     /// The classifier cannot reach the hub from the namespace of the port.
     #[error(
         "cannot steer {port} by tcx: from another network namespace this needs a ring, which this kernel did not \

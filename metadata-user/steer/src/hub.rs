@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use super::adopt::Adopt;
 use super::config::SteerConfig;
-use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, SteerError, mode};
+use super::{HUB_PREFIX_MAX, HUB_QUEUES, HUBS_OF_A_SIDE, SteerError};
 use metadata_links::error::LinkError;
 use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};
@@ -91,7 +91,12 @@ impl Devices {
     /// Makes the devices of hub `number` in the calling thread's namespace. All are up but carry no frames yet.
     ///
     /// Replaces a veth pair that a killed agent left behind. On an error nothing remains.
-    pub(super) fn create(prefix: &str, number: u32, queues: u32) -> Result<(Self, Taps), SteerError> {
+    pub(super) fn create(
+        prefix: &str,
+        number: u32,
+        queues: u32,
+        has_tcx: bool,
+    ) -> Result<(Self, Taps), SteerError> {
         check_prefix(prefix)?;
         let [outer, inner, tap, long] = names(prefix, number);
         // Make the tap first: a running agent holds it, and then its devices must not be touched.
@@ -100,19 +105,20 @@ impl Devices {
         // Delete it explicitly: closing the descriptor waits for any child process that is just being started.
         let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
         let mut devices = Self { outer, inner, tap, long_tap: None };
-        let long = devices.create_long_tap(long).inspect_err(|_| devices.remove())?;
+        let long = if has_tcx {
+            Some(devices.create_long_tap(long).inspect_err(|_| devices.remove())?)
+        } else {
+            None
+        };
         devices.bring_up().inspect_err(|_| devices.remove())?;
         Ok((devices, Taps { tap: Some(fd), long_tap: long }))
     }
 
-    /// Makes the tap for long frames, unless the kernel cannot attach its classifier.
-    fn create_long_tap(&mut self, name: String) -> Result<Option<OwnedFd>, SteerError> {
-        if !mode::has_tcx() {
-            return Ok(None);
-        }
+    /// Makes the tap for long frames.
+    fn create_long_tap(&mut self, name: String) -> Result<OwnedFd, SteerError> {
         let fd = tun::create(&name, Preamble::VirtioNet)?;
         self.long_tap = Some(Device::find(name)?);
-        Ok(Some(fd))
+        Ok(fd)
     }
 
     /// Returns each device.
@@ -158,14 +164,15 @@ impl Guard {
     }
 
     /// Makes the devices of all hubs. After an error, dropping this removes what was made.
-    pub(super) fn create(&mut self, config: &SteerConfig) -> Result<Vec<Taps>, SteerError> {
+    /// The tap for long frames needs a classifier, so it is made only if the kernel `has_tcx`.
+    pub(super) fn create(&mut self, config: &SteerConfig, has_tcx: bool) -> Result<Vec<Taps>, SteerError> {
         let mut taps = Vec::new();
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
         if config.adopt == Adopt::Alone {
             check_absent(&config.hub, config.hubs..MAX_HUBS)?;
         }
         for number in first..first + config.hubs {
-            let (devices, tap) = Devices::create(&config.hub, number, config.queues)?;
+            let (devices, tap) = Devices::create(&config.hub, number, config.queues, has_tcx)?;
             self.devices.push(devices);
             taps.push(tap);
         }

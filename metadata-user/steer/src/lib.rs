@@ -60,8 +60,8 @@
 //! # Requirements
 //!
 //! Root, or `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_SYS_ADMIN` (to enter namespaces and to make a private bpffs; it
-//! includes `CAP_BPF` and `CAP_PERFMON`), and `CAP_SYS_PTRACE` for namespaces of another user's process; Linux 5.15
-//! or later; a mounted `/proc`. Each port needs one file descriptor, each namespace with ports one more; `start`
+//! includes `CAP_BPF` and `CAP_PERFMON`), and `CAP_SYS_PTRACE` for namespaces of another user's process; a kernel with
+//! the features that `features` tests, whatever its version; a mounted `/proc`. Each port needs one file descriptor, each namespace with ports one more; `start`
 //! raises the soft limit on open files to the hard limit.
 
 mod adopt;
@@ -72,6 +72,8 @@ mod config;
 mod counters;
 mod devstats;
 mod error;
+mod failure;
+mod features;
 mod guard;
 mod handing;
 mod held;
@@ -119,6 +121,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use adopt::Inherited;
+use failure::Failure;
+use features::{Feature, Features};
 use held::Held;
 use hub::{Devices, Guard, Taps};
 use logs::Logs;
@@ -207,7 +211,16 @@ impl Steering {
     /// then, and the pins are unchanged.
     pub fn start(config: &SteerConfig) -> Result<Self, SteerError> {
         hub::check_prefix(&config.hub)?;
-        mode::check(config.mode)?;
+        let features = Features::ask();
+        features.check()?;
+        let tcx = features.answer(Feature::Tcx);
+        let mode = config.mode.on(&tcx)?;
+        if mode != config.mode {
+            let found =
+                tcx.as_ref().map_or_else(Failure::to_string, |_| "this kernel has no tcx classifiers".into());
+            tracing::info!(found, "XDP steers each guest also after it has booted");
+        }
+        let has_tcx = tcx.unwrap_or_default();
         tables::check_served(&config.served, &config.arp_only)?;
         raise_descriptor_limit();
         let home = Arc::new(Netns::own()?);
@@ -223,8 +236,8 @@ impl Steering {
         let alone = config.adopt == Adopt::Alone;
         let pins = config.pins.as_deref().map(|pins| Pins::open(pins, alone)).transpose()?;
         let mut devices = Guard::new(Arc::clone(&home));
-        let taps = home.run(|| devices.create(config))?;
-        let steering = home.run(|| Self::start_inside(config, pins, devices, taps))?;
+        let taps = home.run(|| devices.create(config, has_tcx))?;
+        let steering = home.run(|| Self::start_inside(config, (mode, has_tcx), pins, devices, taps))?;
         if let Some(pins) = &steering.pins {
             pins.share()?;
         }
@@ -233,6 +246,7 @@ impl Steering {
 
     fn start_inside(
         config: &SteerConfig,
+        (mode, has_tcx): (Mode, bool),
         pins: Option<Pins>,
         devices: Guard,
         taps: Vec<Taps>,
@@ -267,7 +281,7 @@ impl Steering {
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
         let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());
-        let mut has_classifiers = mode::has_tcx();
+        let mut has_classifiers = has_tcx;
         for (number, Devices { outer, inner, tap, long_tap }) in (first..).zip(&devices.devices) {
             if number > first {
                 // `socket` reads the number of its hub from a constant.
@@ -293,7 +307,7 @@ impl Steering {
                     );
                 }
             }
-            rings.push(rings::put_if_possible(&mut ebpf, &mut tables, number));
+            rings.push(has_tcx.then(|| rings::put_if_possible(&mut ebpf, &mut tables, number)).flatten());
             tables.set_hub(number, outer.ifindex)?;
             hubs.push(Hub {
                 number,
@@ -322,7 +336,7 @@ impl Steering {
             served: (config.served.clone(), config.arp_only.clone()),
             key,
             side,
-            mode: config.mode,
+            mode,
             has_classifiers,
             last_examined: None,
             last_polled: None,
@@ -415,7 +429,7 @@ impl Steering {
 
     /// The tap of a hub for frames of many segments: one `write(2)` per `virtio_net_hdr` and Ethernet frame,
     /// non-blocking. Send them only to slots whose device [takes them](GuestDevices::takes_long). `None` if the kernel
-    /// lacks what it needs (Linux 6.6), and on a second call.
+    /// lacks what it needs (tcx), and on a second call.
     pub fn take_long_tap(&mut self, hub: u32) -> Option<OwnedFd> {
         self.taps.get_mut((hub % HUBS_OF_A_SIDE) as usize)?.long_tap.take()
     }

@@ -17,12 +17,13 @@
 use aya::programs::links::FdLink;
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{LinkOrder, SchedClassifier, TcAttachType, Xdp};
-use aya::util::KernelVersion;
 use metadata_common::maps::{PortKey, program};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
 use super::attach::Refusal;
+use super::failure::Failure;
+use super::features::Answer;
 use super::held::Held;
 use super::pins::On;
 use super::{SteerError, Steering, attach};
@@ -47,7 +48,7 @@ pub const SWITCHES_AT_ONCE: usize = 8;
 pub enum Mode {
     /// The XDP program: cheapest for the service, most expensive for guests with bulk traffic.
     Xdp,
-    /// The classifier: cheapest for guests' bulk traffic. Linux 6.6.
+    /// The classifier: cheapest for guests' bulk traffic. Needs a kernel with tcx.
     Tcx,
     /// XDP while a guest boots (it sends many requests), the classifier alone once it is quiet. XDP where no
     /// classifier is possible.
@@ -138,14 +139,19 @@ impl Watch {
     }
 }
 
-/// Fails if this kernel does not support the mode.
-pub(super) fn check(mode: Mode) -> Result<(), SteerError> {
-    if mode == Mode::Tcx && !has_tcx() { Err(SteerError::NoTcx) } else { Ok(()) }
-}
-
-/// True for kernels with tcx links (6.6: e420bed02507).
-pub(super) fn has_tcx() -> bool {
-    KernelVersion::current().is_ok_and(|kernel| kernel >= KernelVersion::new(6, 6, 0))
+impl Mode {
+    /// The mode on a kernel of which `tcx` says whether it has such classifiers: [`Mode::Auto`] is [`Mode::Xdp`] on a
+    /// kernel without them.
+    pub(super) fn on(self, tcx: &Answer) -> Result<Self, SteerError> {
+        match (self, tcx) {
+            (Self::Auto, Ok(false) | Err(_)) => Ok(Self::Xdp),
+            (Self::Tcx, Ok(false)) => Err(SteerError::NoTcx { found: "this kernel has none".into() }),
+            (Self::Tcx, Err(Failure { text, .. })) => {
+                Err(SteerError::NoTcx { found: format!("the test for them failed ({text})") })
+            }
+            (mode, _) => Ok(mode),
+        }
+    }
 }
 
 /// Attaches the classifier to a device's ingress in the calling thread's namespace, before all other classifiers
@@ -170,10 +176,7 @@ pub(super) fn attach_tcx(
 
 /// Fails if another agent's classifier is on the port: the two would share the guest's frames.
 pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
-    if !has_tcx() {
-        return Ok(());
-    }
-    // A failed query does not block the port: attaching reports the cause better.
+    // A failed query does not block the port: the kernel has no such classifiers, or attaching reports the cause better.
     let Ok((_, programs)) = SchedClassifier::query_tcx(&port.ifname, TcAttachType::Ingress) else {
         return Ok(());
     };
@@ -300,9 +303,9 @@ impl Steering {
 
     /// Checks the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted or boot again, at most
     /// [`SWITCHES_AT_ONCE`]. Call it every second or two. It does nothing unless the mode is [`Mode::Auto`] and the
-    /// kernel has tcx. A failed switch is logged once and retried.
+    /// kernel has tcx classifiers. A failed switch is logged once and retried.
     pub fn follow_guests(&mut self, now: Instant) {
-        if self.mode != Mode::Auto || !has_tcx() || self.taking_over {
+        if self.mode != Mode::Auto || self.taking_over {
             return;
         }
         let due = self.due(now);
@@ -348,7 +351,8 @@ impl Steering {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY, By, Mode, QUIET, Watch};
+    use super::{BUSY, By, Mode, QUIET, SteerError, Watch};
+    use crate::failure::Failure;
     use std::time::{Duration, Instant};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -387,6 +391,31 @@ mod tests {
     fn a_wrapped_count_is_an_increase() {
         let mut watch = Watch { steered: u64::MAX, ..Watch::new() };
         assert_eq!(watch.look(By::Tcx, BUSY - 1, Instant::now()), By::Xdp);
+    }
+
+    #[test]
+    fn a_mode_follows_from_the_answer_of_the_kernel() {
+        let unclear = || Err(Failure::new("not permitted"));
+        for (mode, tcx, expected) in [
+            (Mode::Auto, Ok(true), Ok(Mode::Auto)),
+            (Mode::Auto, Ok(false), Ok(Mode::Xdp)),
+            (Mode::Auto, unclear(), Ok(Mode::Xdp)),
+            (Mode::Xdp, Ok(true), Ok(Mode::Xdp)),
+            (Mode::Xdp, Ok(false), Ok(Mode::Xdp)),
+            (Mode::Xdp, unclear(), Ok(Mode::Xdp)),
+            (Mode::Tcx, Ok(true), Ok(Mode::Tcx)),
+            (Mode::Tcx, Ok(false), Err("this kernel has none")),
+            (Mode::Tcx, unclear(), Err("not permitted")),
+        ] {
+            match (mode.on(&tcx), expected) {
+                (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{mode:?} {tcx:?}"),
+                (Err(error @ SteerError::NoTcx { .. }), Err(part)) => {
+                    let text = error.to_string();
+                    assert!(text.contains(part) && text.contains("steer: auto"), "{text}");
+                }
+                (found, _) => panic!("{mode:?} {tcx:?}: {found:?}"),
+            }
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use metadata_links::error::LinkError;
 use metadata_links::netns::Cookie;
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
-static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
 const SHARED: [&str; 22] = [

@@ -13,7 +13,7 @@ use metadata_common::maps::{RING_HEADER, name, program};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use super::tables::Tables;
-use super::{HUBS_OF_A_SIDE, SteerError, Steering, loading, mode, tables};
+use super::{HUBS_OF_A_SIDE, SteerError, Steering, loading, tables};
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::FrameSource;
 
@@ -75,9 +75,6 @@ pub(super) fn put(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Result<Ring
 
 /// Like [`put`], but logs a failure: on such a kernel, ports in other namespaces keep XDP.
 pub(super) fn put_if_possible(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Option<Ring> {
-    if !mode::has_tcx() {
-        return None;
-    }
     put(ebpf, tables, hub)
         .inspect_err(|error| tracing::warn!("ports of other namespaces keep XDP: {error}"))
         .ok()

@@ -31,7 +31,7 @@ pub enum AfxdpError {
         source: Errno,
     },
     /// A step of the set-up between opening and binding failed.
-    #[error("AF_XDP set-up failed at {step}: {source}; Linux 5.9 or newer is expected")]
+    #[error("AF_XDP set-up failed at {step}: {source}; is this kernel's AF_XDP older than that?")]
     Setup {
         /// The kernel's name of the option or mapping.
         step: &'static str,
@@ -71,6 +71,6 @@ pub enum AfxdpError {
         source: Errno,
     },
     /// The kernel's counters could not be read.
-    #[error("cannot read XDP_STATISTICS: {0}; Linux 5.9 or newer is expected")]
+    #[error("cannot read XDP_STATISTICS: {0}; is this kernel's AF_XDP older than that?")]
     Statistics(Errno),
 }

@@ -129,7 +129,7 @@ impl Socket {
     /// If another socket has just released the queue, this waits for it for at most 2 s.
     ///
     /// It needs CAP_NET_RAW to open the socket, CAP_IPC_LOCK (or a limit on locked memory of `chunks` × `chunk_size`)
-    /// to pin the memory, and Linux 5.9.
+    /// to pin the memory, and a kernel whose AF_XDP has the options set here.
     ///
     /// # Errors
     /// [`AfxdpError`], by the step that failed; no socket or memory remains.

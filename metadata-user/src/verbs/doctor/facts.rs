@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use metadata_base::port::PortName;
 use metadata_steer::Mode;
-use metadata_steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Search};
+use metadata_steer::probe::{AddressUse, Answer, Device, Failure, Feature, PinnedLink, Search};
 
 /// All facts about a node, collected for one configuration.
 #[derive(Clone, Debug)]
@@ -66,7 +66,9 @@ pub struct Kernel {
     /// The release that uname(2) returns, such as `6.1.0-13-amd64`.
     pub release: String,
     /// Whether the kernel has each feature. An error means that the test had no result.
-    pub features: Vec<(Feature, Result<bool, Failure>)>,
+    pub features: Vec<(Feature, Answer)>,
+    /// Names of functions that the eBPF programs call and the kernel lacks (bpf-helpers(7)).
+    pub missing_helpers: Result<Vec<&'static str>, Failure>,
     /// The result of the rehearsal, which runs the first steps of serving in a temporary network namespace.
     pub rehearsal: Result<(), Failure>,
     /// The content of `/sys/kernel/security/lockdown`, such as `[none] integrity confidentiality`. The kernel encloses

@@ -5,8 +5,8 @@ use futures_util::TryStreamExt as _;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
 use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
 
+use super::super::failure::Failure;
 use super::super::{SteerError, devstats};
-use super::Failure;
 use metadata_base::port::PortName;
 use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};

@@ -15,8 +15,8 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
+use super::super::failure::Failure;
 use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, pins};
-use super::Failure;
 use metadata_links::netlink;
 use metadata_links::netns;
 

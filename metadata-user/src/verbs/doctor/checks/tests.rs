@@ -71,6 +71,7 @@ fn healthy() -> Facts {
         kernel: Kernel {
             release: "6.8.0".into(),
             features: Feature::ALL.map(|feature| (feature, Ok(true))).into(),
+            missing_helpers: Ok(Vec::new()),
             rehearsal: Ok(()),
             lockdown: Some("[none] integrity confidentiality".into()),
             unprivileged_bpf: Some("2".into()),
@@ -184,20 +185,26 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
     use Status::{Fail, Warn};
     judge(&[
         (
-            "a kernel that is too old",
-            |f| f.kernel.release = "2.6.78".into(),
-            "kernel.version",
+            "no functions for ring buffers",
+            |f| f.kernel.missing_helpers = Ok(vec!["bpf_ringbuf_output", "bpf_ringbuf_submit"]),
+            "kernel.helpers",
             Fail,
-            &["2.6.78", "5.15", "Boot"],
+            &["bpf_ringbuf_output, bpf_ringbuf_submit", "does not start", "5.8"],
         ),
         (
-            "a kernel just below the minimum",
-            |f| f.kernel.release = "5.14.9".into(),
-            "kernel.version",
+            "no cookies of namespaces",
+            |f| set_feature(f, Feature::NetnsCookie, Ok(false)),
+            "kernel.netns_cookie",
             Fail,
-            &["too old"],
+            &["SO_NETNS_COOKIE", "does not start", "5.14"],
         ),
-        ("a release without a number", |f| f.kernel.release = "six".into(), "kernel.version", Warn, &["six"]),
+        (
+            "no reports on devices",
+            |f| set_feature(f, Feature::DeviceReports, Ok(false)),
+            "kernel.netdev",
+            Warn,
+            &["counts as served", "No action"],
+        ),
         ("no XDP", |f| set_feature(f, Feature::Xdp, Ok(false)), "kernel.xdp", Fail, &["CONFIG_NET"]),
         (
             "no devmap",
@@ -236,7 +243,13 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
             &["5.9"],
         ),
         ("no BTF", |f| set_feature(f, Feature::Btf, Ok(false)), "kernel.btf", Warn, &["DEBUG_INFO_BTF"]),
-        ("no tcx", |f| set_feature(f, Feature::Tcx, Ok(false)), "kernel.tcx", Warn, &["6.6", "bulk"]),
+        (
+            "no tcx",
+            |f| set_feature(f, Feature::Tcx, Ok(false)),
+            "kernel.tcx",
+            Warn,
+            &["NET_XGRESS", "bulk", "No action"],
+        ),
         (
             "no tcx, but `steer: tcx`",
             |f| {
@@ -270,6 +283,49 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
             &["cannot make it"],
         ),
     ]);
+}
+
+#[test]
+fn features_decide_and_the_version_of_the_kernel_does_not() {
+    for (release, tcx, status) in [
+        ("5.14.0-503.el9.x86_64", Ok(true), Status::Ok),
+        ("5.14.0-503.el9.x86_64", Ok(false), Status::Warn),
+        ("9.9.9-vendor", Ok(false), Status::Warn),
+        ("9.9.9-vendor", Err(Failure::new("it cannot be tested")), Status::Fail),
+        ("2.6.78", Ok(true), Status::Ok),
+        ("six", Ok(true), Status::Ok),
+    ] {
+        let mut facts = healthy();
+        facts.kernel.release = release.into();
+        set_feature(&mut facts, Feature::Tcx, tcx);
+        let checks = all(&facts);
+        let of = |name| checks.iter().find(|check| check.name == name).expect("a check");
+        assert_eq!((of("kernel.version").status, of("kernel.tcx").status), (Status::Ok, status), "{release}");
+        assert!(of("kernel.version").found.contains(release));
+    }
+}
+
+#[test]
+fn each_feature_is_listed_with_its_use_and_what_happens_without_it() {
+    const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/reference/limits.md"));
+    for feature in Feature::ALL {
+        let words = feature.words();
+        let found = |had| {
+            let mut facts = healthy();
+            set_feature(&mut facts, feature, Ok(had));
+            let check = all(&facts).into_iter().find(|check| check.name == words.check).expect("a check");
+            (check.status, format!("{} {}", check.found, check.remedy.unwrap_or_default()))
+        };
+        let (status, text) = found(true);
+        assert!(status == Status::Ok && text.contains(words.gives), "{text}");
+        let (status, text) = found(false);
+        let (expected, part) = match words.without {
+            Some(without) => (Status::Warn, without),
+            None => (Status::Fail, words.comes_with),
+        };
+        assert!(status == expected && text.contains(part), "{text}");
+        assert!(PAGE.contains(&format!("`{}`", words.check)), "the page of limits lacks {}", words.check);
+    }
 }
 
 #[test]

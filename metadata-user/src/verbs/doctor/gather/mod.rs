@@ -58,6 +58,7 @@ fn kernel(config: &Config) -> Kernel {
     Kernel {
         release: rustix::system::uname().release().to_string_lossy().into_owned(),
         features: probe::features(),
+        missing_helpers: probe::missing_helpers(),
         rehearsal: probe::rehearse(&SteerConfig {
             hub: config.hub.clone(),
             served: config.addresses.clone(),
