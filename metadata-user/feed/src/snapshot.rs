@@ -23,7 +23,7 @@ use crate::registry::RecordId;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 pub use metadata_state::form::Written;
-use metadata_state::form::{Form, FormError};
+use metadata_state::form::{Form, FormError, OtherVersion};
 use metadata_state::private_file;
 
 /// The file's name in the state directory.
@@ -32,7 +32,7 @@ pub const FILE: &str = "records.snapshot";
 /// Most octets of the file: 16,384 records of 16 KiB. Written in the order of ids, without those that do not fit.
 pub const MAX_OCTETS: usize = 256 << 20;
 
-const FORM: Form = Form { kind: "records", version: 1, octets: MAX_OCTETS };
+const FORM: Form = Form { kind: "records", version: 1, oldest: 1, octets: MAX_OCTETS };
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +59,14 @@ pub enum SnapshotError {
         /// The missing part.
         expected: &'static str,
     },
+    /// Another release wrote it, in a version that this one does not read.
+    #[error("{}: {source}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The versions.
+        source: OtherVersion,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -75,6 +83,7 @@ struct Line<'a> {
 /// # Errors
 /// The file cannot be written; the former one stays.
 pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Written> {
+    FORM.spare_other_version(path)?;
     private_file::replace_by(path, None, |file| FORM.write(lines(records), BufWriter::new(file)))
 }
 
@@ -86,6 +95,7 @@ pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, Sna
     let failed = |error| match error {
         FormError::Io(source) => SnapshotError::Io { path: path.into(), source },
         FormError::Damaged(expected) => SnapshotError::Damaged { path: path.into(), expected },
+        FormError::Version(source) => SnapshotError::Version { path: path.into(), source },
     };
     let file = private_file::open(path).map_err(FormError::Io).map_err(failed)?;
     let file = file.ok_or_else(|| SnapshotError::Absent { path: path.into() })?;
@@ -184,6 +194,43 @@ mod tests {
         let (mut expected, found) = (record("a"), &found[0].1);
         expected.credentials.iam.as_mut().expect("it has one").source = None;
         assert_eq!(*found, expected);
+    }
+
+    #[test]
+    fn formats_of_every_release_are_read() {
+        let all = [("a.yaml", Source::File), ("ns/vm", Source::Kubevirt)]
+            .map(|(key, source)| (RecordId::new(source, key), Arc::new(record("web-1"))));
+        let (octets, _) = encode(&all, usize::MAX);
+        golden::check(FILE, FORM.version, &octets);
+        for sample in golden::all(FILE) {
+            let found = decode(&sample.octets).unwrap_or_else(|error| panic!("{}: {error}", sample.release));
+            let mut expected = record("web-1");
+            expected.credentials.iam.as_mut().expect("it has one").source = None;
+            assert_eq!(
+                found,
+                all.each_ref().map(|(id, _)| (id.clone(), expected.clone())),
+                "{}",
+                sample.release
+            );
+        }
+    }
+
+    #[test]
+    fn a_snapshot_of_a_later_version_is_refused_and_kept_when_another_is_written() {
+        let room = tempfile::tempdir().expect("a directory");
+        let path = room.path().join(FILE);
+        let mut later = Vec::new();
+        Form { version: 2, ..FORM }.write(lines(&records(&["a"])), &mut later).expect("encoded");
+        std::fs::write(&path, &later).expect("a file");
+        let error = read(&path, &Limits::DEFAULT).expect_err("a refusal").to_string();
+        for part in
+            ["records.snapshot", "records of version 1, found version 2", "start a release that reads it"]
+        {
+            assert!(error.contains(part), "no `{part}` in: {error}");
+        }
+        write(&path, &records(&["b"])).expect("written");
+        assert_eq!(read(&path, &Limits::DEFAULT).expect("its own").len(), 1);
+        assert_eq!(std::fs::read(room.path().join("records.snapshot.v2")).expect("it is kept"), later);
     }
 
     #[test]

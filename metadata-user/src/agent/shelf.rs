@@ -25,7 +25,7 @@ pub(super) const DIRECTORY: &str = "instances";
 /// Limit on a file, in octets.
 pub(super) const MAX_OCTETS: usize = 16 << 20;
 
-const FORM: Form = Form { kind: "instance", version: 1, octets: MAX_OCTETS };
+const FORM: Form = Form { kind: "instance", version: 1, oldest: 1, octets: MAX_OCTETS };
 
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
@@ -60,7 +60,9 @@ impl Shelf {
             name: id.key.as_ref().into(),
             record: &RawValue::from_string(json)?,
         };
-        private_file::replace(&directory.join(file_of(id)), &serde_json::to_vec(&stored)?)
+        let path = directory.join(file_of(id));
+        FORM.spare_other_version(&path)?;
+        private_file::replace(&path, &serde_json::to_vec(&stored)?)
     }
 
     /// Removes a record, if it exists.
@@ -111,11 +113,11 @@ fn file_of(id: &RecordId) -> String {
 fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
     let octets = private_file::read(path, FORM.octets).map_err(|error| error.to_string())?;
     let octets = octets.ok_or("the file is gone")?;
-    let stored: Stored<'_> =
-        serde_json::from_slice(&octets).map_err(|_| "expected a file that the agent wrote".to_owned())?;
-    if stored.head != FORM.head() {
-        return Err(format!("expected an instance of version {}", FORM.version));
-    }
+    let unknown = |_| "expected a file that the agent wrote".to_owned();
+    // Another version may have other fields.
+    let head = serde_json::from_slice(&octets).map_err(unknown)?;
+    FORM.accept(&head).map_err(|error| error.to_string())?;
+    let stored: Stored<'_> = serde_json::from_slice(&octets).map_err(unknown)?;
     let within = Limits { record_octets: FORM.octets, ..limits.clone() };
     let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
         .map_err(|error| error.to_string())?;
@@ -124,7 +126,7 @@ fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DIRECTORY, Shelf};
+    use super::{DIRECTORY, FORM, Shelf, file_of, read};
     use metadata_content::record::{Limits, Record};
     use metadata_content::source::Source;
     use metadata_feed::registry::RecordId;
@@ -169,6 +171,37 @@ mod tests {
     }
 
     #[test]
+    fn formats_of_every_release_are_read() {
+        let room = tempfile::tempdir().expect("a directory");
+        let shelf = Shelf::below(Some(room.path()));
+        let id = RecordId::new(Source::Hook, "ns/web");
+        shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
+        let path = room.path().join(DIRECTORY).join(file_of(&id));
+        golden::check("instance", FORM.version, &fs::read(&path).expect("octets"));
+        for sample in golden::all("instance") {
+            fs::write(&path, &sample.octets).expect("written");
+            assert_eq!(shelf.read(&Limits::DEFAULT), [(id.clone(), record("web"))], "{}", sample.release);
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_later_version_is_named_and_kept_when_the_vm_is_registered_again() {
+        let room = tempfile::tempdir().expect("a directory");
+        let shelf = Shelf::below(Some(room.path()));
+        let id = RecordId::new(Source::Api, "web");
+        let path = room.path().join(DIRECTORY).join(file_of(&id));
+        let later = r#"{"xdp-imds":"instance","version":2,"records":["other fields"]}"#;
+        fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
+        fs::write(&path, later).expect("written");
+        assert!(shelf.read(&Limits::DEFAULT).is_empty());
+        let reason = read(&path, &Limits::DEFAULT).expect_err("a refusal");
+        assert!(reason.contains("instance of version 1, found version 2"), "{reason}");
+        shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
+        assert_eq!(shelf.read(&Limits::DEFAULT), [(id, record("web"))]);
+        assert_eq!(fs::read_to_string(path.with_extension("json.v2")).expect("it is kept"), later);
+    }
+
+    #[test]
     fn a_file_that_an_earlier_agent_wrote_is_read() {
         let room = tempfile::tempdir().expect("a directory");
         let json = record("web").to_json().expect("JSON");
@@ -181,7 +214,7 @@ mod tests {
         let id = RecordId::new(Source::Hook, "ns/web");
         assert_eq!(shelf.read(&Limits::DEFAULT), [(id.clone(), record("web"))]);
         shelf.put(&id, json).expect("written");
-        let written = fs::read_to_string(room.path().join(DIRECTORY).join(super::file_of(&id)));
+        let written = fs::read_to_string(room.path().join(DIRECTORY).join(file_of(&id)));
         assert_eq!(written.expect("read"), text, "an earlier agent could not read what this one writes");
     }
 

@@ -15,7 +15,7 @@ use crate::private_file;
 pub const FILE: &str = "dialects";
 
 /// About 100 octets per VM. VMs that do not fit are left out, in the order of their UUIDs.
-const FORM: Form = Form { kind: "dialects", version: 1, octets: 16 << 20 };
+const FORM: Form = Form { kind: "dialects", version: 1, oldest: 1, octets: 16 << 20 };
 
 /// Dialects by the UUID of the VM.
 pub type Asked = BTreeMap<String, Dialects>;
@@ -37,6 +37,7 @@ pub fn write(path: &Path, asked: &Asked) -> io::Result<()> {
     };
     let mut octets = Vec::new();
     FORM.write(asked.iter().map(line), &mut octets)?;
+    FORM.spare_other_version(path)?;
     private_file::replace(path, &octets)
 }
 
@@ -59,8 +60,35 @@ pub fn read(path: &Path) -> io::Result<Asked> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, Dialect, FILE, FORM, read, write};
+    use super::{Asked, Dialect, FILE, FORM, Form, read, write};
     use std::fs;
+
+    #[test]
+    fn formats_of_every_release_are_read() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(FILE);
+        write(&path, &asked()).expect("a file");
+        golden::check(FILE, FORM.version, &fs::read(&path).expect("octets"));
+        for sample in golden::all(FILE) {
+            fs::write(&path, &sample.octets).expect("a file");
+            assert_eq!(read(&path).expect("a table"), asked(), "{}", sample.release);
+        }
+    }
+
+    #[test]
+    fn a_table_of_a_later_version_is_refused_and_kept_when_another_is_written() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join(FILE);
+        let mut later = Vec::new();
+        let line = br#"{"vm":"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d","dialects":"all"}"#;
+        Form { version: 2, ..FORM }.write([Ok(line.to_vec())], &mut later).expect("octets");
+        fs::write(&path, &later).expect("a file");
+        let text = read(&path).expect_err("a refusal").to_string();
+        assert!(text.contains("dialects of version 1, found version 2"), "{text}");
+        write(&path, &asked()).expect("written");
+        assert_eq!(read(&path).expect("a table"), asked());
+        assert_eq!(fs::read(path.with_extension("v2")).expect("it is kept"), later);
+    }
 
     fn asked() -> Asked {
         [

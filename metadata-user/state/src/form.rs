@@ -12,24 +12,30 @@
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, BufRead, Read as _, Seek, Write};
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read as _, Seek, Write};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
 use metadata_base::hex::hex;
 
+use crate::private_file;
+
 /// Most octets of the last line.
 const TAIL: usize = 128;
 
 /// A kind of state file. The next release of the agent reads the files of this one, so a change of their content needs
-/// a new `version`.
+/// a new `version`, and `oldest` stays as long as older files can be read.
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// What the file holds.
     pub kind: &'static str,
-    /// The version of its fields.
+    /// The version of its fields, which this release writes.
     pub version: u32,
+    /// The oldest version that this release reads.
+    pub oldest: u32,
     /// Limit on the file, in octets.
     pub octets: usize,
 }
@@ -57,6 +63,45 @@ pub enum FormError {
     /// It differs from what was written. The message repeats nothing of its content.
     #[error("expected {0}")]
     Damaged(&'static str),
+    /// Another release wrote it, in a version that this one does not read.
+    #[error(transparent)]
+    Version(#[from] OtherVersion),
+}
+
+/// Another release of the agent wrote a file in a version that this one does not read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "expected {kind} of version {}, found version {found}, which another release wrote; start a release that reads it, \
+     or continue without (the file is not replaced, but renamed to end in `.v{found}` once this release writes its own)",
+    versions(*oldest, *newest)
+)]
+pub struct OtherVersion {
+    /// What the file holds.
+    pub kind: &'static str,
+    /// The version found.
+    pub found: u32,
+    /// The oldest version that this release reads.
+    pub oldest: u32,
+    /// The newest version that this release reads.
+    pub newest: u32,
+}
+
+/// Names a range of versions.
+fn versions(oldest: u32, newest: u32) -> String {
+    if oldest == newest { newest.to_string() } else { format!("{oldest} to {newest}") }
+}
+
+/// Renames the file at `path`, whose version another release reads, so that nothing replaces it.
+///
+/// # Errors
+/// The file cannot be renamed.
+pub(crate) fn set_aside(path: &Path, version: u32) -> io::Result<()> {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".v{version}"));
+    fs::rename(path, &aside)?;
+    let kept = Path::new(&aside).display();
+    tracing::warn!("{} is of version {version}, which another release reads: kept as {kept}", path.display());
+    Ok(())
 }
 
 /// What [`Form::write`] wrote.
@@ -73,6 +118,34 @@ impl Form {
     #[must_use]
     pub fn head(&self) -> Head {
         Head { kind: self.kind.to_owned(), version: self.version }
+    }
+
+    /// Checks the kind and version of a file.
+    ///
+    /// # Errors
+    /// [`FormError::Damaged`] for another kind, [`FormError::Version`] for a version that this release does not read.
+    pub fn accept(&self, head: &Head) -> Result<(), FormError> {
+        let Self { kind, version: newest, oldest, .. } = *self;
+        match head.version {
+            _ if head.kind != kind => Err(FormError::Damaged("its kind and version in the first line")),
+            found if (oldest..=newest).contains(&found) => Ok(()),
+            found => Err(OtherVersion { kind, found, oldest, newest }.into()),
+        }
+    }
+
+    /// Keeps a file of a version that this release does not read: renames it, so that a write does not replace it. Call
+    /// it before a write.
+    ///
+    /// # Errors
+    /// The file cannot be read or renamed.
+    pub fn spare_other_version(&self, path: &Path) -> io::Result<()> {
+        let Some(file) = private_file::open(path)? else { return Ok(()) };
+        let mut line = Vec::new();
+        self.next_line(&mut BufReader::new(file), &mut line)?;
+        match serde_json::from_slice(&line).map(|head| self.accept(&head)) {
+            Ok(Err(FormError::Version(OtherVersion { found, .. }))) => set_aside(path, found),
+            _ => Ok(()),
+        }
     }
 
     /// Writes entries, each one line of JSON without its end. Those beyond the limit are left out. The file is never in
@@ -136,8 +209,11 @@ impl Form {
                 return damaged("a smaller file");
             }
             if !last.is_empty() {
-                if lines == 0 && serde_json::from_slice::<Head>(&last).ok() != Some(self.head()) {
-                    return damaged("its kind and version in the first line");
+                if lines == 0 {
+                    let Ok(head) = serde_json::from_slice(&last) else {
+                        return damaged("its kind and version in the first line");
+                    };
+                    self.accept(&head)?;
                 }
                 hash.update(&last);
                 lines += usize::from(last != b"\n");

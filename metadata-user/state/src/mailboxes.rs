@@ -5,7 +5,7 @@ mod tests;
 
 use std::collections::HashMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +19,7 @@ use metadata_content::record::values::{Secret, Uuid, is_uuid};
 use metadata_content::sink::Outbox;
 
 use crate::asked::Asked;
+use crate::form::{OtherVersion, set_aside};
 use crate::private_file;
 
 /// How long to gather changes before a save. It limits how often a guest can cause a write.
@@ -221,6 +222,10 @@ impl Mailboxes {
         let path = disk.file(vm);
         let state = read(&path).unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
+            if let Unreadable::Version(error) = &error {
+                tracing::warn!(vm, %error, "the VM's mailbox starts empty");
+                return State::default();
+            }
             let kept = fs::rename(&path, bad(&path));
             tracing::warn!(vm, %error, aside = kept.is_ok(), "cannot read the VM's mailbox; it starts empty");
             State::default()
@@ -237,15 +242,31 @@ impl Disk {
     }
 }
 
+/// Why a state file cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum Unreadable {
+    /// It cannot be read, or is no mailbox.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// Another release wrote it, in a version that this one does not read. It stays where it is, because that release
+    /// may still run: this one may be about to take over from it.
+    #[error(transparent)]
+    Version(OtherVersion),
+}
+
 /// Reads a state file; a missing file is an empty state.
-fn read(path: &Path) -> io::Result<State> {
+fn read(path: &Path) -> Result<State, Unreadable> {
     let Some(text) = private_file::read(path, FILE_OCTETS)? else { return Ok(State::default()) };
+    if let Some(found) = State::version_of(&text).filter(|found| *found != State::VERSION) {
+        let (oldest, newest) = (State::VERSION, State::VERSION);
+        return Err(Unreadable::Version(OtherVersion { kind: "a mailbox", found, oldest, newest }));
+    }
     // The parser's message could repeat a password.
     let place = |error: serde_json::Error| {
         let place = format!("expected a mailbox, found something else at line {}", error.line());
         io::Error::new(io::ErrorKind::InvalidData, format!("{place}, column {}", error.column()))
     };
-    serde_json::from_slice(&text).map_err(place)
+    Ok(serde_json::from_slice(&text).map_err(place)?)
 }
 
 /// The path of an unreadable file after its rename.
@@ -255,7 +276,11 @@ fn bad(path: &Path) -> PathBuf {
 
 /// The VM of a state file; `None` for any other file in the directory.
 fn vm_of(name: &str) -> Option<&str> {
-    let vm = name.strip_suffix(".json").or_else(|| name.strip_suffix(".json.bad"))?;
+    let (vm, rest) = name.split_once(".json")?;
+    let is_version = |rest: &str| rest.strip_prefix(".v").is_some_and(|number| number.parse::<u32>().is_ok());
+    if !(matches!(rest, "" | ".bad") || is_version(rest)) {
+        return None;
+    }
     (is_uuid(vm) && !vm.bytes().any(|b| b.is_ascii_uppercase())).then_some(vm)
 }
 
@@ -265,7 +290,21 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn write(kept: &Kept) -> io::Result<()> {
-    kept.save(private_file::replace)
+    kept.save(|path, octets| {
+        spare_other_version(path)?;
+        private_file::replace(path, octets)
+    })
+}
+
+/// Keeps a file of another version, which a write would replace.
+fn spare_other_version(path: &Path) -> io::Result<()> {
+    let Some(file) = private_file::open(path)? else { return Ok(()) };
+    let mut octets = Vec::new();
+    file.take(State::PREFIX as u64).read_to_end(&mut octets)?;
+    match State::version_of(&octets) {
+        Some(found) if found != State::VERSION => set_aside(path, found),
+        _ => Ok(()),
+    }
 }
 
 /// The results of saves.

@@ -42,6 +42,18 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
+    /// Another release wrote the file, in a version that this one does not read.
+    #[error(
+        "expected token keys of version {} at {path}, found version {found}, which another release wrote; start a \
+         release that reads it, name another file, or remove it to have a new key made (guests then fetch new tokens)",
+        Keys::VERSION
+    )]
+    Version {
+        /// The key file, which stays as it is.
+        path: PathBuf,
+        /// The version found.
+        found: u32,
+    },
     /// The file is not a key file.
     #[error(
         "expected a file of xdp-imds token keys at {path}, found something else; name another file, or remove \
@@ -154,6 +166,9 @@ fn read(path: &Path) -> Result<Option<Keys>, KeyError> {
         io::ErrorKind::FileTooLarge => malformed(),
         _ => io_error("read", path)(error),
     })?;
+    if let Some(found) = Keys::version_of(&text).filter(|found| *found != Keys::VERSION) {
+        return Err(KeyError::Version { path: path.to_owned(), found });
+    }
     // The parser's message could repeat a key.
     Keys::parse(&text).map(Some).ok_or_else(malformed)
 }

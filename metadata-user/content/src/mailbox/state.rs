@@ -40,21 +40,37 @@ pub struct State {
     pub(super) documents: BTreeMap<Document, Octets>,
 }
 
-/// Version of the file format: 1.
+impl State {
+    /// The version of the file format.
+    pub const VERSION: u32 = 1;
+
+    /// The version of a file that begins with these octets, [`State::PREFIX`] at most; `None` if they are not a mailbox's.
+    #[must_use]
+    pub fn version_of(octets: &[u8]) -> Option<u32> {
+        let digits = octets.strip_prefix(br#"{"version":"#)?;
+        let end = digits.iter().position(|octet| !octet.is_ascii_digit())?;
+        std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
+    }
+
+    /// Octets from which [`State::version_of`] reads the version.
+    pub const PREFIX: usize = 32;
+}
+
+/// Version of the file format, [`State::VERSION`].
 #[derive(Clone, Default)]
 pub(super) struct Version;
 
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u8(1)
+        serializer.serialize_u32(State::VERSION)
     }
 }
 
 impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        match u8::deserialize(deserializer)? {
-            1 => Ok(Self),
-            _ => Err(de::Error::custom("expected version 1")),
+        match u32::deserialize(deserializer)? {
+            State::VERSION => Ok(Self),
+            _ => Err(de::Error::custom("expected another version")),
         }
     }
 }

@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{KEY_OCTETS, Key, Keys};
 
-const FORM: &str = "xdp-imds token keys 1";
+/// What precedes the version in the field `form`.
+const FORM: &str = "xdp-imds token keys ";
 
 /// Content of the file. It has no `Debug`, because the keys are secret.
 #[derive(Serialize, Deserialize)]
@@ -19,10 +20,26 @@ struct Text {
 }
 
 impl Keys {
+    /// The version of the file format.
+    pub const VERSION: u32 = 1;
+
+    /// The version of a key file; `None` if the text is not a key file.
+    #[must_use]
+    pub fn version_of(text: &[u8]) -> Option<u32> {
+        #[derive(Deserialize)]
+        struct Head<'a> {
+            form: &'a str,
+        }
+        serde_json::from_slice::<Head<'_>>(text).ok()?.form.strip_prefix(FORM)?.parse().ok()
+    }
+
     /// Parses the text of a key file; `None` if it is malformed.
     #[must_use]
     pub fn parse(text: &[u8]) -> Option<Self> {
-        let text: Text = serde_json::from_slice(text).ok().filter(|text: &Text| text.form == FORM)?;
+        if Self::version_of(text)? != Self::VERSION {
+            return None;
+        }
+        let text: Text = serde_json::from_slice(text).ok()?;
         let previous = match &text.previous {
             Some(previous) => Some(key(previous)?),
             None => None,
@@ -34,7 +51,7 @@ impl Keys {
     #[must_use]
     pub fn text(&self) -> String {
         let text = Text {
-            form: FORM.to_owned(),
+            form: format!("{FORM}{}", Self::VERSION),
             since_unix: self.since_unix,
             current: STANDARD.encode(self.current.octets),
             previous: self.previous.as_ref().map(|key| STANDARD.encode(key.octets)),

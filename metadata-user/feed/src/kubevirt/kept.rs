@@ -14,7 +14,7 @@ use metadata_state::private_file;
 pub const FILE: &str = "kubevirt.vmis";
 
 /// The encoder writes in the order of keys, and omits the VMIs that do not fit.
-const FORM: Form = Form { kind: "vmis", version: 1, octets: 64 << 20 };
+const FORM: Form = Form { kind: "vmis", version: 1, oldest: 1, octets: 64 << 20 };
 
 /// First line of the files that earlier agents wrote: VMIs follow, one per line, without a digest.
 const FORMER_HEAD: &[u8] = b"{\"xdp-imds-vmis\":1}\n";
@@ -32,6 +32,7 @@ fn encode_as<'a>(form: Form, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<
 
 /// Replaces the file.
 pub(super) fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
+    FORM.spare_other_version(path)?;
     private_file::replace(path, octets)
 }
 
@@ -66,6 +67,31 @@ mod tests {
         let mut second = first.clone();
         second.metadata.name = "web-2".into();
         vec![first, second]
+    }
+
+    #[test]
+    fn formats_of_every_release_are_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(FILE);
+        golden::check(FILE, FORM.version, &encode(vmis().iter()).expect("JSON"));
+        for sample in golden::all(FILE) {
+            std::fs::write(&path, &sample.octets).expect("a file");
+            assert_eq!(read(&path).expect("a list"), vmis(), "{}", sample.release);
+        }
+    }
+
+    #[test]
+    fn a_file_of_a_later_version_is_refused_and_kept_when_another_is_written() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join(FILE);
+        let mut later = Vec::new();
+        Form { version: 2, ..FORM }.write([Ok(b"{}".to_vec())], &mut later).expect("octets");
+        std::fs::write(&path, &later).expect("a file");
+        let text = read(&path).expect_err("a refusal").to_string();
+        assert!(text.contains("vmis of version 1, found version 2"), "{text}");
+        write(&path, &encode(vmis().iter()).expect("JSON")).expect("a file");
+        assert_eq!(read(&path).expect("a list"), vmis());
+        assert_eq!(std::fs::read(dir.path().join("kubevirt.vmis.v2")).expect("it is kept"), later);
     }
 
     #[test]

@@ -2,7 +2,7 @@ use std::io::Cursor;
 
 use super::{Form, FormError, Head, Written};
 
-const FORM: Form = Form { kind: "numbers", version: 3, octets: 1 << 10 };
+const FORM: Form = Form { kind: "numbers", version: 3, oldest: 2, octets: 1 << 10 };
 
 fn encode(form: Form, entries: usize) -> (Vec<u8>, Written) {
     let mut octets = Vec::new();
@@ -40,12 +40,44 @@ fn entries_beyond_the_limit_are_left_out_and_counted() {
 }
 
 #[test]
-fn a_file_of_another_kind_version_or_size_is_damaged() {
+fn a_file_of_another_kind_or_size_is_damaged() {
     let (octets, _) = encode(FORM, 4);
     let smaller = Form { octets: octets.len() - 1, ..FORM };
-    for other in [Form { kind: "letters", ..FORM }, Form { version: 4, ..FORM }, smaller] {
+    for other in [Form { kind: "letters", ..FORM }, smaller] {
         let error = decode(other, &octets).expect_err("another form");
         assert!(matches!(error, FormError::Damaged(_)), "{other:?}: {error}");
+    }
+}
+
+#[test]
+fn versions_within_the_range_are_read_and_the_error_for_others_names_both_and_the_remedy() {
+    for (written, is_read) in [(1, false), (2, true), (3, true), (4, false)] {
+        let (octets, _) = encode(Form { version: written, ..FORM }, 2);
+        match decode(FORM, &octets) {
+            Ok(lines) => assert!(is_read && lines.len() == 2, "{written}"),
+            Err(FormError::Version(error)) => {
+                let (found, text) = (format!("found version {written}"), error.to_string());
+                let parts = ["numbers of version 2 to 3", &found, "start a release that reads it"];
+                assert!(!is_read && parts.iter().all(|part| text.contains(part)), "{text}");
+            }
+            Err(error) => panic!("{written}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn a_write_spares_a_file_of_another_version_only() {
+    let room = tempfile::tempdir().expect("a directory");
+    let path = room.path().join("numbers");
+    FORM.spare_other_version(&path).expect("there is no file");
+    for (version, kept) in [(2, None), (3, None), (4, Some("numbers.v4")), (1, Some("numbers.v1"))] {
+        let (octets, _) = encode(Form { version, ..FORM }, 2);
+        std::fs::write(&path, &octets).expect("a file");
+        FORM.spare_other_version(&path).expect("no error");
+        assert_eq!(path.exists(), kept.is_none(), "{version}");
+        if let Some(kept) = kept {
+            assert_eq!(std::fs::read(room.path().join(kept)).expect("it is kept"), octets);
+        }
     }
 }
 

@@ -49,6 +49,48 @@ fn assert_empty(mailbox: &Mailbox) {
 }
 
 #[test]
+fn formats_of_every_release_are_read() {
+    let room = tempfile::tempdir().expect("a directory");
+    let file = room.path().join(format!("{UUID}.json"));
+    let (mailboxes, _saves) = open(room.path());
+    fill(&mailboxes.get(&uuid()));
+    mailboxes.save_all();
+    golden::check("mailbox", State::VERSION, &fs::read(&file).expect("octets"));
+    for sample in golden::all("mailbox") {
+        fs::write(&file, &sample.octets).expect("written");
+        assert_filled(&found_after_restart(room.path()));
+    }
+}
+
+#[test]
+fn a_file_of_a_later_version_stays_until_the_vm_writes_and_is_then_kept_beside() {
+    let room = tempfile::tempdir().expect("a directory");
+    let file = room.path().join(format!("{UUID}.json"));
+    for later in [r#"{"version":2}"#, r#"{"version":7,"taken_password":["other fields"]}"#] {
+        fs::write(&file, later).expect("written");
+        let (mailboxes, _saves) = open(room.path());
+        let mailbox = mailboxes.get(&uuid());
+        assert_empty(&mailbox);
+        mailboxes.save_all();
+        mailboxes.reload();
+        assert_eq!(mailboxes.counts().loads_failed, 2, "at the load, and when it is read again");
+        // An agent that wrote it may still run, so the file is where it was.
+        assert_eq!(fs::read_to_string(&file).expect("it is there"), later);
+        fill(&mailbox);
+        mailboxes.save_all();
+        assert_filled(&found_after_restart(room.path()));
+        let kept =
+            file.with_extension(format!("json.v{}", State::version_of(later.as_bytes()).expect("a version")));
+        assert_eq!(fs::read_to_string(&kept).expect("it is kept"), later);
+    }
+    fs::write(&file, r#"{"version":2}"#).expect("written");
+    let text = read(&file).map(drop).expect_err("a refusal").to_string();
+    for part in ["a mailbox of version 1, found version 2", "start a release that reads it", "`.v2`"] {
+        assert!(text.contains(part), "no `{part}` in: {text}");
+    }
+}
+
+#[test]
 fn a_file_that_an_earlier_agent_wrote_is_read() {
     let room = tempfile::tempdir().expect("a directory");
     let text = r#"{"version":1,"taken_password":"AAEC","posted_password":"cG9zdGVk","attributes":{"ns":{"key":"AP8="}},"documents":{"app_custom_status":"e30="}}"#;
@@ -159,25 +201,28 @@ fn a_forgotten_vm_leaves_no_file_though_a_slot_still_writes() {
 fn only_files_of_ended_vms_are_removed() {
     let room = tempfile::tempdir().expect("a directory");
     let name = |n: u32, end: &str| format!("7c0f1a52-3b5e-4d1a-9d2c-{n:012x}{end}");
-    for file in [&name(1, ".json"), &name(2, ".json"), &name(3, ".json.bad"), &name(4, ".txt"), "notes.json"]
+    let others = [name(4, ".txt"), name(4, ".json.vx"), name(5, ".json.v2")];
+    for file in [&name(1, ".json"), &name(2, ".json"), &name(3, ".json.bad"), "notes.json"]
+        .into_iter()
+        .chain(others.iter().map(String::as_str))
     {
         fs::write(room.path().join(file), "{}").expect("written");
     }
     let (mailboxes, _saves) = open(room.path());
-    assert_eq!(mailboxes.sweep(|vm| vm == name(1, "")).expect("swept"), 2);
+    assert_eq!(mailboxes.sweep(|vm| vm == name(1, "")).expect("swept"), 3);
     let mut left: Vec<_> = fs::read_dir(room.path())
         .expect("listed")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
         .collect();
     left.sort();
-    assert_eq!(left, [name(1, ".json"), name(4, ".txt"), "notes.json".to_owned()]);
+    assert_eq!(left, [name(1, ".json"), name(4, ".json.vx"), name(4, ".txt"), "notes.json".to_owned()]);
 }
 
 #[test]
 fn an_unreadable_file_is_set_aside_and_the_vm_starts_empty() {
     for (case, text) in [
         ("no JSON", "posted".to_owned()),
-        ("another version", r#"{"version":2}"#.to_owned()),
+        ("no version", r#"{"attributes":{}}"#.to_owned()),
         ("too large", " ".repeat((4 << 20) + 1)),
     ] {
         let room = tempfile::tempdir().expect("a directory");

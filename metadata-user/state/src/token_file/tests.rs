@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metadata_content::token::{Keyring, Kind, SHORTEST_ROTATION};
 
-use super::{KeyError, follow, generate, given, rotate_if_older};
+use super::{KeyError, Keys, follow, generate, given, private_file, rotate_if_older};
 
 const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
@@ -28,6 +28,38 @@ fn tokens_survive_a_restart() {
     let token = open(&path).mint(Kind::Aws, VM, 60, NOW);
     assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW));
     assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o7777, 0o600);
+}
+
+#[test]
+fn formats_of_every_release_are_read() {
+    let (_room, path) = room();
+    let text = r#"{"form":"xdp-imds token keys 1","since_unix":1789999000,"current":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=","previous":"ICECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}"#;
+    let keys = Keys::parse(text.as_bytes()).expect("keys");
+    golden::check("token.key", Keys::VERSION, keys.text().as_bytes());
+    let token = Keyring::with(keys).mint(Kind::Aws, VM, 60, NOW);
+    for sample in golden::all("token.key") {
+        private_file::replace(&path, &sample.octets).expect("written");
+        assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW), "{}", sample.release);
+    }
+}
+
+#[test]
+fn keys_of_a_later_version_are_refused_with_a_remedy_and_stay() {
+    let (_room, path) = room();
+    let text = br#"{"form":"xdp-imds token keys 2","keys":[{"octets":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}]}"#;
+    private_file::replace(&path, text).expect("written");
+    let errors = [
+        super::open(&path, NOW).err(),
+        given(&path).err(),
+        rotate_if_older(&Keyring::ephemeral(), &path, MONTH, NOW).err(),
+    ];
+    for error in errors {
+        let error = error.expect("a refusal").to_string();
+        for part in ["version 1 at", "found version 2", "start a release that reads it", "remove it"] {
+            assert!(error.contains(part) && !error.contains("AAEC"), "no `{part}` in: {error}");
+        }
+    }
+    assert_eq!(fs::read(&path).expect("it is there"), text);
 }
 
 #[test]
@@ -125,7 +157,8 @@ fn a_malformed_key_file_is_refused_and_left_alone() {
     let cases = [
         ("empty", String::new()),
         ("cut", good[..good.len() - 2].to_owned()),
-        ("another form", good.replace("keys 1", "keys 2")),
+        ("another form", good.replace("token keys 1", "session keys 1")),
+        ("no version", good.replace("token keys 1", "token keys one")),
         ("a short key", good.replacen("\"current\":\"", "\"current\":\"AAAA", 1)),
         ("an unknown field", good.replacen('{', "{\"more\":1,", 1)),
         ("endless", " ".repeat(10_000) + &good),
