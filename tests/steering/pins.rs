@@ -1,7 +1,7 @@
 //! The directory of pins: its permissions, damage to it, and its release.
 
 use crate::node::{ALICE, Bridged, pinned, port, start_in, steered};
-use metadata_steer::{PinsError, Released, SteerError, release};
+use metadata_steer::{Adopt, PinsError, Released, SteerConfig, SteerError, release};
 use std::os::unix::fs::PermissionsExt;
 use support::bpffs::Bpffs;
 use support::netns::Namespace;
@@ -123,6 +123,30 @@ fn ports_pinned_by_another_version_are_moved_to_this_version() {
     let theirs: Vec<_> = theirs.map(|entry| entry.file_name()).collect();
     assert!(!theirs.iter().any(|name| name.to_string_lossy().starts_with("port")), "{theirs:?}");
     assert_eq!(node.bpffs.port_links().len(), 1);
+}
+
+#[test]
+fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Bridged::start();
+    let pins = node.bpffs.pins();
+    std::fs::rename(pins.join("v1"), pins.join("v2")).expect("the running agent counts as a newer one");
+    let error = start_in(&node.ns, &pinned(&node.bpffs)).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Pins(PinsError::InUse { .. })), "{error}");
+    let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
+    let error = start_in(&node.ns, &takeover).err().expect("a refusal");
+    assert!(matches!(error, SteerError::Pins(PinsError::NothingToTakeOver { .. })), "{error}");
+    for part in ["expected pins of version v1, found v2", "stop it and start this one without --takeover"] {
+        assert!(error.to_string().contains(part), "no `{part}` in: {error}");
+    }
+    assert!(!pins.join("v1").exists(), "a refused agent leaves nothing");
+    let running = node.steering.as_ref().expect("it runs");
+    let before = steered(running);
+    node.assert_closed();
+    assert_eq!(steered(running), before + 1);
+    assert_eq!(running.bound_on(&node.name), [(ALICE, 7)]);
 }
 
 #[test]

@@ -109,6 +109,35 @@ fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
 }
 
 #[test]
+fn the_next_agent_of_each_release_is_handed_the_ports() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, guest) = one_guest(|_| {});
+    let guests = [guest.identity().clone()];
+    for sample in golden::all("handover") {
+        let agent = node.agent(&guests, &[]);
+        assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
+        let before = node.identities();
+        let text = String::from_utf8(sample.octets).expect("text");
+        let said = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["say"].clone();
+        let mut taker = node.taker();
+        // The messages after these belong to connections that the previous agent still serves; here it has none.
+        for line in text.lines().take_while(|line| !line.contains(r#""say":"ask""#)) {
+            match line.split_once(' ').expect("an agent and its message") {
+                ("next", message) => taker.transmit(&serde_json::from_str(message).expect("JSON")),
+                (_, message) => assert_eq!(taker.receive()["say"], said(message), "{}", sample.release),
+            }
+        }
+        assert_eq!(taker.receive()["say"], "done", "{}", sample.release);
+        assert!(agent.ended(LEAVES_WITHIN).expect("it exits").0.success());
+        assert_eq!(node.identities(), before, "{}", sample.release);
+    }
+    let _next = node.agent(&guests, &[]);
+    assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
+}
+
+#[test]
 fn a_takeover_without_a_running_agent_is_a_plain_start() {
     if !privileged::or_skip() {
         return;

@@ -74,6 +74,8 @@ mod devstats;
 mod error;
 mod failure;
 mod features;
+#[cfg(test)]
+mod formats;
 mod guard;
 mod handing;
 mod held;

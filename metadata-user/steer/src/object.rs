@@ -24,7 +24,8 @@ use metadata_links::error::LinkError;
 use metadata_links::netns::Cookie;
 
 /// Built from `metadata-ebpf` by `cargo xtask build-ebpf`.
-pub(super) static OBJECT: &[u8] = aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
+pub(super) static OBJECT: &[u8] =
+    aya::include_bytes_aligned!("../../../metadata-ebpf/prebuilt/xdp-imds.bpf.o");
 
 /// Maps that all instances share: every map of the objects except their constants and the ring that each hub owns.
 const SHARED: [&str; 22] = [
@@ -287,14 +288,22 @@ impl Object {
     }
 }
 
-/// Compares the pinned maps with the object's; the error describes the first difference.
-pub(super) fn compare(pins: &Pins) -> Result<(), String> {
+/// The maps that outlive the agent: name, and kind, key octets, value octets and entries. The error is a fault of the
+/// embedded objects.
+pub(super) fn layouts() -> Result<Vec<(&'static str, [u32; 4])>, String> {
     let parse = |object| aya_obj::Object::parse(object).map_err(|error| error.to_string());
     let (object, stub) = (parse(OBJECT)?, parse(stubs::OBJECT)?);
-    for name in lasting() {
+    let layout = |name| {
         let map = object.maps.get(name).or_else(|| stub.maps.get(name));
         let map = map.ok_or_else(|| format!("no object has a map {name}"))?;
-        let expected = [map.map_type(), map.key_size(), map.value_size(), map.max_entries()];
+        Ok((name, [map.map_type(), map.key_size(), map.value_size(), map.max_entries()]))
+    };
+    lasting().map(layout).collect()
+}
+
+/// Compares the pinned maps with the object's; the error describes the first difference.
+pub(super) fn compare(pins: &Pins) -> Result<(), String> {
+    for (name, expected) in layouts()? {
         let found = layout_of(&pins.map(name)).map_err(|error| error.to_string())?;
         if found != expected {
             return Err(format!(

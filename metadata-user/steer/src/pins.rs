@@ -9,7 +9,8 @@
 //! A pinned link keeps its program on the device whichever process dies. The next agent opens the link and replaces
 //! the program in place (`BPF_LINK_UPDATE`), so a port is never open in between. Files have mode 0600, directories
 //! 0700. `v1` is the layout version: an agent of another layout uses a directory of its own and leaves this one
-//! alone, except for links on a port that it attaches.
+//! alone, except for links on a port that it attaches. It neither starts beside an agent of another layout nor takes
+//! over from one.
 //!
 //! The directory `v1` is locked (flock(2)): shared by every agent that runs with it (two during a takeover), and
 //! exclusively by an agent that starts alone or by a release.
@@ -76,7 +77,10 @@ pub enum PinsError {
         path: PathBuf,
     },
     /// There is nothing to take over.
-    #[error("cannot take over the pins in {}: {reason}; start without --takeover", path.display())]
+    #[error(
+        "cannot take over the pins in {}: {reason}; the running agent goes on: to replace it, stop it and start this \
+         one without --takeover (ports stay closed in between)", path.display()
+    )]
     NothingToTakeOver {
         /// The configured directory.
         path: PathBuf,
@@ -172,11 +176,24 @@ impl Pins {
     /// Opens the directory for a starting agent and makes it if needed. With `alone`, any other lock is an error.
     pub(super) fn open(pins: &Path, alone: bool) -> Result<Self, PinsError> {
         check_bpffs(pins)?;
+        let others = other_versions(pins);
+        if !alone && !pins.join(PINS_VERSION).exists() {
+            let found = if others.is_empty() { "none".into() } else { others.join(", ") };
+            let reason = format!("expected pins of version {PINS_VERSION}, found {found}");
+            return Err(PinsError::NothingToTakeOver { path: pins.into(), reason });
+        }
+        // A running agent of another version has the lock of its own directory.
+        for version in others.iter().filter(|_| alone) {
+            if lock(pins, version, FlockOperation::NonBlockingLockExclusive)?.is_none() {
+                return Err(PinsError::InUse { path: pins.into() });
+            }
+        }
         for directory in [pins.into(), pins.join(PINS_VERSION), links_of(pins), maps_of(pins)] {
             make(&directory)?;
         }
         check_private(pins)?;
-        let lock = lock(pins, if alone { FlockOperation::NonBlockingLockExclusive } else { SHARED })?;
+        let lock =
+            lock(pins, PINS_VERSION, if alone { FlockOperation::NonBlockingLockExclusive } else { SHARED })?;
         let in_use = |pins: &Path| match alone {
             true => PinsError::InUse { path: pins.into() },
             false => PinsError::Busy { path: pins.into() },
@@ -222,7 +239,7 @@ impl Pins {
     /// Links that other versions of the agent pinned on a device: version, program and path of each.
     pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, On, PathBuf)> {
         let mut found = Vec::new();
-        for version in self.other_versions() {
+        for version in other_versions(&self.pins) {
             let links = self.pins.join(&version).join("links");
             for file in list(&links).unwrap_or_default().into_iter().take(MAX_LINKS) {
                 if let Some(name) = file.to_str().and_then(LinkName::parse)
@@ -237,8 +254,7 @@ impl Pins {
 
     /// The directory names of other versions.
     pub(super) fn other_versions(&self) -> Vec<String> {
-        let names = list(&self.pins).unwrap_or_default().into_iter();
-        names.filter_map(|name| name.into_string().ok()).filter(|name| name != PINS_VERSION).collect()
+        other_versions(&self.pins)
     }
 
     /// The error of an impossible takeover.
@@ -280,7 +296,7 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
         return Ok(released);
     }
     check_bpffs(pins)?;
-    let held = lock(pins, FlockOperation::NonBlockingLockExclusive)?;
+    let held = lock(pins, PINS_VERSION, FlockOperation::NonBlockingLockExclusive)?;
     if held.is_none() && !force {
         return Err(PinsError::InUse { path: pins.into() });
     }
@@ -297,6 +313,17 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     // The directory may hold other versions or be the mount point, so a failure is expected.
     let _ = std::fs::remove_dir(pins);
     Ok(released)
+}
+
+/// The sorted names of directories of other versions: `v` and a number.
+fn other_versions(pins: &Path) -> Vec<String> {
+    let is_version = |name: &String| {
+        name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok()) && name != PINS_VERSION
+    };
+    let names = list(pins).unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
+    let mut versions: Vec<_> = names.filter(is_version).collect();
+    versions.sort();
+    versions
 }
 
 /// The path of a map's pin in a configured directory.
@@ -319,9 +346,9 @@ const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
 const LOCK_ATTEMPTS: u32 = 50;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Locks the directory of this version; `None` if another process holds the lock.
-fn lock(pins: &Path, how: FlockOperation) -> Result<Option<File>, PinsError> {
-    let directory = pins.join(PINS_VERSION);
+/// Locks the directory of a version; `None` if another process holds the lock.
+fn lock(pins: &Path, version: &str, how: FlockOperation) -> Result<Option<File>, PinsError> {
+    let directory = pins.join(version);
     let file = File::open(&directory).map_err(|source| PinsError::io("open", &directory, source))?;
     for attempt in 0..LOCK_ATTEMPTS {
         if attempt > 0 {

@@ -11,15 +11,12 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::wire::{FromNext, FromPrevious, VERSION, Wire, WireError};
+use super::wire::{FromNext, FromPrevious, OLDEST, REMEDY, VERSION, Wire, WireError};
 use super::{HELLO_WITHIN, READY_WITHIN, SOCKET};
 use crate::agent::endpoint::{ControlSocket, SocketError};
 
 /// Limit on connections; further ones are closed. Only one may take over; the others get a refusal with the reason.
 const CALLERS: usize = 4;
-
-/// The oldest version of the protocol that this agent supports.
-const OLDEST: u32 = VERSION;
 
 /// A connection of an agent that is ready to take over.
 pub(in crate::agent) struct Call {
@@ -138,8 +135,7 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
     let Some(version) = common_version(oldest, newest) else {
         return Ok(Err(format!(
             "the running agent supports versions {OLDEST} to {VERSION} of the takeover protocol, the new one {oldest} \
-             to {newest}: stop the running agent and start the new one; with pins, ports stay closed in between and \
-             guests retry"
+             to {newest}: {REMEDY}"
         )));
     };
     let Some(turn) = Turn::take(&shared.busy) else {
@@ -182,7 +178,7 @@ pub(super) async fn connect(run: &Path) -> io::Result<Option<UnixStream>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALLERS, TakeoverListener, VERSION, Wire, common_version, connect};
+    use super::{CALLERS, OLDEST, TakeoverListener, VERSION, Wire, common_version, connect};
     use crate::agent::handover::wire::{FromNext, FromPrevious, WireError};
     use std::os::unix::fs::PermissionsExt as _;
     use tokio::task::JoinSet;
@@ -254,7 +250,13 @@ mod tests {
         bench.listener.allow();
         for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
             let (_, answer) = bench.hello(oldest, newest).await;
-            assert!(is_no(&answer, "stop the running agent and start the new one"), "{answer:?}");
+            for part in [
+                format!("versions {OLDEST} to {VERSION} of the takeover protocol"),
+                format!("the new one {oldest} to {newest}"),
+                "stop the running agent and start the new one".to_owned(),
+            ] {
+                assert!(is_no(&answer, &part), "{answer:?}");
+            }
         }
         assert_eq!(common_version(1, VERSION + 5), Some(VERSION), "a newer one that speaks ours too");
         let mut wire = bench.connect().await;

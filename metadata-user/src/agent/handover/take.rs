@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::listener::connect;
-use super::wire::{FromNext, FromPrevious, PassedAnswer, VERSION, Wire, WireError};
+use super::wire::{FromNext, FromPrevious, OLDEST, PassedAnswer, REMEDY, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use metadata_datapath::stack::DRAIN_LIMIT;
@@ -52,22 +52,26 @@ impl Takeover {
         let Some(stream) = connect(run).await.with_context(asking)? else { return Ok(None) };
         let mut wire = Wire::new(stream);
         let release = env!("CARGO_PKG_VERSION").to_owned();
-        wire.send(&FromNext::Hello { oldest: VERSION, newest: VERSION, release })
+        wire.send(&FromNext::Hello { oldest: OLDEST, newest: VERSION, release })
             .await
             .with_context(asking)?;
         loop {
             match wire.recv_within(HELLO_WITHIN).await.with_context(asking)? {
-                FromPrevious::Welcome { version: VERSION, side: side @ 0..=1, release } => {
+                FromPrevious::Welcome { version: OLDEST..=VERSION, side: side @ 0..=1, release } => {
                     info!(release, "taking over from the agent that runs");
                     return Ok(Some(Self { wire, side, gone_by: None }));
                 }
+                FromPrevious::Welcome { version, side, .. } => anyhow::bail!(
+                    "expected version {OLDEST} to {VERSION} of the takeover protocol and side 0 or 1, found version \
+                     {version} and side {side}: {REMEDY}"
+                ),
                 FromPrevious::No { reason } => {
                     anyhow::bail!("the agent that runs does not hand over: {reason}")
                 }
                 FromPrevious::Unknown => {}
                 message => {
                     anyhow::bail!(
-                        "expected a welcome from the agent that runs, received {message:?}: stop it first"
+                        "expected a welcome from the agent that runs, received {message:?}: {REMEDY}"
                     )
                 }
             }
@@ -196,3 +200,6 @@ impl From<WireError> for Refused {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

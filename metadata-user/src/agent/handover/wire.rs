@@ -1,7 +1,7 @@
 //! The takeover protocol: one JSON object per line, over a Unix socket.
 //!
-//! Unknown fields and messages are ignored, so either agent may be the newer one. A change of meaning needs a new
-//! [`VERSION`].
+//! Unknown fields and messages are ignored, so either agent may be the newer one. Each change of what is sent needs a
+//! new [`VERSION`]; [`OLDEST`] stays as long as the messages of an older agent suffice.
 
 use std::io;
 use std::time::Duration;
@@ -19,6 +19,13 @@ use metadata_serve::{Answer, Question};
 
 /// The version of the protocol.
 pub(in crate::agent) const VERSION: u32 = 1;
+
+/// The oldest version of the protocol that this agent supports.
+pub(in crate::agent) const OLDEST: u32 = 1;
+
+/// The remedy if two agents have no version in common.
+pub(in crate::agent) const REMEDY: &str =
+    "stop the running agent and start the new one; with pins, ports stay closed in between and guests retry";
 
 /// Limit on a line, in octets: the longest answer in base64 and the JSON around it.
 pub(in crate::agent) const LINE_MAX: usize = 4 << 20;
