@@ -31,7 +31,8 @@ pub fn create(name: &str, preamble: Preamble) -> Result<OwnedFd, LinkError> {
         .map_err(|source| LinkError::device("open /dev/net/tun (`modprobe tun` may help)", source))?;
     // SAFETY: ifreq is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last octet stays 0 whatever the length: the kernel reads a terminated string.
+    // The last octet stays 0 whatever the length: the kernel reads a terminated string. A C character is signed on
+    // x86_64 and unsigned on aarch64.
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }

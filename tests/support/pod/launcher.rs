@@ -117,7 +117,7 @@ fn listen() -> io::Result<()> {
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     for (to, from) in address.sun_path.iter_mut().zip(SOCKET) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     // SAFETY: the address is of the length stated and outlives the call.

@@ -115,7 +115,7 @@ impl Tap {
         let mut address: libc::sockaddr = unsafe { std::mem::zeroed() };
         address.sa_family = libc::ARPHRD_ETHER;
         for (to, from) in address.sa_data.iter_mut().zip(mac.0) {
-            *to = from.cast_signed();
+            *to = libc::c_char::from_ne_bytes([from]);
         }
         request.ifr_ifru.ifru_hwaddr = address;
         // SAFETY: the descriptor is open and the request outlives the call, which reads one ifreq.
@@ -224,7 +224,7 @@ fn request(name: &str) -> libc::ifreq {
     // SAFETY: ifreq is plain data, and all zeros are a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().take(NAME_MAX).zip(name.bytes()) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([from]);
     }
     request
 }
