@@ -8,8 +8,8 @@
 //! `cargo test -p xdp-imds-tests --no-default-features` builds and runs the tests that need only the first part.
 
 pub use testbed::{
-    agent, answers, bpffs, eventually, guest, host, netns, privileged, process, pump, recent, record, schema,
-    tap,
+    agent, answers, bpffs, eventually, guest, host, netns, packages, privileged, process, pump, recent,
+    record, schema, tap,
 };
 
 #[cfg(feature = "privileged")]
@@ -43,8 +43,6 @@ pub mod mob;
 pub mod network;
 #[cfg(feature = "privileged")]
 pub mod objects;
-#[cfg(feature = "privileged")]
-pub mod packages;
 pub mod pattern;
 #[cfg(feature = "cluster")]
 pub mod pod;

@@ -9,7 +9,7 @@ mod test;
 
 use clap::{Parser, Subcommand};
 use shell::verbs;
-use start::{DEMO, LAB, LOAD, MAKE, Words};
+use start::{DEMO, KERNELS, LAB, LOAD, MAKE, Words};
 use std::ffi::OsString;
 
 #[derive(Parser)]
@@ -41,6 +41,8 @@ enum Verb {
     Haul(Words),
     #[command(about = verbs::IMAGE, disable_help_flag = true)]
     Image(Words),
+    #[command(about = verbs::KERNELS, disable_help_flag = true)]
+    Kernels(Words),
     #[command(about = verbs::LAB, disable_help_flag = true)]
     Lab(Words),
     #[command(about = verbs::LOAD, disable_help_flag = true)]
@@ -77,6 +79,7 @@ fn main() -> anyhow::Result<()> {
         Verb::Guest(words) => LAB.start("guest", &words),
         Verb::Haul(words) => LAB.start("haul", &words),
         Verb::Image(words) => MAKE.start("image", &words),
+        Verb::Kernels(words) => KERNELS.start("kernels", &words),
         Verb::Lab(words) => DEMO.start("lab", &words),
         Verb::Load(words) => LOAD.start("load", &words),
         Verb::Manifests(words) => MAKE.start("manifests", &words),

@@ -24,6 +24,8 @@ pub(crate) struct Program {
 
 /// Guests, a node and the agent, with few dependencies to compile.
 pub(crate) const DEMO: Program = Program { name: "xdp-imds-demo", profile: "demo" };
+/// Kernels in QEMU, with few dependencies to compile.
+pub(crate) const KERNELS: Program = Program { name: "xdp-imds-kernels", profile: "dev" };
 /// The verbs that use the agent's own crates.
 pub(crate) const LAB: Program = Program { name: "xdp-imds-lab", profile: "dev" };
 /// The verbs that run the agent on hypervisors.
@@ -32,7 +34,7 @@ pub(crate) const LOAD: Program = Program { name: "xdp-imds-load", profile: "dev"
 pub(crate) const MAKE: Program = Program { name: "xdp-imds-make", profile: "dev" };
 
 /// The executables that `start` may build.
-const PROGRAMS: [&str; 5] = ["xdp-imds", DEMO.name, LAB.name, LOAD.name, MAKE.name];
+const PROGRAMS: [&str; 6] = ["xdp-imds", DEMO.name, KERNELS.name, LAB.name, LOAD.name, MAKE.name];
 /// Options with which a demo needs no agent built: a request for help, or the path of an agent.
 const WITHOUT_AGENT: [&str; 3] = ["--help", "-h", "--agent"];
 

@@ -22,6 +22,7 @@ pub mod eventually;
 pub mod guest;
 pub mod host;
 pub mod netns;
+pub mod packages;
 pub mod privileged;
 pub mod process;
 pub mod pump;

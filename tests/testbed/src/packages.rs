@@ -70,6 +70,14 @@ impl Packages {
     /// When apt or dpkg is missing, apt names no mirror of Debian, the mirror is out of reach, or the suite has no
     /// package of a name.
     pub fn get(suite: &str, names: &[&str], with: With) -> Result<Self> {
+        Self::get_for(None, suite, names, with)
+    }
+
+    /// Like [`Packages::get`], for the processors that Debian calls `architecture`; `None` means this machine's.
+    ///
+    /// # Errors
+    /// Like [`Packages::get`].
+    pub fn get_for(architecture: Option<&str>, suite: &str, names: &[&str], with: With) -> Result<Self> {
         // Without the lock, two threads could download the same packages.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
@@ -78,10 +86,13 @@ impl Packages {
         let target = own.ancestors().find(|path| path.ends_with("target")).context("not inside target/")?;
         let mut hasher = DefaultHasher::new();
         (LAYOUT, suite, names, with).hash(&mut hasher);
+        if let Some(architecture) = architecture {
+            architecture.hash(&mut hasher);
+        }
         let root = target.join(format!("packages-{suite}-{:016x}", hasher.finish()));
         if !root.is_dir() {
             let aside = tempfile::tempdir_in(target).context("cannot unpack below target/")?;
-            let apt = Apt::new(aside.path(), suite)?;
+            let apt = Apt::new(aside.path(), suite, architecture)?;
             let tree = unpack(&apt.fetch(names, with)?, aside.path())?;
             if let Err(error) = fs::rename(&tree, &root)
                 && !root.is_dir()
@@ -117,11 +128,10 @@ struct Apt {
 }
 
 impl Apt {
-    fn new(aside: &Path, suite: &str) -> Result<Self> {
-        ensure!(
-            suite.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-'),
-            "`{suite}` is not the name of a suite"
-        );
+    fn new(aside: &Path, suite: &str, architecture: Option<&str>) -> Result<Self> {
+        let is_word = |word: &str| word.chars().all(|letter| letter.is_ascii_alphanumeric() || letter == '-');
+        ensure!(is_word(suite), "`{suite}` is not the name of a suite");
+        ensure!(architecture.is_none_or(is_word), "`{architecture:?}` is not the name of an architecture");
         let directory = aside.join("apt");
         for path in ["state/lists/partial", "cache/archives/partial", "parts"] {
             fs::create_dir_all(directory.join(path))?;
@@ -131,7 +141,12 @@ impl Apt {
         fs::write(directory.join("sources.list"), format!("deb {signed}{} {suite} main\n", mirror()?))?;
         fs::write(directory.join("status"), "")?;
         let configuration = directory.join("apt.conf");
-        fs::write(&configuration, acquiring()?)?;
+        let mut settings = acquiring()?;
+        if let Some(architecture) = architecture {
+            settings +=
+                &format!("APT::Architecture \"{architecture}\";\nAPT::Architectures \"{architecture}\";\n");
+        }
+        fs::write(&configuration, settings)?;
         let apt = Self { directory, configuration };
         apt.run("apt-get", &["--quiet", "update"]).context("cannot read the mirror's lists")?;
         Ok(apt)

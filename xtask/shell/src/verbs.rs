@@ -19,6 +19,8 @@ pub const HAUL: &str =
     "Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall";
 /// `cargo xtask image`.
 pub const IMAGE: &str = "Write the agent as an OCI image, reproducible octet for octet";
+/// `cargo xtask kernels`.
+pub const KERNELS: &str = "Boot older and newer kernels in QEMU, and run chosen tests of the agent inside";
 /// `cargo xtask lab`.
 pub const LAB: &str = "Keep a lab up: a node and guests to work with by hand";
 /// `cargo xtask load`.

@@ -1,0 +1,193 @@
+//! The checks: each is a few tests of one test program.
+
+use std::time::Duration;
+
+/// What a check needs from the kernel beyond what the agent needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Needs {
+    Nothing,
+    /// tcx links (Linux 6.6).
+    Tcx,
+}
+
+/// Some tests of one program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Check {
+    /// A word or two for the table.
+    pub(crate) name: &'static str,
+    /// The file of `tests/` without its ending.
+    pub(crate) program: &'static str,
+    pub(crate) tests: &'static [&'static str],
+    pub(crate) needs: Needs,
+    /// Part of the short run, which CI makes.
+    pub(crate) short: bool,
+}
+
+/// The longest time of a check on an emulated processor. A check takes some seconds on a real one.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(420);
+
+const fn check(name: &'static str, program: &'static str, tests: &'static [&'static str]) -> Check {
+    Check { name, program, tests, needs: Needs::Nothing, short: false }
+}
+
+impl Check {
+    const fn short(self) -> Self {
+        Self { short: true, ..self }
+    }
+
+    const fn needs_tcx(self) -> Self {
+        Self { needs: Needs::Tcx, ..self }
+    }
+
+    /// The line that `init.sh` reads.
+    pub(crate) fn line(&self) -> String {
+        let Self { name, program, tests, needs, .. } = self;
+        let needs = if *needs == Needs::Tcx { "tcx" } else { "" };
+        format!("{name}|{needs}|{}|{program}|{}\n", PATIENCE.as_secs(), tests.join(" "))
+    }
+}
+
+/// All checks, in the order in which they run.
+pub(crate) const ALL: &[Check] = &[
+    check("programs load", "kernel_answers", &["the_verifier_is_far_from_its_limit"]).short(),
+    check(
+        "verdicts",
+        "verdicts",
+        &[
+            "policy::every_named_frame_gets_its_verdict",
+            "ports::port_and_mac_together_identify_a_guest",
+            "hub::answers_leave_the_hub_for_the_guest_they_are_stamped_with",
+            "stubs::programs_behind_a_stub_give_the_same_verdicts_in_their_namespace",
+        ],
+    ),
+    check(
+        "AF_XDP",
+        "afxdp_socket",
+        &[
+            "every_frame_arrives_whole_and_in_order",
+            "frames_beyond_the_rx_ring_are_counted_and_those_before_arrive",
+            "frames_beyond_the_last_chunk_are_counted_and_those_before_arrive",
+            "a_frame_longer_than_a_chunk_is_counted_and_harms_no_other",
+            "a_closed_sockets_queue_can_be_bound_again_at_once",
+            "a_sleeping_worker_wakes_for_each_frame_and_answers_through_the_tap",
+        ],
+    )
+    .short(),
+    check(
+        "XDP and tcx alike",
+        "steering",
+        &[
+            "modes::every_frame_of_the_table_gets_the_same_verdict_from_xdp_and_tcx",
+            "modes::switching_under_load_loses_no_frame_and_leaks_none",
+        ],
+    )
+    .needs_tcx(),
+    check(
+        "guest behind a tap",
+        "one_guest",
+        &[
+            "a_guest_gets_its_own_metadata_on_link_and_through_its_gateway",
+            "requests_with_a_foreign_mac_are_dropped_and_counted",
+        ],
+    )
+    .short(),
+    check("IPv6", "every_address", &["every_default_address_is_served_on_link"]),
+    check("64 KiB", "lossy_guest", &["large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic"]),
+    check("long frames", "long_answers", &["a_large_answer_takes_few_frames_over_either_family_and_any_tap"])
+        .needs_tcx(),
+    check(
+        "namespaces",
+        "steering",
+        &[
+            "identity::a_port_in_another_namespace_is_served_like_a_local_one",
+            "identity::ports_of_equal_index_in_two_namespaces_are_distinct",
+            "inherited::a_port_in_another_namespace_is_inherited",
+        ],
+    ),
+    check(
+        "namespace with tcx",
+        "every_address",
+        &["every_default_address_is_served_by_a_classifier_from_another_namespace"],
+    )
+    .needs_tcx(),
+    check(
+        "kernel answers",
+        "answers_on_a_tap",
+        &["the_agent_sees_one_frame_of_a_small_request", "without_kernel_answers_every_frame_is_steered"],
+    )
+    .short(),
+    check(
+        "answers by policy",
+        "kernel_answers",
+        &[
+            "the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded",
+            "the_kernel_follows_the_policy",
+        ],
+    ),
+    check(
+        "kill -9, resume",
+        "outlives_the_agent",
+        &[
+            "no_frame_for_the_metadata_address_leaves_a_tap_after_its_agent_was_killed",
+            "a_request_sent_while_no_agent_runs_is_answered_by_the_next",
+        ],
+    )
+    .short(),
+    check(
+        "takeover",
+        "takeover",
+        &["connections::long_connections_finish_at_their_agent_and_their_writes_survive"],
+    )
+    .short(),
+    check("guard: all", "guarding", &["a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else"]),
+    check(
+        "sandbox",
+        "least_privilege",
+        &[
+            "a_serving_agent_drops_the_capabilities_it_no_longer_needs",
+            "running_a_program_ends_the_agent_and_starting_a_process_fails",
+        ],
+    )
+    .short(),
+    check("doctor", "doctor", &["no_check_fails_on_a_healthy_node_and_doctor_leaves_nothing_behind"]).short(),
+];
+
+/// The programs of these checks, each once.
+pub(crate) fn programs(checks: &[&Check]) -> Vec<&'static str> {
+    let mut programs: Vec<_> = checks.iter().map(|check| check.program).collect();
+    programs.sort_unstable();
+    programs.dedup();
+    programs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ALL;
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    #[test]
+    fn every_test_of_a_check_exists() {
+        for check in ALL {
+            for test in check.tests {
+                let (module, name) = test.split_once("::").unwrap_or(("", test));
+                let file = if module.is_empty() {
+                    format!("tests/{}.rs", check.program)
+                } else {
+                    format!("tests/{}/{module}.rs", check.program)
+                };
+                let source = fs::read_to_string(shell::top().join(&file)).unwrap_or_default();
+                assert!(source.contains(&format!("#[test]\nfn {name}()")), "no test {name} in {file}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_of_checks_are_unique_and_fit_a_line_of_fields() {
+        let names: BTreeSet<_> = ALL.iter().map(|check| check.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for check in ALL {
+            assert_eq!(check.line().matches('|').count(), 4, "{}", check.line());
+        }
+    }
+}

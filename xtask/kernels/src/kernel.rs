@@ -1,0 +1,111 @@
+//! Where kernels come from: Debian's archive, or files.
+
+use crate::architecture::Architecture;
+use anyhow::{Context as _, Result, bail, ensure};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use testbed::netns::run;
+use testbed::packages::{Packages, With};
+
+/// A kernel that can be booted.
+#[derive(Clone, Debug)]
+pub(crate) struct Kernel {
+    /// The name in the table.
+    pub(crate) name: String,
+    pub(crate) image: PathBuf,
+    /// The directory that has `lib/modules`, if any.
+    pub(crate) root: Option<PathBuf>,
+    /// The agent must refuse to serve on it.
+    pub(crate) refused: bool,
+}
+
+/// A kernel of a Debian suite.
+struct Debian {
+    name: &'static str,
+    suite: &'static str,
+    refused: bool,
+}
+
+/// The kernels that have names, old before new.
+const DEBIAN: [Debian; 4] = [
+    // Older than the agent supports.
+    Debian { name: "5.10", suite: "bullseye", refused: true },
+    Debian { name: "6.1", suite: "bookworm", refused: false },
+    Debian { name: "6.12", suite: "trixie", refused: false },
+    Debian { name: "newest", suite: "trixie-backports", refused: false },
+];
+
+/// The names of Debian's kernels.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    DEBIAN.iter().map(|kernel| kernel.name)
+}
+
+/// Returns the kernel of a name or a path. `work` is a directory for what is unpacked.
+pub(crate) fn find(
+    word: &str,
+    architecture: Architecture,
+    modules: Option<&Path>,
+    work: &Path,
+) -> Result<Kernel> {
+    if let Some(debian) = DEBIAN.iter().find(|kernel| kernel.name == word) {
+        return from_debian(debian, architecture);
+    }
+    let path = Path::new(word);
+    let Ok(metadata) = fs::metadata(path) else {
+        let names: Vec<_> = names().collect();
+        bail!("`{word}` is neither a kernel's name ({}) nor a file or directory", names.join(", "));
+    };
+    let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    let name =
+        file.strip_prefix("vmlinuz-").or_else(|| file.strip_suffix(".deb")).unwrap_or(&file).to_owned();
+    let (image, mut root) = if metadata.is_dir() {
+        (image(path)?, Some(path.to_owned()))
+    } else if file.ends_with(".deb") {
+        let root = unpack(path, &work.join(&name))?;
+        (image(&root)?, Some(root))
+    } else {
+        (path.to_owned(), None)
+    };
+    if let Some(modules) = modules {
+        let is_package = modules.extension().is_some_and(|extension| extension == "deb");
+        root = Some(if is_package { unpack(modules, &work.join("modules"))? } else { modules.to_owned() });
+    }
+    Ok(Kernel { name, image, root, refused: false })
+}
+
+/// Downloads the kernel for clouds, which is smaller than the others and has all that the agent needs.
+fn from_debian(debian: &Debian, architecture: Architecture) -> Result<Kernel> {
+    // The package of this name only depends on the one that has the kernel.
+    let package = format!("?reverse-depends(?exact-name(linux-image-cloud-{}))", architecture.debian());
+    let packages =
+        Packages::get_for(Some(architecture.debian()), debian.suite, &[package.as_str()], With::Nothing)
+            .with_context(|| format!("cannot get the kernel of Debian's {}", debian.suite))?;
+    let root = packages.root().to_owned();
+    Ok(Kernel { name: debian.name.into(), image: image(&root)?, root: Some(root), refused: debian.refused })
+}
+
+/// The kernel's image in an unpacked package.
+fn image(root: &Path) -> Result<PathBuf> {
+    let boot = root.join("boot");
+    let entries =
+        fs::read_dir(&boot).with_context(|| format!("no kernel: cannot read {}", boot.display()))?;
+    let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let is_image =
+        |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"));
+    files.iter().find(is_image).cloned().with_context(|| format!("no vmlinuz in {}", boot.display()))
+}
+
+fn unpack(package: &Path, to: &Path) -> Result<PathBuf> {
+    if to.exists() {
+        fs::remove_dir_all(to)?;
+    }
+    fs::create_dir_all(to)?;
+    run(Command::new("dpkg-deb").arg("--extract").args([package, to]))?;
+    // Since Debian 13 the modules are in /usr/lib.
+    if !to.join("lib").exists() && to.join("usr/lib").exists() {
+        std::os::unix::fs::symlink("usr/lib", to.join("lib"))?;
+    }
+    ensure!(to.join("lib/modules").is_dir(), "{} has no modules of a kernel", package.display());
+    Ok(to.to_owned())
+}
