@@ -92,7 +92,13 @@ impl Drop for Stopped {
     }
 }
 
-fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
+/// The type of a request of ptrace(2), on which C libraries differ.
+#[cfg(target_env = "musl")]
+type Request = libc::c_int;
+#[cfg(not(target_env = "musl"))]
+type Request = libc::c_uint;
+
+fn trace(request: Request, thread: libc::pid_t) -> io::Result<()> {
     let none = std::ptr::null_mut::<libc::c_void>();
     // SAFETY: these requests take neither address nor data, and touch no memory of this process.
     let rc = unsafe { libc::ptrace(request, thread, none, none) };

@@ -18,7 +18,7 @@ pub const VNET_HDR_LEN: usize = 10;
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
 /// `_IOW('T', 218, unsigned int)` (Linux: include/uapi/linux/if_tun.h): sets the index of the interface to create.
-const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
+const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
 
 /// Creation options of a tap.
 #[derive(Clone, Copy, Debug)]
@@ -119,7 +119,9 @@ impl Tap {
         }
         request.ifr_ifru.ifru_hwaddr = address;
         // SAFETY: the descriptor is open and the request outlives the call, which reads one ifreq.
-        let rc = unsafe { libc::ioctl(self.queues[0].as_raw_fd(), libc::SIOCSIFHWADDR, &raw const request) };
+        let rc = unsafe {
+            libc::ioctl(self.queues[0].as_raw_fd(), libc::SIOCSIFHWADDR as libc::Ioctl, &raw const request)
+        };
         check(rc).with_context(|| format!("cannot give {} the address {mac}", self.name))
     }
 
@@ -174,7 +176,7 @@ struct Setting {
 pub fn set_gro(ns: &Namespace, ifname: &str, on: bool) -> Result<()> {
     /// From linux/ethtool.h and linux/sockios.h.
     const ETHTOOL_SGRO: u32 = 0x2c;
-    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    const SIOCETHTOOL: libc::Ioctl = 0x8946;
     let set = || -> io::Result<()> {
         let socket = std::os::unix::net::UnixDatagram::unbound()?;
         let mut setting = Setting { command: ETHTOOL_SGRO, value: on.into() };

@@ -5,7 +5,7 @@ use crate::checks::PATIENCE;
 use crate::console::Report;
 use anyhow::{Context as _, Result};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -17,7 +17,7 @@ const PROCESSORS: u32 = 2;
 /// The longest time without a line of the report. `init.sh` ends a check before that.
 const SILENCE: Duration = Duration::from_secs(PATIENCE.as_secs() + 120);
 /// Octets of a console line that are read at most.
-const LONGEST_LINE: usize = 4_096;
+const LONGEST_LINE: u64 = 4_096;
 /// The kernel's command line. It turns off mitigations and security modules, which slow an emulated processor down.
 const COMMAND_LINE: &str =
     "rdinit=/init panic=-1 quiet loglevel=4 mitigations=off audit=0 apparmor=0 random.trust_cpu=on";
@@ -95,13 +95,12 @@ fn qemu(image: &Path, initramfs: &Path, architecture: Architecture) -> Command {
 }
 
 /// Copies the console to a file, and sends each line.
-fn read(output: impl std::io::Read, mut log: File, lines: &Sender<String>) {
+fn read(output: impl Read, mut log: File, lines: &Sender<String>) {
     let mut output = BufReader::new(output);
     let mut line = Vec::new();
     loop {
         line.clear();
-        let limited = std::io::Read::take(&mut output, LONGEST_LINE as u64);
-        let read = BufReader::new(limited).read_until(b'\n', &mut line);
+        let read = (&mut output).take(LONGEST_LINE).read_until(b'\n', &mut line);
         // The other side goes when it has seen enough.
         let gone = lines.send(String::from_utf8_lossy(&line).into_owned()).is_err();
         if gone || !read.is_ok_and(|octets| octets > 0) || log.write_all(&line).is_err() {
