@@ -18,6 +18,7 @@ use aya_ebpf::programs::TcContext;
 use core::hint::black_box;
 use metadata_common::maps::{MAX_HUBS, RING_BYTES, RING_HEADER, RING_RECORDS, SPENT_WORD};
 use metadata_common::verdict::Verdict;
+use metadata_common::wire::ethernet;
 
 use crate::tables::{Ingress, count};
 
@@ -73,7 +74,9 @@ fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
     // `black_box` makes the compiler compare the value that is used later, from which the verifier derives
     // its range.
     let length = black_box(length);
-    if length == 0 || length > N - RING_HEADER {
+    // No frame is shorter than its header. A comparison with zero would not do before Linux 6.8: that verifier does not
+    // infer from it that the length is greater, and refuses the helper.
+    if length < ethernet::HEADER || length > N - RING_HEADER {
         return Verdict::RingDropFull;
     }
     let Some(mut record) = RING.reserve_bytes(N, 0) else {
