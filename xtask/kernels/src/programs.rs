@@ -2,6 +2,7 @@
 
 use crate::architecture::Architecture;
 use anyhow::{Context as _, Result, ensure};
+use shell::architecture::Architecture as Processor;
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -22,8 +23,6 @@ const SETTINGS: [(&str, &str); 3] = [
     ("CARGO_PROFILE_TEST_OPT_LEVEL", "0"),
     ("CARGO_INCREMENTAL", "0"),
 ];
-/// The target triple of static programs for arm64.
-const ARM64: &str = "aarch64-unknown-linux-musl";
 /// The agent and the tests in one build, without what only clusters need, so that dependencies are built once.
 const WITHOUT_CLUSTER: [&str; 8] = [
     "build",
@@ -47,9 +46,14 @@ pub(crate) fn build(architecture: Architecture, names: &[&str], work: &Path) -> 
             [executables(&mut agent)?, executables(test.args(tests))?].concat()
         }
         Architecture::Arm64 => {
-            ensure_cross_compiler()?;
+            Processor::Arm.prepare()?;
             let mut cargo = shell::cargo(WITHOUT_CLUSTER);
-            executables(cargo.args(["--target", ARM64, "--bin", "xdp-imds"]).args(tests).envs(SETTINGS))?
+            executables(
+                cargo
+                    .args(["--target", Processor::Arm.triple(), "--bin", "xdp-imds"])
+                    .args(tests)
+                    .envs(SETTINGS),
+            )?
         }
     };
     let find = |name: &str| {
@@ -91,17 +95,6 @@ fn strip(from: &Path, to: &Path) -> Result<PathBuf> {
     shell::tools::ensure(&[("strip", "binutils")])?;
     testbed::netns::run(Command::new("strip").arg("-o").args([to, from]))?;
     Ok(to.to_owned())
-}
-
-/// Makes sure that programs for arm64 can be built: Rust's standard library, and a compiler for the C code of ring.
-fn ensure_cross_compiler() -> Result<()> {
-    shell::tools::ensure(&[("aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu")])?;
-    let output = Command::new("rustc").args(["--print", "target-libdir", "--target", ARM64]).output()?;
-    if Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_dir() {
-        return Ok(());
-    }
-    shell::run(Command::new("rustup").args(["target", "add", ARM64]))
-        .with_context(|| format!("the standard library of {ARM64} is missing"))
 }
 
 #[cfg(test)]

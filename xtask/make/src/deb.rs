@@ -3,12 +3,12 @@
 //! It checks the contents of the package. Then it installs, uses and purges the package on a throw-away copy of this
 //! system: an overlay over `/` in a mount namespace, which leaves the system itself unchanged.
 
-use crate::image::architecture::Architecture;
 use crate::image::binary::{self, Tree};
 use crate::image::layout::About;
 use crate::image::pages;
 use crate::overlay::{self, Scripts};
 use anyhow::{Context as _, Result, bail, ensure};
+use shell::architecture::Architecture;
 use shell::tools;
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,6 +1,7 @@
 //! Runs other programs, as this user or as root, and holds what `cargo xtask` shares with the programs it starts.
 
 pub mod afterburn;
+pub mod architecture;
 pub mod tools;
 pub mod variables;
 pub mod verbs;

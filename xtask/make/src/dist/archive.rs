@@ -1,11 +1,11 @@
 //! Writes the archive with the static binary, for systems whose package manager reads neither .deb nor .rpm.
 
 use super::VERSION;
-use crate::image::architecture::Architecture;
 use crate::image::binary::Tree;
 use crate::image::layer::{self, Entry};
 use crate::image::layout::About;
 use anyhow::{Context as _, Result};
+use shell::architecture::Architecture;
 use std::fs;
 use std::path::Path;
 

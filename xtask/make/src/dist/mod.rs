@@ -9,12 +9,12 @@ mod rpm;
 mod trial;
 
 use crate::deb;
-use crate::image::architecture::Architecture;
 use crate::image::binary::{Tree, native};
 use crate::image::layer::{self, Entry};
 use crate::image::layout::{self, About, Image};
 use crate::image::{self, bill, sha256};
 use anyhow::{Context as _, Result, bail, ensure};
+use shell::architecture::Architecture;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// The architectures, separated by commas
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_values = ["x86_64", "aarch64"])]
+    #[arg(long, value_name = "LIST", value_parser = Architecture::named, value_delimiter = ',', default_value = "x86_64,aarch64")]
     architectures: Vec<Architecture>,
     /// Cargo's build profile; `quick` is for tests and takes a third of the time
     #[arg(long, value_name = "NAME", default_value = "release")]

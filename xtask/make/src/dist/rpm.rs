@@ -1,10 +1,10 @@
 //! Makes the RPM package from the Debian package: the same files, less those that only Debian has.
 
 use super::VERSION;
-use crate::image::architecture::Architecture;
 use crate::image::layout::About;
 use anyhow::{Context as _, Result, ensure};
 use rpm::{BuildConfig, CompressionWithLevel, Dependency, FileOptions, Package, PackageBuilder};
+use shell::architecture::Architecture;
 use std::fs;
 use std::io::Read as _;
 use std::path::Path;
@@ -132,10 +132,10 @@ fn build(
 #[cfg(test)]
 mod tests {
     use super::{DIRECTORIES, build, files};
-    use crate::image::architecture::Architecture;
     use crate::image::layer::{self, Entry};
     use crate::image::layout::About;
     use rpm::{FileFlags, Package};
+    use shell::architecture::Architecture;
     use std::collections::BTreeMap;
 
     /// Makes a package with some files of the Debian package, at some time.

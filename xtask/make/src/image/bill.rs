@@ -1,9 +1,9 @@
 //! Writes the bill of materials of a binary as CycloneDX 1.5 (<https://cyclonedx.org/docs/1.5/json/>): the crates that it
 //! is made of, with their licences and the digests that Cargo verified.
 
-use super::architecture::Architecture;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use shell::architecture::Architecture;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;

@@ -1,8 +1,8 @@
 //! Builds the static binary, identical wherever its source lies.
 
-use super::architecture::Architecture;
 use super::pages;
 use anyhow::{Context as _, Result, ensure};
+use shell::architecture::Architecture;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -58,39 +58,23 @@ impl Tree {
 
     /// Builds the agent for an architecture with a Cargo profile; returns the path of the binary.
     pub(crate) fn build(&self, architecture: Architecture, profile: &str) -> Result<PathBuf> {
-        shell::tools::ensure(&[architecture.compiler(), architecture.header()])?;
-        let (compiler, _) = architecture.compiler();
-        let triple = architecture.triple();
-        ensure_target(triple)?;
         let home = std::env::var_os("CARGO_HOME").map_or_else(
             || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cargo"),
             PathBuf::from,
         );
         // The last matching rule applies, and the target directory may lie below the source.
-        let mut flags = vec![
+        let flags = vec![
             format!("--remap-path-prefix={}=/xdp-imds", self.top.display()),
             format!("--remap-path-prefix={}=/cargo", home.display()),
             format!("--remap-path-prefix={}=/target", self.target.display()),
-            // Debug information would be stripped, so it is not made.
-            "-Cdebuginfo=none".into(),
-            "-Cstrip=symbols".into(),
         ];
-        if Architecture::here() != Some(architecture) {
-            // It also links, because this machine's own compiler cannot. Start files and C library are Rust's.
-            flags.push(format!("-Clinker={compiler}"));
-        }
-        let mut cargo =
-            shell::cargo(["build", "--profile", profile, "--locked", "--package", "metadata-user"]);
-        cargo.args(["--bin", "xdp-imds", "--target", triple]).current_dir(&self.top);
-        cargo.arg("--target-dir").arg(&self.target);
-        cargo.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f")).env("CARGO_INCREMENTAL", "0");
         let prefix = format!(
             "-ffile-prefix-map={}=/cargo -ffile-prefix-map={}=/target",
             home.display(),
             self.target.display()
         );
-        let variable = triple.replace('-', "_");
-        cargo.env(format!("CC_{variable}"), compiler).env(format!("CFLAGS_{variable}"), prefix);
+        let mut cargo = architecture.build_agent(profile, &self.target, flags)?;
+        cargo.env(format!("CFLAGS_{}", architecture.variable()), prefix).current_dir(&self.top);
         shell::run(&mut cargo)?;
         Ok(self.products(architecture, profile).join("xdp-imds"))
     }
@@ -104,24 +88,11 @@ impl Tree {
 
     /// Returns the directory of what a build with a Cargo profile makes.
     pub(crate) fn products(&self, architecture: Architecture, profile: &str) -> PathBuf {
-        let directory = if profile == "dev" { "debug" } else { profile };
-        self.target.join(architecture.triple()).join(directory)
+        architecture.products(&self.target, profile)
     }
 }
 
 /// Returns the architecture of this machine.
 pub(crate) fn native() -> Result<Architecture> {
     Architecture::here().with_context(|| format!("the agent is not built for {}", std::env::consts::ARCH))
-}
-
-/// Makes rustup install the target's standard library if it is missing.
-fn ensure_target(triple: &str) -> Result<()> {
-    let mut rustc = Command::new("rustc");
-    let output = rustc.args(["--print", "target-libdir", "--target", triple]).output()?;
-    let directory = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
-    if output.status.success() && directory.is_dir() {
-        return Ok(());
-    }
-    shell::run(Command::new("rustup").args(["target", "add", triple]))
-        .with_context(|| format!("the standard library of {triple} is missing"))
 }

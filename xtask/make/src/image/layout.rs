@@ -1,11 +1,11 @@
 //! Writes the image layout: blobs named by their digest, a manifest for each architecture and an index
 //! (<https://github.com/opencontainers/image-spec/blob/v1.1.1/image-layout.md>).
 
-use super::architecture::Architecture;
 use super::layer::Layer;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use shell::architecture::Architecture;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;

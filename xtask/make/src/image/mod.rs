@@ -12,7 +12,6 @@
 //! another directory and compares. `--try` serves a guest from a container that has the DaemonSet's privileges and no
 //! others.
 
-pub(crate) mod architecture;
 pub(crate) mod bill;
 pub(crate) mod binary;
 pub(crate) mod layer;
@@ -20,10 +19,10 @@ pub(crate) mod layout;
 pub(crate) mod pages;
 
 use anyhow::{Context as _, Result, ensure};
-use architecture::Architecture;
 use binary::Tree;
 use layer::Entry;
 use layout::{About, Image};
+use shell::architecture::Architecture;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
