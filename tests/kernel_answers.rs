@@ -13,6 +13,7 @@ use metadata_common::stamp::stamp;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::{arp, ethernet, ipv6};
 use metadata_datapath::stack::StackConfig;
+use metadata_steer::probe::{Feature, features};
 use smoltcp::wire::TcpControl;
 use support::frames::{self, Both, GATEWAY, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6, SOLICITED};
 use support::ledger::Book;
@@ -375,14 +376,18 @@ fn the_kernel_answers_neither_strangers_nor_floods() {
 fn the_verifier_is_far_from_its_limit() {
     // The verifier's limit is 1,000,000. Each namespace with ports waits once for the verification.
     const MOST: u32 = 160_000;
+    /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before.
+    const MOST_WITHOUT_TCX: u32 = 180_000;
     if !privileged::or_skip() {
         return;
     }
     in_empty_namespace(|| {
+        let has_tcx = features().contains(&(Feature::Tcx, Ok(true)));
+        let most = if has_tcx { MOST } else { MOST_WITHOUT_TCX };
         for program in [program::PORT, program::PORT_TCX, program::HUB, program::HUB_TCX] {
             let verified = node().verified(program).expect("a count");
             println!("{program}: {verified} instructions");
-            assert!(verified < MOST, "{program}: {verified} instructions");
+            assert!(verified < most, "{program}: {verified} instructions");
         }
     });
 }
