@@ -64,7 +64,10 @@ fn read(path: &Path, octets: &[u8]) -> bool {
             true
         }
         Err(error) => {
-            assert!(matches!(error, SnapshotError::Damaged { .. } | SnapshotError::Version { .. }), "{error}");
+            assert!(
+                matches!(error, SnapshotError::Damaged { .. } | SnapshotError::Version { .. }),
+                "{error}"
+            );
             let message = format!("{error} {error:?}").replace(&path.display().to_string(), "");
             let quoted = octets.windows(QUOTED).any(|part| {
                 std::str::from_utf8(part).is_ok_and(|part| message.contains(part) && !part.trim().is_empty())
