@@ -32,6 +32,7 @@ const STEPS: &[Step] = &[
     ("fuzz targets", fuzz_targets),
     ("Miri", miri),
     ("soak", soak),
+    ("kernels", kernels),
 ];
 
 /// Runs every step, even after a failure, so that one run shows every failure.
@@ -157,6 +158,12 @@ fn miri() -> Result<()> {
 fn soak() -> Result<()> {
     let agent = shell::target().join("debug/xdp-imds");
     xtask(&["soak", "--minutes", "1", "--agent", &agent.to_string_lossy()])
+}
+
+/// Boots an old and a new kernel, and one for arm64, with the agent that the tests built.
+fn kernels() -> Result<()> {
+    xtask(&["kernels", "--short", "--kernel", "6.1,newest"])?;
+    xtask(&["kernels", "--short", "--kernel", "6.12", "--arch", "arm64"])
 }
 
 /// Runs another verb in a process of its own, as a person would.

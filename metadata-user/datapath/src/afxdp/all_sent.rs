@@ -4,9 +4,16 @@
 //! acknowledgement and FIN on its behalf. Two connections may share one entry. The later one takes it: what the
 //! kernel received for the earlier one is read just before, and the earlier one's segments go to user space again.
 //!
-//! Neither side waits for the other. An entry's flow is cleared before its numbers are written, and set after. So the
-//! kernel can combine one connection's flow with another's numbers only within a load or two of a change, and only
-//! for a segment with exactly these numbers; [`AllSent`] explains why this is harmless.
+//! Neither side waits for the other, and the kernel program has no barriers. x86 loads in program order, arm64 does not,
+//! so what one side reads may be of several states of the entry. Correctness needs no order, only whole fields:
+//!
+//! - The kernel may combine one connection's flow with another's numbers. It then takes a segment of the first only if
+//!   that has exactly the second's two numbers, of 32 bits each. A guest that knows both loses a segment of its own.
+//! - The kernel may store into an entry that has become another connection's. User space believes such a number only
+//!   if it equals what this connection has sent (32 bits that the other guest does not know).
+//! - User space may see the FIN's mark before the acknowledgement's. The FIN's mark implies the other.
+//!
+//! An entry's flow is cleared before its numbers are written, and set after, so that such mixes last for a few loads.
 #![expect(unsafe_code, reason = "entries lie in memory shared with the kernel")]
 
 use metadata_common::cookie::Flow;

@@ -31,7 +31,8 @@ impl Cell {
     pub(super) fn post(&self, entry: AllSent) -> Option<Displaced> {
         let AllSent { flow: number, sent, received, finished, acknowledged, closed, .. } = entry;
         // Clear the flow, store the numbers that mean nothing was received, store the other numbers, set the flow.
-        // The compiler and x86 keep this order. The kernel's loads have no barriers to pair with.
+        // Processors keep this order of the stores, but the kernel's loads have no barriers to pair with: arm64 may
+        // load the numbers before the flow. The order makes a mix rare; the module says why a mix is harmless.
         let before = self.flow.swap(0, Ordering::AcqRel);
         let displaced = Displaced { flow: before, heard: self.heard() };
         self.acknowledged.store(acknowledged, Ordering::Release);
