@@ -15,7 +15,7 @@ use super::super::failure::Failure;
 use super::super::features::{Answer, Feature};
 use super::super::loading;
 use super::super::object::Object;
-use super::super::{SteerConfig, SteerError, Steering};
+use super::super::{SteerConfig, Steering};
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::{Socket, SocketConfig};
 use metadata_links::netns;
@@ -38,10 +38,9 @@ pub fn features() -> Vec<(Feature, Answer)> {
 /// The features that need a device: a loopback of a private namespace.
 fn links() -> Vec<(Feature, Answer)> {
     let mut found = Vec::new();
-    let mut ebpf = match netns::cookie()
-        .map_err(SteerError::from)
-        .and_then(|home| Object::load(Key([0; 2]), 0, home, None, false))
-    {
+    // The programs attached here do not read the namespace's cookie, which an old kernel does not have.
+    let home = netns::cookie().unwrap_or(netns::Cookie::from_number(0));
+    let mut ebpf = match Object::load(Key([0; 2]), 0, home, None, false) {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
             let failure = Failure::from(error);
