@@ -167,7 +167,7 @@ fn act_on(
     const FIN_ACK: u8 = tcp::FIN | tcp::ACK;
     // This check comes after the answer is known. If it came first, the compiler would remove the bounds
     // checks of reads inside the header, which the verifier requires.
-    let whole = || octet(frame, at + segment.header - 1);
+    let whole = || octet_after(frame, at + segment.header - 2);
     match segment.flags & (tcp::URG | tcp::ACK | tcp::RST | tcp::SYN | tcp::FIN) {
         tcp::SYN if segment.flags & tcp::PSH == 0 => {
             let answer = syn(frame, at, segment, sizes, ledger)?;
@@ -233,9 +233,10 @@ fn abilities(
         if rest == 0 {
             break;
         }
-        // At most 54 + 60; the mask shows this to the verifier.
-        let at = (end - rest) & 0x7f;
-        let kind = octet(frame, at)?;
+        // The octet before the option, at most 53 + 60; the mask shows this to the verifier. `black_box` as in
+        // `sound::words`.
+        let before = black_box(end - 1 - rest) & 0x7f;
+        let kind = octet_after(frame, before)?;
         if kind == tcp::END_OF_OPTIONS {
             rest = 0;
             break;
@@ -246,7 +247,7 @@ fn abilities(
             rest = black_box(rest - 1) & 0x3f;
             continue;
         }
-        let length = octet(frame, at + 1)? as usize;
+        let length = octet_after(frame, before + 1)? as usize;
         if length < 2 || length > rest {
             return None;
         }
@@ -257,12 +258,12 @@ fn abilities(
             if length != 4 {
                 return None;
             }
-            size = u16::from_be_bytes(frame.read(at + 2)?);
+            size = u16::from_be_bytes(frame.read(before + 3)?);
         } else if kind == tcp::WINDOW_SCALE {
             if length != 3 {
                 return None;
             }
-            scale = octet(frame, at + 2)?.into();
+            scale = octet_after(frame, before + 2)?.into();
         }
     }
     if rest != 0 {
@@ -273,12 +274,13 @@ fn abilities(
     Some(Abilities { segment, scale })
 }
 
-/// Reads one octet at a variable offset of at least 1, together with the octet before it. A compiler turns
-/// the read of a single octet into a comparison of the pointer with the end of the frame, from which the
-/// verifier derives no bound.
+/// Reads the octet after a variable offset, together with the octet at it. A compiler turns the read of a
+/// single octet into a comparison of the pointer with the end of the frame, from which the verifier derives
+/// no bound. The offset is that of the first octet, because Linux 7.3 refuses a pointer below the start of
+/// the frame.
 #[inline(always)]
-fn octet(frame: &(impl Editor + ?Sized), at: usize) -> Option<u8> {
-    frame.read::<2>(at - 1).map(|[_, octet]| octet)
+fn octet_after(frame: &(impl Editor + ?Sized), before: usize) -> Option<u8> {
+    frame.read::<2>(before).map(|[_, octet]| octet)
 }
 
 /// True for an acknowledgement that user space does not need.
@@ -363,7 +365,7 @@ impl Options {
 /// Swaps the MAC addresses of a frame of at least `length` octets. Returns the offset of the IP header.
 #[inline(always)]
 fn swap(frame: &mut (impl Editor + ?Sized), length: usize) -> Option<usize> {
-    octet(frame, length - 1)?;
+    octet_after(frame, length - 2)?;
     let to: [u8; 6] = frame.read(ethernet::SOURCE)?;
     let from: [u8; 6] = frame.read(ethernet::DESTINATION)?;
     let at = put(frame, ethernet::DESTINATION, to)?;

@@ -89,9 +89,8 @@ pub(crate) const ALL: &[Check] = &[
             "a_guest_gets_its_own_metadata_on_link_and_through_its_gateway",
             "requests_with_a_foreign_mac_are_dropped_and_counted",
         ],
-    )
-    .short(),
-    check("IPv6", "every_address", &["every_default_address_is_served_on_link"]),
+    ),
+    check("IPv6", "every_address", &["every_default_address_is_served_on_link"]).short(),
     check("64 KiB", "lossy_guest", &["large_user_data_passes_a_tap_with_a_smaller_mtu_than_the_guests_nic"]),
     check("long frames", "long_answers", &["a_large_answer_takes_few_frames_over_either_family_and_any_tap"])
         .needs_tcx(),
@@ -114,8 +113,7 @@ pub(crate) const ALL: &[Check] = &[
         "kernel answers",
         "answers_on_a_tap",
         &["the_agent_sees_one_frame_of_a_small_request", "without_kernel_answers_every_frame_is_steered"],
-    )
-    .short(),
+    ),
     check(
         "answers by policy",
         "kernel_answers",
@@ -123,7 +121,8 @@ pub(crate) const ALL: &[Check] = &[
             "the_end_of_a_connection_over_either_family_is_acknowledged_and_recorded",
             "the_kernel_follows_the_policy",
         ],
-    ),
+    )
+    .short(),
     check(
         "kill -9, resume",
         "outlives_the_agent",
@@ -139,6 +138,12 @@ pub(crate) const ALL: &[Check] = &[
         &["connections::long_connections_finish_at_their_agent_and_their_writes_survive"],
     )
     .short(),
+    check(
+        "takeover with tcx",
+        "takeover",
+        &["connections::long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive"],
+    )
+    .needs_tcx(),
     check("guard: all", "guarding", &["a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else"]),
     check(
         "sandbox",

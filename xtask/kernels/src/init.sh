@@ -37,7 +37,7 @@ if grep -q "$kernel" /tmp/doctor; then
   mkdir /tmp/records
   timeout 120 $agent serve --records /tmp/records --run /tmp/agent --port tap0 >/tmp/serve 2>&1
   say "serve $?"
-  tail -n 20 /tmp/serve | while IFS= read -r line; do say "says $line"; done
+  tail -n 60 /tmp/serve | while IFS= read -r line; do say "says $line"; done
   : >$home/checks
 fi
 tcx=no

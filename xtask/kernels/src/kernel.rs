@@ -76,8 +76,12 @@ pub(crate) fn find(
 
 /// Downloads the kernel for clouds, which is smaller than the others and has all that the agent needs.
 fn from_debian(debian: &Debian, architecture: Architecture) -> Result<Kernel> {
-    // The package of this name only depends on the one that has the kernel.
-    let package = format!("?reverse-depends(?exact-name(linux-image-cloud-{}))", architecture.debian());
+    // The package of this name only depends on that of the newest revision. Since Linux 6.19 that one, too, only depends
+    // on two others: the kernel, and its modules.
+    let newest = format!("?reverse-depends(?exact-name(linux-image-cloud-{}))", architecture.debian());
+    let names = "?or(?name(^linux-binary-), ?name(^linux-modules-))";
+    let parts = format!("?and({names}, ?reverse-depends({newest}))");
+    let package = format!("?or({newest}, {parts})");
     let packages =
         Packages::get_for(Some(architecture.debian()), debian.suite, &[package.as_str()], With::Nothing)
             .with_context(|| format!("cannot get the kernel of Debian's {}", debian.suite))?;
@@ -85,15 +89,19 @@ fn from_debian(debian: &Debian, architecture: Architecture) -> Result<Kernel> {
     Ok(Kernel { name: debian.name.into(), image: image(&root)?, root: Some(root), refused: debian.refused })
 }
 
-/// The kernel's image in an unpacked package.
+/// The kernel's image in an unpacked package: in `/boot`, or since Linux 6.19 beside the modules.
 fn image(root: &Path) -> Result<PathBuf> {
-    let boot = root.join("boot");
-    let entries =
-        fs::read_dir(&boot).with_context(|| format!("no kernel: cannot read {}", boot.display()))?;
-    let files = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    let modules = entries(&root.join("lib/modules"));
+    let files = modules.iter().flat_map(|release| entries(release)).chain(entries(&root.join("boot")));
     let is_image =
-        |path: &&PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"));
-    files.iter().find(is_image).cloned().with_context(|| format!("no vmlinuz in {}", boot.display()))
+        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"));
+    let found = files.filter(is_image).min();
+    found.with_context(|| format!("no vmlinuz in {0}/boot and in {0}/lib/modules", root.display()))
+}
+
+/// The entries of a directory; none if it cannot be read.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
 fn unpack(package: &Path, to: &Path) -> Result<PathBuf> {
