@@ -18,7 +18,9 @@ show() {
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
-mount -t tmpfs tmpfs /tmp
+# No mount here: it would hide a tree that was built below /tmp.
+mkdir -p /tmp
+chmod 1777 /tmp
 mount -t tmpfs tmpfs /run
 mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
