@@ -1,0 +1,293 @@
+//! One key: its private half, which signs, and its public half as a JSON Web Key.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use pem::{EncodeConfig, LineEnding, Pem};
+use ring::digest::{SHA256, digest};
+use ring::rand::SystemRandom;
+use ring::signature::{
+    ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair as _, RSA_PKCS1_SHA256, RsaKeyPair,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+/// The label of a PEM file that holds an unencrypted PKCS#8 key (RFC 7468 section 10).
+const LABEL: &str = "PRIVATE KEY";
+
+/// A signature algorithm (RFC 7518 section 3.1, RFC 8037 section 3.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+pub enum Algorithm {
+    /// ECDSA with P-256 and SHA-256.
+    #[default]
+    #[serde(rename = "ES256")]
+    Es256,
+    /// RSASSA-PKCS1-v1_5 with SHA-256, for verifiers that know no other.
+    #[serde(rename = "RS256")]
+    Rs256,
+    /// Ed25519.
+    #[serde(rename = "EdDSA")]
+    EdDsa,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 3] = [Self::Es256, Self::Rs256, Self::EdDsa];
+
+    /// Returns the name in a JWT's header.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Es256 => "ES256",
+            Self::Rs256 => "RS256",
+            Self::EdDsa => "EdDSA",
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why a key cannot be used or made. No error repeats a part of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// The text is not one PEM block of the right kind.
+    #[error(
+        "expected one PEM block `{LABEL}` (PKCS#8, not encrypted), found something else; `openssl pkcs8 -topk8 -nocrypt` \
+         converts other forms"
+    )]
+    Form,
+    /// The block is a key of another kind.
+    #[error("expected a key for {0}, found another; set `identity.algorithm`, or replace the key")]
+    Kind(Algorithm),
+    /// RSA keys come from elsewhere.
+    #[error(
+        "RS256 keys are not made here; run: openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out FILE.pem"
+    )]
+    NotMade,
+    /// The system's random numbers failed, or a key refused to sign.
+    #[error("the cryptographic library failed")]
+    Library,
+}
+
+enum Pair {
+    Es256(EcdsaKeyPair),
+    Rs256(RsaKeyPair),
+    EdDsa(Ed25519KeyPair),
+}
+
+/// A key that signs.
+pub struct Key {
+    pair: Pair,
+    kid: String,
+    /// Members of the public key in the form of RFC 7517, without `kid`, `alg` and `use`.
+    public: Value,
+    random: SystemRandom,
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Key").field("kid", &self.kid).finish_non_exhaustive()
+    }
+}
+
+fn encoded(octets: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(octets)
+}
+
+impl Key {
+    /// Reads a key from the text of a PEM file.
+    ///
+    /// # Errors
+    /// [`KeyError`] if the text is not PKCS#8, or the key is not for `algorithm`. RSA keys have 2,048 to 4,096 bits.
+    pub fn parse(algorithm: Algorithm, text: &str) -> Result<Self, KeyError> {
+        let block = pem::parse(text).map_err(|_| KeyError::Form)?;
+        if block.tag() != LABEL {
+            return Err(KeyError::Form);
+        }
+        Self::from_pkcs8(algorithm, block.contents())
+    }
+
+    fn from_pkcs8(algorithm: Algorithm, octets: &[u8]) -> Result<Self, KeyError> {
+        let (random, kind) = (SystemRandom::new(), |_| KeyError::Kind(algorithm));
+        let pair = match algorithm {
+            Algorithm::Es256 => {
+                EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, octets, &random).map(Pair::Es256)
+            }
+            Algorithm::Rs256 => RsaKeyPair::from_pkcs8(octets).map(Pair::Rs256),
+            // OpenSSL writes version 1, which has no public key to compare.
+            Algorithm::EdDsa => Ed25519KeyPair::from_pkcs8_maybe_unchecked(octets).map(Pair::EdDsa),
+        }
+        .map_err(kind)?;
+        let public = public(&pair);
+        Ok(Self { kid: thumbprint(&pair), public, pair, random })
+    }
+
+    /// Returns the text of a PEM file with a new key.
+    ///
+    /// # Errors
+    /// [`KeyError::NotMade`] for RS256.
+    pub fn generate(algorithm: Algorithm) -> Result<String, KeyError> {
+        let random = SystemRandom::new();
+        let document = match algorithm {
+            Algorithm::Es256 => EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random),
+            Algorithm::EdDsa => Ed25519KeyPair::generate_pkcs8(&random),
+            Algorithm::Rs256 => return Err(KeyError::NotMade),
+        };
+        let document = document.map_err(|_| KeyError::Library)?;
+        let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
+        Ok(pem::encode_config(&Pem::new(LABEL, document.as_ref()), config))
+    }
+
+    /// Returns the thumbprint of the public key (RFC 7638), which is its `kid`.
+    #[must_use]
+    pub fn kid(&self) -> &str {
+        &self.kid
+    }
+
+    /// Returns the algorithm.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        match self.pair {
+            Pair::Es256(_) => Algorithm::Es256,
+            Pair::Rs256(_) => Algorithm::Rs256,
+            Pair::EdDsa(_) => Algorithm::EdDsa,
+        }
+    }
+
+    /// Returns the public key as a JSON Web Key (RFC 7517).
+    #[must_use]
+    pub fn jwk(&self) -> Value {
+        let mut jwk = self.public.clone();
+        jwk["kid"] = self.kid.as_str().into();
+        jwk["alg"] = self.algorithm().name().into();
+        jwk["use"] = "sig".into();
+        jwk
+    }
+
+    /// Signs octets.
+    ///
+    /// # Errors
+    /// [`KeyError::Library`], if there are no random numbers.
+    pub fn sign(&self, octets: &[u8]) -> Result<Vec<u8>, KeyError> {
+        match &self.pair {
+            Pair::Es256(pair) => {
+                let signature = pair.sign(&self.random, octets).map_err(|_| KeyError::Library)?;
+                Ok(signature.as_ref().to_vec())
+            }
+            Pair::Rs256(pair) => {
+                let mut signature = vec![0; pair.public().modulus_len()];
+                pair.sign(&RSA_PKCS1_SHA256, &self.random, octets, &mut signature)
+                    .map_err(|_| KeyError::Library)?;
+                Ok(signature)
+            }
+            Pair::EdDsa(pair) => Ok(pair.sign(octets).as_ref().to_vec()),
+        }
+    }
+}
+
+/// Returns both halves of an uncompressed point (SEC 1 section 2.3.3).
+fn point(pair: &EcdsaKeyPair) -> (String, String) {
+    let octets = pair.public_key().as_ref();
+    let (x, y) = octets[1..].split_at((octets.len() - 1) / 2);
+    (encoded(x), encoded(y))
+}
+
+/// Returns exponent and modulus.
+fn numbers(pair: &RsaKeyPair) -> (String, String) {
+    let numbers = ring::rsa::PublicKeyComponents::<Vec<u8>>::from(pair.public());
+    (encoded(&numbers.e), encoded(&numbers.n))
+}
+
+fn public(pair: &Pair) -> Value {
+    match pair {
+        Pair::Es256(pair) => {
+            let (x, y) = point(pair);
+            json!({ "kty": "EC", "crv": "P-256", "x": x, "y": y })
+        }
+        Pair::Rs256(pair) => {
+            let (e, n) = numbers(pair);
+            json!({ "kty": "RSA", "e": e, "n": n })
+        }
+        Pair::EdDsa(pair) => {
+            json!({ "kty": "OKP", "crv": "Ed25519", "x": encoded(pair.public_key().as_ref()) })
+        }
+    }
+}
+
+/// Hashes the required members, in the order of their names and without white space (RFC 7638 section 3).
+fn thumbprint(pair: &Pair) -> String {
+    let text = match pair {
+        Pair::Es256(pair) => {
+            let (x, y) = point(pair);
+            format!(r#"{{"crv":"P-256","kty":"EC","x":"{x}","y":"{y}"}}"#)
+        }
+        Pair::Rs256(pair) => {
+            let (e, n) = numbers(pair);
+            format!(r#"{{"e":"{e}","kty":"RSA","n":"{n}"}}"#)
+        }
+        Pair::EdDsa(pair) => {
+            let x = encoded(pair.public_key().as_ref());
+            format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{x}"}}"#)
+        }
+    };
+    encoded(digest(&SHA256, text.as_bytes()).as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Algorithm, Key, KeyError};
+    use ring::signature::{ECDSA_P256_SHA256_FIXED, ED25519, UnparsedPublicKey, VerificationAlgorithm};
+
+    /// The private key of RFC 8037 appendix A.1 in PKCS#8, version 1, as OpenSSL writes it.
+    const RFC_8037: &str = "-----BEGIN PRIVATE KEY-----\n\
+         MC4CAQAwBQYDK2VwBCIEIJ1hsZ3v/VpguoRK9JLsLMREScVpezJpGXA7rAMcrn9g\n-----END PRIVATE KEY-----\n";
+
+    #[test]
+    fn the_thumbprint_is_that_of_the_standard() {
+        // RFC 8037 appendix A.3.
+        let key = Key::parse(Algorithm::EdDsa, RFC_8037).expect("a key");
+        assert_eq!(key.kid(), "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k");
+        assert_eq!(key.jwk()["x"], "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo");
+    }
+
+    #[test]
+    fn a_new_key_signs_what_its_public_key_verifies() {
+        type Case = (Algorithm, &'static dyn VerificationAlgorithm);
+        let cases: [Case; 2] = [(Algorithm::Es256, &ECDSA_P256_SHA256_FIXED), (Algorithm::EdDsa, &ED25519)];
+        for (algorithm, verifies) in cases {
+            let key = Key::parse(algorithm, &Key::generate(algorithm).expect("made")).expect("a key");
+            let octets = match &key.pair {
+                super::Pair::Es256(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
+                super::Pair::EdDsa(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
+                super::Pair::Rs256(_) => unreachable!("no RSA key is made"),
+            };
+            let signature = key.sign(b"octets").expect("signed");
+            UnparsedPublicKey::new(verifies, octets).verify(b"octets", &signature).expect("verified");
+            assert_eq!((key.algorithm(), &key.jwk()["alg"]), (algorithm, &algorithm.name().into()));
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused_and_not_repeated() {
+        let ec = Key::generate(Algorithm::Es256).expect("made");
+        let public = ec.replace("PRIVATE", "PUBLIC");
+        for (algorithm, text, expected) in [
+            (Algorithm::EdDsa, ec.as_str(), KeyError::Kind(Algorithm::EdDsa)),
+            (Algorithm::Rs256, &ec, KeyError::Kind(Algorithm::Rs256)),
+            (Algorithm::Es256, RFC_8037, KeyError::Kind(Algorithm::Es256)),
+            (Algorithm::Es256, &public, KeyError::Form),
+            (Algorithm::Es256, "", KeyError::Form),
+            (Algorithm::Es256, "MC4CAQAwBQYDK2Vw", KeyError::Form),
+        ] {
+            let error = Key::parse(algorithm, text).expect_err(text);
+            assert_eq!(error, expected, "{text}");
+            assert!(!error.to_string().contains("MC4C"), "{error}");
+        }
+        assert_eq!(Key::generate(Algorithm::Rs256), Err(KeyError::NotMade));
+    }
+}

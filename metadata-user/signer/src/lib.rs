@@ -1,0 +1,24 @@
+//! The signer: a process of its own that holds the private keys of identity tokens.
+//!
+//! The agent starts the signer before it restricts itself, and is connected to it by a socket pair. The agent sends
+//! claims, and gets tokens and public keys. The private keys are in no memory of the agent.
+//!
+//! ```text
+//!  agent ── Setup, Request ──► signer ── reads ──► DIR/*.pem
+//!        ◄── Reply ───────────
+//! ```
+//!
+//! [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`run`] the
+//! process.
+
+pub mod directory;
+pub mod jwks;
+pub mod jwt;
+pub mod key;
+pub mod run;
+pub mod wire;
+
+pub use directory::{DirectoryError, KeyDirectory, Rotation};
+pub use key::{Algorithm, Key, KeyError};
+pub use run::{SignerError, run};
+pub use wire::{Reply, Request, Setup};
