@@ -57,6 +57,7 @@ mod ec2;
 mod eve;
 mod gce;
 mod hetzner;
+mod identity;
 mod json;
 mod kubevirt;
 mod maas;
@@ -155,6 +156,7 @@ pub fn render(record: &Record, interner: &mut Interner, vm: Vm) -> Responses {
 
 /// Renders the answers of these dialects, and those that every VM has.
 fn render_dialects(record: &Record, interner: &mut Interner, vm: Vm, dialects: Dialects) -> Responses {
+    let issues = vm.desk.is_some();
     let mut sheet = Sheet::new(interner, vm);
     sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
     core::render(record, &mut sheet);
@@ -163,5 +165,8 @@ fn render_dialects(record: &Record, interner: &mut Interner, vm: Vm, dialects: D
         (row.dialect.render)(record, &mut sheet);
     }
     messages::render(&mut sheet);
+    if issues {
+        identity::render(&mut sheet);
+    }
     sheet.finish()
 }

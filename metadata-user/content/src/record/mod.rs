@@ -8,6 +8,7 @@ mod credentials;
 mod derive;
 mod dialects;
 mod error;
+pub mod identity;
 mod metadata;
 pub mod network;
 mod parse;
@@ -35,6 +36,7 @@ pub use serving::{
 pub use sink::Sink;
 pub use validate::{is_network_config, is_network_data};
 
+use identity::Identity;
 use network::Network;
 use values::Line;
 use vm::{
@@ -153,6 +155,9 @@ pub struct Record {
     pub credentials: Credentials,
     /// Key that signs identity documents.
     pub signing: Option<Signing>,
+    /// What tokens that others verify say about the VM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identity: Option<Box<Identity>>,
     /// Which dialects serve the record, and how.
     #[serde(default)]
     pub serve: Serve,

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use super::credentials::Credential;
 use super::dialects::Dialect;
 use super::error::{RecordError, Warning};
+use super::identity::{AUDIENCES, SUBJECT_OCTETS};
 use super::network::{Mode, Nic};
 use super::parse::{Step, Text, way};
 use super::serving::{Imdsv2, ServeLimits, USER_DATA_MAX};
@@ -41,6 +42,7 @@ pub(super) fn validate(
     validator.raw_network(record)?;
     validator.credentials(record)?;
     validator.serving(record)?;
+    validator.identity(record)?;
     Ok(validator.warnings)
 }
 
@@ -418,6 +420,24 @@ impl Validator<'_> {
             return Err(self.refuse(&here, "`expires` with `text`", "none", "add when the token expires"));
         }
         Ok(())
+    }
+
+    fn identity(&self, record: &Record) -> Checked {
+        let Some(identity) = &record.identity else { return Ok(()) };
+        let audiences = identity.audiences.as_ref().map_or(0, Vec::len);
+        self.at_most(&way!["identity", "audiences"], AUDIENCES, audiences, "audiences")?;
+        let here = way!["identity", "subject"];
+        match identity.subject.as_ref().map(|subject| subject.fill(record)) {
+            Some(Err(value)) => {
+                let remedy = "set it, or leave it out of the template";
+                Err(self.refuse(&here, format_args!("a value for `{value}`"), "none", remedy))
+            }
+            Some(Ok(subject)) if subject.len() > SUBJECT_OCTETS => {
+                let expected = format_args!("a subject of at most {SUBJECT_OCTETS} octets");
+                Err(self.refuse(&here, expected, subject.len(), "use a shorter template"))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn serving(&mut self, record: &Record) -> Checked {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::http::{Request, Response};
+use crate::identity::{Desk, Issuer};
 use crate::mailbox::{Mailbox, Wait};
 use crate::record::Record;
 use crate::record::vm::Sinks;
@@ -24,6 +25,8 @@ pub struct Vm {
     pub mailbox: Arc<Mailbox>,
     /// Destinations of the guest's messages.
     pub sinks: Sinks,
+    /// Issues the VM's identity tokens; `None` on a node without an issuer.
+    pub desk: Option<Arc<Desk>>,
 }
 
 impl Vm {
@@ -32,14 +35,27 @@ impl Vm {
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let uuid = record.vm.uuid.as_str().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
-        Self { uuid, keyring, mailbox, sinks: record.sinks.clone() }
+        Self { uuid, keyring, mailbox, sinks: record.sinks.clone(), desk: None }
+    }
+
+    /// Returns the VM with a desk for its identity tokens.
+    #[must_use]
+    pub fn issued_by(mut self, issuer: &Issuer, record: &Record) -> Self {
+        self.desk = Some(Arc::new(Desk::new(issuer, record)));
+        self
     }
 
     /// Builds a VM with its own key and mailbox, to inspect a record without serving it.
     #[must_use]
     pub fn alone(uuid: &str) -> Self {
         let mailbox = Arc::new(Mailbox::new(uuid, &Outbox::detached()));
-        Self { uuid: uuid.into(), keyring: Arc::new(Keyring::ephemeral()), mailbox, sinks: Sinks::default() }
+        Self {
+            uuid: uuid.into(),
+            keyring: Arc::new(Keyring::ephemeral()),
+            mailbox,
+            sinks: Sinks::default(),
+            desk: None,
+        }
     }
 }
 

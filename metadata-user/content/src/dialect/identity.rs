@@ -1,0 +1,103 @@
+//! `/v1/identity/jwt`: a token by which others recognise the VM. It belongs to no cloud's dialect.
+//!
+//! Requests need the header field of kubevirt-imds' credentials, must not come through a proxy, and the answer does not
+//! leave the guest's first hop. So neither a web application that is made to fetch a URL nor a container gets a token.
+
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use super::sheet::{JSON, Sheet};
+use super::tokens::UNPROXIED;
+use crate::http::{Response, Status};
+use crate::identity::{Answer, Refusal};
+use crate::record::identity::Audience;
+use crate::store::{Call, Condition, EVERY_DIALECT, Guard, Live, Methods, Outcome, Parked};
+
+const PATH: &str = "/v1/identity/jwt";
+/// Media type of a JWT (RFC 7519 section 10.3.1).
+const JWT: &str = "application/jwt";
+/// Maximum number of query parameters that are read.
+const PARAMETERS: usize = 16;
+/// How long a request waits for its token. A signature takes milliseconds.
+pub(super) const SIGN_WITHIN: Duration = Duration::from_secs(2);
+
+static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+    let needed = Condition::HeaderIs { name: "Metadata", value: "true" };
+    let missing = error(Status(400), &[], "missing_header", "Metadata: true header is required");
+    [UNPROXIED.clone(), Guard { condition: needed, otherwise: missing }]
+});
+
+static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
+    let why = format!("expected one parameter `audience` of {}", Audience::FORM);
+    error(Status(400), &[], "invalid_audience", &why)
+});
+static REFUSED: LazyLock<Response> = LazyLock::new(|| {
+    error(Status(403), &[], "audience_not_allowed", "the VM's record does not list this audience")
+});
+static TOO_MANY: LazyLock<Response> = LazyLock::new(|| {
+    error(
+        Status(429),
+        &[("Retry-After", "1")],
+        "too_many_requests",
+        "use a token again until half of its lifetime",
+    )
+});
+static UNAVAILABLE: LazyLock<Response> = LazyLock::new(|| {
+    error(Status(503), &[("Retry-After", "1")], "token_unavailable", "no token is signed at the moment")
+});
+
+fn error(status: Status, fields: &[(&str, &str)], name: &str, message: &str) -> Response {
+    let document = serde_json::json!({ "error": name, "message": message });
+    Response::new(status, Some(JSON), fields, format!("{document}\n"))
+}
+
+/// Adds the path, on a node with an issuer.
+pub(super) fn render(sheet: &mut Sheet<'_>) {
+    sheet.begin(EVERY_DIALECT);
+    sheet.live(PATH, Methods::READ, &*GUARDS, Jwt);
+}
+
+#[derive(Debug)]
+struct Jwt;
+
+/// Returns the only parameter `audience`.
+fn audience(query: &str) -> Option<Audience> {
+    let parameters = form_urlencoded::parse(query.as_bytes()).take(PARAMETERS);
+    let mut audiences = parameters.filter(|(name, _)| name == "audience").map(|(_, value)| value);
+    let audience = Audience::parse(&audiences.next()?);
+    audience.filter(|_| audiences.next().is_none())
+}
+
+impl Live for Jwt {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let Some(desk) = &call.vm.desk else { return UNAVAILABLE.clone().into() };
+        let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
+        match desk.ask(call.connection.slot, &audience, call.now, call.parked.is_some()) {
+            Answer::Token(token) => {
+                Response::new(Status(200), Some(JWT), &[], token.text).within(desk.hop_limit()).into()
+            }
+            Answer::Refused(Refusal::Audience) => REFUSED.clone().into(),
+            Answer::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
+            Answer::Refused(Refusal::Unavailable) => UNAVAILABLE.clone().into(),
+            Answer::Wait => wait(call),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "an identity token for an audience"
+    }
+}
+
+fn wait(call: &Call<'_>) -> Outcome {
+    match call.parked {
+        Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => UNAVAILABLE.clone().into(),
+        Some(parked) => Outcome::Park(parked.clone()),
+        None => {
+            let (until, wait) = (call.now.mono + SIGN_WITHIN, call.vm.mailbox.wait());
+            Outcome::Park(Parked { until, state: 0, wait })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,326 @@
+//! The desk of one VM: its claims, its tokens, and how many it may ask for.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use metadata_base::time::Now;
+use metadata_common::mac::Mac;
+use metadata_common::maps::Slot;
+use serde_json::{Map, Value};
+
+use super::claims::Claims;
+use super::{Issuer, Place, count};
+use crate::record::Record;
+use crate::record::identity::Audience;
+
+/// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
+pub const CACHED_PER_VM: usize = 16;
+/// Maximum number of tokens of one VM that wait for their signature.
+pub const WAITING_PER_VM: usize = 4;
+/// Tokens that one VM may have signed at once.
+pub const SIGNINGS_BURST: u64 = 16;
+/// Tokens that one VM may have signed per second, sustained.
+pub const SIGNINGS_PER_SECOND: u64 = 1;
+/// Maximum number of slots whose NIC is known: each NIC of a record may move once.
+const SEATS: usize = 64;
+/// How far a token's time may be ahead of the worker's clock, which is read about once a second, in seconds.
+const CLOCK_SLACK: u64 = 5;
+
+/// A signed token.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token {
+    /// The token.
+    pub text: Bytes,
+    /// Time of the signature, in Unix seconds.
+    pub issued: u64,
+    /// End of its validity, in Unix seconds.
+    pub expires: u64,
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Token").field("expires", &self.expires).finish_non_exhaustive()
+    }
+}
+
+impl Token {
+    /// Returns whether the token is valid. If it seems to be issued in the future, the clock has been set back.
+    fn is_valid(&self, now_unix: u64) -> bool {
+        self.issued <= now_unix.saturating_add(CLOCK_SLACK) && now_unix < self.expires
+    }
+
+    /// Returns whether half of its lifetime is left.
+    fn is_fresh(&self, now_unix: u64) -> bool {
+        let half = self.expires.saturating_sub(self.issued) / 2;
+        self.is_valid(now_unix) && now_unix < self.issued.saturating_add(half)
+    }
+}
+
+/// Why a request gets no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The record does not allow the audience.
+    Audience,
+    /// The VM asks too often.
+    TooMany,
+    /// Too many VMs ask, or the signer does not sign.
+    Unavailable,
+}
+
+/// The answer to a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The token.
+    Token(Token),
+    /// The token is being signed.
+    Wait,
+    /// There is no token.
+    Refused(Refusal),
+}
+
+/// A token for one audience and NIC.
+#[derive(Debug)]
+struct Entry {
+    audience: Box<str>,
+    mac: Option<Mac>,
+    waits: bool,
+    token: Option<Token>,
+}
+
+impl Entry {
+    fn is_for(&self, audience: &str, mac: Option<Mac>) -> bool {
+        *self.audience == *audience && self.mac == mac
+    }
+
+    fn valid(&self, now_unix: u64) -> Option<&Token> {
+        self.token.as_ref().filter(|token| token.is_valid(now_unix))
+    }
+}
+
+#[derive(Debug)]
+struct Book {
+    entries: Vec<Entry>,
+    /// Signings that are left, and when that was counted. Workers share no monotonic clock, so this is Unix time.
+    left: u64,
+    counted_unix: u64,
+}
+
+impl Book {
+    fn take(&mut self, now_unix: u64) -> bool {
+        let gained = now_unix.saturating_sub(self.counted_unix).saturating_mul(SIGNINGS_PER_SECOND);
+        self.left = self.left.saturating_add(gained).min(SIGNINGS_BURST);
+        self.counted_unix = now_unix;
+        let is_left = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        is_left
+    }
+
+    fn waiting(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.waits).count()
+    }
+
+    fn find(&mut self, audience: &str, mac: Option<Mac>) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.is_for(audience, mac))
+    }
+
+    /// Marks a token as ordered. A full book forgets the token that expires first.
+    fn order(&mut self, audience: &str, mac: Option<Mac>) {
+        if let Some(entry) = self.find(audience, mac) {
+            entry.waits = true;
+            return;
+        }
+        if self.entries.len() == CACHED_PER_VM {
+            let idle = self.entries.iter().enumerate().filter(|(_, entry)| !entry.waits);
+            let first = idle.min_by_key(|(_, entry)| entry.token.as_ref().map_or(0, |token| token.expires));
+            if let Some((at, _)) = first {
+                self.entries.swap_remove(at);
+            }
+        }
+        self.entries.push(Entry { audience: audience.into(), mac, waits: true, token: None });
+    }
+}
+
+/// The desk of one VM. It belongs to one version of its record, so a changed record has no old tokens.
+pub struct Desk {
+    issuer: Issuer,
+    uuid: Box<str>,
+    name: Box<str>,
+    claims: Claims,
+    audiences: Option<Box<[Audience]>>,
+    hop_limit: u8,
+    seats: Mutex<VecDeque<(Slot, Mac)>>,
+    book: Mutex<Book>,
+}
+
+impl fmt::Debug for Desk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Desk").field("subject", &self.claims.subject()).finish_non_exhaustive()
+    }
+}
+
+/// Locks the mutex, ignoring poison: every change below is complete or has not started.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Desk {
+    /// Creates the desk of a record.
+    #[must_use]
+    pub fn new(issuer: &Issuer, record: &Record) -> Self {
+        let audiences = record.identity.as_ref().and_then(|identity| identity.audiences.clone());
+        Self {
+            issuer: issuer.clone(),
+            uuid: record.vm.uuid.as_str().into(),
+            name: record.vm.name.as_str().into(),
+            claims: Claims::of(record, issuer.trust_domain()),
+            audiences: audiences.map(Into::into),
+            hop_limit: record.serve.hop_limit.get(),
+            seats: Mutex::default(),
+            book: Mutex::new(Book { entries: Vec::new(), left: SIGNINGS_BURST, counted_unix: 0 }),
+        }
+    }
+
+    /// Notes which NIC has a slot.
+    pub fn seat(&self, slot: Slot, mac: Mac) {
+        let mut seats = locked(&self.seats);
+        seats.retain(|(known, _)| *known != slot);
+        if seats.len() == SEATS {
+            seats.pop_front();
+        }
+        seats.push_back((slot, mac));
+    }
+
+    /// Returns the TTL or hop limit of packets that carry a token.
+    #[must_use]
+    pub fn hop_limit(&self) -> u8 {
+        self.hop_limit
+    }
+
+    /// Returns the token for an audience, or has it signed. `has_waited` is true for a request that got
+    /// [`Answer::Wait`] before: it does not order a second time.
+    #[must_use]
+    pub fn ask(self: &Arc<Self>, slot: Slot, audience: &Audience, now: Now, has_waited: bool) -> Answer {
+        if self.audiences.as_ref().is_some_and(|allowed| !allowed.contains(audience)) {
+            return Answer::Refused(Refusal::Audience);
+        }
+        let (audience, now_unix) = (audience.as_str(), now.unix_seconds);
+        let mac = locked(&self.seats).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
+        let counters = &self.issuer.0.counters;
+        let mut book = locked(&self.book);
+        let known = book.find(audience, mac);
+        if let Some(token) = known.as_ref().and_then(|entry| entry.token.as_ref())
+            && token.is_fresh(now_unix)
+        {
+            if !has_waited {
+                count(&counters.reused);
+            }
+            return Answer::Token(token.clone());
+        }
+        if known.as_ref().is_some_and(|entry| entry.waits) {
+            return Answer::Wait;
+        }
+        // A token in the second half of its lifetime is better than none.
+        let older = known.and_then(|entry| entry.valid(now_unix).cloned());
+        let refused = |why| older.clone().map_or(Answer::Refused(why), Answer::Token);
+        if has_waited {
+            return refused(Refusal::Unavailable);
+        }
+        if book.waiting() >= WAITING_PER_VM || !book.take(now_unix) {
+            count(&counters.limited);
+            return refused(Refusal::TooMany);
+        }
+        let Some(place) = Place::take(&self.issuer) else {
+            count(&counters.crowded);
+            return refused(Refusal::Unavailable);
+        };
+        book.order(audience, mac);
+        // An order that is dropped locks the book.
+        drop(book);
+        let desk = Arc::clone(self);
+        let order = Order { desk, audience: audience.into(), mac, slot, is_signed: false, _place: place };
+        if (self.issuer.0.hand_over)(Box::new(order)) { Answer::Wait } else { refused(Refusal::Unavailable) }
+    }
+}
+
+/// A token to be signed.
+pub struct Order {
+    desk: Arc<Desk>,
+    audience: Box<str>,
+    mac: Option<Mac>,
+    slot: Slot,
+    is_signed: bool,
+    /// Held until the token is signed or lost.
+    _place: Place,
+}
+
+impl fmt::Debug for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Order")
+            .field("desk", &self.desk)
+            .field("audience", &self.audience)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Order {
+    /// Returns the slot whose request waits.
+    #[must_use]
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    /// Returns the VM's UUID and name.
+    #[must_use]
+    pub fn vm(&self) -> (&str, &str) {
+        (&self.desk.uuid, &self.desk.name)
+    }
+
+    /// Returns the MAC of the NIC that asks, if it is known.
+    #[must_use]
+    pub fn mac(&self) -> Option<Mac> {
+        self.mac
+    }
+
+    /// Returns the subject.
+    #[must_use]
+    pub fn subject(&self) -> &str {
+        self.desk.claims.subject()
+    }
+
+    /// Returns the audience.
+    #[must_use]
+    pub fn audience(&self) -> &str {
+        &self.audience
+    }
+
+    /// Returns the claims, without those of the signer.
+    #[must_use]
+    pub fn claims(&self) -> Map<String, Value> {
+        self.desk.claims.for_audience(&self.audience, self.mac)
+    }
+
+    /// Stores the token. An order that is dropped without it has failed.
+    pub fn signed(mut self, token: Token) {
+        count(&self.desk.issuer.0.counters.signed);
+        self.is_signed = true;
+        self.end(Some(token));
+    }
+
+    fn end(&self, token: Option<Token>) {
+        if let Some(entry) = locked(&self.desk.book).find(&self.audience, self.mac) {
+            entry.waits = false;
+            entry.token = token.or_else(|| entry.token.take());
+        }
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        if !self.is_signed {
+            count(&self.desk.issuer.0.counters.failed);
+            self.end(None);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Identity tokens: who a VM is, in a form that others can verify.
+//!
+//! A token's claims come from the VM's record and from the NIC that asks, never from what the guest wrote. The guest
+//! chooses the audience only. The keys are in another process, so a signature takes a while: a [`Desk`] hands an
+//! [`Order`] over without waiting, and the request is parked until the token is there. The agent's module `identity`
+//! passes orders on.
+
+mod claims;
+mod desk;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+pub use desk::{
+    Answer, CACHED_PER_VM, Desk, Order, Refusal, SIGNINGS_BURST, SIGNINGS_PER_SECOND, Token, WAITING_PER_VM,
+};
+
+/// Maximum number of tokens of all VMs that wait for their signature.
+pub const WAITING: usize = 256;
+
+/// Counts of tokens since the start of the agent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IdentityCounts {
+    /// Tokens that were signed.
+    pub signed: u64,
+    /// Requests that got a token that was signed before.
+    pub reused: u64,
+    /// Requests beyond the limit of their VM.
+    pub limited: u64,
+    /// Requests beyond [`WAITING`].
+    pub crowded: u64,
+    /// Tokens that the signer refused or did not deliver.
+    pub failed: u64,
+    /// Tokens that wait for their signature now.
+    pub waiting: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    signed: AtomicU64,
+    reused: AtomicU64,
+    limited: AtomicU64,
+    crowded: AtomicU64,
+    failed: AtomicU64,
+    waiting: AtomicUsize,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+type HandOver = dyn Fn(Box<Order>) -> bool + Send + Sync;
+
+struct Shared {
+    trust_domain: Option<Box<str>>,
+    hand_over: Box<HandOver>,
+    counters: Counters,
+}
+
+/// Hands orders over for signature. Clones share one queue.
+#[derive(Clone)]
+pub struct Issuer(Arc<Shared>);
+
+impl fmt::Debug for Issuer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Issuer").field("counters", &self.0.counters).finish_non_exhaustive()
+    }
+}
+
+impl Issuer {
+    /// Creates an issuer that calls `hand_over` with each order. At most [`WAITING`] orders, [`WAITING_PER_VM`] of one
+    /// VM, exist at once. `hand_over` must not wait; if it returns false, the order has failed.
+    #[must_use]
+    pub fn new(
+        trust_domain: Option<&str>,
+        hand_over: impl Fn(Box<Order>) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        let (trust_domain, hand_over) = (trust_domain.map(Into::into), Box::new(hand_over));
+        Self(Arc::new(Shared { trust_domain, hand_over, counters: Counters::default() }))
+    }
+
+    /// Returns the counts.
+    #[must_use]
+    pub fn counts(&self) -> IdentityCounts {
+        let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.0.counters;
+        IdentityCounts {
+            signed: of(&counters.signed),
+            reused: of(&counters.reused),
+            limited: of(&counters.limited),
+            crowded: of(&counters.crowded),
+            failed: of(&counters.failed),
+            waiting: counters.waiting.load(Ordering::Relaxed) as u64,
+        }
+    }
+
+    fn trust_domain(&self) -> Option<&str> {
+        self.0.trust_domain.as_deref()
+    }
+}
+
+/// One place among the waiting orders. Dropping it frees the place.
+struct Place(Issuer);
+
+impl Place {
+    fn take(issuer: &Issuer) -> Option<Self> {
+        let more = |n| if n < WAITING { Some(n + 1) } else { None };
+        let waiting = &issuer.0.counters.waiting;
+        waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        Some(Self(issuer.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.0.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}

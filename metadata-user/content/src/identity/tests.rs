@@ -1,0 +1,245 @@
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use metadata_base::time::Now;
+use metadata_common::mac::Mac;
+use serde_json::{Value, json};
+
+use super::{
+    Answer, CACHED_PER_VM, Desk, IdentityCounts, Issuer, Order, Refusal, SIGNINGS_BURST, Token, WAITING,
+    WAITING_PER_VM,
+};
+use crate::record::Record;
+use crate::record::identity::Audience;
+
+const NOW: u64 = 1_000_000;
+const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
+const MAC: Mac = Mac([0x52, 0x54, 0, 0x12, 0x34, 0x57]);
+
+fn full() -> Value {
+    serde_yaml::from_str(include_str!("../../../../tests/vectors/record.yaml"))
+        .expect("the full record is YAML")
+}
+
+fn parse(record: &Value) -> Record {
+    Record::parse("test.json", &record.to_string()).expect("a good record").0
+}
+
+fn at(unix_seconds: u64) -> Now {
+    Now { mono: Duration::ZERO, unix_seconds }
+}
+
+fn audience(text: &str) -> Audience {
+    Audience::parse(text).expect("an audience")
+}
+
+fn token(text: &str, issued: u64) -> Token {
+    Token { text: text.to_owned().into(), issued, expires: issued + 100 }
+}
+
+fn record(identity: Value) -> Record {
+    let mut record = full();
+    record["identity"] = identity;
+    parse(&record)
+}
+
+/// An issuer whose orders stay in a list.
+struct Node {
+    issuer: Issuer,
+    orders: Arc<Mutex<Vec<Order>>>,
+}
+
+impl Node {
+    fn new(trust_domain: Option<&str>) -> Self {
+        let orders: Arc<Mutex<Vec<Order>>> = Arc::default();
+        let list = Arc::clone(&orders);
+        let issuer = Issuer::new(trust_domain, move |order| {
+            list.lock().expect("sound").push(*order);
+            true
+        });
+        Self { issuer, orders }
+    }
+
+    fn desk(&self, identity: Value) -> Arc<Desk> {
+        Arc::new(Desk::new(&self.issuer, &record(identity)))
+    }
+
+    fn next(&self) -> Order {
+        self.orders.lock().expect("sound").remove(0)
+    }
+}
+
+#[test]
+fn claims_come_from_the_record_and_the_nic_that_asks() {
+    let template = "ns/{namespace}/sa-{project}/{name}";
+    for (domain, identity, subject) in [
+        (None, json!({}), format!("vm:{UUID}")),
+        (Some("example.org"), json!({}), format!("spiffe://example.org/vm/{UUID}")),
+        (None, json!({"subject": template}), "ns/default/sa-p1/web-1".into()),
+        (
+            Some("example.org"),
+            json!({"subject": template}),
+            "spiffe://example.org/ns/default/sa-p1/web-1".into(),
+        ),
+    ] {
+        let node = Node::new(domain);
+        let desk = node.desk(identity);
+        desk.seat(3, MAC);
+        for (slot, nic) in [(3, json!({"id": "n1", "mac": "52:54:00:12:34:57"})), (4, json!(null))] {
+            assert_eq!(desk.ask(slot, &audience("vault"), at(NOW), false), Answer::Wait);
+            let order = node.next();
+            let claims = Value::Object(order.claims());
+            assert_eq!((&claims["sub"], &claims["aud"]), (&json!(subject), &json!("vault")));
+            assert_eq!(
+                (&claims["vm"]["uuid"], &claims["vm"]["image"]),
+                (&json!(UUID), &json!("ami-00000001"))
+            );
+            assert_eq!((&claims["vm"]["nic"], order.slot()), (&nic, slot));
+        }
+    }
+}
+
+#[test]
+fn no_value_of_a_record_adds_a_segment_to_a_subject() {
+    let mut odd = full();
+    odd["identity"] = json!({"subject": "ns/{namespace}/{name}"});
+    for (name, namespace, subject) in [
+        ("a/../b", "prod", "ns/prod/a%2F..%2Fb"),
+        ("..", "x", "ns/x/%2E%2E"),
+        ("ä b", "{name}", "ns/%7Bname%7D/%C3%A4%20b"),
+    ] {
+        (odd["vm"]["name"], odd["vm"]["namespace"]) = (json!(name), json!(namespace));
+        let node = Node::new(Some("d"));
+        let desk = Arc::new(Desk::new(&node.issuer, &parse(&odd)));
+        assert_eq!(desk.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+        assert_eq!(node.next().subject(), format!("spiffe://d/{subject}"));
+    }
+}
+
+#[test]
+fn bad_templates_and_audiences_are_refused() {
+    let mut lacks = full();
+    lacks["vm"].as_object_mut().expect("a mapping").remove("namespace");
+    lacks["identity"] = json!({"subject": "{namespace}"});
+    let refused =
+        |record: &Value| Record::parse("vm.json", &record.to_string()).expect_err("refused").to_string();
+    assert!(
+        refused(&lacks).contains("expected a value for `{namespace}`, found none"),
+        "{}",
+        refused(&lacks)
+    );
+    for (field, value) in [
+        ("subject", json!("")),
+        ("subject", json!("/a")),
+        ("subject", json!("a//b")),
+        ("subject", json!("a/../b")),
+        ("subject", json!("{user}")),
+        ("subject", json!("{uuid")),
+        ("subject", json!("a b")),
+        ("subject", json!("x".repeat(256))),
+        ("audiences", json!([""])),
+        ("audiences", json!(["a b"])),
+        ("audiences", json!(["x".repeat(256)])),
+        ("audiences", json!(vec!["a"; 33])),
+        ("issuer", json!("https://elsewhere")),
+    ] {
+        let mut record = full();
+        record["identity"] = json!({field: value});
+        assert!(refused(&record).contains("identity"), "{field} {value}: {}", refused(&record));
+    }
+}
+
+#[test]
+fn a_token_is_reused_until_half_of_its_lifetime_and_not_after_a_step_of_the_clock() {
+    let node = Node::new(None);
+    let desk = node.desk(json!({}));
+    let ask = |now, has_waited| desk.ask(0, &audience("a"), at(now), has_waited);
+    assert_eq!((ask(NOW, false), ask(NOW, false)), (Answer::Wait, Answer::Wait));
+    let first = token("first", NOW);
+    node.next().signed(first.clone());
+    assert!(node.orders.lock().expect("sound").is_empty(), "two requests are one order");
+    for now in [NOW, NOW - 1, NOW + 49] {
+        assert_eq!(ask(now, true), Answer::Token(first.clone()), "{now}");
+    }
+    assert_eq!(ask(NOW + 50, false), Answer::Wait, "half of the lifetime is over");
+    drop(node.next());
+    assert_eq!(ask(NOW + 50, true), Answer::Token(first.clone()), "better than none");
+    assert_eq!(ask(NOW + 100, true), Answer::Refused(Refusal::Unavailable));
+    assert_eq!(ask(NOW - 60, true), Answer::Refused(Refusal::Unavailable), "from the future");
+    assert_eq!(ask(NOW + 100, false), Answer::Wait);
+    node.next().signed(token("second", NOW + 100));
+    assert_eq!(ask(NOW + 100, true), Answer::Token(token("second", NOW + 100)));
+    let IdentityCounts { signed, reused, failed, waiting, .. } = node.issuer.counts();
+    assert_eq!((signed, reused, failed, waiting), (2, 0, 1, 0));
+}
+
+#[test]
+fn each_limit_can_be_reached_and_not_exceeded() {
+    let node = Node::new(None);
+    let desk = node.desk(json!({}));
+    let ask = |n: usize, now| desk.ask(0, &audience(&format!("a{n}")), at(now), false);
+    (0..WAITING_PER_VM).for_each(|n| assert_eq!(ask(n, NOW), Answer::Wait));
+    assert_eq!(ask(WAITING_PER_VM, NOW), Answer::Refused(Refusal::TooMany));
+    let sign = |now| {
+        while let Some(order) = node.orders.lock().expect("sound").pop() {
+            order.signed(token("t", now));
+        }
+    };
+    sign(NOW);
+    let burst = usize::try_from(SIGNINGS_BURST).expect("small");
+    for n in WAITING_PER_VM..burst {
+        assert_eq!(ask(n, NOW), Answer::Wait);
+        sign(NOW);
+    }
+    assert_eq!(ask(burst, NOW), Answer::Refused(Refusal::TooMany));
+    assert!(matches!(ask(0, NOW), Answer::Token(_)), "a signed token stays available");
+    assert_eq!(ask(burst, NOW + 1), Answer::Wait, "one more each second");
+    sign(NOW + 1);
+    assert_eq!(burst, CACHED_PER_VM);
+    let kept = (0..=burst).filter(|n| matches!(ask(*n, NOW + 1), Answer::Token(_))).count();
+    assert_eq!(kept, CACHED_PER_VM);
+    assert_eq!(node.issuer.counts().limited, 3);
+}
+
+#[test]
+fn a_full_queue_of_the_node_refuses_and_recovers() {
+    let node = Node::new(None);
+    let desks: Vec<_> = (0..=WAITING).map(|_| node.desk(json!({}))).collect();
+    let ask = |desk: &Arc<Desk>| desk.ask(0, &audience("a"), at(NOW), false);
+    assert!(desks[..WAITING].iter().all(|desk| ask(desk) == Answer::Wait));
+    assert_eq!(ask(&desks[WAITING]), Answer::Refused(Refusal::Unavailable));
+    node.orders.lock().expect("sound").clear();
+    assert_eq!((ask(&desks[WAITING]), node.issuer.counts().crowded), (Answer::Wait, 1));
+    let closed = Issuer::new(None, |_| false);
+    let desk = Arc::new(Desk::new(&closed, &record(json!({}))));
+    assert_eq!(ask(&desk), Answer::Refused(Refusal::Unavailable), "there is no signer");
+    assert_eq!((closed.counts().failed, closed.counts().waiting), (1, 0));
+}
+
+#[test]
+fn a_record_limits_the_audiences() {
+    for (allowed, wanted, refused) in [
+        (json!(null), "a", false),
+        (json!(["a", "b"]), "b", false),
+        (json!(["a"]), "b", true),
+        (json!([]), "a", true),
+    ] {
+        let node = Node::new(None);
+        let answer = node.desk(json!({"audiences": allowed})).ask(0, &audience(wanted), at(NOW), false);
+        assert_eq!(answer == Answer::Refused(Refusal::Audience), refused, "{allowed} {wanted}");
+    }
+}
+
+#[test]
+fn debug_output_shows_no_token() {
+    let node = Node::new(None);
+    let desk = node.desk(json!({}));
+    assert_eq!(desk.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+    let order = node.next();
+    assert!(!format!("{order:?}").is_empty());
+    order.signed(token("CANARY", NOW));
+    let answer = desk.ask(0, &audience("a"), at(NOW), false);
+    for text in [format!("{desk:?}"), format!("{answer:?}"), format!("{:?}", node.issuer)] {
+        assert!(!text.contains("CANARY") && !text.contains("67, 65"), "{text}");
+    }
+}

@@ -1,0 +1,196 @@
+//! `identity`: what tokens that others verify say about the VM.
+
+use std::fmt;
+
+use serde::de::Deserializer;
+use serde::{Deserialize, Serialize, Serializer};
+
+use super::Record;
+use super::values::{Text, text};
+
+/// Maximum length of an audience, in octets.
+pub const AUDIENCE_OCTETS: usize = 255;
+/// Maximum number of audiences that a record lists.
+pub const AUDIENCES: usize = 32;
+/// Maximum length of a subject's template, in octets.
+pub const TEMPLATE_OCTETS: usize = 255;
+/// Maximum length of a subject without its trust domain, in octets.
+pub const SUBJECT_OCTETS: usize = 1_024;
+
+/// `identity`: what tokens that others verify say about the VM.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(expecting = "a mapping", deny_unknown_fields, default)]
+pub struct Identity {
+    /// Subject of the VM's tokens, with `{uuid}`, `{name}`, `{namespace}` and `{project}` for values of the record. With
+    /// a trust domain it is the path of the SPIFFE ID. Default: `vm/{uuid}`, or `vm:{uuid}` without a trust domain.
+    pub subject: Option<Subject>,
+    /// Audiences for which the guest may get a token; any by default, none with an empty list.
+    pub audiences: Option<Vec<Audience>>,
+}
+
+/// The party for which a token is meant: visible ASCII characters.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Audience(String);
+
+impl Audience {
+    /// The form of an audience.
+    pub const FORM: &str = "1 to 255 visible ASCII characters";
+
+    /// Parses an audience; `None` if it does not have its form.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_good = (1..=AUDIENCE_OCTETS).contains(&text.len());
+        (is_good && text.bytes().all(|octet| octet.is_ascii_graphic())).then(|| Self(text.to_owned()))
+    }
+
+    /// Returns the text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl Text for Audience {
+    const EXPECTED: &'static str = Self::FORM;
+
+    fn read(text: &str) -> Option<Self> {
+        Self::parse(text)
+    }
+}
+
+impl Serialize for Audience {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for Audience {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        text(deserializer)
+    }
+}
+
+/// A value of the record that a template names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    Uuid,
+    Name,
+    Namespace,
+    Project,
+}
+
+impl Value {
+    const ALL: [(&'static str, Self); 4] = [
+        ("{uuid}", Self::Uuid),
+        ("{name}", Self::Name),
+        ("{namespace}", Self::Namespace),
+        ("{project}", Self::Project),
+    ];
+
+    fn of(self, record: &Record) -> &str {
+        match self {
+            Self::Uuid => record.vm.uuid.as_str(),
+            Self::Name => record.vm.name.as_str(),
+            Self::Namespace => record.namespace(),
+            Self::Project => record.vm.project.id.as_str(),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Part {
+    Literal(String),
+    Value(Value),
+}
+
+/// Template of a subject.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Subject(Vec<Part>);
+
+impl Subject {
+    /// Fills the template in with values of a record. In values, octets other than letters, digits, `.`, `_`, `~` and
+    /// `-` are percent-encoded, so that no value can add a `/` or become `..`.
+    ///
+    /// # Errors
+    /// The name of a value that the record does not have.
+    pub fn fill(&self, record: &Record) -> Result<String, &'static str> {
+        let mut subject = String::new();
+        for part in &self.0 {
+            match part {
+                Part::Literal(literal) => subject.push_str(literal),
+                Part::Value(value) => match value.of(record) {
+                    "" => return Err(name(*value)),
+                    text => escape(text, &mut subject),
+                },
+            }
+        }
+        Ok(subject)
+    }
+}
+
+fn name(value: Value) -> &'static str {
+    Value::ALL.into_iter().find(|(_, known)| *known == value).map_or("", |(name, _)| name)
+}
+
+fn escape(text: &str, out: &mut String) {
+    use fmt::Write as _;
+    let is_dots = text.bytes().all(|octet| octet == b'.');
+    for octet in text.bytes() {
+        let is_plain = octet.is_ascii_alphanumeric() || matches!(octet, b'_' | b'~' | b'-');
+        if is_plain || (octet == b'.' && !is_dots) {
+            out.push(char::from(octet));
+        } else {
+            write!(out, "%{octet:02X}").expect("writing to a String cannot fail");
+        }
+    }
+}
+
+impl Text for Subject {
+    const EXPECTED: &'static str = "1 to 255 letters, digits and `._~:/-` with `{uuid}`, `{name}`, `{namespace}` or \
+        `{project}`, and no empty segment";
+
+    fn read(text: &str) -> Option<Self> {
+        let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");
+        if text.len() > TEMPLATE_OCTETS || !text.split('/').all(is_segment) {
+            return None;
+        }
+        let (mut parts, mut rest) = (Vec::new(), text);
+        while !rest.is_empty() {
+            if rest.starts_with('{') {
+                let (name, value) = Value::ALL.into_iter().find(|(name, _)| rest.starts_with(name))?;
+                parts.push(Part::Value(value));
+                rest = &rest[name.len()..];
+                continue;
+            }
+            let (literal, after) = rest.split_at(rest.find('{').unwrap_or(rest.len()));
+            let is_good = |octet: u8| octet.is_ascii_alphanumeric() || b"._~:/-".contains(&octet);
+            if !literal.bytes().all(is_good) {
+                return None;
+            }
+            parts.push(Part::Literal(literal.to_owned()));
+            rest = after;
+        }
+        Some(Self(parts))
+    }
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|part| match part {
+            Part::Literal(literal) => f.write_str(literal),
+            Part::Value(value) => f.write_str(name(*value)),
+        })
+    }
+}
+
+impl Serialize for Subject {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Subject {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        text(deserializer)
+    }
+}
