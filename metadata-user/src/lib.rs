@@ -6,11 +6,12 @@
 //! `metadata-content`.
 //!
 //! This crate holds the [`agent`], which starts and connects them, its configuration and metrics, the [`delivery`] of
-//! messages from guests to sinks, and the [`verbs`] of the command.
+//! messages from guests to sinks, the issuer of [`identity`] tokens, and the [`verbs`] of the command.
 
 pub mod agent;
 pub mod config;
 pub mod delivery;
+pub mod identity;
 pub mod metrics;
 pub mod recent;
 pub mod verbs;

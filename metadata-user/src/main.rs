@@ -18,7 +18,7 @@ use metadata_user::recent::Recent;
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
-use metadata_user::verbs::{check, doctor, explain, export, instances, pages, trace, which};
+use metadata_user::verbs::{check, doctor, explain, export, identity, instances, pages, trace, which};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -130,6 +130,8 @@ enum Verb {
         #[arg(long, value_name = "FILE")]
         after: Option<PathBuf>,
     },
+    /// Make keys of identity tokens, and print their public halves. Needs no privilege.
+    Identity(identity::Arguments),
     /// Serve admission reviews of a Kubernetes cluster. VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS
     /// serial or asset tag that points their guests to this service. Their pods get a token, and the volumes that
     /// annotations name. Needs no privilege.
@@ -408,6 +410,7 @@ fn main() -> ExitCode {
             agent.run().and_then(|run| print_status(guest.as_deref(), &run, all, json))
         }
         Verb::TokenKey { after } => token_key(after.as_deref()).map(|()| ExitCode::SUCCESS),
+        Verb::Identity(verb) => verb.run(&mut io::stdout().lock()).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "kubevirt")]
         Verb::Webhook(arguments) => webhook::run(&arguments).map(|()| ExitCode::SUCCESS),
         Verb::Release { agent, pins, force } => {

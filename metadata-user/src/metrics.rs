@@ -16,6 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, Instances, PortState};
 use metadata_datapath::worker::WorkerStats;
@@ -25,6 +26,7 @@ use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
 use metadata_steer::HubLosses;
 
+use crate::identity::SignerReport;
 pub use exposition::{Exposition, Kind};
 use hubs::Hubs;
 pub use process::Process;
@@ -84,6 +86,8 @@ pub struct Snapshot<'a, T> {
     pub from_snapshot: bool,
     /// Health of the Kubernetes API server; `None` if no feed uses one.
     pub api_server: Option<ApiServer>,
+    /// The signer of identity tokens and the counts of its tokens; `None` on a node that issues none.
+    pub identity: Option<(SignerReport, IdentityCounts)>,
     /// Counters of messages from guests and of data stored for guests.
     pub errands: Errands,
     /// Frames that the ports' devices refused.
@@ -165,6 +169,9 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     node::records(snapshot, &mut out);
     if let Some(server) = &snapshot.api_server {
         node::api_server(server, &mut out);
+    }
+    if let Some((report, counts)) = &snapshot.identity {
+        node::identity(report, counts, &mut out);
     }
     node::errands(&snapshot.errands, &mut out);
     requests::answers(snapshot.tallies, &mut out);

@@ -80,6 +80,9 @@ pub struct Status {
     /// The state of the API server; `None` without a feed that uses one.
     #[serde(default)]
     pub api_server: Option<ApiServer>,
+    /// The issuer of identity tokens; `None` on a node that issues none.
+    #[serde(default)]
+    pub identity: Option<IssuerState>,
     /// The memory of records, estimated from above.
     #[serde(default)]
     pub record_memory: RecordMemory,
@@ -87,6 +90,23 @@ pub struct Status {
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
     pub lately: Vec<RecentWarning>,
+}
+
+/// The issuer of identity tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IssuerState {
+    /// `iss` of tokens.
+    pub issuer: String,
+    /// The signature algorithm.
+    pub algorithm: String,
+    /// Number of public keys.
+    pub keys: u64,
+    /// The `kid` of the key that signs; `None` without a key.
+    pub signs: Option<String>,
+    /// The signer has ended: no token is signed until the agent is restarted.
+    pub ended: bool,
+    /// Tokens signed since the start.
+    pub signed: u64,
 }
 
 /// The memory of all records.

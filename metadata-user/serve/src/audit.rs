@@ -88,6 +88,30 @@ pub struct Line<'a> {
     pub sampled: u32,
 }
 
+/// A line for each identity token that was signed, in addition to the line of its request. Such lines are not sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct TokenLine<'a> {
+    /// Time of the signature (RFC 3339, UTC).
+    pub time: &'a str,
+    /// The VM's UUID.
+    pub vm: &'a str,
+    /// The VM's name.
+    pub name: &'a str,
+    /// The source MAC of the request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mac: Option<&'a str>,
+    /// The token's `jti`.
+    pub token: &'a str,
+    /// The `kid` of the key that signed.
+    pub key: &'a str,
+    /// The token's `sub`.
+    pub subject: &'a str,
+    /// The token's `aud`.
+    pub audience: &'a str,
+    /// The token's `exp`, in Unix seconds.
+    pub expires: u64,
+}
+
 fn is_one(sampled: &u32) -> bool {
     *sampled == 1
 }

@@ -112,21 +112,21 @@ pub fn encode(packet: &impl Serialize) -> io::Result<Vec<u8>> {
     Ok(octets)
 }
 
+/// Decodes a packet.
+///
+/// # Errors
+/// If the packet is malformed. The error does not repeat the packet, which may have what a guest asked for.
+pub fn decode<T: DeserializeOwned>(octets: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(octets).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 /// Sends a packet.
 ///
 /// # Errors
 /// If the other end is closed, or the packet is too long.
 pub fn send_packet(socket: impl AsFd, packet: &impl Serialize) -> io::Result<()> {
     let octets = encode(packet)?;
-    send_octets(socket, &octets)
-}
-
-/// Sends an encoded packet.
-///
-/// # Errors
-/// If the other end is closed, or the socket has no room and must not wait.
-pub fn send_octets(socket: impl AsFd, octets: &[u8]) -> io::Result<()> {
-    rustix::io::retry_on_intr(|| send(socket.as_fd(), octets, SendFlags::NOSIGNAL))?;
+    rustix::io::retry_on_intr(|| send(socket.as_fd(), &octets, SendFlags::NOSIGNAL))?;
     Ok(())
 }
 
@@ -142,6 +142,5 @@ pub fn receive_packet<T: DeserializeOwned>(socket: impl AsFd, buffer: &mut [u8])
         Err(error) => return Err(error.into()),
     };
     let octets = buffer.get(..length).ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
-    // The parser's message could repeat what a guest asked for.
-    serde_json::from_slice(octets).map(Some).map_err(|_| io::ErrorKind::InvalidData.into())
+    decode(octets).map(Some)
 }

@@ -19,6 +19,7 @@ use super::endpoint::{Registrar, Request};
 use super::feeds::Feeds;
 use super::handover::{Call, End, HandoverState, PreviousEvent, Succession, Takeover, hand_over};
 use super::health::Health;
+use super::identity::{self, TokenEvents};
 use super::links::LinkWatches;
 use super::listeners::{self, Incoming, Listeners};
 use super::node::{Node, Shelving};
@@ -28,6 +29,7 @@ use super::signals::Stop;
 use super::snapshots::Snapshots;
 use super::state::Errands;
 use crate::config::Config;
+use crate::identity::Signing;
 use timers::{Timer, Timers};
 
 /// Maximum time for settling ports before the next event is handled.
@@ -40,6 +42,8 @@ pub(super) struct Started {
     pub(super) errands: Errands,
     /// The connection to the previous agent, if its ports are to be taken over.
     pub(super) taking: Option<Takeover>,
+    /// The agent's side of the signer, if the node issues identity tokens.
+    pub(super) identity: Option<Signing>,
 }
 
 /// Why an agent has ended.
@@ -69,6 +73,8 @@ pub(super) struct ControlLoop {
     links: LinkWatches,
     timers: Timers,
     succession: Succession,
+    /// `None` on a node that issues no identity tokens.
+    identity: Option<TokenEvents>,
     /// Tasks that start together with the listeners; `None` once they have started.
     errands: Option<Errands>,
     health: Arc<Health>,
@@ -101,8 +107,9 @@ impl ControlLoop {
         started: Started,
         (stop, hup): (Stop, Signal),
     ) -> anyhow::Result<Self> {
-        let Started { mut node, handover, errands, taking } = started;
+        let Started { mut node, handover, errands, taking, identity } = started;
         let mut tasks = JoinSet::new();
+        let identity = identity.map(|signing| TokenEvents::start(signing, &mut node, &mut tasks));
         let registrar = Registrar::new(&config);
         let (limits, most) = (config.record_limits(), config.api().instances);
         node.set_shelf(Shelving { shelf: registrar.shelf(), limits, most });
@@ -119,6 +126,7 @@ impl ControlLoop {
             links: LinkWatches::new(),
             timers: Timers::new(config.audit.to.is_some()),
             succession: Succession::default(),
+            identity,
             errands: Some(errands),
             health,
             synced: feeds.are_settled(),
@@ -173,6 +181,7 @@ impl ControlLoop {
             incoming = listeners::next(&mut self.listeners) => self.on_incoming(incoming).await,
             event = self.succession.recv() => Ok(self.on_previous_agent(event).await),
             timer = self.timers.next() => self.on_timer(timer),
+            event = identity::next(&mut self.identity) => Ok(self.on_token(&event)),
             () = tokio::task::yield_now(), if may_settle => Ok(self.settle_some()),
             Some(ended) = self.tasks.join_next(), if !self.tasks.is_empty() => on_task_ended(ended),
             Some(()) = self.hup.recv() => Ok(self.on_reload()),
@@ -248,6 +257,15 @@ impl ControlLoop {
         if self.succession.on_event(&mut self.node, event).await {
             self.allow_takeover();
         }
+        Turn::Unchanged
+    }
+
+    /// Wakes the request that waits for a token, and notes the token in the audit log.
+    fn on_token(&mut self, event: &identity::Event) -> Turn {
+        if let Some(signed) = &event.signed {
+            self.node.ports.answers().token_signed(signed);
+        }
+        self.node.ports.wake(event.slot);
         Turn::Unchanged
     }
 
@@ -346,7 +364,8 @@ impl ControlLoop {
     /// Starts the waiting tasks and the listeners. With `succeeds`, the listeners replace those of the previous agent.
     async fn listen(&mut self, succeeds: bool) -> anyhow::Result<()> {
         self.errands.take().into_iter().for_each(|errands| errands.start(&mut self.tasks));
-        let shared = (&self.health, &self.registrar);
+        let publication = self.identity.as_ref().map(TokenEvents::publication);
+        let shared = (&self.health, &self.registrar, publication);
         let side = self.node.ports.side();
         self.listeners = Some(Listeners::new(&self.config, shared, side, succeeds, &mut self.tasks).await?);
         Ok(())

@@ -13,6 +13,7 @@ use super::endpoint::{self, ControlSocket, Registrar, Request, Routers};
 use super::handover::{Call, TakeoverListener};
 use super::health::Health;
 use crate::config::Config;
+use crate::identity::{self, Publication};
 
 /// Number of attempts to listen on the metrics address, which the previous agent may still use, and the pause between
 /// them.
@@ -35,12 +36,16 @@ impl Listeners {
     /// If a socket cannot be created or the metrics address cannot be bound.
     pub(super) async fn new(
         config: &Config,
-        (health, registrar): (&Arc<Health>, &Arc<Registrar>),
+        (health, registrar, publication): (&Arc<Health>, &Arc<Registrar>, Option<&Arc<Publication>>),
         side: u32,
         succeeds: bool,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> anyhow::Result<Self> {
         let Routers { metrics, control, requests } = Routers::new(Arc::clone(health), Arc::clone(registrar));
+        let metrics = match publication {
+            Some(publication) => metrics.merge(identity::routes(Arc::clone(publication))),
+            None => metrics,
+        };
         let (socket, listener) = ControlSocket::listen(&config.run, succeeds)?;
         tasks.spawn(endpoint::serve(listener, control));
         let takeover = TakeoverListener::new(&config.run, side, succeeds, tasks)?;

@@ -10,6 +10,7 @@ mod endpoint;
 mod feeds;
 mod handover;
 mod health;
+mod identity;
 mod linger;
 mod links;
 mod listeners;

@@ -39,9 +39,10 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.
-const RESTART: [Field; 14] = [
+const RESTART: [Field; 15] = [
     ("api", |a, b| a.api != b.api),
     ("audit", |a, b| a.audit != b.audit),
+    ("identity", |a, b| a.identity != b.identity),
     ("addresses", |a, b| a.addresses != b.addresses),
     ("arp_only", |a, b| a.next_hops() != b.next_hops()),
     ("steer", |a, b| a.steer != b.steer),

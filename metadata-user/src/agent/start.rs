@@ -19,6 +19,7 @@ use super::reload::Origin;
 use super::signals::Stop;
 use super::state::State;
 use crate::config::Config;
+use crate::identity;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
@@ -59,6 +60,9 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 /// If a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. In this
 /// case nothing remains on the node.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
+    // The sandbox forbids to start processes.
+    let identity = config.identity.as_ref();
+    let identity = identity.map(|identity| identity::start(identity, config.sandbox)).transpose()?;
     // Threads inherit the sandbox, so it must be entered before a second thread starts.
     Mode::from(config.sandbox).enter(Stage::Start)?;
     let lingering = (entry == Entry::TakeOver { linger: true }).then(Lingering::new).transpose()?;
@@ -73,10 +77,13 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
         if takeover && taking.is_none() {
             info!("no agent runs with {}: nothing to take over", config.run.display());
         }
-        let (state, errands) = State::open(&config)?;
+        let (mut state, errands) = State::open(&config)?;
+        if let Some(identity) = &identity {
+            state.set_issuer(identity.issuer().clone());
+        }
         let (node, handover) = start(&config, state, taking.as_ref())?;
         Mode::from(config.sandbox).enter(Stage::Serve)?;
-        let started = Started { node, handover, errands, taking };
+        let started = Started { node, handover, errands, taking, identity };
         ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
     // Feeds and file writers end with the runtime.

@@ -12,6 +12,7 @@ use tracing::{info, warn};
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
+use metadata_content::identity::Issuer;
 use metadata_content::record::Record;
 use metadata_content::record::values::Uuid;
 use metadata_content::sink::Outbox;
@@ -42,6 +43,8 @@ pub struct State {
     /// The file of dialects that guests have asked for, and what it holds.
     asked: Option<(PathBuf, Mutex<Asked>)>,
     outbox: Outbox,
+    /// The issuer of identity tokens, if the node has one.
+    issuer: Option<Issuer>,
     /// VMs without a record, and since when.
     without: HashMap<Uuid, Instant>,
     /// When to remove mailbox files without a record. `None` once they are removed.
@@ -130,6 +133,7 @@ impl State {
             mailboxes: Arc::new(mailboxes),
             asked,
             outbox,
+            issuer: None,
             without: HashMap::new(),
             sweep_at: Some(Instant::now() + FORGET_AFTER),
         };
@@ -139,7 +143,16 @@ impl State {
     /// Returns the VM of a record, for answers that are computed per request.
     #[must_use]
     pub fn vm(&self, record: &Record) -> Vm {
-        Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record))
+        let vm = Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record));
+        match &self.issuer {
+            Some(issuer) => vm.issued_by(issuer, record),
+            None => vm,
+        }
+    }
+
+    /// Sets the issuer of identity tokens. Call it before the first record is rendered.
+    pub fn set_issuer(&mut self, issuer: Issuer) {
+        self.issuer = Some(issuer);
     }
 
     /// Sets the age in days at which token keys are replaced.

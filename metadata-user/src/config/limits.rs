@@ -37,6 +37,9 @@ impl Config {
             );
         }
         self.validate_addresses()?;
+        if let Some(identity) = &self.identity {
+            identity.validate()?;
+        }
         if self.limits.frames_per_second > 0 && self.limits.burst == 0 {
             return value("limits.burst", "at least 1 when frames_per_second is set".into(), "0".into());
         }

@@ -12,7 +12,9 @@
 //! metadata: {keys: 16, chars: 256}
 //! api: {group: vmm}
 //! audit: {to: /var/log/xdp-imds/audit.log, sample: 16, max_megabytes: 64, keep: 4}
+//! identity: {issuer: "https://imds.example.org", keys: /etc/xdp-imds/identity}
 //! ```
+mod identity;
 mod limits;
 mod port;
 mod read;
@@ -37,7 +39,7 @@ use metadata_steer::{Guarded, Limits, Mode};
 
 pub use port::PortSpec;
 pub use read::{ConfigError, workers};
-pub use sections::{ApiConfig, MetadataLimits, Sandbox};
+pub use sections::{ApiConfig, IdentityConfig, MetadataLimits, Sandbox};
 
 /// Default of `state`.
 pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
@@ -87,6 +89,8 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The audit log of requests; off by default.
     pub audit: AuditConfig,
+    /// The issuer of identity tokens, which others can verify; `None` (default) issues none.
+    pub identity: Option<IdentityConfig>,
     /// Directory for token keys and data written by guests, which survive a restart. Created with mode 0700. With
     /// `null` nothing survives: tokens become invalid when the agent ends, and one-shot passwords are served again.
     pub state: Option<PathBuf>,
@@ -143,6 +147,7 @@ impl Default for Config {
             hub: "imds".into(),
             metrics: None,
             audit: AuditConfig::default(),
+            identity: None,
             state: Some(DEFAULT_STATE.into()),
             pins: Some(DEFAULT_PINS.into()),
             run: DEFAULT_RUN.into(),

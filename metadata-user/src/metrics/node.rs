@@ -4,6 +4,8 @@ use metadata_common::verdict::Verdict;
 
 use super::exposition::{Exposition, Kind, Seconds};
 use super::{Attaching, Errands, LAG_BOUNDS, Reloads, Snapshot};
+use crate::identity::SignerReport;
+use metadata_content::identity::IdentityCounts;
 use metadata_control::status::ApiServer;
 use metadata_feed::room::Usage;
 
@@ -138,6 +140,31 @@ pub(super) fn api_server(server: &ApiServer, out: &mut Exposition) {
     let failures = server.failures.iter().map(|(kind, count)| ([("kind", kind.as_str())], *count));
     let help = "Failed requests to the API server, by kind; gone: the requested history is gone, so the agent lists all VMIs again.";
     out.family("xdp_imds_api_server_failures_total", help, Kind::Counter, failures);
+}
+
+/// Adds identity tokens and the state of their signer.
+pub(super) fn identity(report: &SignerReport, counts: &IdentityCounts, out: &mut Exposition) {
+    let IdentityCounts { signed, reused, limited, crowded, failed, waiting } = *counts;
+    let outcomes = [
+        ("signed", signed),
+        ("reused", reused),
+        ("limited", limited),
+        ("crowded", crowded),
+        ("failed", failed),
+    ];
+    out.family(
+        "xdp_imds_identity_tokens_total",
+        "Requests for identity tokens, by outcome; limited: beyond the limit of the VM, crowded: beyond that of the node.",
+        Kind::Counter,
+        outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)),
+    );
+    let help = "Identity tokens that wait for their signature.";
+    out.family("xdp_imds_identity_tokens_waiting", help, Kind::Gauge, [(NONE, waiting)]);
+    let help = "Public keys of identity tokens.";
+    out.family("xdp_imds_identity_keys", help, Kind::Gauge, [(NONE, report.keys)]);
+    let signs = u64::from(!report.ended && report.signs.is_some());
+    let help = "1 while the signer of identity tokens runs and has a key.";
+    out.family("xdp_imds_identity_signer_up", help, Kind::Gauge, [(NONE, signs)]);
 }
 
 /// Adds messages from guests and errors of stored data.

@@ -1,4 +1,6 @@
 use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
+use crate::identity::SignerReport;
+use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, InstanceState, Instances, PortState};
 use metadata_datapath::afxdp::SocketStats;
@@ -82,6 +84,16 @@ fn text() -> String {
             failing: None,
             failures: [("forbidden".into(), 94), ("gone".into(), 95)].into(),
         }),
+        identity: Some((
+            SignerReport {
+                issuer: "https://imds.example".into(),
+                algorithm: "ES256",
+                keys: 85,
+                signs: Some("kid".into()),
+                ended: false,
+            },
+            IdentityCounts { signed: 86, reused: 87, limited: 88, crowded: 89, failed: 90, waiting: 91 },
+        )),
         config_reloads: Reloads { done: 65, failed: 66 },
         errands: Errands {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
@@ -121,6 +133,11 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_api_server_failing 0",
         "xdp_imds_api_server_failures_total{kind=\"forbidden\"} 94",
         "xdp_imds_api_server_failures_total{kind=\"gone\"} 95",
+        "xdp_imds_identity_tokens_total{outcome=\"signed\"} 86",
+        "xdp_imds_identity_tokens_total{outcome=\"crowded\"} 89",
+        "xdp_imds_identity_tokens_waiting 91",
+        "xdp_imds_identity_keys 85",
+        "xdp_imds_identity_signer_up 1",
         "xdp_imds_messages_total{outcome=\"delivered\"} 71",
         "xdp_imds_messages_total{outcome=\"failed\"} 72",
         "xdp_imds_messages_total{outcome=\"dropped\"} 73",
@@ -211,6 +228,7 @@ fn a_family_without_samples_is_left_out() {
         records_rejected: 0,
         room: Usage::default(),
         api_server: None,
+        identity: None,
         from_snapshot: false,
         config_reloads: Reloads::default(),
         taps: &[],

@@ -4,6 +4,7 @@ pub mod check;
 pub mod doctor;
 pub mod explain;
 pub mod export;
+pub mod identity;
 pub mod instances;
 pub mod options;
 pub mod pages;

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::{ApiServer, Guest, GuestState, GuestWay, PortState, RecordMemory, Shadowed, Status};
+use super::{ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, RecordMemory, Shadowed, Status};
 
 /// Width of the left column, in characters.
 const MARGIN: usize = 12;
@@ -29,6 +29,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     if limit > 0 {
         row("memory", &format!("records use {} of {} MiB", used.div_ceil(1 << 20), limit >> 20), out)?;
     }
+    status.identity.as_ref().map_or(Ok(()), |issuer| identity(issuer, out))?;
     row("identities", &status.identities, out)?;
     if status.has_left {
         row("inherited", &"ports of the previous agent stay closed until a record names them", out)?;
@@ -82,6 +83,18 @@ fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         0 => Ok(()),
         more => row("", &format!("and {more} more"), out),
     }
+}
+
+fn identity(
+    IssuerState { issuer, algorithm, keys, signs, ended, signed }: &IssuerState,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    let signs = match signs {
+        _ if *ended => "the signer has ended".to_owned(),
+        Some(kid) => format!("{algorithm} by {kid}, {keys} keys"),
+        None => "no key".to_owned(),
+    };
+    row("issuer", &format!("{issuer}: {signs}, {signed} tokens signed"), out)
 }
 
 fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
@@ -174,8 +187,8 @@ impl Display for Span {
 mod tests {
     use super::{RecordMemory, Span, guests, status};
     use crate::status::{
-        ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, Phase, Port, PortState,
-        Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
+        ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, IssuerState, Phase, Port,
+        PortState, Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
     };
 
     fn some() -> Status {
@@ -228,6 +241,14 @@ mod tests {
                 failing: Some(Unanswered { since: 189.0, kind: "forbidden".into(), reason: "403 no".into() }),
                 failures: [("forbidden".into(), 12)].into(),
             }),
+            identity: Some(IssuerState {
+                issuer: "https://imds.example".into(),
+                algorithm: "ES256".into(),
+                keys: 2,
+                signs: Some("kid".into()),
+                ended: false,
+                signed: 7,
+            }),
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![RecentWarning {
                 level: "warn".into(),
@@ -253,6 +274,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
             and 2 more
 instances   9 served (file)
 memory      records use 6 of 512 MiB
+issuer      https://imds.example: ES256 by kid, 2 keys, 7 tokens signed
 identities  9
 inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm

@@ -127,6 +127,9 @@ const SOCKETS: &[c_long] = &[
     libc::SYS_getpeername,
 ];
 
+/// Calls of the signer for its socket to the agent, which it has from its start.
+const PACKETS: &[c_long] = &[libc::SYS_recvfrom, libc::SYS_sendto, libc::SYS_getppid, libc::SYS_clone3];
+
 /// Socket families that may be opened at any time.
 const FAMILIES: &[i32] = &[libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK];
 
@@ -247,6 +250,13 @@ impl Calls {
         calls.extend(MOUNTS);
         calls.equal(libc::SYS_socket, FIRST, [libc::AF_XDP as u64]);
         calls.always(libc::SYS_prlimit64);
+        calls
+    }
+
+    /// The calls of the signer.
+    pub(super) fn sign() -> Self {
+        let mut calls = Self::of(&[TURN, THREAD, FILES, PACKETS, older::TURN, older::CONTROL]);
+        calls.memory();
         calls
     }
 

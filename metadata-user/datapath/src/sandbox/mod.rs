@@ -10,6 +10,9 @@
 //! | [`Stage::Serve`] | the control side | no mounts, AF_XDP sockets or raised limits | those to add and remove ports |
 //! | [`Stage::Work`] | threads that read frames | wait, read, write, clocks, memory, map elements | `CAP_BPF` |
 //!
+//! The signer of identity tokens, a process of its own, enters [`Stage::Sign`] alone: it reads and makes files in its
+//! directory of keys and talks to the agent, and opens no socket and no process.
+//!
 //! A thread inherits the filters of the thread that starts it, and filters cannot be removed. This module therefore
 //! changes only the calling thread. A filter on all threads at once would also have to allow what threads that enter
 //! other namespaces need.
@@ -55,6 +58,8 @@ pub enum Stage {
     Serve,
     /// On a thread that answers guests.
     Work,
+    /// In the process that holds the keys of identity tokens, instead of the other stages.
+    Sign,
 }
 
 /// Why a sandbox could not be entered.
@@ -112,6 +117,9 @@ const SERVE: CapabilitySet = CapabilitySet::NET_ADMIN
 /// unprivileged `bpf(2)` is disabled.
 const WORK: CapabilitySet = CapabilitySet::BPF;
 
+/// Capability to read keys of other users.
+const SIGN: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
+
 impl Mode {
     /// Applies the stage to the calling thread and the threads it starts later.
     ///
@@ -128,6 +136,7 @@ impl Mode {
             Stage::Start => {}
             Stage::Serve => keep_capabilities(SERVE)?,
             Stage::Work => keep_capabilities(WORK)?,
+            Stage::Sign => keep_capabilities(SIGN)?,
         }
         for filter in self.filters(stage)? {
             apply_filter(&filter).map_err(SandboxError::Filter)?;
@@ -141,15 +150,20 @@ impl Mode {
             Stage::Start => Calls::start(),
             Stage::Serve => Calls::serve(),
             Stage::Work => Calls::work(),
+            Stage::Sign => Calls::sign(),
         };
         let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
         if self != Self::On {
             return Ok(vec![compile(allowed, SeccompAction::Log, allow)?]);
         }
         let mut filters = vec![compile(allowed, refuse, allow.clone())?];
-        if stage == Stage::Start {
+        if matches!(stage, Stage::Start | Stage::Sign) {
             filters.push(compile(Calls::attacks(), allow.clone(), SeccompAction::KillProcess)?);
             filters.push(compile(Calls::absent(), allow, SeccompAction::Errno(libc::ENOSYS as u32))?);
+        }
+        // The signer's list does not allow to install another filter.
+        if stage == Stage::Sign {
+            filters.rotate_left(1);
         }
         Ok(filters)
     }

@@ -99,6 +99,27 @@ fn capabilities_are_dropped_stage_by_stage() {
 }
 
 #[test]
+fn the_signer_makes_files_and_packets_but_no_sockets_or_threads() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (ours, theirs) = UnixStream::pair().expect("a pair");
+    let before = capabilities(None).expect("the capabilities").permitted;
+    let outcome = behind(Mode::On, &[Stage::Sign], || {
+        let aside = room.path().join(".aside");
+        let made =
+            std::fs::write(&aside, "key").and_then(|()| std::fs::hard_link(&aside, room.path().join("key")));
+        let listed = std::fs::read_dir(room.path()).map(Iterator::count).ok();
+        let sent = rustix::net::send(&ours, b"packet", rustix::net::SendFlags::NOSIGNAL);
+        let thread = errno(std::thread::Builder::new().spawn(|| ()));
+        let socket = errno(UnixStream::connect("/run/none"));
+        (made.is_ok(), listed, sent, thread, socket, capabilities(None).err())
+    });
+    let refused = Some(libc::EPERM);
+    assert_eq!(outcome, (true, Some(2), Ok(6), refused, refused, Some(Errno::PERM)));
+    drop(theirs);
+    assert_eq!(capabilities(None).expect("the capabilities").permitted, before, "other threads keep theirs");
+}
+
+#[test]
 fn off_changes_nothing_and_log_refuses_nothing() {
     for mode in [Mode::Off, Mode::Log] {
         assert!(behind(mode, &ALL, || File::open("/proc/self/maps").is_ok()), "{mode:?}");

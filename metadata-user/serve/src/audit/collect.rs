@@ -10,7 +10,7 @@ use time::format_description::well_known::Rfc3339;
 
 use super::tape::{CAPACITY, Entry, Item};
 use super::write::{Target, Writer};
-use super::{AuditConfig, Line, Tape};
+use super::{AuditConfig, Line, Tape, TokenLine};
 
 /// Interval at which the tapes are emptied.
 pub const COLLECT_EVERY: Duration = Duration::from_millis(50);
@@ -104,6 +104,15 @@ impl Collector {
             if lines > 0 && !writer.write(chunk, lines) {
                 *queue_full += lines;
             }
+        }
+    }
+
+    /// Queues the line of a token that was signed.
+    pub fn token_signed(&mut self, line: &TokenLine<'_>) {
+        let mut chunk = Vec::new();
+        if serde_json::to_writer(&mut chunk, line).is_ok() {
+            chunk.push(b'\n');
+            self.queue_full += u64::from(!self.writer.write(chunk, 1));
         }
     }
 

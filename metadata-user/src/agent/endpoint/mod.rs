@@ -3,6 +3,7 @@
 //! | | metrics address | control socket |
 //! |---|---|---|
 //! | `GET /metrics`, `/healthz`, `/readyz` | yes | yes |
+//! | `GET /.well-known/openid-configuration`, `/.well-known/jwks.json`, on a node that issues identity tokens | yes | |
 //! | `GET /v1/status` | | yes |
 //! | `GET /v1/trace` | | yes |
 //! | `/v1/instances` and below ([`instances`]), `GET /v1/openapi.json` | | yes |

@@ -9,12 +9,14 @@ use metadata_common::maps::Slot;
 use metadata_content::http::{self, Headers, Request, Response, Target};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
+use metadata_content::record::values::Timestamp;
 use metadata_content::store::{Outcome, Responses, SlotOutOfRange};
-use metadata_serve::audit::{AuditCounts, Collector};
+use metadata_serve::audit::{AuditCounts, Collector, TokenLine};
 use metadata_serve::{Answer, Answers as _, Question};
 
 use super::spoken;
 use crate::agent::slots::IdentityName;
+use crate::identity::SignedToken;
 
 /// The content that a slot serves.
 pub(super) enum Serves {
@@ -63,6 +65,11 @@ impl Answers {
         if let Some(audit) = &self.audit {
             let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
             audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
+        }
+        if let Serves::Responses(responses) = serves
+            && let Some(desk) = &responses.vm().desk
+        {
+            desk.seat(slot, who.mac);
         }
         match serves {
             Serves::Responses(responses) => self.content.store().publish(slot, Arc::clone(responses)),
@@ -120,6 +127,23 @@ impl Answers {
     /// Frees payloads that no slot uses.
     pub(super) fn sweep(&self) {
         self.content.sweep();
+    }
+
+    /// Writes the audit line of an identity token.
+    pub(in crate::agent) fn token_signed(&self, signed: &SignedToken) {
+        let Some(audit) = &self.audit else { return };
+        let time = i64::try_from(signed.issued).ok().and_then(Timestamp::at);
+        audit.borrow_mut().token_signed(&TokenLine {
+            time: time.as_ref().map_or("", Timestamp::as_str),
+            vm: &signed.vm,
+            name: &signed.name,
+            mac: signed.mac.as_deref(),
+            token: &signed.token,
+            key: &signed.key,
+            subject: &signed.subject,
+            audience: &signed.audience,
+            expires: signed.expires,
+        });
     }
 
     /// Writes the audit lines that workers have queued.

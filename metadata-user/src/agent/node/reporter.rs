@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metadata_common::verdict::Verdict;
+use metadata_content::identity::Issuer;
 use metadata_control::status::{
-    About, ApiServer, Phase, PortState, RecordMemory, SCHEMA, Status, Unanswered, Worker,
+    About, ApiServer, IssuerState, Phase, PortState, RecordMemory, SCHEMA, Status, Unanswered, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
 use metadata_serve::{End, Reason, Tally};
@@ -19,6 +20,7 @@ use tracing::warn;
 use super::View;
 use super::workers::Workers;
 use crate::agent::health::Health;
+use crate::identity::{Publication, SignerReport};
 use crate::metrics::Reloads;
 use crate::recent;
 use loads::Loads;
@@ -33,6 +35,8 @@ pub(in crate::agent) struct Reporter {
     from_snapshot: bool,
     /// The state of the connection to the API server, if a feed uses one.
     api_server: Option<Arc<Contact>>,
+    /// The issuer of identity tokens and its keys, on a node that issues them.
+    identity: Option<(Issuer, Arc<Publication>)>,
 }
 
 impl Reporter {
@@ -45,6 +49,7 @@ impl Reporter {
             tallies,
             from_snapshot: false,
             api_server: None,
+            identity: None,
         }
     }
 
@@ -57,6 +62,11 @@ impl Reporter {
     #[cfg(feature = "kubevirt")]
     pub(in crate::agent) fn set_api_server(&mut self, contact: Arc<Contact>) {
         self.api_server = Some(contact);
+    }
+
+    /// Sets the issuer of identity tokens to report on.
+    pub(in crate::agent) fn set_identity(&mut self, issuer: Issuer, publication: Arc<Publication>) {
+        self.identity = Some((issuer, publication));
     }
 
     /// Counts an attempt to read the configuration again.
@@ -99,6 +109,7 @@ impl Reporter {
             refused: view.refused(),
             shadowed: view.shadowed(),
             api_server: self.api_server(),
+            identity: self.identity_report(),
             record_memory: {
                 let usage = view.catalogue.room().usage();
                 RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
@@ -121,6 +132,15 @@ impl Reporter {
                 .troubles
                 .push(format!("requests to the API server have failed for {since:.0} s: {kind}: {reason}"));
         }
+        if let Some(identity) = &status.identity {
+            if identity.ended {
+                status.troubles.push("the signer of identity tokens has ended: restart the agent".into());
+            } else if identity.signs.is_none() {
+                status
+                    .troubles
+                    .push("there is no key for identity tokens: add one to `identity.keys`".into());
+            }
+        }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = view.catalogue.plan().conflicts().count() as u64;
         for (count, what) in [
@@ -132,6 +152,13 @@ impl Reporter {
                 status.troubles.push(format!("{count} {what}"));
             }
         }
+    }
+
+    fn identity_report(&self) -> Option<IssuerState> {
+        let (issuer, publication) = self.identity.as_ref()?;
+        let SignerReport { issuer: url, algorithm, keys, signs, ended } = publication.report();
+        let signed = issuer.counts().signed;
+        Some(IssuerState { issuer: url, algorithm: algorithm.into(), keys, signs, ended, signed })
     }
 
     /// The state of the connection to the API server; `None` if no feed uses one.

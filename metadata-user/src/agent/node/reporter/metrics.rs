@@ -46,6 +46,10 @@ impl Reporter {
             room: catalogue.room().usage(),
             from_snapshot: self.from_snapshot,
             api_server: self.api_server(),
+            identity: self
+                .identity
+                .as_ref()
+                .map(|(issuer, publication)| (publication.report(), issuer.counts())),
             config_reloads: self.reloads,
             tallies: &self.tallies,
             audit: ports.answers().audit_counts(),

@@ -1,0 +1,201 @@
+//! Identity tokens: starts the signer, passes orders to it, and publishes its keys.
+//!
+//! ```text
+//!  worker ── Order ──► run() ── Request ──► signer (a process of its own, with the keys)
+//!         ◄── wake ──  loop  ◄── Event ──  run()  ◄── Reply ──
+//! ```
+//!
+//! The signer must start before the sandbox, which forbids to start processes. So the agent cannot start another one:
+//! if the signer ends, guests get 503 until the agent is restarted, and log, status and metrics say so.
+
+mod publish;
+mod signer;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use metadata_common::maps::Slot;
+use metadata_content::identity::{Issuer, Order, Token};
+use metadata_signer::wire::{Operation, PACKET_OCTETS, decode, encode};
+use metadata_signer::{Reply, Request};
+use tokio::net::UnixDatagram;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tracing::{error, warn};
+
+pub use publish::{Publication, SignerReport, routes};
+pub use signer::{StartError, start};
+
+/// Maximum number of requests that the signer has at once. Their replies fit in the socket, so it never waits for the
+/// agent.
+pub const IN_FLIGHT: usize = 32;
+
+/// The agent's side of a signer that has started.
+#[derive(Debug)]
+pub struct Signing {
+    socket: OwnedFd,
+    issuer: Issuer,
+    orders: UnboundedReceiver<Box<Order>>,
+    publication: Arc<Publication>,
+}
+
+/// The end of an order.
+#[derive(Debug)]
+pub struct Event {
+    /// The slot whose request waits.
+    pub slot: Slot,
+    /// What was signed; `None` if nothing was.
+    pub signed: Option<SignedToken>,
+}
+
+/// A token that was signed, without the token.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignedToken {
+    /// UUID of the VM.
+    pub vm: String,
+    /// Name of the VM.
+    pub name: String,
+    /// MAC of the NIC that asked.
+    pub mac: Option<String>,
+    /// `jti`.
+    pub token: String,
+    /// `kid`.
+    pub key: String,
+    /// `sub`.
+    pub subject: String,
+    /// `aud`.
+    pub audience: String,
+    /// `iat`, in Unix seconds.
+    pub issued: u64,
+    /// `exp`, in Unix seconds.
+    pub expires: u64,
+}
+
+impl Signing {
+    fn new(socket: OwnedFd, trust_domain: Option<&str>, publication: Arc<Publication>) -> Self {
+        // The issuer bounds the number of orders.
+        let (sender, orders) = unbounded_channel();
+        let issuer = Issuer::new(trust_domain, move |order| sender.send(order).is_ok());
+        Self { socket, issuer, orders, publication }
+    }
+
+    /// Returns the issuer, which creates the VMs' desks.
+    #[must_use]
+    pub fn issuer(&self) -> &Issuer {
+        &self.issuer
+    }
+
+    /// Returns the public keys and their state.
+    #[must_use]
+    pub fn publication(&self) -> &Arc<Publication> {
+        &self.publication
+    }
+
+    /// Passes orders to the signer until it ends, then fails those that are left and all later ones.
+    ///
+    /// # Errors
+    /// If the socket cannot be used. The agent goes on without tokens if the signer ends.
+    pub async fn run(self, events: UnboundedSender<Event>) -> anyhow::Result<()> {
+        let Self { socket, orders, publication, issuer: _ } = self;
+        // Only its name says datagram: its methods send and receive packets.
+        let socket = UnixDatagram::from_std(socket.into())?;
+        let mut desk = Clerk { waiting: HashMap::new(), orders, events, publication, id: 0 };
+        let reason = desk.serve(&socket).await;
+        let reason =
+            reason.err().map_or_else(|| "it closed its socket".to_owned(), |error| error.to_string());
+        error!(
+            "the signer of identity tokens has ended ({reason}): guests get none until the agent is restarted"
+        );
+        desk.publication.set_ended();
+        desk.close();
+        Ok(())
+    }
+}
+
+/// Passes orders on and replies back.
+struct Clerk {
+    /// Orders that the signer has, by the number of the request.
+    waiting: HashMap<u64, Box<Order>>,
+    orders: UnboundedReceiver<Box<Order>>,
+    events: UnboundedSender<Event>,
+    publication: Arc<Publication>,
+    id: u64,
+}
+
+impl Clerk {
+    async fn serve(&mut self, socket: &UnixDatagram) -> io::Result<()> {
+        let mut buffer = vec![0; PACKET_OCTETS];
+        loop {
+            let has_room = self.waiting.len() < IN_FLIGHT;
+            tokio::select! {
+                length = socket.recv(&mut buffer) => match length? {
+                    0 => return Ok(()),
+                    length => self.on_reply(decode(&buffer[..length])?),
+                },
+                Some(order) = self.orders.recv(), if has_room => self.pass_on(socket, order).await?,
+            }
+        }
+    }
+
+    async fn pass_on(&mut self, socket: &UnixDatagram, order: Box<Order>) -> io::Result<()> {
+        self.id += 1;
+        let packet = encode(&Request { id: self.id, operation: Operation::Jwt(order.claims()) })?;
+        self.waiting.insert(self.id, order);
+        socket.send(&packet).await?;
+        Ok(())
+    }
+
+    fn on_reply(&mut self, reply: Reply) {
+        match reply {
+            Reply::Keys(published) => self.publication.set(published),
+            Reply::Token { id, token, jti, kid, issued, expires } => {
+                let Some(order) = self.waiting.remove(&id) else { return };
+                let (vm, name) = order.vm();
+                let signed = SignedToken {
+                    vm: vm.to_owned(),
+                    name: name.to_owned(),
+                    mac: order.mac().map(|mac| mac.to_string()),
+                    token: jti,
+                    key: kid,
+                    subject: order.subject().to_owned(),
+                    audience: order.audience().to_owned(),
+                    issued,
+                    expires,
+                };
+                let slot = order.slot();
+                order.signed(Token { text: token.into(), issued, expires });
+                self.send(slot, Some(signed));
+            }
+            Reply::Refused { id, reason } => {
+                let Some(order) = self.waiting.remove(&id) else { return };
+                if self.publication.is_first_refusal() {
+                    warn!("an identity token is not signed: {reason}");
+                }
+                self.fail(order);
+            }
+            Reply::Failed { reason } => warn!("the signer of identity tokens fails: {reason}"),
+        }
+    }
+
+    fn fail(&self, order: Box<Order>) {
+        let slot = order.slot();
+        drop(order);
+        self.send(slot, None);
+    }
+
+    /// Wakes the request. Without a control loop the agent is ending.
+    fn send(&self, slot: Slot, signed: Option<SignedToken>) {
+        let _ = self.events.send(Event { slot, signed });
+    }
+
+    fn close(&mut self) {
+        self.orders.close();
+        for (_, order) in std::mem::take(&mut self.waiting) {
+            self.fail(order);
+        }
+        while let Ok(order) = self.orders.try_recv() {
+            self.fail(order);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The public keys, as OpenID Connect Discovery and JWKS.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use metadata_signer::Algorithm;
+use metadata_signer::wire::Published;
+use serde_json::{Value, json};
+
+use crate::config::IdentityConfig;
+
+/// How long verifiers may keep the keys: a new key is published much longer before it signs.
+const CACHE: &str = "public, max-age=300";
+const JSON: &str = "application/json";
+/// Media type of a JWK Set (RFC 7517 section 8.5).
+const JWKS: &str = "application/jwk-set+json";
+
+/// The public keys, and the state of the signer.
+#[derive(Debug)]
+pub struct Publication {
+    issuer: String,
+    jwks_uri: String,
+    algorithm: Algorithm,
+    published: Mutex<Published>,
+    ended: AtomicBool,
+    refused: AtomicBool,
+}
+
+/// The state of the signer, for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SignerReport {
+    /// `iss` of tokens.
+    pub issuer: String,
+    /// The algorithm.
+    pub algorithm: &'static str,
+    /// Number of keys published.
+    pub keys: u64,
+    /// The `kid` of the key that signs; `None` without a key.
+    pub signs: Option<String>,
+    /// The signer has ended.
+    pub ended: bool,
+}
+
+impl Publication {
+    /// Creates the publication of an issuer without keys.
+    #[must_use]
+    pub fn new(config: &IdentityConfig) -> Self {
+        Self {
+            issuer: config.issuer.clone(),
+            jwks_uri: config.jwks_uri(),
+            algorithm: config.algorithm,
+            published: Mutex::default(),
+            ended: AtomicBool::new(false),
+            refused: AtomicBool::new(false),
+        }
+    }
+
+    fn published(&self) -> MutexGuard<'_, Published> {
+        self.published.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces the keys.
+    pub fn set(&self, published: Published) {
+        *self.published() = published;
+        self.refused.store(false, Ordering::Relaxed);
+    }
+
+    /// Records that the signer has ended.
+    pub fn set_ended(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true once between changes of the keys, so that refusals do not fill the log.
+    pub(super) fn is_first_refusal(&self) -> bool {
+        !self.refused.swap(true, Ordering::Relaxed)
+    }
+
+    /// Returns the state.
+    #[must_use]
+    pub fn report(&self) -> SignerReport {
+        let published = self.published();
+        SignerReport {
+            issuer: self.issuer.clone(),
+            algorithm: self.algorithm.name(),
+            keys: published.count as u64,
+            signs: published.signs.clone(),
+            ended: self.ended.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Returns the metadata of the issuer (OpenID Connect Discovery 1.0 section 3).
+    #[must_use]
+    pub fn configuration(&self) -> Value {
+        json!({
+            "issuer": self.issuer,
+            "jwks_uri": self.jwks_uri,
+            "response_types_supported": ["id_token"],
+            "subject_types_supported": ["public"],
+            "id_token_signing_alg_values_supported": [self.algorithm.name()],
+            "claims_supported": ["aud", "exp", "iat", "iss", "jti", "nbf", "sub", "vm"],
+        })
+    }
+}
+
+/// Returns the routes of the issuer's documents.
+pub fn routes(publication: Arc<Publication>) -> Router {
+    Router::new()
+        .route("/.well-known/openid-configuration", get(configuration))
+        .route("/.well-known/jwks.json", get(keys))
+        .with_state(publication)
+}
+
+async fn configuration(State(publication): State<Arc<Publication>>) -> impl IntoResponse {
+    let head = [(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, CACHE)];
+    (StatusCode::OK, head, format!("{}\n", publication.configuration()))
+}
+
+async fn keys(State(publication): State<Arc<Publication>>) -> impl IntoResponse {
+    let head = [(header::CONTENT_TYPE, JWKS), (header::CACHE_CONTROL, CACHE)];
+    (StatusCode::OK, head, format!("{}\n", publication.published().jwks))
+}
