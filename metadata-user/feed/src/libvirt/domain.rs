@@ -5,6 +5,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 
 use super::{LibvirtError, NAMESPACE, XML_NODES, XML_OCTETS, instance};
+use crate::part::{Firmware, label, stamp};
 use metadata_base::port::is_ifname;
 use metadata_content::record::values::is_uuid;
 
@@ -206,7 +207,7 @@ fn interface(index: usize, node: Node<'_, '_>, taps: Taps) -> Result<Interface, 
     })
 }
 
-/// The cloud that the firmware names, if a record has a value for it. cloud-init's `ds-identify` reads the same fields.
+/// The cloud that the firmware names.
 fn smbios(domain: Node<'_, '_>) -> Option<&'static str> {
     let tables = children(domain, "sysinfo").find(|node| node.attribute("type") == Some("smbios"))?;
     let entry = |table: &'static str, name: &'static str| {
@@ -214,17 +215,12 @@ fn smbios(domain: Node<'_, '_>) -> Option<&'static str> {
         let mut named = entries.filter(|entry| entry.attribute("name") == Some(name));
         named.next().and_then(|entry| entry.text()).unwrap_or_default().to_owned()
     };
-    let serial = entry("system", "serial");
-    let is_nova = |text: &str| matches!(text, "OpenStack Nova" | "OpenStack Compute");
-    match () {
-        () if serial.contains("ds=nocloud-net") => Some("nocloud-net"),
-        () if serial.contains("ds=nocloud") => Some("nocloud"),
-        () if is_nova(&entry("system", "product")) || is_nova(&entry("chassis", "asset")) => {
-            Some("openstack")
-        }
-        () if entry("system", "manufacturer") == "Amazon EC2" => Some("ec2"),
-        () => None,
-    }
+    stamp(&Firmware {
+        serial: &entry("system", "serial"),
+        manufacturer: &entry("system", "manufacturer"),
+        product: &entry("system", "product"),
+        asset: &entry("chassis", "asset"),
+    })
 }
 
 /// Our element in the metadata.
@@ -244,15 +240,6 @@ fn ours<'a, 'i>(domain: Node<'a, 'i>) -> Result<Option<Node<'a, 'i>>, LibvirtErr
             ))
         }
     }
-}
-
-/// Derives a host name from a domain's name: its first label, with hyphens for invalid characters.
-fn label(name: &str) -> String {
-    let first = name.split('.').next().unwrap_or_default();
-    let letters = first.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
-    let label: String = letters.skip_while(|c| *c == '-').take(63).collect();
-    let label = label.trim_end_matches('-');
-    if label.is_empty() { "vm".into() } else { label.into() }
 }
 
 fn xml(expected: impl ToString, found: impl ToString) -> LibvirtError {

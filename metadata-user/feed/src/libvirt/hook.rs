@@ -18,6 +18,7 @@ use serde_json::Value;
 use super::domain::{self, Domain, Skipped, Taps};
 use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_OCTETS, compose, io_error};
+use crate::part;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Limits, Record, Warning};
 use metadata_state::private_file;
@@ -190,7 +191,7 @@ fn has_port(record: &Value) -> bool {
 
 /// The existing record, if it is readable.
 fn read(path: &Path) -> Option<Value> {
-    let octets = compose::read(path, LIMITS.record_octets).ok()??;
+    let octets = part::read(path, LIMITS.record_octets).ok()??;
     serde_json::from_slice(&octets).ok()
 }
 

@@ -43,8 +43,9 @@ use roxmltree::Node;
 use serde_json::{Map, Value, json};
 
 use super::domain::shown;
-use super::merge::merge;
-use super::{LibvirtError, NAMESPACE, PAYLOADS};
+use super::{LibvirtError, NAMESPACE};
+use crate::merge::merge;
+use crate::part::PAYLOADS;
 
 /// Most elements inside our element.
 pub const ELEMENTS: usize = 1_024;

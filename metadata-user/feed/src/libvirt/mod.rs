@@ -13,14 +13,13 @@
 //! 3. the domain's `<metadata>`: an element `instance` of [`NAMESPACE`] ([`instance`] has its form);
 //! 4. `<uuid>.yaml` in the directory of files.
 //!
-//! The files hold parts of a record ([`merge`]): mappings merge, lists and payloads replace, `null` removes a value,
+//! The files hold parts of a record ([`crate::merge`]): mappings merge, lists and payloads replace, `null` removes a value,
 //! and MAC or id identify a NIC. A domain with neither 3 nor 4 gets no record.
 
 pub mod compose;
 pub mod domain;
 pub mod hook;
 pub mod instance;
-pub mod merge;
 pub mod syslog;
 mod watch;
 
@@ -31,6 +30,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::part::PartError;
 use metadata_content::record::RecordError;
 pub use watch::watch;
 
@@ -43,18 +43,12 @@ pub const DIRECTORY: &str = "hook.d";
 /// Default directory of files with parts of records.
 pub const DEFAULT_FILES: &str = "/etc/xdp-imds/libvirt";
 
-/// The file that applies to all domains of the host.
-pub const DEFAULTS: &str = "defaults.yaml";
-
 /// Most octets of a domain's XML. libvirt's protocol carries 4 MiB (REMOTE_STRING_MAX in src/remote/remote_protocol.x),
 /// and libvirt then formats the XML anew.
 pub const XML_OCTETS: usize = 8 << 20;
 
 /// Most elements, texts and comments in the XML; a domain with hundreds of devices has about ten thousand.
 pub const XML_NODES: u32 = 1 << 18;
-
-/// Record fields that may be in a separate file.
-const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];
 
 /// Why a domain gets no record.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -80,15 +74,8 @@ pub enum LibvirtError {
         found: String,
     },
     /// A file with a part of a record is invalid.
-    #[error("{}: expected {expected}, found {found}", path.display())]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// What was expected.
-        expected: &'static str,
-        /// What the file contains instead.
-        found: String,
-    },
+    #[error(transparent)]
+    Part(#[from] PartError),
     /// A file cannot be read or written.
     #[error("{}: expected {expected}: {error}", path.display())]
     Io {

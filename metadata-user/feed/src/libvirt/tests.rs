@@ -4,7 +4,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::domain::{Domain, Taps, uuid};
-use super::{DEFAULTS, NAMESPACE, XML_OCTETS, compose};
+use super::{NAMESPACE, XML_OCTETS, compose};
+use crate::part::{DEFAULTS, FILE_OCTETS};
 use metadata_content::record::{Limits, Record};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
@@ -309,7 +310,7 @@ fn guests_without_configured_addresses_keep_their_own_defaults() {
 
 #[test]
 fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
-    let huge = "x".repeat(compose::FILE_OCTETS + 1);
+    let huge = "x".repeat(FILE_OCTETS + 1);
     let cases = [
         ("- sesame\n", "expected a mapping"),
         ("user_data: {text: 'sesame\n", "expected a mapping in YAML"),

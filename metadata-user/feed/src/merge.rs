@@ -60,7 +60,7 @@ fn merge_nics(nics: &mut Vec<Value>, others: Vec<Value>) {
 }
 
 /// Names the NICs that were added without an id.
-pub(super) fn name_nics(record: &mut Value) {
+pub(crate) fn name_nics(record: &mut Value) {
     let Some(nics) = record.pointer_mut("/network/nics").and_then(Value::as_array_mut) else { return };
     for (index, nic) in nics.iter_mut().enumerate() {
         if let Some(nic) = nic.as_object_mut() {

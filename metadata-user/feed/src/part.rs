@@ -1,0 +1,157 @@
+//! Reads parts of a record from files, and derives a record's values from what a hypervisor knows of a VM.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+
+use metadata_content::record::{Limits, USER_DATA_MAX};
+
+/// The file that applies to all VMs of the host.
+pub const DEFAULTS: &str = "defaults.yaml";
+
+/// Most octets of a file with a part of a record.
+pub const FILE_OCTETS: usize = Limits::DEFAULT.record_octets;
+
+/// Record fields that may be in a separate file.
+pub(crate) const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];
+
+/// Why a file is not a part of a record.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PartError {
+    /// A file with a part of a record is invalid.
+    #[error("{}: expected {expected}, found {found}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was expected.
+        expected: &'static str,
+        /// What the file contains instead.
+        found: String,
+    },
+    /// A file cannot be read.
+    #[error("{}: expected {expected}: {error}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was expected of it.
+        expected: &'static str,
+        /// The kernel's error.
+        error: Arc<io::Error>,
+    },
+}
+
+fn io_error(path: &Path, expected: &'static str, error: io::Error) -> PartError {
+    PartError::Io { path: path.to_owned(), expected, error: error.into() }
+}
+
+/// Reads a part of a record from a file, with its payloads' sources resolved; `None` if the file does not exist.
+pub(crate) fn part(files: &Path, name: &str) -> Result<Option<Value>, PartError> {
+    let path = files.join(name);
+    let unreadable = |error| io_error(&path, "a file that can be read", error);
+    let Some(octets) = read(&path, FILE_OCTETS).map_err(unreadable)? else { return Ok(None) };
+    let wrong = |expected, found: &str| {
+        Err(PartError::File { path: path.clone(), expected, found: found.to_owned() })
+    };
+    if octets.len() > FILE_OCTETS {
+        return wrong("at most 4 MiB; keep large user-data in a file of its own, named by `source`", "more");
+    }
+    let mut value = match serde_yaml::from_slice(&octets) {
+        Ok(value @ Value::Object(_)) => value,
+        // An empty file asks for a record, and adds nothing to it.
+        Ok(Value::Null) => json!({}),
+        Ok(_) => return wrong("a mapping, part of a record", "something else"),
+        // The parser's message could repeat the content.
+        Err(error) => {
+            let at = error.location().map_or(0, |at| at.line());
+            return wrong("a mapping in YAML", &format!("something else, from line {at} on"));
+        }
+    };
+    for field in PAYLOADS {
+        let Some(source) = value[field]["source"]["file"].as_str() else { continue };
+        let octets = payload(files, source)?;
+        value[field] = json!({"base64": STANDARD.encode(octets)});
+    }
+    Ok(Some(value))
+}
+
+/// Reads the source of a payload. It follows links, but not out of the directory.
+fn payload(files: &Path, source: &str) -> Result<Vec<u8>, PartError> {
+    let path = files.join(source);
+    let unreadable = |error| io_error(&path, "a file that can be read, named by `source`", error);
+    let real = path.canonicalize().map_err(unreadable)?;
+    let wrong = |expected, found: &str| {
+        Err(PartError::File { path: path.clone(), expected, found: found.to_owned() })
+    };
+    if !real.starts_with(files.canonicalize().map_err(unreadable)?) {
+        return wrong("a file inside the directory of the part that names it", "a way out of it");
+    }
+    let most = USER_DATA_MAX as usize;
+    match read(&real, most).map_err(unreadable)? {
+        Some(octets) if octets.len() <= most => Ok(octets),
+        Some(_) => wrong("at most 1 MiB; gzip is taken by cloud-init", "more"),
+        None => Err(unreadable(io::ErrorKind::NotFound.into())),
+    }
+}
+
+/// Reads at most `limit + 1` octets of a regular file; `None` if it does not exist.
+pub(crate) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
+    // A FIFO must not block the reader: open without blocking, then check the file's type.
+    let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        opened => opened?,
+    };
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    let mut octets = Vec::new();
+    File::take(file, limit as u64 + 1).read_to_end(&mut octets)?;
+    Ok(Some(octets))
+}
+
+/// False if no source configures addresses. The guest then falls back to its defaults, mostly DHCP on its first NIC,
+/// instead of disabling every NIC.
+pub(crate) fn tells_of_network(record: &Value) -> bool {
+    let network = &record["network"];
+    let nics = network["nics"].as_array().map(Vec::as_slice).unwrap_or_default();
+    !network["mode"].is_null() || nics.iter().any(|nic| !nic["addresses"].is_null())
+}
+
+/// Derives a host name from a VM's name: its first label, with hyphens for invalid characters.
+pub(crate) fn label(name: &str) -> String {
+    let first = name.split('.').next().unwrap_or_default();
+    let letters = first.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' });
+    let label: String = letters.skip_while(|c| *c == '-').take(63).collect();
+    let label = label.trim_end_matches('-');
+    if label.is_empty() { "vm".into() } else { label.into() }
+}
+
+/// Fields of the SMBIOS tables by which guests know a cloud; absent ones are empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Firmware<'a> {
+    /// Serial of the system.
+    pub(crate) serial: &'a str,
+    /// Manufacturer of the system.
+    pub(crate) manufacturer: &'a str,
+    /// Product of the system.
+    pub(crate) product: &'a str,
+    /// Asset tag of the chassis.
+    pub(crate) asset: &'a str,
+}
+
+/// The cloud that the firmware names, if a record has a value for it. cloud-init's `ds-identify` reads the same fields.
+pub(crate) fn stamp(firmware: &Firmware<'_>) -> Option<&'static str> {
+    let is_nova = |text: &str| matches!(text, "OpenStack Nova" | "OpenStack Compute");
+    match () {
+        () if firmware.serial.contains("ds=nocloud-net") => Some("nocloud-net"),
+        () if firmware.serial.contains("ds=nocloud") => Some("nocloud"),
+        () if is_nova(firmware.product) || is_nova(firmware.asset) => Some("openstack"),
+        () if firmware.manufacturer == "Amazon EC2" => Some("ec2"),
+        () => None,
+    }
+}
