@@ -12,6 +12,7 @@ pub mod merge;
 pub mod part;
 #[cfg(feature = "kubevirt")]
 pub mod pods;
+pub mod proxmox;
 pub mod publisher;
 pub mod registry;
 pub mod room;

@@ -1,0 +1,250 @@
+//! The documents of Proxmox VE's own cloud-init drive, octet by octet (qemu-server's Cloudinit.pm).
+//!
+//! cloud-init takes a guest for a new instance when its instance id changes. The id is a digest of user-data and
+//! network configuration, so a guest that moves from the drive to this service keeps it only if both texts are equal.
+
+use std::fmt::Write as _;
+use std::net::Ipv4Addr;
+
+use metadata_base::hex::hex;
+use sha1::{Digest as _, Sha1};
+
+use super::Config;
+use super::nics::{Method, Nic};
+use super::property::{is_space, unescaped};
+
+/// The resolvers that a VM gets.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Dns {
+    /// Search domains.
+    pub search: Vec<String>,
+    /// Addresses of resolvers.
+    pub servers: Vec<String>,
+}
+
+/// The form of the drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// NoCloud, for Linux.
+    NoCloud,
+    /// OpenStack's config drive with Debian's `interfaces`.
+    ConfigDrive2,
+    /// The config drive of cloudbase-init, for Windows.
+    Cloudbase,
+}
+
+impl Form {
+    /// The form that a configuration asks for (`get_cloudinit_format`, `generate_configdrive2`). OpenNebula's has no
+    /// instance id; it counts as NoCloud here.
+    #[must_use]
+    pub fn of(config: &Config) -> Self {
+        match (config.get("citype"), config.is_windows()) {
+            (Some("configdrive2"), false) => Self::ConfigDrive2,
+            (Some("configdrive2") | None, true) => Self::Cloudbase,
+            _ => Self::NoCloud,
+        }
+    }
+
+    /// The drive's network document.
+    pub(super) fn network(self, nics: &[Nic<'_>], dns: &Dns) -> String {
+        match self {
+            Self::NoCloud => nocloud_network(nics, dns),
+            Self::ConfigDrive2 => configdrive2_network(nics, dns),
+            Self::Cloudbase => cloudbase_network(nics, dns),
+        }
+    }
+}
+
+impl Dns {
+    /// Reads a node's `/etc/resolv.conf` (`read_etc_resolv_conf` in pve-common's INotify.pm): the last `search` or
+    /// `domain`, of it the first word, and three resolvers.
+    #[must_use]
+    pub fn of_host(text: &str) -> Self {
+        let mut dns = Self::default();
+        for line in text.lines() {
+            let mut words = line.split(is_space).filter(|word| !word.is_empty());
+            let starts = !line.starts_with(is_space);
+            match (words.next(), words.next()) {
+                (Some("search" | "domain"), Some(name)) if starts => dns.search = vec![name.to_owned()],
+                (Some("nameserver"), Some(server)) if server.parse::<std::net::IpAddr>().is_ok() => {
+                    dns.servers.push(server.to_owned());
+                }
+                _ => {}
+            }
+        }
+        dns.servers.truncate(3);
+        dns
+    }
+
+    /// The resolvers of a VM: its own settings, or else the node's (`get_dns_conf`).
+    #[must_use]
+    pub fn of_vm(config: &Config, host: &Self) -> Self {
+        let words = |key: &str| {
+            let words = config.get(key)?.split(is_space).filter(|word| !word.is_empty());
+            Some(words.map(str::to_owned).collect())
+        };
+        Self {
+            search: words("searchdomain").unwrap_or_else(|| host.search.clone()),
+            servers: words("nameserver").unwrap_or_else(|| host.servers.clone()),
+        }
+    }
+}
+
+/// Host name and full name (`get_hostname_fqdn`).
+pub(super) fn names(config: &Config, vmid: u32) -> (String, String) {
+    let name = config.get("name").map_or_else(|| format!("VM{vmid}"), str::to_owned);
+    match (name.split_once('.'), config.get("searchdomain")) {
+        (Some((short, _)), _) => (short.to_owned(), name.clone()),
+        (None, Some(search)) => (name.clone(), format!("{name}.{search}")),
+        (None, None) => (name.clone(), name),
+    }
+}
+
+/// The public keys, each with the octets of its line.
+pub(super) fn keys(config: &Config) -> Vec<Vec<u8>> {
+    let text = config.get("sshkeys").map(unescaped).unwrap_or_default();
+    let is_blank = |line: &[u8]| line.iter().all(|octet| is_space(char::from(*octet)));
+    text.split(|octet| *octet == b'\n').filter(|line| !is_blank(line)).map(<[u8]>::to_vec).collect()
+}
+
+/// The user-data (`cloudinit_userdata`).
+pub(super) fn user_data(config: &Config, vmid: u32) -> Vec<u8> {
+    let (hostname, fqdn) = names(config, vmid);
+    let user = config.get("ciuser");
+    let mut text =
+        format!("#cloud-config\nhostname: {hostname}\nmanage_etc_hosts: true\nfqdn: {fqdn}\n").into_bytes();
+    let mut add = |parts: &[&[u8]]| parts.iter().for_each(|part| text.extend_from_slice(part));
+    if let Some(user) = user {
+        add(&[b"user: ", user.as_bytes(), b"\n"]);
+    }
+    if user == Some("root") {
+        add(&[b"disable_root: False\n"]);
+    }
+    if let Some(password) = config.get("cipassword") {
+        add(&[b"password: ", password.as_bytes(), b"\n"]);
+    }
+    if config.get("sshkeys").is_some() {
+        add(&[b"ssh_authorized_keys:\n"]);
+        keys(config).iter().for_each(|key| add(&[b"  - ", key, b"\n"]));
+    }
+    add(&[b"chpasswd:\n  expire: False\n"]);
+    if user != Some("root") {
+        add(&[b"users:\n  - default\n"]);
+    }
+    if config.flag("ciupgrade") != Some(false) {
+        add(&[b"package_upgrade: true\n"]);
+    }
+    text
+}
+
+/// The instance id of all forms (`nocloud_gen_metadata`, `configdrive2_gen_metadata`, `cloudbase_gen_instance_id`).
+pub(super) fn instance_id(user_data: &[u8], network: &[u8]) -> String {
+    hex(&Sha1::new().chain_update(user_data).chain_update(network).finalize())
+}
+
+fn mask(prefix: u8) -> Ipv4Addr {
+    Ipv4Addr::from_bits(u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0))
+}
+
+/// cloud-init's network-config version 1 (`nocloud_network`).
+pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
+    let mut text = "version: 1\nconfig:\n".to_owned();
+    for nic in nics {
+        let Some(addresses) = nic.addresses else { continue };
+        let (number, mac) = (nic.number, nic.mac);
+        put(
+            &mut text,
+            format_args!(
+                "    - type: physical\n      name: eth{number}\n      mac_address: '{mac}'\n      subnets:\n"
+            ),
+        );
+        match addresses.ip {
+            Some(Method::Static { address, prefix, gateway }) => {
+                let mask = mask(prefix);
+                put(
+                    &mut text,
+                    format_args!(
+                        "      - type: static\n        address: '{address}'\n        netmask: '{mask}'\n"
+                    ),
+                );
+                gateway.iter().for_each(|gw| put(&mut text, format_args!("        gateway: '{gw}'\n")));
+            }
+            Some(Method::Dhcp | Method::Auto) => text.push_str("      - type: dhcp4\n"),
+            None => {}
+        }
+        match addresses.ip6 {
+            Some(Method::Static { address, prefix, gateway }) => {
+                put(
+                    &mut text,
+                    format_args!("      - type: static6\n        address: '{address}/{prefix}'\n"),
+                );
+                gateway.iter().for_each(|gw| put(&mut text, format_args!("        gateway: '{gw}'\n")));
+            }
+            Some(Method::Dhcp) => text.push_str("      - type: dhcp6\n"),
+            Some(Method::Auto) => text.push_str("      - type: ipv6_slaac\n"),
+            None => {}
+        }
+    }
+    text.push_str("    - type: nameserver\n");
+    for (key, words) in [("address", &dns.servers), ("search", &dns.search)] {
+        if !words.is_empty() {
+            put(&mut text, format_args!("      {key}:\n"));
+        }
+        words.iter().for_each(|word| put(&mut text, format_args!("      - '{word}'\n")));
+    }
+    text
+}
+
+/// Debian's `interfaces` for Linux (`configdrive2_network`).
+fn configdrive2_network(nics: &[Nic<'_>], dns: &Dns) -> String {
+    let mut text = "auto lo\niface lo inet loopback\n\n".to_owned();
+    for (key, words) in [("dns_nameservers", &dns.servers), ("dns_search", &dns.search)] {
+        if !words.is_empty() {
+            put(&mut text, format_args!("        {key} {}\n", words.join(" ")));
+        }
+    }
+    interfaces(&mut text, nics, None);
+    text
+}
+
+/// Debian's `interfaces` for cloudbase-init (`cloudbase_network_eni`).
+fn cloudbase_network(nics: &[Nic<'_>], dns: &Dns) -> String {
+    let mut text = String::new();
+    let servers = dns.servers.join(" ");
+    interfaces(&mut text, nics, Some(&*servers).filter(|servers| !servers.is_empty()));
+    text
+}
+
+/// The stanzas of the NICs, with resolvers in those of static addresses.
+fn interfaces(text: &mut String, nics: &[Nic<'_>], servers: Option<&str>) {
+    for nic in nics {
+        let Some(addresses) = nic.addresses else { continue };
+        let number = nic.number;
+        put(text, format_args!("auto eth{number}\n"));
+        for (method, family) in [(addresses.ip, "inet"), (addresses.ip6, "inet6")] {
+            match method {
+                Some(Method::Dhcp) => put(text, format_args!("iface eth{number} {family} dhcp\n")),
+                Some(Method::Auto) => put(text, format_args!("iface eth{number} {family} auto\n")),
+                Some(Method::Static { address, prefix, gateway }) => {
+                    let mask = match family {
+                        "inet" => mask(prefix).to_string(),
+                        _ => prefix.to_string(),
+                    };
+                    put(
+                        text,
+                        format_args!(
+                            "iface eth{number} {family} static\n        address {address}\n        netmask {mask}\n"
+                        ),
+                    );
+                    gateway.iter().for_each(|gw| put(text, format_args!("        gateway {gw}\n")));
+                    servers.iter().for_each(|dns| put(text, format_args!("        dns-nameservers {dns}\n")));
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+fn put(text: &mut String, line: std::fmt::Arguments<'_>) {
+    text.write_fmt(line).expect("writing to a String cannot fail");
+}

@@ -1,0 +1,36 @@
+//! The feed of a Proxmox VE node: one record for each VM that is on the node, from `/etc/pve/qemu-server/<vmid>.conf`.
+//!
+//! The directory is a view into the cluster's file system (pmxcfs), which replicates it by corosync. So:
+//!
+//! - Changes of other nodes raise no event: the feed looks at the files every [`LOOK`].
+//! - The mount may be away at the start and later, and each access may wait. No record goes for that: only a directory
+//!   that can be listed, and does not list a VM, says that the VM is gone.
+//! - A VM is on the node whose directory has its file. A live migration moves the file, and so the record.
+//!
+//! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate`] says how
+//! the parts of a record override each other.
+
+pub mod block;
+pub mod config;
+pub mod custom;
+pub mod drive;
+mod nics;
+mod options;
+mod problem;
+mod property;
+mod translate;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+pub use config::Config;
+pub use nics::NICS;
+pub use options::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};
+pub use problem::Problem;
+pub use translate::{Given, Translation, translate};
+
+/// How often the feed looks at the files. A VM whose file arrives by live migration runs before its record is in force
+/// for at most this time.
+pub const LOOK: Duration = Duration::from_secs(1);

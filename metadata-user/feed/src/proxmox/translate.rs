@@ -1,0 +1,255 @@
+//! Makes the record of a VM from its configuration. This module reads only through its arguments.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::custom::{self, Custom};
+use super::drive::{self, Dns, Form};
+use super::nics::{Nic, nics};
+use super::property::{boolean, list, words};
+use super::{Config, Options, Problem, block};
+use crate::merge::{merge, name_nics};
+use crate::part::{Firmware, label, stamp};
+use metadata_base::hex::hex;
+use metadata_content::record::values::is_uuid;
+use metadata_content::record::{Limits, Record, USER_DATA_MAX, is_network_config};
+
+/// What a record needs besides the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// The node's resolvers.
+    pub host: Dns,
+    /// The files that `cicustom` names.
+    pub custom: Custom,
+    /// The part of a record for all VMs.
+    pub defaults: Option<Value>,
+    /// The part of a record for this VM.
+    pub own: Option<Value>,
+    /// The record's generation.
+    pub generation: u64,
+}
+
+/// A record, and the settings that are left out of it.
+#[derive(Clone, Debug)]
+pub struct Translation {
+    /// The record.
+    pub record: Record,
+    /// Why settings are left out.
+    pub problems: Vec<Problem>,
+}
+
+/// Makes the record of a VM. The parts override each other in this order: `defaults.yaml`, the configuration, the block
+/// in its description, the VM's own file.
+///
+/// # Errors
+/// A part is malformed, or the record of all of them is invalid.
+pub fn translate(
+    vmid: u32,
+    config: &Config,
+    given: &Given,
+    options: &Options,
+    limits: &Limits,
+) -> Result<Translation, Problem> {
+    let mut problems = Vec::new();
+    let mut record = skeleton(options);
+    let parts = [
+        given.defaults.clone(),
+        Some(described(vmid, config, given, &mut problems)),
+        given.custom.meta.as_deref().map(custom::meta).transpose()?,
+        block::part(&config.description)?,
+        given.own.clone(),
+    ];
+    parts.into_iter().flatten().for_each(|part| merge(&mut record, part));
+    // The configuration decides the VM's identity.
+    let identity = json!({
+        "schema": "vmrecord/1",
+        "generation": given.generation,
+        "vm": {"uuid": uuid(vmid, config, &mut problems)},
+    });
+    merge(&mut record, identity);
+    name_nics(&mut record);
+    let (record, _) = Record::parse_within(limits, &format!("{vmid}.json"), &record.to_string())?;
+    Ok(Translation { record, problems })
+}
+
+/// What all VMs have in common.
+fn skeleton(options: &Options) -> Value {
+    json!({
+        "vm": {"project": {"id": "proxmox", "number": 0, "account": "000000000000"}},
+        "placement": {"region": options.region, "zone": options.zone},
+        // Proxmox VE takes files as large as this limit.
+        "serve": {"limits": {"user_data": USER_DATA_MAX}},
+    })
+}
+
+/// What the configuration says of a VM.
+fn described(vmid: u32, config: &Config, given: &Given, problems: &mut Vec<Problem>) -> Value {
+    let nics = nics(config, problems);
+    let dns = Dns::of_vm(config, &given.host);
+    let user_data = given.custom.user.clone().unwrap_or_else(|| drive::user_data(config, vmid).into());
+    let network = Form::of(config).network(&nics, &dns);
+    let drives_network = given.custom.network.as_deref().unwrap_or(network.as_bytes());
+    let mut part = json!({
+        "vm": {
+            "name": config.get("name").map_or_else(|| format!("VM{vmid}"), str::to_owned),
+            "instance_id": drive::instance_id(&user_data, drives_network),
+        },
+        "hostname": hostname(vmid, config),
+        "admin": admin(config),
+        "ssh_keys": keys(config, problems),
+        "user_data": payload(&user_data),
+        "network": described_network(vmid, &nics, &dns, given.custom.network.as_deref(), problems),
+        "labels": config.get("tags").map_or_else(Vec::new, |tags| words(tags).collect()),
+    });
+    // An empty file is Proxmox VE's way to say none.
+    if let Some(vendor) = given.custom.vendor.as_deref().filter(|vendor| !vendor.is_empty()) {
+        part["vendor_data"] = payload(vendor);
+    }
+    if let Some(arch) = config.get("arch") {
+        part["arch"] = arch.into();
+    }
+    if let Some(stamp) = stamp_of(config) {
+        part["serve"] = json!({"smbios": stamp});
+    }
+    part
+}
+
+/// The network of a VM: NoCloud's document as the drive has it, and the NICs for all other dialects.
+///
+/// The drive of a VM without any `ipconfigN` configures no NIC. A guest that reads the same over the network would have
+/// none at its next boot, so it gets no document, and uses its own defaults.
+fn described_network(
+    vmid: u32,
+    nics: &[Nic<'_>],
+    dns: &Dns,
+    custom: Option<&[u8]>,
+    problems: &mut Vec<Problem>,
+) -> Value {
+    let is_told = nics.iter().any(|nic| nic.addresses.is_some());
+    let raw = match custom {
+        None => is_told.then(|| drive::nocloud_network(nics, dns)),
+        Some(octets) => {
+            let text = std::str::from_utf8(octets).ok().map(str::to_owned);
+            let text = text.filter(|text| is_network_config(&text.as_str().into()));
+            if text.is_none() {
+                let expected =
+                    "cloud-init's network-config, version 1 or 2, which a guest can get over the network";
+                problems.push(Problem::custom("network", expected, "something else"));
+            }
+            text
+        }
+    };
+    let mut sorted: Vec<_> = nics.iter().collect();
+    sorted.sort_unstable_by_key(|nic| nic.number);
+    let servers = dns.servers.iter().flat_map(|server| words(server));
+    let servers: Vec<_> = servers.filter(|server| server.parse::<std::net::IpAddr>().is_ok()).collect();
+    json!({
+        "mode": match (&raw, is_told) {
+            (Some(_), _) => "raw",
+            (None, true) => "auto",
+            (None, false) => "none",
+        },
+        "raw": raw,
+        "dns": servers,
+        "search": dns.search.iter().flat_map(|name| words(name)).filter(|name| is_domain(name)).collect::<Vec<_>>(),
+        "nics": sorted.into_iter().map(|nic| nic.entry(vmid)).collect::<Vec<_>>(),
+    })
+}
+
+/// The host name as far as it is one; the user-data has it as it is.
+fn hostname(vmid: u32, config: &Config) -> Value {
+    let (short, fqdn) = drive::names(config, vmid);
+    let mut name = json!({"short": if is_domain(&short) { short } else { label(&short) }});
+    // Several search domains are no domain.
+    if let Some((_, domain)) = fqdn.split_once('.').filter(|(_, domain)| is_domain(domain)) {
+        name["domain"] = domain.into();
+    }
+    name
+}
+
+/// Labels of a host name, joined by dots (RFC 1123 §2.1).
+fn is_domain(text: &str) -> bool {
+    let inner = |octet: u8| octet.is_ascii_alphanumeric() || octet == b'-';
+    let is_label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && label.bytes().all(inner)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    text.len() <= 200 && text.split('.').all(is_label)
+}
+
+/// The account. Only for Windows does the configuration have the password itself, which the config drive hands to
+/// cloudbase-init as `admin_pass`; Linux guests get its hash with the user-data.
+fn admin(config: &Config) -> Value {
+    let mut admin = json!({});
+    if let Some(user) = config.get("ciuser") {
+        admin["user"] = user.into();
+    }
+    if let Some(password) = config.get("cipassword").filter(|_| Form::of(config) == Form::Cloudbase) {
+        admin["password"] = password.into();
+    }
+    admin
+}
+
+/// The public keys, named as on cloudbase-init's drive.
+fn keys(config: &Config, problems: &mut Vec<Problem>) -> Vec<Value> {
+    let mut keys = Vec::new();
+    for (n, line) in drive::keys(config).into_iter().enumerate() {
+        match String::from_utf8(line) {
+            Ok(key) if !key.trim().chars().any(char::is_control) => {
+                keys.push(json!({"name": format!("key-{n}"), "key": key.trim()}));
+            }
+            _ => problems.push(Problem::setting("sshkeys", "a key on each line", "other octets")),
+        }
+    }
+    keys
+}
+
+/// Text as text, other octets as base64. Base64 also keeps clients from guessing at text that looks like it.
+fn payload(octets: &[u8]) -> Value {
+    json!({"base64": STANDARD.encode(octets)})
+}
+
+/// The UUID that the guest sees in its firmware. A VM without one gets a number of its own: `vmid` and the time when the
+/// VM was made, because a later VM may have the same `vmid`.
+fn uuid(vmid: u32, config: &Config, problems: &mut Vec<Problem>) -> String {
+    if let Some(text) = config.get("smbios1") {
+        match list(text, None).map(|fields| fields.get("uuid").copied()) {
+            Ok(Some(uuid)) if is_uuid(uuid) => return uuid.to_ascii_lowercase(),
+            Ok(None) => {}
+            Ok(Some(_)) => problems.push(Problem::setting("smbios1", "a UUID in `uuid`", "something else")),
+            Err(expected) => problems.push(Problem::setting("smbios1", expected, "something else")),
+        }
+    }
+    let made = config.get("meta").and_then(|meta| list(meta, None).ok()?.get("ctime").copied());
+    let digest = Sha256::digest(format!("proxmox:{vmid}:{}", made.unwrap_or_default()));
+    let digits = hex(&digest[..16]);
+    let ends = [8, 12, 16, 20, 32];
+    let parts: Vec<_> =
+        ends.iter().zip([0, 8, 12, 16, 20]).map(|(end, start)| &digits[start..*end]).collect();
+    parts.join("-")
+}
+
+/// The cloud that the firmware names, by `smbios1`.
+fn stamp_of(config: &Config) -> Option<&'static str> {
+    let fields = list(config.get("smbios1")?, None).ok()?;
+    let is_base64 = fields.get("base64").and_then(|flag| boolean(flag)) == Some(true);
+    let field = |name: &str| {
+        let text = fields.get(name).copied().unwrap_or_default();
+        match is_base64 {
+            true => STANDARD
+                .decode(text)
+                .map_or_else(|_| String::new(), |octets| String::from_utf8_lossy(&octets).into()),
+            false => text.to_owned(),
+        }
+    };
+    stamp(&Firmware {
+        serial: &field("serial"),
+        manufacturer: &field("manufacturer"),
+        product: &field("product"),
+        asset: "",
+    })
+}
