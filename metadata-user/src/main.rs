@@ -265,7 +265,7 @@ impl Serve {
         config.validate()?;
         anyhow::ensure!(
             config.has_records(),
-            "no records to serve: give --records DIR, or set `records:`, `kubevirt: {{}}` or (to register VMs) `api: {{}}` in the \
+            "no records to serve: give --records DIR, or set `records:`, `kubevirt: {{}}`, `proxmox: {{}}` or (to register VMs) `api: {{}}` in the \
              configuration file"
         );
         Ok(config)

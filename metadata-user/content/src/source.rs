@@ -15,11 +15,13 @@ pub enum Source {
     Hook,
     /// KubeVirt. Namespace and name identify the record.
     Kubevirt,
+    /// Proxmox VE. The VM's number identifies the record.
+    Proxmox,
 }
 
 impl Source {
     /// All sources, by falling precedence.
-    pub const ALL: [Self; 4] = [Self::Api, Self::File, Self::Hook, Self::Kubevirt];
+    pub const ALL: [Self; 5] = [Self::Api, Self::File, Self::Hook, Self::Kubevirt, Self::Proxmox];
 
     /// Returns the name in JSON and in metrics.
     #[must_use]
@@ -29,6 +31,7 @@ impl Source {
             Self::File => "file",
             Self::Hook => "hook",
             Self::Kubevirt => "kubevirt",
+            Self::Proxmox => "proxmox",
         }
     }
 

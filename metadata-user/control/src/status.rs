@@ -83,6 +83,9 @@ pub struct Status {
     /// The issuer of identity tokens; `None` on a node that issues none.
     #[serde(default)]
     pub identity: Option<IssuerState>,
+    /// The state of Proxmox VE's configurations; `None` without a feed that reads them.
+    #[serde(default)]
+    pub proxmox: Option<Proxmox>,
     /// The memory of records, estimated from above.
     #[serde(default)]
     pub record_memory: RecordMemory,
@@ -138,6 +141,28 @@ impl ApiServer {
     pub fn silence(&self) -> f64 {
         self.answered.unwrap_or(self.asked_for)
     }
+}
+
+/// The configurations of a Proxmox VE node, which the agent looks at every second.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Proxmox {
+    /// Their directory.
+    pub directory: PathBuf,
+    /// Seconds since the agent last read the directory whole; `None` before the first time.
+    pub looked: Option<f64>,
+    /// The directory is read-only, because the cluster has no quorum. The agent serves the VMs as they are.
+    pub read_only: bool,
+    /// The failure, if the last look failed. The last good records stay in force.
+    pub failing: Option<Unread>,
+}
+
+/// Consecutive failed looks at a directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Unread {
+    /// Seconds since the first of them.
+    pub since: f64,
+    /// The message of the kernel.
+    pub reason: String,
 }
 
 /// Consecutive failed requests.
@@ -271,7 +296,7 @@ pub enum GuestWay {
 /// The number of a source's records in one state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Instances {
-    /// The source: `api`, `file`, `hook` or `kubevirt`.
+    /// The source: `api`, `file`, `hook`, `kubevirt` or `proxmox`.
     pub source: String,
     /// The state.
     pub state: InstanceState,

@@ -50,9 +50,11 @@ fn io_error(path: &Path, expected: &'static str, error: io::Error) -> PartError 
     PartError::Io { path: path.to_owned(), expected, error: error.into() }
 }
 
-/// Reads a part of a record from a file, with its payloads' sources resolved; `None` if the file does not exist.
-pub(crate) fn part(files: &Path, name: &str) -> Result<Option<Value>, PartError> {
+/// Reads a part of a record from a file, with its payloads' sources resolved; `None` if the file does not exist. Calls
+/// `saw` with the path of each file before it reads it.
+pub(crate) fn part(files: &Path, name: &str, mut saw: impl FnMut(&Path)) -> Result<Option<Value>, PartError> {
     let path = files.join(name);
+    saw(&path);
     let unreadable = |error| io_error(&path, "a file that can be read", error);
     let Some(octets) = read(&path, FILE_OCTETS).map_err(unreadable)? else { return Ok(None) };
     let wrong = |expected, found: &str| {
@@ -74,6 +76,7 @@ pub(crate) fn part(files: &Path, name: &str) -> Result<Option<Value>, PartError>
     };
     for field in PAYLOADS {
         let Some(source) = value[field]["source"]["file"].as_str() else { continue };
+        saw(&files.join(source));
         let octets = payload(files, source)?;
         value[field] = json!({"base64": STANDARD.encode(octets)});
     }

@@ -14,8 +14,9 @@ use super::node::Node;
 use crate::config::Config;
 use metadata_content::record::Limits;
 use metadata_content::source::Source;
+use metadata_feed::proxmox::outlook::Outlook;
 use metadata_feed::publisher::Publisher;
-use metadata_feed::{FeedError, FeedEvent, directory, libvirt};
+use metadata_feed::{FeedError, FeedEvent, directory, libvirt, proxmox};
 #[cfg(feature = "kubevirt")]
 use metadata_feed::{kubevirt, pods::Inlets};
 
@@ -56,6 +57,16 @@ impl Feeds {
             follow(config, publisher, patiently, tasks);
         }
         feeds.restart_hook(config, node, tasks);
+        if let Some(options) = config.proxmox.clone() {
+            let settled = in_snapshot.contains(&Source::Proxmox);
+            let publisher = feeds.open(Source::Proxmox, settled, node);
+            let (limits, outlook) = (config.record_limits(), Arc::new(Outlook::default()));
+            node.reporter.set_proxmox(options.directory.clone(), Arc::clone(&outlook));
+            tasks.spawn(async move {
+                proxmox::watch(options, limits, outlook, publisher).await;
+                Ok(())
+            });
+        }
         #[cfg(feature = "kubevirt")]
         if let Some(options) = config.kubevirt.clone() {
             let publisher = feeds.open(Source::Kubevirt, false, node);
@@ -174,7 +185,9 @@ fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterato
 /// The sources of a configuration that are unavailable, each with the reason.
 pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
     let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
-    file.into_iter().map(|error| (Source::File, error.to_string())).collect()
+    let proxmox = config.proxmox.as_ref().and_then(|options| proxmox::reachable(options).err());
+    let each = [(Source::File, file), (Source::Proxmox, proxmox)];
+    each.into_iter().filter_map(|(source, error)| Some((source, error?.to_string()))).collect()
 }
 
 #[cfg(test)]

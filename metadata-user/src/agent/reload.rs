@@ -53,6 +53,7 @@ const RESTART: [Field; 15] = [
     ("token_key", |a, b| a.token_key != b.token_key),
     ("pins", |a, b| a.pins != b.pins),
     ("run", |a, b| a.run != b.run),
+    ("proxmox", |a, b| a.proxmox != b.proxmox),
     ("workers", |a, b| a.workers != b.workers),
     ("spin_us, answer_in_kernel", |a, b| (a.spin_us, a.answer_in_kernel) != (b.spin_us, b.answer_in_kernel)),
 ];
@@ -116,7 +117,7 @@ mod tests {
     #[test]
     fn fields_that_can_change_are_applied_and_the_others_are_named() {
         type Case = (&'static str, fn(&mut Config), bool);
-        let cases: [Case; 13] = [
+        let cases: [Case; 14] = [
             ("nothing", |_| {}, true),
             ("records", |c| c.records = Some("/elsewhere".into()), true),
             ("metadata", |c| c.metadata.keys = 1, true),
@@ -127,6 +128,7 @@ mod tests {
             ("addresses", |c| _ = c.addresses.pop(), false),
             ("limits", |c| c.limits.burst = 1, true),
             ("state", |c| c.state = None, false),
+            ("proxmox", |c| c.proxmox = Some(Default::default()), false),
             ("workers", |c| c.workers = 2, false),
             ("run", |c| c.run = "/elsewhere".into(), false),
             ("api", |c| c.api = Some(Default::default()), false),

@@ -33,7 +33,7 @@ use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record;
 #[cfg(feature = "kubevirt")]
 use metadata_feed::kubevirt;
-use metadata_feed::room;
+use metadata_feed::{proxmox, room};
 use metadata_serve::audit::AuditConfig;
 use metadata_steer::{Guarded, Limits, Mode};
 
@@ -52,7 +52,7 @@ pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Directory of VM records, one file per VM. Default: none. A directory is required here or on the command line,
-    /// unless `api` or `kubevirt` is present.
+    /// unless `api`, `kubevirt` or `proxmox` is present.
     pub records: Option<PathBuf>,
     /// Registration of VMs at the control socket, which is always open. If this section is present, even empty
     /// (`{}`), the agent starts without a directory of records.
@@ -127,6 +127,8 @@ pub struct Config {
     /// How the agent finds and serves KubeVirt's VMs; `None` (default) turns this off.
     #[cfg(feature = "kubevirt")]
     pub kubevirt: Option<kubevirt::Options>,
+    /// How the agent finds and serves the VMs of a Proxmox VE node; `None` (default) turns this off.
+    pub proxmox: Option<proxmox::Options>,
     /// Whether the agent drops system calls and capabilities that serving does not need; `on` by default.
     pub sandbox: Sandbox,
 }
@@ -160,6 +162,7 @@ impl Default for Config {
             workers: workers::by_default(),
             #[cfg(feature = "kubevirt")]
             kubevirt: None,
+            proxmox: None,
             sandbox: Sandbox::On,
         }
     }
@@ -173,7 +176,7 @@ impl Config {
         if self.kubevirt.is_some() {
             return true;
         }
-        self.records.is_some() || self.api.is_some()
+        self.records.is_some() || self.api.is_some() || self.proxmox.is_some()
     }
 
     /// Returns true if ports in other namespaces are expected. Each VM of KubeVirt has its own namespace.

@@ -3,7 +3,10 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use super::{ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, RecordMemory, Shadowed, Status};
+use super::{
+    ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed, Status,
+    Unread,
+};
 
 /// Width of the left column, in characters.
 const MARGIN: usize = 12;
@@ -43,6 +46,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let shadowed = status.shadowed.iter();
     list("shadowed", shadowed.map(|Shadowed { record, by }| format!("{record}: by {by}")), out)?;
     status.api_server.as_ref().map_or(Ok(()), |server| api_server(server, out))?;
+    status.proxmox.as_ref().map_or(Ok(()), |node| proxmox(node, out))?;
     let width = status.counters.keys().map(String::len).max().unwrap_or_default();
     list("counters", status.counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
     let lately = status.lately.iter().map(|said| {
@@ -95,6 +99,19 @@ fn identity(
         None => "no key".to_owned(),
     };
     row("issuer", &format!("{issuer}: {signs}, {signed} tokens signed"), out)
+}
+
+fn proxmox(node: &Proxmox, out: &mut dyn Write) -> io::Result<()> {
+    let directory = node.directory.display();
+    let looked = match node.looked {
+        Some(ago) => format!("{directory}, last read {} ago", Span(ago)),
+        None => format!("{directory}, not read yet"),
+    };
+    let read_only = node.read_only.then(|| "read-only: the cluster has no quorum".to_owned());
+    let failing = node.failing.as_ref();
+    let failing =
+        failing.map(|Unread { since, reason }| format!("unreadable for {}: {reason}", Span(*since)));
+    list("Proxmox VE", std::iter::once(looked).chain(read_only).chain(failing), out)
 }
 
 fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
@@ -185,7 +202,7 @@ impl Display for Span {
 
 #[cfg(test)]
 mod tests {
-    use super::{RecordMemory, Span, guests, status};
+    use super::{Proxmox, RecordMemory, Span, Unread, guests, status};
     use crate::status::{
         ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, IssuerState, Phase, Port,
         PortState, Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
@@ -249,6 +266,12 @@ mod tests {
                 ended: false,
                 signed: 7,
             }),
+            proxmox: Some(Proxmox {
+                directory: "/etc/pve/qemu-server".into(),
+                looked: Some(62.0),
+                read_only: true,
+                failing: Some(Unread { since: 61.0, reason: "no".into() }),
+            }),
             counters: [("identity_mismatch".into(), 3), ("over_limit".into(), 0)].into(),
             lately: vec![RecentWarning {
                 level: "warn".into(),
@@ -281,6 +304,9 @@ refused     web.yaml: no vm
 shadowed    ns.yaml: by api/ns
 API server  last answered 5 min 10 s ago
             requests have failed for 3 min 9 s: forbidden: 403 no
+Proxmox VE  /etc/pve/qemu-server, last read 1 min 2 s ago
+            read-only: the cluster has no quorum
+            unreadable for 1 min 1 s: no
 counters    identity_mismatch  3
             over_limit         0
 lately      1 min 1 s ago, warn: port tap7: no (2 times)

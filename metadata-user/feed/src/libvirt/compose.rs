@@ -15,12 +15,12 @@ use crate::part::{DEFAULTS, part, tells_of_network};
 /// # Errors
 /// A file cannot be read, or is not part of a record. This function does not validate the whole record.
 pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value>, LibvirtError> {
-    let own = part(files, &format!("{}.yaml", domain.uuid))?;
+    let own = part(files, &format!("{}.yaml", domain.uuid), |_| {})?;
     if domain.instance.is_none() && own.is_none() && !every {
         return Ok(None);
     }
     let mut record = domain.implied();
-    let parts = [part(files, DEFAULTS)?, domain.instance.clone(), own];
+    let parts = [part(files, DEFAULTS, |_| {})?, domain.instance.clone(), own];
     parts.into_iter().flatten().for_each(|part| merge(&mut record, part));
     // libvirt decides the domain's identity.
     merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": domain.uuid}}));

@@ -33,7 +33,7 @@ type Format = (&'static str, &'static str, fn(&str) -> bool);
 const FORMATS: [Format; 6] = [
     ("ciupgrade", "0 or 1", |text| boolean(text).is_some()),
     ("name", "a DNS name", is_dns_name),
-    ("nameserver", "addresses of resolvers", |text| words(text).all(|word| is_address(word))),
+    ("nameserver", "addresses of resolvers", |text| words(text).all(is_address)),
     ("sshkeys", "percent-encoded keys", |text| text.bytes().all(is_urlencoded)),
     ("tags", "tags", |_| true),
     ("template", "0 or 1", |text| boolean(text).is_some()),

@@ -14,23 +14,37 @@ pub mod block;
 pub mod config;
 pub mod custom;
 pub mod drive;
+mod load;
 mod nics;
 mod options;
+pub mod outlook;
 mod problem;
 mod property;
 mod translate;
+mod watch;
 
 #[cfg(test)]
 mod tests;
 
+use std::io;
+use std::path::Path;
 use std::time::Duration;
 
 pub use config::Config;
+pub use load::reachable;
 pub use nics::NICS;
 pub use options::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};
 pub use problem::Problem;
 pub use translate::{Given, Translation, translate};
+pub use watch::{MAX_VMS, PATIENCE, watch};
+
+use crate::FeedError;
 
 /// How often the feed looks at the files. A VM whose file arrives by live migration runs before its record is in force
 /// for at most this time.
 pub const LOOK: Duration = Duration::from_secs(1);
+
+/// An I/O error with its path and the feed's expectation.
+fn io_error(path: &Path, expected: &'static str, error: io::Error) -> FeedError {
+    FeedError::Io { path: path.to_owned(), expected, error: error.into() }
+}

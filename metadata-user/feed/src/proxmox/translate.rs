@@ -13,8 +13,11 @@ use super::{Config, Options, Problem, block};
 use crate::merge::{merge, name_nics};
 use crate::part::{Firmware, label, stamp};
 use metadata_base::hex::hex;
-use metadata_content::record::values::is_uuid;
+use metadata_content::record::values::{FQDN_OCTETS, is_uuid};
 use metadata_content::record::{Limits, Record, USER_DATA_MAX, is_network_config};
+
+/// Longest domain behind any first label, in octets (RFC 1035 §2.3.4, §3.1).
+const DOMAIN_OCTETS: usize = FQDN_OCTETS - 64;
 
 /// What a record needs besides the configuration.
 #[derive(Clone, Debug, Default)]
@@ -178,7 +181,7 @@ fn is_domain(text: &str) -> bool {
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
-    text.len() <= 200 && text.split('.').all(is_label)
+    text.len() <= DOMAIN_OCTETS && text.split('.').all(is_label)
 }
 
 /// The account. Only for Windows does the configuration have the password itself, which the config drive hands to

@@ -184,7 +184,7 @@ fn changes_add_up_to_the_records_in_force() {
         let mut all = BTreeMap::new();
         let mut in_force = BTreeMap::new();
         for generation in 0..40 {
-            let source = Source::ALL[rng.usize(..4)];
+            let source = Source::ALL[rng.usize(..Source::ALL.len())];
             let (key, vm) = (["a", "b", "c"][rng.usize(..3)], [A, B][rng.usize(..2)]);
             let event = if rng.u8(..4) == 0 {
                 all.remove(&id(source, key));

@@ -4,16 +4,18 @@ mod loads;
 mod metrics;
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_control::status::{
-    About, ApiServer, IssuerState, Phase, PortState, RecordMemory, SCHEMA, Status, Unanswered, Worker,
+    About, ApiServer, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Status, Unanswered,
+    Unread, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
+use metadata_feed::proxmox::outlook::Outlook;
 use metadata_serve::{End, Reason, Tally};
 use tracing::warn;
 
@@ -37,6 +39,8 @@ pub(in crate::agent) struct Reporter {
     api_server: Option<Arc<Contact>>,
     /// The issuer of identity tokens and its keys, on a node that issues them.
     identity: Option<(Issuer, Arc<Publication>)>,
+    /// The directory of Proxmox VE's configurations and the state of the looks at it, if a feed reads it.
+    proxmox: Option<(PathBuf, Arc<Outlook>)>,
 }
 
 impl Reporter {
@@ -50,6 +54,7 @@ impl Reporter {
             from_snapshot: false,
             api_server: None,
             identity: None,
+            proxmox: None,
         }
     }
 
@@ -67,6 +72,11 @@ impl Reporter {
     /// Sets the issuer of identity tokens to report on.
     pub(in crate::agent) fn set_identity(&mut self, issuer: Issuer, publication: Arc<Publication>) {
         self.identity = Some((issuer, publication));
+    }
+
+    /// Sets the directory of Proxmox VE's configurations to report on.
+    pub(in crate::agent) fn set_proxmox(&mut self, directory: PathBuf, outlook: Arc<Outlook>) {
+        self.proxmox = Some((directory, outlook));
     }
 
     /// Counts an attempt to read the configuration again.
@@ -110,6 +120,7 @@ impl Reporter {
             shadowed: view.shadowed(),
             api_server: self.api_server(),
             identity: self.identity_report(),
+            proxmox: self.proxmox(),
             record_memory: {
                 let usage = view.catalogue.room().usage();
                 RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
@@ -141,6 +152,15 @@ impl Reporter {
                     .push("there is no key for identity tokens: add one to `identity.keys`".into());
             }
         }
+        if let Some(proxmox) = &status.proxmox {
+            let directory = proxmox.directory.display();
+            if let Some(Unread { since, reason }) = &proxmox.failing {
+                status.troubles.push(format!("{directory} has not been readable for {since:.0} s: {reason}"));
+            }
+            if proxmox.read_only {
+                status.troubles.push(format!("{directory} is read-only: the cluster has no quorum"));
+            }
+        }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = view.catalogue.plan().conflicts().count() as u64;
         for (count, what) in [
@@ -167,6 +187,19 @@ impl Reporter {
             self.api_server.as_ref()?.report(Instant::now());
         let failing = failing.map(|Failing { since, kind, reason }| Unanswered { since, kind, reason });
         Some(ApiServer { asked_for, answered, failing, failures })
+    }
+
+    /// The state of Proxmox VE's configurations; `None` if no feed reads them.
+    fn proxmox(&self) -> Option<Proxmox> {
+        let (directory, outlook) = self.proxmox.as_ref()?;
+        let report = outlook.report(Instant::now());
+        let failing = report.failing.map(|(since, reason)| Unread { since, reason });
+        Some(Proxmox {
+            directory: directory.clone(),
+            looked: report.looked,
+            read_only: report.read_only,
+            failing,
+        })
     }
 
     fn workers(&self, view: View<'_>, health: &Health) -> Vec<Worker> {

@@ -1,6 +1,7 @@
-//! The pure part: configurations in, records out.
+//! Configurations in, records out; and the feed over a directory.
 
 mod documents;
+mod files;
 mod records;
 
 use super::{Config, Given, Options, Problem, Translation, translate};

@@ -1,0 +1,223 @@
+//! Reads the files of one VM, and sees which files have changed. Each call may wait for a disk or for the cluster.
+
+use std::collections::HashMap;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sha2::{Digest as _, Sha256};
+
+use super::config::FILE_OCTETS;
+use super::custom::{Custom, PARTS, SNIPPET_OCTETS, snippets};
+use super::drive::Dns;
+use super::{Config, Given, Options, Problem, Translation, translate};
+use crate::FeedError;
+use crate::part::{DEFAULTS, PartError, part, read};
+use metadata_content::record::Limits;
+
+/// Largest number of a VM in Proxmox VE (`pve-vmid` in pve-common's JSONSchema.pm).
+const VMID_MOST: u32 = 999_999_999;
+
+/// SHA-256 of everything that makes a record.
+pub(super) type Digest = [u8; 32];
+
+/// A file's time of change, length and inode; `None` if there is none. pmxcfs counts whole seconds.
+type Print = Option<(i64, i64, u64, u64)>;
+
+/// The files of a VM's record, as they looked before they were read.
+pub(super) type Seen = Arc<[(PathBuf, Print)]>;
+
+/// The files of one VM.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) outcome: Outcome,
+    /// The files that were asked for, also those that do not exist.
+    pub(super) seen: Seen,
+    /// The digest of what was read.
+    pub(super) digest: Digest,
+}
+
+/// What the files of a VM make.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    Record(Box<Translation>),
+    /// A template never runs.
+    Template,
+    /// The configuration vanished after it was listed.
+    Gone,
+    Refused(FeedError),
+    /// A file cannot be read. It may be readable later without a sign of change.
+    Unreadable(FeedError),
+}
+
+/// What a look at the directory found.
+#[derive(Debug)]
+pub(super) struct Look {
+    /// The VMs that are on this node, in the order of their numbers; each with true if its files changed.
+    pub(super) vms: Vec<(u32, bool)>,
+    /// The directory cannot be written.
+    pub(super) read_only: bool,
+}
+
+/// Lists the VMs, and compares their files with `known`.
+///
+/// # Errors
+/// The directory cannot be read whole.
+pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look, FeedError> {
+    let unreadable = |error| super::io_error(directory, "a directory that can be read", error);
+    let mode = std::fs::metadata(directory).map_err(unreadable)?.mode();
+    let mut numbers = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
+        numbers.extend(entry.map_err(unreadable)?.file_name().to_str().and_then(vmid));
+    }
+    numbers.sort_unstable();
+    // Many VMs share a file.
+    let mut prints = HashMap::new();
+    let mut differs = |(path, before): &(PathBuf, Print)| {
+        *prints.entry(path.clone()).or_insert_with(|| print(path)) != *before
+    };
+    let changed = |vmid: u32| known.get(&vmid).is_none_or(|seen| seen.iter().any(&mut differs));
+    let vms = numbers.iter().copied().zip(numbers.iter().copied().map(changed)).collect();
+    // Without quorum pmxcfs takes the bits away from all files (`tree_entry_stat` in cfs-plug-memdb.c).
+    Ok(Look { vms, read_only: mode & 0o200 == 0 })
+}
+
+/// Checks that the directory can be listed.
+///
+/// # Errors
+/// It cannot, as while the cluster's file system is not mounted.
+pub fn reachable(options: &Options) -> Result<(), FeedError> {
+    look(&options.directory, &HashMap::new()).map(drop)
+}
+
+/// The number of a VM by the name of its file.
+fn vmid(name: &str) -> Option<u32> {
+    let digits = name.strip_suffix(".conf")?;
+    let number = digits.parse().ok().filter(|number: &u32| number.to_string() == digits)?;
+    (1..=VMID_MOST).contains(&number).then_some(number)
+}
+
+fn print(path: &Path) -> Print {
+    let print = |file: Metadata| (file.mtime(), file.mtime_nsec(), file.len(), file.ino());
+    std::fs::metadata(path).ok().map(print)
+}
+
+/// Reads the files of a VM and makes its record.
+pub(super) fn load(vmid: u32, options: &Options, limits: &Limits) -> Loaded {
+    let mut loading = Loading { seen: Vec::new(), hash: Sha256::new() };
+    let path = options.directory.join(format!("{vmid}.conf"));
+    let outcome = match loading.record(vmid, &path, options, limits) {
+        Ok(outcome) => outcome,
+        Err(Fault::Io(error)) => {
+            loading.hash.update(error.to_string());
+            Outcome::Unreadable(error)
+        }
+        Err(Fault::Problem(problem)) => {
+            let reason = format!("{}: {problem}", path.display());
+            loading.hash.update(&reason);
+            Outcome::Refused(FeedError::Vm { reason })
+        }
+    };
+    Loaded { outcome, seen: loading.seen.into(), digest: loading.hash.finalize().into() }
+}
+
+/// Why there is no record.
+enum Fault {
+    Io(FeedError),
+    Problem(Problem),
+}
+
+impl From<Problem> for Fault {
+    fn from(problem: Problem) -> Self {
+        Self::Problem(problem)
+    }
+}
+
+struct Loading {
+    seen: Vec<(PathBuf, Print)>,
+    hash: Sha256,
+}
+
+impl Loading {
+    fn record(
+        &mut self,
+        vmid: u32,
+        path: &Path,
+        options: &Options,
+        limits: &Limits,
+    ) -> Result<Outcome, Fault> {
+        let Some(octets) = self.read(path, FILE_OCTETS)? else { return Ok(Outcome::Gone) };
+        let (config, dropped) = Config::parse(&octets)?;
+        if config.is_template() {
+            return Ok(Outcome::Template);
+        }
+        let host = self.read(&options.resolv_conf, FILE_OCTETS)?.unwrap_or_default();
+        let mut given = Given {
+            host: Dns::of_host(&String::from_utf8_lossy(&host)),
+            custom: self.custom(&config, options)?,
+            defaults: self.part(&options.files, DEFAULTS)?,
+            own: self.part(&options.files, &format!("{vmid}.yaml"))?,
+            generation: 0,
+        };
+        given.generation = generation(self.hash.clone().finalize().into());
+        let mut made = translate(vmid, &config, &given, options, limits)?;
+        made.problems.splice(..0, dropped);
+        Ok(Outcome::Record(Box::new(made)))
+    }
+
+    /// Reads at most `limit + 1` octets; `None` if the file does not exist.
+    fn read(&mut self, path: &Path, limit: usize) -> Result<Option<Vec<u8>>, Fault> {
+        // What is seen first is never newer than what is read.
+        self.seen.push((path.to_owned(), print(path)));
+        let found = read(path, limit)
+            .map_err(|error| Fault::Io(super::io_error(path, "a file that can be read", error)))?;
+        let octets = found.as_deref().unwrap_or_default();
+        // The length goes first, so that different sequences of files have different digests.
+        self.hash.update([u8::from(found.is_some())]);
+        self.hash.update(octets.len().to_be_bytes());
+        self.hash.update(octets);
+        Ok(found)
+    }
+
+    fn custom(&mut self, config: &Config, options: &Options) -> Result<Custom, Fault> {
+        if config.get("cicustom").is_none() {
+            return Ok(Custom::default());
+        }
+        let storages = self.read(&options.storages, FILE_OCTETS)?.unwrap_or_default();
+        let paths = snippets(config, &String::from_utf8_lossy(&storages))?;
+        let mut contents: [Option<Bytes>; 4] = Default::default();
+        for ((content, path), part) in contents.iter_mut().zip(paths).zip(PARTS) {
+            let Some(path) = path else { continue };
+            let octets = self.read(&path, SNIPPET_OCTETS)?.ok_or_else(|| {
+                Fault::Problem(Problem::custom(part, format_args!("a file {}", path.display()), "none"))
+            })?;
+            if octets.len() > SNIPPET_OCTETS {
+                let expected = format!("at most {SNIPPET_OCTETS} octets");
+                return Err(Problem::custom(part, expected, "more").into());
+            }
+            *content = Some(octets.into());
+        }
+        let [user, network, meta, vendor] = contents;
+        Ok(Custom { user, network, meta, vendor })
+    }
+
+    /// A part of a record in a file beside the configurations, with the files that it names.
+    fn part(&mut self, files: &Path, name: &str) -> Result<Option<serde_json::Value>, Fault> {
+        let part = part(files, name, |path| self.seen.push((path.to_owned(), print(path))));
+        let part = part.map_err(|error| match error {
+            PartError::Io { path, expected, error } => Fault::Io(FeedError::Io { path, expected, error }),
+            wrong @ PartError::File { .. } => Problem::from(wrong).into(),
+        })?;
+        self.hash.update(part.as_ref().map_or_else(String::new, ToString::to_string));
+        self.hash.update([0]);
+        Ok(part)
+    }
+}
+
+/// A generation that is another one for any other content. JSON numbers are exact up to 2⁵³.
+fn generation(digest: Digest) -> u64 {
+    let [a, b, c, d, e, f, g, h, ..] = digest;
+    u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 12
+}

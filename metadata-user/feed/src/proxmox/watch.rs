@@ -1,0 +1,298 @@
+//! Looks at the files in turns, and publishes what changes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt as _, stream};
+
+use super::load::{self, Digest, Loaded, Look, Outcome, Seen};
+use super::outlook::{News, Outlook};
+use super::{LOOK, Options, Translation};
+use crate::publisher::Publisher;
+use crate::{FeedError, FeedEvent, blocking};
+use metadata_content::record::Limits;
+
+/// Most VMs of a node.
+pub const MAX_VMS: usize = 4_096;
+
+/// Most VMs whose files are read at once.
+const LOADS_AT_ONCE: usize = 8;
+
+/// How long a look may take before status says so. The feed keeps waiting for it.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How often to read files again after they changed. pmxcfs counts whole seconds, so two changes within one of them may
+/// look alike.
+const CALM: u8 = 3;
+
+/// Watches a node's VMs and publishes their records until the receiver is dropped. Refuses records beyond `limits`.
+///
+/// Publishes all records first, then [`FeedEvent::Synced`], then changes. While the directory cannot be read, it waits
+/// and removes nothing.
+pub async fn watch(options: Options, limits: Limits, outlook: Arc<Outlook>, tx: impl Into<Publisher>) {
+    watch_every(LOOK, options, limits, outlook, tx.into()).await;
+}
+
+pub(super) async fn watch_every(
+    pause: Duration,
+    options: Options,
+    limits: Limits,
+    outlook: Arc<Outlook>,
+    tx: Publisher,
+) {
+    let closing = tx.clone();
+    let mut feed = Feed {
+        options: options.into(),
+        limits: limits.into(),
+        outlook,
+        tx,
+        known: BTreeMap::new(),
+        is_synced: false,
+        has_others: false,
+    };
+    let turns = async {
+        while feed.turn().await.is_ok() {
+            tokio::time::sleep(pause).await;
+        }
+    };
+    // A look may wait for the cluster without end.
+    tokio::select! {
+        () = closing.closed() => {}
+        () = turns => {}
+    }
+}
+
+/// The receiver of events was dropped.
+struct Gone;
+
+/// What the feed remembers of one VM.
+#[derive(Default)]
+struct Known {
+    seen: Seen,
+    /// Turns since its files last changed, at most [`CALM`].
+    calm: u8,
+    /// Digest of what was last read.
+    digest: Option<Digest>,
+    /// A record or a refusal of it is published.
+    is_published: bool,
+    /// The free octets that its record needs, if there was no room for it.
+    wants: Option<usize>,
+}
+
+impl Known {
+    /// True if the files are to be read in this turn. `free` are the octets free for records.
+    fn is_due(&mut self, has_changed: bool, free: usize) -> bool {
+        if has_changed {
+            self.calm = 0;
+        }
+        let is_due = self.calm < CALM || self.wants.is_some_and(|octets| octets <= free);
+        self.calm = (self.calm + 1).min(CALM);
+        is_due
+    }
+}
+
+struct Feed {
+    options: Arc<Options>,
+    limits: Arc<Limits>,
+    outlook: Arc<Outlook>,
+    tx: Publisher,
+    known: BTreeMap<u32, Known>,
+    is_synced: bool,
+    /// The node has more VMs than the feed reads.
+    has_others: bool,
+}
+
+impl Feed {
+    /// Looks once at all files.
+    async fn turn(&mut self) -> Result<(), Gone> {
+        let seen: HashMap<u32, Seen> =
+            self.known.iter().map(|(vmid, known)| (*vmid, Arc::clone(&known.seen))).collect();
+        let directory = self.options.directory.clone();
+        let look = self.patiently(blocking(move || load::look(&directory, &seen))).await;
+        let Look { vms, read_only } = match look {
+            Ok(look) => look,
+            Err(error) => {
+                if self.outlook.failed(error.to_string(), Instant::now()) {
+                    tracing::warn!(
+                        "{error}; the records of its VMs stay in force until it can be read again"
+                    );
+                }
+                return Ok(());
+            }
+        };
+        self.complain_of_others(vms.len());
+        let vms: Vec<_> = vms.into_iter().take(MAX_VMS).collect();
+        let gone: Vec<u32> = self
+            .known
+            .keys()
+            .filter(|vmid| vms.binary_search_by_key(*vmid, |(n, _)| *n).is_err())
+            .copied()
+            .collect();
+        for vmid in gone {
+            self.remove(vmid).await?;
+        }
+        let wanted = self.wanted(vms);
+        self.load(wanted).await?;
+        self.tell(self.outlook.looked(read_only, Instant::now()), read_only);
+        if !std::mem::replace(&mut self.is_synced, true) {
+            self.publish(FeedEvent::Synced).await?;
+        }
+        Ok(())
+    }
+
+    /// Logs once that the node has more VMs than the feed reads.
+    fn complain_of_others(&mut self, vms: usize) {
+        let has_others = vms > MAX_VMS;
+        if has_others && !self.has_others {
+            let directory = self.options.directory.display();
+            tracing::warn!(
+                "{directory}: expected at most {MAX_VMS} VMs, found {vms}; those with the highest numbers are not served"
+            );
+        }
+        self.has_others = has_others;
+    }
+
+    /// Waits for work on the files, and reports when it takes long.
+    async fn patiently<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        if let Ok(done) = tokio::time::timeout(PATIENCE, &mut work).await {
+            return done;
+        }
+        let reason = format!(
+            "no answer for {} s from {}, or from the storage of a file that `cicustom` names",
+            PATIENCE.as_secs(),
+            self.options.directory.display()
+        );
+        if self.outlook.failed(reason.clone(), Instant::now()) {
+            tracing::warn!("{reason}; the last records stay in force");
+        }
+        work.await
+    }
+
+    fn tell(&self, news: News, read_only: bool) {
+        let directory = self.options.directory.display();
+        if news.is_back {
+            tracing::info!("{directory} can be read again");
+        }
+        match (news.quorum, read_only) {
+            (true, true) => {
+                tracing::warn!("{directory} is read-only: the cluster has no quorum, and changes no VM");
+            }
+            (true, false) => tracing::info!("{directory} can be written again"),
+            (false, _) => {}
+        }
+    }
+
+    /// The VMs whose files are to be read.
+    fn wanted(&mut self, vms: Vec<(u32, bool)>) -> Vec<u32> {
+        let mut wanted = Vec::new();
+        for (vmid, has_changed) in vms {
+            if self.known.entry(vmid).or_default().is_due(has_changed, self.tx.free()) {
+                wanted.push(vmid);
+            }
+        }
+        wanted
+    }
+
+    async fn load(&mut self, wanted: Vec<u32>) -> Result<(), Gone> {
+        let (options, limits) = (Arc::clone(&self.options), Arc::clone(&self.limits));
+        let mut loads = stream::iter(wanted)
+            .map(move |vmid| {
+                let (options, limits) = (Arc::clone(&options), Arc::clone(&limits));
+                blocking(move || (vmid, load::load(vmid, &options, &limits)))
+            })
+            .buffered(LOADS_AT_ONCE);
+        while let Some((vmid, loaded)) = self.patiently(loads.next()).await {
+            self.take_in(vmid, loaded).await?;
+        }
+        Ok(())
+    }
+
+    /// Publishes what the files of one VM make.
+    async fn take_in(&mut self, vmid: u32, loaded: Loaded) -> Result<(), Gone> {
+        let known = self.known.entry(vmid).or_default();
+        known.seen = loaded.seen;
+        if matches!(loaded.outcome, Outcome::Unreadable(_)) {
+            known.calm = 0;
+        }
+        if known.digest == Some(loaded.digest) && known.wants.is_none() {
+            return Ok(());
+        }
+        known.digest = Some(loaded.digest);
+        known.wants = None;
+        let was_published = known.is_published;
+        known.is_published = !matches!(loaded.outcome, Outcome::Template);
+        let key = vmid.to_string();
+        match loaded.outcome {
+            Outcome::Record(made) => self.admitted(vmid, *made).await,
+            Outcome::Refused(error) | Outcome::Unreadable(error) => {
+                self.publish(FeedEvent::Rejected { key, error }).await
+            }
+            Outcome::Template if was_published => self.publish(FeedEvent::Remove { key }).await,
+            Outcome::Template => Ok(()),
+            // The next look says whether it is gone.
+            Outcome::Gone => {
+                known.is_published = was_published;
+                known.digest = None;
+                Ok(())
+            }
+        }
+    }
+
+    /// Publishes a record if there is memory for it.
+    async fn admitted(&mut self, vmid: u32, made: Translation) -> Result<(), Gone> {
+        let Translation { record, problems } = made;
+        for problem in problems {
+            tracing::warn!(vmid, vm = %record.vm.name, "{problem}");
+        }
+        let key = vmid.to_string();
+        let event = match self.tx.admit(&key, &record) {
+            Ok(()) => FeedEvent::Upsert { key, record: record.into() },
+            Err(no_room) => {
+                self.known.entry(vmid).or_default().wants = Some(no_room.wants);
+                FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
+            }
+        };
+        self.publish(event).await
+    }
+
+    async fn remove(&mut self, vmid: u32) -> Result<(), Gone> {
+        match self.known.remove(&vmid) {
+            Some(known) if known.is_published => {
+                self.publish(FeedEvent::Remove { key: vmid.to_string() }).await
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn publish(&self, event: FeedEvent) -> Result<(), Gone> {
+        self.tx.publish(event).await.map_err(|_| Gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CALM, Known};
+
+    #[test]
+    fn files_are_read_again_while_a_coarse_clock_may_hide_a_change() {
+        let mut known = Known::default();
+        let mut due = |changed| known.is_due(changed, 0);
+        for round in 0..2 {
+            assert!(due(true), "round {round}");
+            for _ in 1..CALM {
+                assert!(due(false), "round {round}");
+            }
+            assert!(!due(false) && !due(false), "round {round}");
+        }
+    }
+
+    #[test]
+    fn a_record_without_room_is_read_again_once_there_is_room() {
+        let mut known = Known { calm: CALM, wants: Some(10), ..Known::default() };
+        assert!(!known.is_due(false, 9));
+        assert!(known.is_due(false, 10));
+    }
+}
