@@ -27,6 +27,8 @@ pub struct Facts {
     pub ports: Vec<Port>,
     /// The needs of KubeVirt's feed, which makes records from KubeVirt's VMs; `None` if the feed is off.
     pub kubevirt: Option<Kubevirt>,
+    /// The directory of Proxmox VE's configurations; `None` if its feed is off.
+    pub proxmox: Option<Directory>,
 }
 
 /// The state of everything that KubeVirt's feed needs.

@@ -5,6 +5,7 @@ mod kubevirt;
 mod node;
 mod port;
 mod privilege;
+mod proxmox;
 mod room;
 
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     checks.extend(room::checks(facts));
     checks.extend(node::checks(facts));
     checks.extend(kubevirt::checks(facts));
+    checks.extend(proxmox::checks(facts));
     checks.extend(port::checks(facts));
     checks
 }

@@ -2,6 +2,7 @@
 
 mod kubevirt;
 mod place;
+mod proxmox;
 
 use super::super::facts::{
     Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
@@ -120,6 +121,7 @@ fn healthy() -> Facts {
             cgroups: directory(0o755),
             hook: Some(directory(0o755)),
         }),
+        proxmox: Some(directory(0o755)),
     }
 }
 

@@ -31,6 +31,7 @@ pub(super) fn facts(config: &Config) -> Facts {
         kubevirt: kubevirt::kubevirt(config),
         #[cfg(not(feature = "kubevirt"))]
         kubevirt: None,
+        proxmox: config.proxmox.as_ref().map(|options| room::directory(&options.directory)),
         kernel: kernel(config),
     }
 }
@@ -49,7 +50,7 @@ fn feeds(config: &Config) -> Vec<&'static str> {
     let feeds = config.api.is_some().then_some("the API").into_iter();
     #[cfg(feature = "kubevirt")]
     let feeds = feeds.chain(config.kubevirt.is_some().then_some("KubeVirt"));
-    feeds.collect()
+    feeds.chain(config.proxmox.is_some().then_some("Proxmox VE")).collect()
 }
 
 fn kernel(config: &Config) -> Kernel {
