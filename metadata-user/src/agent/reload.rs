@@ -39,7 +39,7 @@ pub(super) struct Changes {
 type Field = (&'static str, fn(&Config, &Config) -> bool);
 
 /// Fields that only a restart applies: the kernel's tables, the hubs and the workers depend on them.
-const RESTART: [Field; 15] = [
+const RESTART: [Field; 16] = [
     ("api", |a, b| a.api != b.api),
     ("audit", |a, b| a.audit != b.audit),
     ("identity", |a, b| a.identity != b.identity),
