@@ -3,13 +3,13 @@
 //! Requests need the header field of kubevirt-imds' credentials, must not come through a proxy, and the answer does not
 //! leave the guest's first hop. So neither a web application that is made to fetch a URL nor a container gets a token.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use super::sheet::{JSON, Sheet};
 use super::tokens::UNPROXIED;
 use crate::http::{Response, Status};
-use crate::identity::{Answer, Refusal};
+use crate::identity::{Answer, Desk, Refusal, Token, Wanted};
 use crate::record::identity::Audience;
 use crate::store::{Call, Condition, EVERY_DIALECT, Guard, Live, Methods, Outcome, Parked};
 
@@ -72,14 +72,14 @@ impl Live for Jwt {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         let Some(desk) = &call.vm.desk else { return UNAVAILABLE.clone().into() };
         let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
-        match desk.ask(call.connection.slot, &audience, call.now, call.parked.is_some()) {
-            Answer::Token(token) => {
+        match ask(call, desk, &Wanted::token(&audience)) {
+            Got::Token(token) => {
                 Response::new(Status(200), Some(JWT), &[], token.text).within(desk.hop_limit()).into()
             }
-            Answer::Refused(Refusal::Audience) => REFUSED.clone().into(),
-            Answer::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
-            Answer::Refused(Refusal::Unavailable) => UNAVAILABLE.clone().into(),
-            Answer::Wait => wait(call),
+            Got::Refused(Refusal::Audience) => REFUSED.clone().into(),
+            Got::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
+            Got::Refused(Refusal::Unavailable) => UNAVAILABLE.clone().into(),
+            Got::Wait(parked) => Outcome::Park(parked),
         }
     }
 
@@ -88,14 +88,31 @@ impl Live for Jwt {
     }
 }
 
-fn wait(call: &Call<'_>) -> Outcome {
-    match call.parked {
-        Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => UNAVAILABLE.clone().into(),
-        Some(parked) => Outcome::Park(parked.clone()),
-        None => {
-            let (until, wait) = (call.now.mono + SIGN_WITHIN, call.vm.mailbox.wait());
-            Outcome::Park(Parked { until, state: 0, wait })
-        }
+/// What a request gets from the desk.
+pub(super) enum Got {
+    /// The token or document.
+    Token(Token),
+    /// Nothing.
+    Refused(Refusal),
+    /// Nothing yet.
+    Wait(Parked),
+}
+
+/// Asks the desk for a request of any dialect. A request that has waited long enough is refused.
+pub(super) fn ask(call: &Call<'_>, desk: &Arc<Desk>, wanted: &Wanted) -> Got {
+    match desk.ask_for(call.connection.slot, wanted, call.now, call.parked.is_some()) {
+        Answer::Token(token) => Got::Token(token),
+        Answer::Refused(refusal) => Got::Refused(refusal),
+        Answer::Wait => match call.parked {
+            Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => {
+                Got::Refused(Refusal::Unavailable)
+            }
+            Some(parked) => Got::Wait(parked.clone()),
+            None => {
+                let (until, wait) = (call.now.mono + SIGN_WITHIN, call.vm.mailbox.wait());
+                Got::Wait(Parked { until, state: 0, wait })
+            }
+        },
     }
 }
 

@@ -3,6 +3,7 @@
 use metadata_common::mac::Mac;
 use serde_json::{Map, Value};
 
+use super::wanted::Form;
 use crate::record::Record;
 
 /// What the tokens of one VM say, besides audience and times.
@@ -41,6 +42,14 @@ impl Claims {
 
     pub(super) fn subject(&self) -> &str {
         &self.subject
+    }
+
+    /// Returns the claims of a token for an audience, in the form of a cloud.
+    pub(super) fn in_form(&self, audience: &str, form: &Form) -> Map<String, Value> {
+        let mut claims = form.claims.clone();
+        claims.insert("aud".to_owned(), audience.into());
+        claims.insert("sub".to_owned(), (&*self.subject).into());
+        claims
     }
 
     /// Returns the claims of a token for an audience, which the NIC with this MAC asks for.

@@ -1,5 +1,7 @@
 //! The desk of one VM: its claims, its tokens, and how many it may ask for.
 
+mod order;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +10,13 @@ use bytes::Bytes;
 use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
-use serde_json::{Map, Value};
 
 use super::claims::Claims;
+use super::wanted::Wanted;
 use super::{Issuer, Place, count};
 use crate::record::Record;
 use crate::record::identity::Audience;
+pub use order::Order;
 
 /// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
 pub const CACHED_PER_VM: usize = 16;
@@ -80,18 +83,18 @@ pub enum Answer {
     Refused(Refusal),
 }
 
-/// A token for one audience and NIC.
+/// What one NIC wanted to be signed.
 #[derive(Debug)]
 struct Entry {
-    audience: Box<str>,
+    wanted: Wanted,
     mac: Option<Mac>,
     waits: bool,
     token: Option<Token>,
 }
 
 impl Entry {
-    fn is_for(&self, audience: &str, mac: Option<Mac>) -> bool {
-        *self.audience == *audience && self.mac == mac
+    fn is_for(&self, wanted: &Wanted, mac: Option<Mac>) -> bool {
+        self.mac == mac && self.wanted.is_same(wanted)
     }
 
     fn valid(&self, now_unix: u64) -> Option<&Token> {
@@ -121,13 +124,13 @@ impl Book {
         self.entries.iter().filter(|entry| entry.waits).count()
     }
 
-    fn find(&mut self, audience: &str, mac: Option<Mac>) -> Option<&mut Entry> {
-        self.entries.iter_mut().find(|entry| entry.is_for(audience, mac))
+    fn find(&mut self, wanted: &Wanted, mac: Option<Mac>) -> Option<&mut Entry> {
+        self.entries.iter_mut().find(|entry| entry.is_for(wanted, mac))
     }
 
     /// Marks a token as ordered. A full book forgets the token that expires first.
-    fn order(&mut self, audience: &str, mac: Option<Mac>) {
-        if let Some(entry) = self.find(audience, mac) {
+    fn order(&mut self, wanted: &Wanted, mac: Option<Mac>) {
+        if let Some(entry) = self.find(wanted, mac) {
             entry.waits = true;
             return;
         }
@@ -138,7 +141,7 @@ impl Book {
                 self.entries.swap_remove(at);
             }
         }
-        self.entries.push(Entry { audience: audience.into(), mac, waits: true, token: None });
+        self.entries.push(Entry { wanted: wanted.clone(), mac, waits: true, token: None });
     }
 }
 
@@ -149,6 +152,7 @@ pub struct Desk {
     name: Box<str>,
     claims: Claims,
     audiences: Option<Box<[Audience]>>,
+    signs_documents: bool,
     hop_limit: u8,
     seats: Mutex<VecDeque<(Slot, Mac)>>,
     book: Mutex<Book>,
@@ -170,7 +174,10 @@ impl Desk {
     #[must_use]
     pub fn new(issuer: &Issuer, record: &Record) -> Self {
         let audiences = record.identity.as_ref().and_then(|identity| identity.audiences.clone());
+        // A record without audiences allows no tokens, so it allows no document that is for everybody.
+        let allows_none = audiences.as_ref().is_some_and(Vec::is_empty);
         Self {
+            signs_documents: issuer.signs_documents() && !allows_none,
             issuer: issuer.clone(),
             uuid: record.vm.uuid.as_str().into(),
             name: record.vm.name.as_str().into(),
@@ -198,18 +205,43 @@ impl Desk {
         self.hop_limit
     }
 
-    /// Returns the token for an audience, or has it signed. `has_waited` is true for a request that got
-    /// [`Answer::Wait`] before: it does not order a second time.
+    /// Returns the subject of the VM's tokens.
+    #[must_use]
+    pub fn subject(&self) -> &str {
+        self.claims.subject()
+    }
+
+    /// Returns whether the VM gets signed documents.
+    #[must_use]
+    pub fn signs_documents(&self) -> bool {
+        self.signs_documents
+    }
+
+    fn allows(&self, wanted: &Wanted) -> bool {
+        match wanted.audience() {
+            Some(audience) => self.audiences.as_ref().is_none_or(|allowed| allowed.contains(audience)),
+            None => self.signs_documents,
+        }
+    }
+
+    /// Returns the token for an audience, with the desk's own claims. See [`ask_for`](Self::ask_for).
     #[must_use]
     pub fn ask(self: &Arc<Self>, slot: Slot, audience: &Audience, now: Now, has_waited: bool) -> Answer {
-        if self.audiences.as_ref().is_some_and(|allowed| !allowed.contains(audience)) {
+        self.ask_for(slot, &Wanted::token(audience), now, has_waited)
+    }
+
+    /// Returns what is wanted, or has it signed. `has_waited` is true for a request that got [`Answer::Wait`] before:
+    /// it does not order a second time.
+    #[must_use]
+    pub fn ask_for(self: &Arc<Self>, slot: Slot, wanted: &Wanted, now: Now, has_waited: bool) -> Answer {
+        if !self.allows(wanted) {
             return Answer::Refused(Refusal::Audience);
         }
-        let (audience, now_unix) = (audience.as_str(), now.unix_seconds);
+        let now_unix = now.unix_seconds;
         let mac = locked(&self.seats).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
         let counters = &self.issuer.0.counters;
         let mut book = locked(&self.book);
-        let known = book.find(audience, mac);
+        let known = book.find(wanted, mac);
         if let Some(token) = known.as_ref().and_then(|entry| entry.token.as_ref())
             && token.is_fresh(now_unix)
         {
@@ -235,92 +267,11 @@ impl Desk {
             count(&counters.crowded);
             return refused(Refusal::Unavailable);
         };
-        book.order(audience, mac);
+        book.order(wanted, mac);
         // An order that is dropped locks the book.
         drop(book);
         let desk = Arc::clone(self);
-        let order = Order { desk, audience: audience.into(), mac, slot, is_signed: false, _place: place };
+        let order = Order::new(desk, wanted.clone(), mac, slot, place);
         if (self.issuer.0.hand_over)(Box::new(order)) { Answer::Wait } else { refused(Refusal::Unavailable) }
-    }
-}
-
-/// A token to be signed.
-pub struct Order {
-    desk: Arc<Desk>,
-    audience: Box<str>,
-    mac: Option<Mac>,
-    slot: Slot,
-    is_signed: bool,
-    /// Held until the token is signed or lost.
-    _place: Place,
-}
-
-impl fmt::Debug for Order {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Order")
-            .field("desk", &self.desk)
-            .field("audience", &self.audience)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Order {
-    /// Returns the slot whose request waits.
-    #[must_use]
-    pub fn slot(&self) -> Slot {
-        self.slot
-    }
-
-    /// Returns the VM's UUID and name.
-    #[must_use]
-    pub fn vm(&self) -> (&str, &str) {
-        (&self.desk.uuid, &self.desk.name)
-    }
-
-    /// Returns the MAC of the NIC that asks, if it is known.
-    #[must_use]
-    pub fn mac(&self) -> Option<Mac> {
-        self.mac
-    }
-
-    /// Returns the subject.
-    #[must_use]
-    pub fn subject(&self) -> &str {
-        self.desk.claims.subject()
-    }
-
-    /// Returns the audience.
-    #[must_use]
-    pub fn audience(&self) -> &str {
-        &self.audience
-    }
-
-    /// Returns the claims, without those of the signer.
-    #[must_use]
-    pub fn claims(&self) -> Map<String, Value> {
-        self.desk.claims.for_audience(&self.audience, self.mac)
-    }
-
-    /// Stores the token. An order that is dropped without it has failed.
-    pub fn signed(mut self, token: Token) {
-        count(&self.desk.issuer.0.counters.signed);
-        self.is_signed = true;
-        self.end(Some(token));
-    }
-
-    fn end(&self, token: Option<Token>) {
-        if let Some(entry) = locked(&self.desk.book).find(&self.audience, self.mac) {
-            entry.waits = false;
-            entry.token = token.or_else(|| entry.token.take());
-        }
-    }
-}
-
-impl Drop for Order {
-    fn drop(&mut self) {
-        if !self.is_signed {
-            count(&self.desk.issuer.0.counters.failed);
-            self.end(None);
-        }
     }
 }

@@ -4,19 +4,24 @@
 //! chooses the audience only. The keys are in another process, so a signature takes a while: a [`Desk`] hands an
 //! [`Order`] over without waiting, and the request is parked until the token is there. The agent's module `identity`
 //! passes orders on.
+//!
+//! Guests may also ask in the words of a cloud: for a token with that cloud's claims ([`Form`]), and, on a node with an
+//! operator's certificate, for the cloud's signed documents ([`Wanted`]).
 
 mod claims;
 mod desk;
 #[cfg(test)]
 mod tests;
+mod wanted;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 pub use desk::{
     Answer, CACHED_PER_VM, Desk, Order, Refusal, SIGNINGS_BURST, SIGNINGS_PER_SECOND, Token, WAITING_PER_VM,
 };
+pub use wanted::{Form, Nonce, Wanted, Work};
 
 /// Maximum number of tokens of all VMs that wait for their signature.
 pub const WAITING: usize = 256;
@@ -56,6 +61,7 @@ type HandOver = dyn Fn(Box<Order>) -> bool + Send + Sync;
 
 struct Shared {
     trust_domain: Option<Box<str>>,
+    signs_documents: AtomicBool,
     hand_over: Box<HandOver>,
     counters: Counters,
 }
@@ -79,7 +85,13 @@ impl Issuer {
         hand_over: impl Fn(Box<Order>) -> bool + Send + Sync + 'static,
     ) -> Self {
         let (trust_domain, hand_over) = (trust_domain.map(Into::into), Box::new(hand_over));
-        Self(Arc::new(Shared { trust_domain, hand_over, counters: Counters::default() }))
+        let signs_documents = AtomicBool::new(false);
+        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters: Counters::default() }))
+    }
+
+    /// Sets whether the signer has a certificate. Desks that are created later then sign the documents of clouds.
+    pub fn set_signs_documents(&self, signs: bool) {
+        self.0.signs_documents.store(signs, Ordering::Relaxed);
     }
 
     /// Returns the counts.
@@ -95,6 +107,10 @@ impl Issuer {
             failed: of(&counters.failed),
             waiting: counters.waiting.load(Ordering::Relaxed) as u64,
         }
+    }
+
+    fn signs_documents(&self) -> bool {
+        self.0.signs_documents.load(Ordering::Relaxed)
     }
 
     fn trust_domain(&self) -> Option<&str> {

@@ -1,0 +1,122 @@
+//! What a guest asks its desk for, and what the signer gets.
+
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde_json::{Map, Value};
+
+use crate::record::identity::Audience;
+
+/// Claims in the words of a cloud. They come from the record, and replace the claim `vm` of the desk's own tokens.
+///
+/// The desk adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on it holds for each.
+#[derive(Debug, PartialEq)]
+pub struct Form {
+    /// Name of the form. Two forms of one VM have different names.
+    pub name: &'static str,
+    /// The claims.
+    pub claims: Map<String, Value>,
+}
+
+/// A guest's own part of a statement, which makes an old statement useless to others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nonce(Box<str>);
+
+impl Nonce {
+    /// Maximum length, in octets. Azure documents ten digits.
+    pub const OCTETS: usize = 32;
+
+    /// Parses a nonce: letters, digits, `-` and `_`. `None` if the text has another form.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_good = |octet: u8| octet.is_ascii_alphanumeric() || octet == b'-' || octet == b'_';
+        let fits = (1..=Self::OCTETS).contains(&text.len());
+        (fits && text.bytes().all(is_good)).then(|| Self(text.into()))
+    }
+
+    /// Returns the text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What a guest wants to be signed.
+#[derive(Clone)]
+pub enum Wanted {
+    /// A token for an audience, with the desk's own claims or those of a cloud.
+    Token {
+        /// The audience.
+        audience: Audience,
+        /// The cloud's claims.
+        form: Option<Arc<Form>>,
+    },
+    /// The signature of a document, without the document.
+    Signature(Bytes),
+    /// A document within its signature (PKCS#7).
+    Envelope(Bytes),
+    /// A statement within its signature (PKCS#7). The signer dates it.
+    Attested {
+        /// Members of the statement, without nonce and times.
+        statement: Arc<Map<String, Value>>,
+        /// The guest's nonce.
+        nonce: Option<Nonce>,
+    },
+}
+
+impl fmt::Debug for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Wanted").field(&self.kind()).finish()
+    }
+}
+
+impl Wanted {
+    /// Returns a token with the desk's own claims.
+    #[must_use]
+    pub fn token(audience: &Audience) -> Self {
+        Self::Token { audience: audience.clone(), form: None }
+    }
+
+    /// Returns the audience; `None` for a document, which is for everybody.
+    #[must_use]
+    pub fn audience(&self) -> Option<&Audience> {
+        match self {
+            Self::Token { audience, .. } => Some(audience),
+            Self::Signature(_) | Self::Envelope(_) | Self::Attested { .. } => None,
+        }
+    }
+
+    /// Returns the name of what is wanted, for reports.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Token { form: None, .. } => "token",
+            Self::Token { form: Some(form), .. } => form.name,
+            Self::Signature(_) => "signature",
+            Self::Envelope(_) => "pkcs7",
+            Self::Attested { .. } => "attested",
+        }
+    }
+
+    /// Returns whether one answer serves both requests of a VM. Documents and forms belong to its record.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Attested { nonce, .. }, Self::Attested { nonce: other, .. }) => nonce == other,
+            _ => self.kind() == other.kind() && self.audience() == other.audience(),
+        }
+    }
+}
+
+/// What the signer gets. The agent passes each on as the signer's operation of this name.
+#[derive(Debug, PartialEq)]
+pub enum Work {
+    /// Claims of a JWT, without those of the signer.
+    Jwt(Map<String, Value>),
+    /// A JSON object whose octets are signed.
+    Signature(String),
+    /// A JSON object whose octets are signed, and kept within the signature.
+    Envelope(String),
+    /// Members of a statement, without the signer's times.
+    Attested(Map<String, Value>),
+}
