@@ -15,6 +15,7 @@
 //! ```
 
 mod guest;
+mod identity;
 mod query;
 #[cfg(test)]
 mod tests;
@@ -37,6 +38,7 @@ use crate::record::values::Secret;
 use crate::record::{self, Record};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome, Parked};
 use guest::GuestView;
+use identity::Identity;
 use query::Query;
 use view::{Etag, TreeView, View};
 
@@ -126,6 +128,8 @@ struct Server {
     /// The source of the user-data has not been read yet.
     unread: bool,
     token: Option<Token>,
+    /// Tokens of the node's issuer, for an account that has none of its own.
+    issued: Option<Identity>,
 }
 
 /// The service account's token, and its expiry in Unix seconds.
@@ -148,8 +152,11 @@ impl Server {
         let mut long = Vec::new();
         find_long(document.root(), &mut long);
         let octets = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
-        let token = record.credentials.service_account.as_ref().and_then(|account| account.token.as_ref());
+        let account = record.credentials.service_account.as_ref();
+        let token = account.and_then(|account| account.token.as_ref());
+        let issuer = account.filter(|account| account.token.is_none()).and(sheet.desk());
         Self {
+            issued: issuer.map(|desk| Identity::new(record, desk)),
             document,
             for_cloud_init,
             long: long.into(),
@@ -170,13 +177,22 @@ impl Server {
         }
     }
 
+    /// Returns the names in a service account that are not in the document.
+    fn computed(&self) -> &'static [&'static str] {
+        match (&self.token, &self.issued) {
+            (Some(_), _) => &["identity", "token"],
+            (None, Some(_)) => &["identity"],
+            (None, None) => &[],
+        }
+    }
+
     /// Returns the node at a path.
     fn view(&self, path: &[&str]) -> Option<TreeView<'_>> {
         self.view_in(&self.document, path)
     }
 
     fn view_in<'d>(&'d self, document: &'d Document, path: &[&str]) -> Option<TreeView<'d>> {
-        let mut view = TreeView::root(document.root(), self.token.is_some());
+        let mut view = TreeView::root(document.root(), self.computed());
         for segment in path {
             view = view.child(segment)?;
         }
@@ -194,8 +210,13 @@ impl Server {
                 None => refusal(Status(404), &[]).into(),
             };
         }
-        if let ["instance", "service-accounts", _, wanted @ ("token" | "identity")] = path {
-            return self.credential(call, &path[..3], &query, wanted).into();
+        if let ["instance", "service-accounts", _, wanted @ ("token" | "identity")] = *path {
+            return match &self.issued {
+                Some(identity) if wanted == "identity" && self.view(&path[..3]).is_some() => {
+                    identity.answer(call, &query)
+                }
+                _ => self.credential(call, &path[..3], &query, wanted).into(),
+            };
         }
         let in_attributes = path.starts_with(&["instance", "attributes"]);
         let around = matches!(path, [] | ["instance"]) && query.recursive;
@@ -215,7 +236,7 @@ impl Server {
         }
     }
 
-    /// Returns the account's token. An identity is the same token, while the real server signs one for the audience.
+    /// Returns the account's token. An identity is the same token: the record's author chose its audience.
     ///
     /// An account without a token gets 404, because it never has one. An expired token gets 503, because its source may
     /// get a new one. Google's libraries retry a 503 and give up on a 404.
@@ -225,7 +246,7 @@ impl Server {
         };
         let identity = wanted == "identity";
         if identity && query.audience.as_ref().is_none_or(String::is_empty) {
-            return flavoured(Status(400), TEXT, &[], "non-empty audience parameter required\n");
+            return identity::NO_AUDIENCE.clone();
         }
         let remaining = token.expires_unix.saturating_sub_unsigned(call.now.unix_seconds);
         if remaining <= 0 {

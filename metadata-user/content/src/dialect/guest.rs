@@ -1,14 +1,16 @@
 //! A guest without a network, for unit tests: it sends requests to its VM's responses.
 
 use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::render;
 use crate::http::{Headers, Method, Request, Response, Target};
+use crate::identity::{Issuer, Order, Token, Work};
 use crate::record::Record;
-use crate::store::{Interner, Outcome, Responses, Vm};
+use crate::store::{Interner, Outcome, Parked, Responses, Vm};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -35,6 +37,33 @@ pub(super) fn bare() -> Value {
 /// Parses a record.
 pub(super) fn parsed(record: &Value) -> Record {
     Record::parse("test.json", &record.to_string()).expect("a good record").0
+}
+
+/// Orders that wait for their signature.
+pub(super) type Orders = Arc<Mutex<Vec<Order>>>;
+
+/// Returns the guest of a VM whose node has an issuer, and its orders.
+pub(super) fn issued(record: &Value, signs_documents: bool) -> (Guest, Orders) {
+    let orders = Orders::default();
+    let list = Arc::clone(&orders);
+    let issuer = Issuer::new(None, move |order| {
+        list.lock().expect("sound").push(*order);
+        true
+    });
+    issuer.set_signs_documents(signs_documents);
+    let record = parsed(record);
+    let vm = Vm::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
+    (Guest::with(&record, vm), orders)
+}
+
+/// Takes the last order, which must exist.
+pub(super) fn ordered(orders: &Orders) -> Order {
+    orders.lock().expect("sound").pop().expect("an order")
+}
+
+/// Signs an order with this text, for a minute.
+pub(super) fn sign(order: Order, text: &'static str) {
+    order.signed(Token { text: text.into(), issued: NOW, expires: NOW + 60 });
 }
 
 /// The guest of one VM.
@@ -88,6 +117,40 @@ impl Guest {
         match self.responses.answer(now, &connection, &request, None) {
             Outcome::Ready(response) | Outcome::Changed(response) => response,
             Outcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
+        }
+    }
+
+    /// Sends a GET for a target to 169.254.169.254, or repeats one that was parked.
+    pub(super) fn get(&self, target: &str, fields: &[(&str, &str)], parked: Option<&Parked>) -> Outcome {
+        let fields: Vec<_> =
+            fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
+        let (path, query) = target.split_once('?').unwrap_or((target, ""));
+        let (target, headers) = (Target { path, query }, Headers::new(&fields));
+        let at = |address: &str, port| (address.parse().expect("an address"), port);
+        let connection =
+            Connection { slot: 0, local: at("169.254.169.254", 80), remote: at("10.0.2.15", 40_000) };
+        let request = Request { method: Method::Get, target, headers, body: b"" };
+        let now = Now { mono: Duration::ZERO, unix_seconds: self.now };
+        self.responses.answer(now, &connection, &request, parked)
+    }
+
+    /// Returns the answer to a GET that is not parked.
+    pub(super) fn got(&self, target: &str, fields: &[(&str, &str)]) -> Response {
+        match self.get(target, fields, None) {
+            Outcome::Ready(response) => response,
+            other => panic!("{target}: {other:?}"),
+        }
+    }
+
+    /// Returns the answer to a GET that waits for what it orders, and the order.
+    pub(super) fn served(&self, target: &str, fields: &[(&str, &str)], orders: &Orders) -> (Work, Response) {
+        let Outcome::Park(parked) = self.get(target, fields, None) else { panic!("{target} does not wait") };
+        let order = ordered(orders);
+        let work = order.work();
+        sign(order, "SIGNED");
+        match self.get(target, fields, Some(&parked)) {
+            Outcome::Ready(response) => (work, response),
+            other => panic!("{target}: {other:?}"),
         }
     }
 

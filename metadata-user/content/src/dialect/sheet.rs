@@ -10,6 +10,7 @@ use super::demand::claims;
 use super::document::Document;
 use super::yaml;
 use crate::http::{Body, Response, Status};
+use crate::identity::Desk;
 use crate::record::vm::Payload;
 use crate::store::{
     Datasource, Endpoint, Guard, Host, Interner, Live, Methods, Notation, RequestLimit, Responses,
@@ -32,6 +33,7 @@ pub(super) struct Sheet<'a> {
     dialect: &'static str,
     datasource: Datasource,
     host: Host,
+    desk: Option<Arc<Desk>>,
     /// Payloads added before, with their responses.
     payloads: Vec<(Bytes, Response)>,
 }
@@ -40,12 +42,18 @@ impl<'a> Sheet<'a> {
     pub(super) fn new(interner: &'a mut Interner, vm: Vm) -> Self {
         Self {
             interner,
+            desk: vm.desk.clone(),
             routes: Responses::builder(vm),
             dialect: "",
             datasource: Datasource::NONE,
             host: Host::Metadata,
             payloads: Vec::new(),
         }
+    }
+
+    /// Returns the desk of the VM's identity tokens; `None` on a node without an issuer.
+    pub(super) fn desk(&self) -> Option<&Arc<Desk>> {
+        self.desk.as_ref()
     }
 
     /// Starts a dialect: later routes belong to it, at 169.254.169.254.

@@ -23,6 +23,8 @@ pub(super) struct Query {
     pub(super) last_etag: Option<String>,
     pub(super) timeout: Option<Duration>,
     pub(super) audience: Option<String>,
+    /// `format=full`: the token says more of the VM.
+    pub(super) full: bool,
 }
 
 impl Query {
@@ -37,6 +39,7 @@ impl Query {
                 "wait_for_change" => query.wait_for_change = yes,
                 "last_etag" => query.last_etag = Some(value.into_owned()),
                 "timeout_sec" => query.timeout = value.parse().ok().map(Duration::from_secs),
+                "format" => query.full = value.eq_ignore_ascii_case("full"),
                 "audience" => query.audience = Some(value.into_owned()),
                 _ => {}
             }

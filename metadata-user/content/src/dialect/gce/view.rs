@@ -104,17 +104,17 @@ pub(super) struct TreeView<'a> {
     place: Place,
     /// Text of the leaf, if it is already available unescaped.
     pub(super) verbatim: Option<Bytes>,
-    /// Whether service accounts have a token.
-    tokens: bool,
+    /// Names in a service account whose values are computed per request.
+    computed: &'static [&'static str],
 }
 
 impl<'a> TreeView<'a> {
-    pub(super) fn root(node: Node<'a>, tokens: bool) -> Self {
-        Self { node, place: Place::Usual, verbatim: None, tokens }
+    pub(super) fn root(node: Node<'a>, computed: &'static [&'static str]) -> Self {
+        Self { node, place: Place::Usual, verbatim: None, computed }
     }
 
     fn member(&self, name: &str, node: Node<'a>) -> Self {
-        Self { node, place: self.place.of_member(name), verbatim: None, tokens: self.tokens }
+        Self { node, place: self.place.of_member(name), verbatim: None, computed: self.computed }
     }
 
     /// Returns the child that a path segment names.
@@ -150,6 +150,6 @@ impl View for TreeView<'_> {
     }
 
     fn computed(&self) -> &'static [&'static str] {
-        if self.place == Place::Account && self.tokens { &["identity", "token"] } else { &[] }
+        if self.place == Place::Account { self.computed } else { &[] }
     }
 }

@@ -1,0 +1,96 @@
+//! `identity`: tokens of the node's issuer in the form of Google's, for a service account without a token of its own.
+//!
+//! | Claim | Value | In |
+//! |---|---|---|
+//! | `aud` | the parameter `audience` | each |
+//! | `sub`, `azp` | the VM's subject, as in `/v1/identity/jwt` | each |
+//! | `email`, `email_verified` | the account's `email`, if the record has it; `true` | `format=full` |
+//! | `google.compute_engine` | project, zone, and the VM's id and name, as in the tree | `format=full` |
+//!
+//! Google puts the account's number into `sub` and `azp`. An account here has no number, and several VMs may have one
+//! account. Records state neither a time of creation nor licences, so these claims are absent, also with
+//! `licenses=TRUE`.
+
+use std::sync::{Arc, LazyLock};
+
+use serde_json::{Map, Value};
+
+use super::super::identity::{Got, ask};
+use super::super::sheet::TEXT;
+use super::query::Query;
+use super::view::Etag;
+use super::{PLAIN, flavoured, found, refusal};
+use crate::dialect::json::json;
+use crate::http::{Response, Status};
+use crate::identity::{Desk, Form, Refusal, Wanted};
+use crate::record::Record;
+use crate::record::identity::Audience;
+use crate::store::{Call, Outcome};
+
+pub(super) static NO_AUDIENCE: LazyLock<Response> =
+    LazyLock::new(|| flavoured(Status(400), TEXT, &[], "non-empty audience parameter required\n"));
+static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
+    flavoured(Status(400), TEXT, &[], format!("expected an audience of {}\n", Audience::FORM))
+});
+
+/// The forms of one VM's tokens.
+pub(super) struct Identity {
+    desk: Arc<Desk>,
+    standard: Arc<Form>,
+    full: Arc<Form>,
+}
+
+impl Identity {
+    pub(super) fn new(record: &Record, desk: &Arc<Desk>) -> Self {
+        let mut claims = Map::new();
+        claims.insert("azp".to_owned(), desk.subject().into());
+        let standard = Form { name: "google", claims: claims.clone() };
+        let account = record.credentials.service_account.as_ref();
+        if let Some(email) = account.and_then(|account| account.email.as_ref()) {
+            claims.insert("email".to_owned(), email.as_str().into());
+            claims.insert("email_verified".to_owned(), true.into());
+        }
+        claims.insert("google".to_owned(), json!({ "compute_engine": compute_engine(record) }));
+        let full = Form { name: "google_full", claims };
+        Self { desk: Arc::clone(desk), standard: standard.into(), full: full.into() }
+    }
+
+    /// Answers a request for a token, or parks it while the token is signed.
+    pub(super) fn answer(&self, call: &Call<'_>, query: &Query) -> Outcome {
+        let Some(audience) = query.audience.as_deref().filter(|audience| !audience.is_empty()) else {
+            return NO_AUDIENCE.clone().into();
+        };
+        let Some(audience) = Audience::parse(audience) else { return BAD_AUDIENCE.clone().into() };
+        let form = if query.full { &self.full } else { &self.standard };
+        match ask(call, &self.desk, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
+            Got::Token(token) => {
+                let etag = Etag::of(&token.text.clone().into());
+                found(PLAIN, etag, token.text).within(self.desk.hop_limit()).into()
+            }
+            Got::Refused(refusal) => refused(refusal).into(),
+            Got::Wait(parked) => Outcome::Park(parked),
+        }
+    }
+}
+
+/// Builds a refusal. Google's libraries retry a 429 and a 503.
+fn refused(why: Refusal) -> Response {
+    match why {
+        Refusal::Audience => refusal(Status(403), &[]),
+        Refusal::TooMany => refusal(Status(429), &[("Retry-After", "1")]),
+        Refusal::Unavailable => refusal(Status(503), &[("Retry-After", "1")]),
+    }
+}
+
+fn compute_engine(record: &Record) -> Value {
+    json!({
+        "instance_id": record.numeric_id().to_string(),
+        "instance_name": record.vm.name.as_str(),
+        "project_id": record.vm.project.id.as_str(),
+        "project_number": record.vm.project.number,
+        "zone": record.placement.zone.as_str(),
+    })
+}
+
+#[cfg(test)]
+mod tests;
