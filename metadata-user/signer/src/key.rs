@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// The label of a PEM file that holds an unencrypted PKCS#8 key (RFC 7468 section 10).
-const LABEL: &str = "PRIVATE KEY";
+pub(crate) const LABEL: &str = "PRIVATE KEY";
 
 /// A signature algorithm (RFC 7518 section 3.1, RFC 8037 section 3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -64,6 +64,9 @@ pub enum KeyError {
     /// The block is a key of another kind.
     #[error("expected a key for {0}, found another; set `identity.algorithm`, or replace the key")]
     Kind(Algorithm),
+    /// The block is no RSA key, or one of another length.
+    #[error("expected an RSA key of 2,048 to 4,096 bits, found another")]
+    NotRsa,
     /// RSA keys come from elsewhere.
     #[error(
         "RS256 keys are not made here; run: openssl genpkey -algorithm RSA -pkeyopt rsa_keygen_bits:3072 -out FILE.pem"

@@ -4,20 +4,28 @@
 //! claims, and gets tokens and public keys. The private keys are in no memory of the agent.
 //!
 //! ```text
-//!  agent ── Setup, Request ──► signer ── reads ──► DIR/*.pem
+//!  agent ── Setup, Request ──► signer ── reads ──► DIR/*.pem, the operator's certificate
 //!        ◄── Reply ───────────
 //! ```
 //!
-//! [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`run`] the
+//! With an operator's [`certificate`] the signer also signs [`documents`] of clouds. [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`run`] the
 //! process.
 
+pub mod certificate;
 pub mod directory;
+pub mod documents;
 pub mod jwks;
 pub mod jwt;
 pub mod key;
+pub mod pkcs7;
+pub mod rsa;
 pub mod run;
 pub mod wire;
 
+#[cfg(test)]
+mod openssl;
+
+pub use certificate::{CertificateError, CertificateFiles};
 pub use directory::{DirectoryError, KeyDirectory, Rotation};
 pub use key::{Algorithm, Key, KeyError};
 pub use run::{SignerError, run};

@@ -5,12 +5,18 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::{Map, Value};
 use tracing::{info, warn};
 
+use crate::certificate::{CertificateError, Loaded, OwnCertificate};
 use crate::directory::{DirectoryError, KeyDirectory, Rotation};
+use crate::documents::{self, DocumentError};
 use crate::jwks;
-use crate::jwt::{self, Terms};
-use crate::wire::{Operation, PACKET_OCTETS, Published, Reply, Request, Setup, receive_packet, send_packet};
+use crate::jwt::{self, LIFETIME_MOST, Terms};
+use crate::wire::{
+    Operation, PACKET_OCTETS, Published, PublishedCertificate, Reply, Request, Setup, receive_packet,
+    send_packet,
+};
 
 /// Interval at which the directory of keys is looked at.
 pub const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -24,6 +30,9 @@ pub enum SignerError {
     /// There are no keys at the start.
     #[error(transparent)]
     Keys(#[from] DirectoryError),
+    /// The operator's certificate cannot be used at the start.
+    #[error(transparent)]
+    Certificate(#[from] CertificateError),
 }
 
 fn unix_now() -> u64 {
@@ -42,7 +51,7 @@ pub fn run(socket: impl AsFd) -> Result<(), SignerError> {
         Ok(signer) => signer,
         Err(error) => {
             send_packet(socket, &Reply::Failed { reason: error.to_string() })?;
-            return Err(error.into());
+            return Err(error);
         }
     };
     signer.publish(socket)?;
@@ -74,13 +83,16 @@ fn wait(socket: BorrowedFd<'_>, until: Instant) -> io::Result<bool> {
 struct Signer {
     setup: Setup,
     keys: KeyDirectory,
+    certificate: Option<OwnCertificate>,
     published: Option<Published>,
     /// The last failure to read or rotate, to log each once.
     complaint: Option<String>,
+    /// The same for the certificate.
+    complaint_of_certificate: Option<String>,
 }
 
 impl Signer {
-    fn start(setup: Setup) -> Result<Self, DirectoryError> {
+    fn start(setup: Setup) -> Result<Self, SignerError> {
         let rotation = Rotation { publish_for: setup.publish_for, after: setup.rotate_after };
         let mut keys = KeyDirectory::new(setup.keys.clone(), setup.algorithm, rotation);
         if rotation.after.is_none() {
@@ -89,7 +101,15 @@ impl Signer {
         } else if !setup.keys.exists() {
             keys.rotate(unix_now())?;
         }
-        let mut signer = Self { setup, keys, published: None, complaint: None };
+        let certificate = setup.certificate.clone().map(OwnCertificate::read).transpose()?;
+        let mut signer = Self {
+            setup,
+            keys,
+            certificate,
+            published: None,
+            complaint: None,
+            complaint_of_certificate: None,
+        };
         signer.follow()?;
         signer.keys.require_key()?;
         Ok(signer)
@@ -102,6 +122,12 @@ impl Signer {
             warn!("identity keys stay as they are: {reason}");
         }
         self.complaint = complaint;
+        let looked = self.certificate.as_mut().map(OwnCertificate::look);
+        let complaint = looked.and_then(Result::err).map(|error| error.to_string());
+        if let Some(reason) = complaint.as_ref().filter(|_| self.complaint_of_certificate != complaint) {
+            warn!("the operator's certificate stays as it is: {reason}");
+        }
+        self.complaint_of_certificate = complaint;
     }
 
     fn follow(&mut self) -> Result<(), DirectoryError> {
@@ -116,7 +142,12 @@ impl Signer {
     /// Sends the public keys if they have changed, or another key signs.
     fn publish(&mut self, socket: BorrowedFd<'_>) -> io::Result<()> {
         let signs = self.keys.signing(unix_now()).map(|key| key.kid().to_owned());
-        let now = Published { jwks: jwks::of(self.keys.keys()), count: self.keys.keys().len(), signs };
+        let certificate = self.certificate.as_ref().map(|own| PublishedCertificate {
+            thumbprint: own.loaded().thumbprint().to_owned(),
+            until: own.loaded().until(),
+        });
+        let now =
+            Published { jwks: jwks::of(self.keys.keys()), count: self.keys.keys().len(), signs, certificate };
         if self.published.as_ref() == Some(&now) {
             return Ok(());
         }
@@ -131,10 +162,24 @@ impl Signer {
 
     fn answer(&self, Request { id, operation }: Request) -> Reply {
         let now_unix = unix_now();
+        match operation {
+            Operation::Jwt(claims) => self.token(id, claims, now_unix),
+            Operation::Signature(document) => {
+                self.document(id, now_unix, |with, _| documents::signature(with, &document))
+            }
+            Operation::Envelope(document) => {
+                self.document(id, now_unix, |with, _| documents::envelope(with, &document, now_unix))
+            }
+            Operation::Attested(statement) => self.document(id, now_unix, |with, lifetime| {
+                documents::attested(with, statement, now_unix, lifetime)
+            }),
+        }
+    }
+
+    fn token(&self, id: u64, claims: Map<String, Value>, now_unix: u64) -> Reply {
         let Some(key) = self.keys.signing(now_unix) else {
             return Reply::Refused { id, reason: "there is no key".into() };
         };
-        let Operation::Jwt(claims) = operation;
         let terms = Terms { issuer: &self.setup.issuer, now_unix, lifetime: self.setup.lifetime };
         match jwt::sign(key, terms, claims) {
             Ok(jwt::Signed { token, id: jti, issued, expires }) => {
@@ -143,70 +188,28 @@ impl Signer {
             Err(error) => Reply::Refused { id, reason: error.to_string() },
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::run;
-    use crate::directory::make;
-    use crate::key::Algorithm;
-    use crate::wire::{Operation, PACKET_OCTETS, Reply, Request, Setup, receive_packet, send_packet};
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-    use serde_json::{Value, json};
-    use std::os::fd::OwnedFd;
-    use std::path::Path;
-
-    fn setup(keys: &Path, rotate_after: Option<u64>) -> Setup {
-        let (issuer, algorithm) = ("https://issuer.example".into(), Algorithm::EdDsa);
-        Setup { issuer, keys: keys.into(), algorithm, lifetime: 60, publish_for: 0, rotate_after }
-    }
-
-    fn started(setup: &Setup) -> (OwnedFd, std::thread::JoinHandle<bool>) {
-        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
-        let (ours, theirs) = pair.expect("a pair");
-        send_packet(&ours, setup).expect("sent");
-        (ours, std::thread::spawn(move || run(theirs).is_ok()))
-    }
-
-    fn reply(socket: &OwnedFd) -> Option<Reply> {
-        receive_packet(socket, &mut vec![0; PACKET_OCTETS]).expect("a packet")
-    }
-
-    fn ask(socket: &OwnedFd, claims: Value) -> Reply {
-        let operation = Operation::Jwt(claims.as_object().expect("claims").clone());
-        send_packet(socket, &Request { id: 7, operation }).expect("sent");
-        reply(socket).expect("an answer")
-    }
-
-    #[test]
-    fn the_signer_publishes_keys_then_signs_until_the_agent_ends() {
-        let room = tempfile::tempdir().expect("a directory");
-        make(room.path(), Algorithm::EdDsa, 1_000).expect("made");
-        let (socket, signer) = started(&setup(room.path(), None));
-        let Some(Reply::Keys(published)) = reply(&socket) else { panic!("keys come first") };
-        assert_eq!(published.signs.as_deref(), published.jwks["keys"][0]["kid"].as_str());
-        assert!(!published.jwks.to_string().contains("\"d\""));
-        let Reply::Token { id: 7, issued, expires, .. } = ask(&socket, json!({"sub": "vm:1", "aud": "a"}))
-        else {
-            panic!("a token")
+    /// Signs by the certificate: `sign` gets it, and the lifetime of what is signed.
+    fn document(
+        &self,
+        id: u64,
+        now_unix: u64,
+        sign: impl FnOnce(&Loaded, u32) -> Result<String, DocumentError>,
+    ) -> Reply {
+        let Some(own) = &self.certificate else {
+            return Reply::Refused { id, reason: "there is no certificate".into() };
         };
-        assert_eq!(expires - issued, 60);
-        let refused = ask(&socket, json!({"sub": "vm:1", "aud": "a", "exp": 9_999_999_999_u64}));
-        assert!(matches!(refused, Reply::Refused { id: 7, .. }), "{refused:?}");
-        drop(socket);
-        assert!(signer.join().expect("no panic"));
-    }
-
-    #[test]
-    fn a_directory_without_a_key_is_refused_unless_rotation_makes_one() {
-        let room = tempfile::tempdir().expect("a directory");
-        let (socket, signer) = started(&setup(room.path(), None));
-        let Some(Reply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
-        assert!(reason.contains("xdp-imds identity key"), "{reason}");
-        assert!(!signer.join().expect("no panic"));
-        for directory in [room.path().to_owned(), room.path().join("new")] {
-            let (socket, _) = started(&setup(&directory, Some(3_600)));
-            assert!(matches!(reply(&socket), Some(Reply::Keys(published)) if published.count == 1));
+        let (with, lifetime) = (own.loaded(), self.setup.lifetime.min(LIFETIME_MOST));
+        match sign(with, lifetime) {
+            Ok(text) => {
+                let certificate = with.thumbprint().to_owned();
+                let expires = now_unix.saturating_add(lifetime.into());
+                Reply::Document { id, text, certificate, issued: now_unix, expires }
+            }
+            Err(error) => Reply::Refused { id, reason: error.to_string() },
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

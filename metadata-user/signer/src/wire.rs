@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::certificate::CertificateFiles;
 use crate::key::Algorithm;
 
 /// Maximum size of a packet, in octets: sixteen public RSA keys of 4,096 bits take 15 KiB.
@@ -34,6 +35,9 @@ pub struct Setup {
     pub publish_for: u64,
     /// Age of the newest key at which another is made, in seconds; `None` leaves keys to others.
     pub rotate_after: Option<u64>,
+    /// The operator's certificate; `None` if no documents are signed.
+    #[serde(default)]
+    pub certificate: Option<CertificateFiles>,
 }
 
 /// A request of the agent.
@@ -52,6 +56,12 @@ pub struct Request {
 pub enum Operation {
     /// Claims of a JWT, without those that the signer sets.
     Jwt(Map<String, Value>),
+    /// A JSON object, whose octets are signed by the certificate's key.
+    Signature(String),
+    /// A JSON object, whose octets are signed by the certificate's key and kept within the signature.
+    Envelope(String),
+    /// Members of a statement, which the signer dates. Then as [`Envelope`](Self::Envelope).
+    Attested(Map<String, Value>),
 }
 
 /// A packet of the signer.
@@ -73,6 +83,19 @@ pub enum Reply {
         /// Its `iat`, in Unix seconds.
         issued: u64,
         /// Its `exp`, in Unix seconds.
+        expires: u64,
+    },
+    /// A signed document.
+    Document {
+        /// Number of the request.
+        id: u64,
+        /// The signature in base64, on one line: that of PKCS#1, or PKCS#7 in its DER form.
+        text: String,
+        /// The thumbprint of the certificate (`x5t#S256` of RFC 7515 section 4.1.8).
+        certificate: String,
+        /// Time of the signature, in Unix seconds.
+        issued: u64,
+        /// Time until which it is handed out, in Unix seconds. An attested document states it.
         expires: u64,
     },
     /// The request is refused.
@@ -98,6 +121,18 @@ pub struct Published {
     pub count: usize,
     /// The `kid` of the key that signs now; `None` without a key.
     pub signs: Option<String>,
+    /// The operator's certificate; `None` without one.
+    #[serde(default)]
+    pub certificate: Option<PublishedCertificate>,
+}
+
+/// The operator's certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+pub struct PublishedCertificate {
+    /// The thumbprint of the certificate (`x5t#S256` of RFC 7515 section 4.1.8).
+    pub thumbprint: String,
+    /// Time when it expires, in Unix seconds.
+    pub until: u64,
 }
 
 /// Encodes a packet.

@@ -17,7 +17,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use metadata_common::maps::Slot;
-use metadata_content::identity::{Issuer, Order, Token};
+use metadata_content::identity::{Issuer, Order, Token, Work};
 use metadata_signer::wire::{Operation, PACKET_OCTETS, decode, encode};
 use metadata_signer::{Reply, Request};
 use tokio::net::UnixDatagram;
@@ -45,7 +45,7 @@ pub struct Signing {
 pub struct Event {
     /// The slot whose request waits.
     pub slot: Slot,
-    /// What was signed; `None` if nothing was.
+    /// The token that was signed; `None` if none was.
     pub signed: Option<SignedToken>,
 }
 
@@ -113,6 +113,16 @@ impl Signing {
     }
 }
 
+/// Returns the signer's operation for a desk's work.
+fn operation(work: Work) -> Operation {
+    match work {
+        Work::Jwt(claims) => Operation::Jwt(claims),
+        Work::Signature(document) => Operation::Signature(document),
+        Work::Envelope(document) => Operation::Envelope(document),
+        Work::Attested(statement) => Operation::Attested(statement),
+    }
+}
+
 /// Passes orders on and replies back.
 struct Clerk {
     /// Orders that the signer has, by the number of the request.
@@ -140,7 +150,7 @@ impl Clerk {
 
     async fn pass_on(&mut self, socket: &UnixDatagram, order: Box<Order>) -> io::Result<()> {
         self.id += 1;
-        let packet = encode(&Request { id: self.id, operation: Operation::Jwt(order.claims()) })?;
+        let packet = encode(&Request { id: self.id, operation: operation(order.work()) })?;
         self.waiting.insert(self.id, order);
         socket.send(&packet).await?;
         Ok(())
@@ -166,6 +176,13 @@ impl Clerk {
                 let slot = order.slot();
                 order.signed(Token { text: token.into(), issued, expires });
                 self.send(slot, Some(signed));
+            }
+            // A document is no token: whoever reads the events learns of tokens only.
+            Reply::Document { id, text, issued, expires, .. } => {
+                let Some(order) = self.waiting.remove(&id) else { return };
+                let slot = order.slot();
+                order.signed(Token { text: text.into(), issued, expires });
+                self.send(slot, None);
             }
             Reply::Refused { id, reason } => {
                 let Some(order) = self.waiting.remove(&id) else { return };

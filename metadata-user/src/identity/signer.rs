@@ -45,6 +45,7 @@ fn setup(config: &IdentityConfig) -> Setup {
         lifetime: config.lifetime_seconds,
         publish_for: u64::from(config.publish_hours) * 3_600,
         rotate_after: (config.rotate_days > 0).then(|| u64::from(config.rotate_days) * 86_400),
+        certificate: None,
     }
 }
 

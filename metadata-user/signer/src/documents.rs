@@ -1,0 +1,123 @@
+//! What the operator's certificate signs: documents of clouds, and dated statements.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use der::DateTime;
+use der::asn1::{GeneralizedTime, UtcTime};
+use serde_json::{Map, Value, json};
+use time::OffsetDateTime;
+use x509_cert::time::Time;
+
+use crate::certificate::Loaded;
+use crate::key::KeyError;
+use crate::pkcs7::{self, Pkcs7Error};
+
+/// Maximum size of a document, in octets. Documents of clouds have less than 2 KiB.
+pub const DOCUMENT_OCTETS: usize = 16 << 10;
+/// The member of a statement that the signer sets.
+pub const TIMES: &str = "timeStamp";
+/// The member of a statement that makes it unique. The signer sets it to the time if the guest has not.
+pub const NONCE: &str = "nonce";
+
+/// Why a document is not signed.
+#[derive(Debug, thiserror::Error)]
+pub enum DocumentError {
+    /// The document has the wrong form.
+    #[error("expected a JSON object of at most {DOCUMENT_OCTETS} octets, found something else")]
+    Form,
+    /// The statement has times.
+    #[error("expected a statement without `{TIMES}`, which the signer sets, found it")]
+    Times,
+    /// The clock is beyond what the forms can state.
+    #[error("expected a clock between the years 1970 and 9999, found another")]
+    Clock,
+    /// The key cannot sign.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// The signature cannot be written.
+    #[error(transparent)]
+    Pkcs7(#[from] Pkcs7Error),
+}
+
+fn checked(document: &str) -> Result<&[u8], DocumentError> {
+    let is_object = || serde_json::from_str::<Map<String, Value>>(document).is_ok();
+    // White space before an object would be signed, too.
+    let is_good = document.len() <= DOCUMENT_OCTETS && document.starts_with('{') && is_object();
+    if is_good { Ok(document.as_bytes()) } else { Err(DocumentError::Form) }
+}
+
+/// Signs the octets of a document. Returns the signature in base64.
+///
+/// # Errors
+/// [`DocumentError`].
+pub fn signature(with: &Loaded, document: &str) -> Result<String, DocumentError> {
+    Ok(STANDARD.encode(with.key.sign(checked(document)?)?))
+}
+
+/// Signs a document and keeps it within the signature. Returns the DER form in base64.
+///
+/// # Errors
+/// [`DocumentError`].
+pub fn envelope(with: &Loaded, document: &str, now_unix: u64) -> Result<String, DocumentError> {
+    let now = asn1_time(now_unix).ok_or(DocumentError::Clock)?;
+    Ok(STANDARD.encode(pkcs7::sign(with, checked(document)?, now)?))
+}
+
+/// Dates a statement, then does as [`envelope`].
+///
+/// # Errors
+/// [`DocumentError`].
+pub fn attested(
+    with: &Loaded,
+    mut statement: Map<String, Value>,
+    now_unix: u64,
+    lifetime: u32,
+) -> Result<String, DocumentError> {
+    if statement.contains_key(TIMES) {
+        return Err(DocumentError::Times);
+    }
+    let until = now_unix.saturating_add(lifetime.into());
+    let (now, until) = (civil(now_unix)?, civil(until)?);
+    statement.entry(NONCE).or_insert_with(|| now.nonce().into());
+    statement.insert(TIMES.to_owned(), json!({ "createdOn": now.stated(), "expiresOn": until.stated() }));
+    envelope(with, &Value::from(statement).to_string(), now_unix)
+}
+
+fn asn1_time(unix: u64) -> Option<Time> {
+    let time = DateTime::from_unix_duration(Duration::from_secs(unix)).ok()?;
+    // Years from 2050 on have the longer form (RFC 5652 section 11.3).
+    let short = UtcTime::from_date_time(time).map(Time::UtcTime).ok();
+    Some(short.unwrap_or_else(|| Time::GeneralTime(GeneralizedTime::from_date_time(time))))
+}
+
+/// A time in UTC.
+struct Civil(OffsetDateTime);
+
+fn civil(unix: u64) -> Result<Civil, DocumentError> {
+    let seconds = i64::try_from(unix).map_err(|_| DocumentError::Clock)?;
+    OffsetDateTime::from_unix_timestamp(seconds).map(Civil).map_err(|_| DocumentError::Clock)
+}
+
+impl Civil {
+    fn parts(&self) -> [u8; 5] {
+        let (hour, minute, second) = self.0.to_hms();
+        [u8::from(self.0.month()), self.0.day(), hour, minute, second]
+    }
+
+    /// Returns the form of Azure's statements: `11/28/26 00:16:17 -0000`.
+    fn stated(&self) -> String {
+        let ([month, day, hour, minute, second], year) = (self.parts(), self.0.year() % 100);
+        format!("{month:02}/{day:02}/{year:02} {hour:02}:{minute:02}:{second:02} -0000")
+    }
+
+    /// Returns the form of Azure's nonces: `20261128-001617`.
+    fn nonce(&self) -> String {
+        let ([month, day, hour, minute, second], year) = (self.parts(), self.0.year());
+        format!("{year:04}{month:02}{day:02}-{hour:02}{minute:02}{second:02}")
+    }
+}
+
+#[cfg(test)]
+mod tests;
