@@ -11,6 +11,7 @@
 
 mod disks;
 mod iam;
+mod signed;
 mod tree;
 
 #[cfg(test)]
@@ -20,7 +21,9 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use super::sheet::Sheet;
+use bytes::Bytes;
+
+use super::sheet::{Sheet, TEXT};
 use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
@@ -36,7 +39,10 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 )
 .also_for(&[record::Dialect::OpenStack, record::Dialect::Eve])
-.remark("`1.0` and any date for `latest`, the same below `/ec2`; `PUT /latest/api/token`");
+.remark(
+    "`1.0` and any date for `latest`, the same below `/ec2`; `PUT /latest/api/token`; signed identity documents \
+     with `identity.certificate`",
+);
 
 /// Header field with the token.
 const TOKEN: &str = "X-aws-ec2-metadata-token";
@@ -185,7 +191,7 @@ fn tags(record: &Record, tree: &mut Tree<'_, '_>) {
     }
 }
 
-/// Adds the identity document, from which cloud-init reads the region.
+/// Adds the identity document, from which cloud-init reads the region, and its signed forms.
 fn document(record: &Record, tree: &mut Tree<'_, '_>) {
     let mut document = json!({
         "accountId": record.vm.project.account.as_str(),
@@ -205,5 +211,8 @@ fn document(record: &Record, tree: &mut Tree<'_, '_>) {
     if let Some(IpAddr::V4(address)) = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address) {
         document["privateIp"] = address.to_string().into();
     }
-    tree.text("/latest/dynamic/instance-identity/document", document.to_string());
+    let octets = Bytes::from(document.to_string());
+    let response = tree.sheet().found(TEXT, octets.clone());
+    tree.leaf("/latest/dynamic/instance-identity/document", response);
+    signed::render(record, tree, &octets);
 }

@@ -30,6 +30,11 @@ static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
     [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
 });
 
+/// Returns the guards of what must not reach a proxy.
+pub(super) fn guards(needs_token: bool) -> &'static [Guard] {
+    if needs_token { &*WITH_TOKEN } else { &*WITHOUT_TOKEN }
+}
+
 /// Adds `iam/` if the record serves EC2.
 ///
 /// If credentials need a token and tokens are off, requests for them get 401 and `iam/` does not list them.
@@ -37,7 +42,7 @@ pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
     let serve = &record.serve;
     let Some(iam) = record.credentials.iam.as_ref().filter(|_| serve.serves(Dialect::Ec2)) else { return };
     let open = serve.imdsv1_credentials && serve.imdsv2 != Imdsv2::Required;
-    let guards: &[Guard] = if open { &*WITHOUT_TOKEN } else { &*WITH_TOKEN };
+    let guards = guards(!open);
     tree.text("/latest/meta-data/iam/info", info(record, iam).to_string());
     if open || serve.imdsv2 != Imdsv2::Off {
         tree.directory(CREDENTIALS, guards, iam.role.to_string());

@@ -64,6 +64,13 @@ impl<'s, 'i> Tree<'s, 'i> {
         self.sheet.guarded(path, self.guards, response);
     }
 
+    /// Like [`leaf`](Self::leaf), with guards of its own and answered per request.
+    pub(super) fn live(&mut self, path: &'static str, guards: &'static [Guard], live: impl Live + 'static) {
+        let (directory, name) = split(Cow::Borrowed(path));
+        self.list(directory, name);
+        self.sheet.live(path, Methods::READ, guards, live);
+    }
+
     /// Adds a directory with this listing, which replaces the names that its leaves have added.
     pub(super) fn directory(&mut self, path: &'static str, guards: &'static [Guard], listing: String) {
         if self.listings.remove(path).is_none() {
