@@ -8,6 +8,7 @@
 
 #[cfg(test)]
 mod agent_tests;
+mod attested;
 mod goal_state;
 mod host_plugin;
 mod identity;
@@ -42,7 +43,8 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 )
 .remark(
-    "`instance`, `versions`, `scheduledevents`, `identity/oauth2/token`; the wireserver and its host plug-in",
+    "`instance`, `versions`, `scheduledevents`, `identity/oauth2/token`; `attested/document` with \
+     `identity.certificate`; the wireserver and its host plug-in",
 );
 
 /// Content type of documents. That of errors has no charset.
@@ -112,6 +114,24 @@ fn error(document: &Value) -> Response {
     Response::new(Status(400), Some(JSON), &[], document.to_string())
 }
 
+/// Returns the subscription of a VM.
+fn subscription(record: &Record) -> String {
+    format!("00000000-0000-0000-0000-{}", record.vm.project.account)
+}
+
+/// Builds the 503 for what may be there later. Azure's libraries retry any 5xx and finally raise an error with this text
+/// (RFC 6749 section 4.1.2.1 defines the first word).
+fn later(why: &str) -> Response {
+    let document = json!({ "error": "temporarily_unavailable", "error_description": why });
+    Response::new(Status(503), Some(JSON), &[("Retry-After", "1")], document.to_string())
+}
+
+/// Builds the 429 for a VM that asks too often.
+fn too_many() -> Response {
+    let document = json!({ "error": "too_many_requests", "error_description": "Use an answer again" });
+    Response::new(Status(429), Some(JSON), &[("Retry-After", "1")], document.to_string())
+}
+
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let versions = sheet.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
     sheet.guarded("/metadata/versions", &*GUARDS, versions);
@@ -122,7 +142,11 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
     };
     sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
-    let identity = identity::Tokens::new(record);
+    if let Some(desk) = sheet.desk().filter(|desk| desk.signs_documents()).cloned() {
+        let attested = attested::Attested::new(record, desk);
+        sheet.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
+    }
+    let identity = identity::Tokens::new(record, sheet.desk());
     sheet.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
     sheet.at(Host::Wireserver);
     wireserver::render(record, sheet);

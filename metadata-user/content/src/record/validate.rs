@@ -395,9 +395,9 @@ impl Validator<'_> {
         }
         if let Some(identity) = &credentials.managed_identity {
             let here = way!["credentials", "managed_identity"];
-            if identity.source.is_some() == identity.text.is_some() {
-                let expected = "exactly one of `source` and `text`";
-                return Err(self.refuse(&here, expected, "neither or both", "keep one form"));
+            if identity.source.is_some() && identity.text.is_some() {
+                let expected = "at most one of `source` and `text`";
+                return Err(self.refuse(&here, expected, "both", "keep one form"));
             }
             if identity.text.is_some() && identity.expires.is_none() {
                 let remedy = "add when the token expires";

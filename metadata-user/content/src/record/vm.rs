@@ -377,7 +377,8 @@ pub struct Token {
     pub expires: Option<Timestamp>,
 }
 
-/// `credentials.managed_identity`: a token's source file, or its text with the expiry.
+/// `credentials.managed_identity`: a token's source file, or its text with the expiry. With neither, the guest gets tokens
+/// of the node's issuer.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ManagedIdentity {
@@ -389,6 +390,14 @@ pub struct ManagedIdentity {
     pub text: Option<Secret>,
     /// Time when the token expires (RFC 3339); required with `text`.
     pub expires: Option<Timestamp>,
+}
+
+impl ManagedIdentity {
+    /// Returns whether the record says where the token is from, even if it has not been read yet.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.source.is_some() || self.text.is_some()
+    }
 }
 
 /// `credentials.maas`: OAuth credentials of the guest.

@@ -1,22 +1,33 @@
 //! `/metadata/identity/oauth2/token`: the managed identity's token.
+//!
+//! An identity without a token gets one of the node's issuer, for the `resource` as its audience. Its claims are `sub`, as
+//! in `/v1/identity/jwt`, and `appid`, the record's `client_id`. Records have no tenant and no object id, so the token
+//! has none of Azure's other claims.
 
 use std::fmt;
+use std::sync::Arc;
 
-use super::super::sheet::JSON;
+use super::super::identity::{Got, ask};
 use super::query::Parameters;
-use super::{DOCUMENT, error};
+use super::{DOCUMENT, error, later, too_many};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
+use crate::identity::{Desk, Form, Refusal, Wanted};
 use crate::record::Record;
+use crate::record::identity::Audience;
 use crate::record::vm::ManagedIdentity;
 use crate::store::{Call, Live, Outcome};
 
+/// Why a token may be there later.
+const NOT_YET: &str = "The identity has no valid token yet";
 /// Parameters that name an identity by other means than its client id. Records have none of them.
 const OTHER_NAMES: [&str; 3] = ["object_id", "msi_res_id", "mi_res_id"];
 
 /// Serves the tokens of one VM.
 pub(super) struct Tokens {
     identity: Option<ManagedIdentity>,
+    /// Issues the tokens of an identity that has none.
+    issued: Option<(Arc<Desk>, Arc<Form>)>,
 }
 
 /// Omits tokens.
@@ -27,8 +38,15 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    pub(super) fn new(record: &Record) -> Self {
-        Self { identity: record.credentials.managed_identity.as_deref().cloned() }
+    pub(super) fn new(record: &Record, desk: Option<&Arc<Desk>>) -> Self {
+        let identity = record.credentials.managed_identity.as_deref().cloned();
+        let without = identity.as_ref().filter(|identity| !identity.has_token());
+        let form = |identity: &ManagedIdentity| {
+            let claims = [("appid".to_owned(), identity.client_id.as_str().into())];
+            Arc::new(Form { name: "azure", claims: claims.into_iter().collect() })
+        };
+        let issued = without.zip(desk).map(|(identity, desk)| (Arc::clone(desk), form(identity)));
+        Self { identity, issued }
     }
 
     /// Returns the requested identity; without a name, the only one.
@@ -41,48 +59,76 @@ impl Tokens {
         self.identity.as_ref().filter(|identity| by_client && known(identity))
     }
 
-    fn token(&self, parameters: &Parameters<'_>, now_unix: u64) -> Response {
+    fn token(&self, call: &Call<'_>, parameters: &Parameters<'_>) -> Outcome {
         let Some(resource) = parameters.get("resource").filter(|resource| !resource.is_empty()) else {
-            return refused("Required query variable 'resource' is missing");
+            return refused("Required query variable 'resource' is missing").into();
         };
         let Some(identity) = self.named(parameters) else {
-            return refused("Identity not found");
+            return refused("Identity not found").into();
         };
-        let (Some(text), Some(expires)) = (&identity.text, &identity.expires) else { return later() };
-        let expires_on = expires.unix_seconds();
-        let remaining = expires_on.saturating_sub_unsigned(now_unix);
-        if remaining <= 0 {
-            return later();
+        let now_unix = call.now.unix_seconds;
+        match (&self.issued, &identity.text, &identity.expires) {
+            (Some((desk, form)), ..) => issued(call, desk, form, identity, resource),
+            (None, Some(text), Some(expires)) => {
+                given(identity, resource, text.expose(), expires.unix_seconds(), now_unix).into()
+            }
+            (None, ..) if !identity.has_token() => refused("Identity not found").into(),
+            (None, ..) => later(NOT_YET).into(),
         }
-        let document = json!({
-            "access_token": text.expose(),
-            "client_id": identity.client_id.as_str(),
-            "expires_in": remaining.to_string(),
-            "expires_on": expires_on.to_string(),
-            "not_before": now_unix.to_string(),
-            "resource": resource,
-            "token_type": "Bearer",
-        });
-        Response::new(Status(200), Some(DOCUMENT), &[], document.to_string())
     }
+}
+
+/// Answers with a token of the issuer, or parks the request while the token is signed.
+fn issued(
+    call: &Call<'_>,
+    desk: &Arc<Desk>,
+    form: &Arc<Form>,
+    identity: &ManagedIdentity,
+    resource: &str,
+) -> Outcome {
+    let Some(audience) = Audience::parse(resource) else {
+        return refused(&format!("Expected a 'resource' of {}", Audience::FORM)).into();
+    };
+    match ask(call, desk, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
+        Got::Token(token) => {
+            let expires = i64::try_from(token.expires).unwrap_or(i64::MAX);
+            let text = String::from_utf8_lossy(&token.text);
+            let answer = given(identity, resource, &text, expires, call.now.unix_seconds);
+            answer.within(desk.hop_limit()).into()
+        }
+        Got::Refused(Refusal::Audience) => refused("The record does not list the resource").into(),
+        Got::Refused(Refusal::TooMany) => too_many().into(),
+        Got::Refused(Refusal::Unavailable) => later(NOT_YET).into(),
+        Got::Wait(parked) => Outcome::Park(parked),
+    }
+}
+
+/// Builds the answer with a token.
+fn given(identity: &ManagedIdentity, resource: &str, text: &str, expires: i64, now_unix: u64) -> Response {
+    let remaining = expires.saturating_sub_unsigned(now_unix);
+    if remaining <= 0 {
+        return later(NOT_YET);
+    }
+    let document = json!({
+        "access_token": text,
+        "client_id": identity.client_id.as_str(),
+        "expires_in": remaining.to_string(),
+        "expires_on": expires.to_string(),
+        "not_before": now_unix.to_string(),
+        "resource": resource,
+        "token_type": "Bearer",
+    });
+    Response::new(Status(200), Some(DOCUMENT), &[], document.to_string())
 }
 
 fn refused(why: &str) -> Response {
     error(&json!({ "error": "invalid_request", "error_description": why }))
 }
 
-/// Builds the 503 for a token that its source may still deliver. Azure's libraries retry any 5xx and finally raise an
-/// error with this text (RFC 6749 section 4.1.2.1 defines the first word).
-fn later() -> Response {
-    let why = "The identity has no valid token yet";
-    let document = json!({ "error": "temporarily_unavailable", "error_description": why });
-    Response::new(Status(503), Some(JSON), &[("Retry-After", "1")], document.to_string())
-}
-
 impl Live for Tokens {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         match Parameters::parse(call.request.target.query) {
-            Ok(parameters) => self.token(&parameters, call.now.unix_seconds).into(),
+            Ok(parameters) => self.token(call, &parameters),
             Err(refused) => refused.into(),
         }
     }
@@ -91,3 +137,6 @@ impl Live for Tokens {
         "the managed identity's token for a resource"
     }
 }
+
+#[cfg(test)]
+mod tests;

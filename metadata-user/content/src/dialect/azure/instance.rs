@@ -54,7 +54,7 @@ fn compute(record: &Record) -> Value {
         "publisher": image(|image| &image.publisher),
         "resourceGroupName": record.vm.project.id.as_str(),
         "sku": image(|image| &image.sku),
-        "subscriptionId": format!("00000000-0000-0000-0000-{}", record.vm.project.account),
+        "subscriptionId": super::subscription(record),
         "tags": tags.join(";"),
         "tagsList": record.metadata.0.iter().map(tag).collect::<Vec<_>>(),
         "userData": octets.map_or_else(String::new, |octets| STANDARD.encode(octets)),

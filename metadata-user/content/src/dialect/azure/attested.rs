@@ -1,0 +1,89 @@
+//! `/metadata/attested/document`: a statement about the VM that the operator's certificate signs (PKCS#7).
+//!
+//! The guest's `nonce` and the signer's times are in the statement, so that an old one is useless to others. Without a
+//! nonce the signer puts the time in its place, as Azure does. Azure's nonces have ten digits; longer ones are accepted.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::super::identity::{Got, ask};
+use super::query::Parameters;
+use super::{DOCUMENT, bad, later, subscription, too_many};
+use crate::dialect::json::json;
+use crate::http::{Response, Status};
+use crate::identity::{Desk, Nonce, Refusal, Wanted};
+use crate::record::Record;
+use crate::record::values::Line;
+use crate::record::vm::Image;
+use crate::store::{Call, Live, Outcome};
+
+/// Serves the statements of one VM.
+#[derive(Debug)]
+pub(super) struct Attested {
+    desk: Arc<Desk>,
+    statement: Arc<Map<String, Value>>,
+}
+
+impl Attested {
+    pub(super) fn new(record: &Record, desk: Arc<Desk>) -> Self {
+        Self { desk, statement: Arc::new(statement(record)) }
+    }
+
+    fn read(&self, call: &Call<'_>, parameters: &Parameters<'_>) -> Outcome {
+        let nonce = parameters.get("nonce").filter(|nonce| !nonce.is_empty()).map(Nonce::parse);
+        let nonce = match nonce {
+            Some(None) => return bad("nonce must be at most 32 letters, digits, - and _").into(),
+            Some(nonce) => nonce,
+            None => None,
+        };
+        let statement = Arc::clone(&self.statement);
+        match ask(call, &self.desk, &Wanted::Attested { statement, nonce }) {
+            Got::Token(token) => {
+                let text = String::from_utf8_lossy(&token.text);
+                let document = json!({ "encoding": "pkcs7", "signature": &*text });
+                let answer = Response::new(Status(200), Some(DOCUMENT), &[], document.to_string());
+                answer.within(self.desk.hop_limit()).into()
+            }
+            Got::Refused(Refusal::TooMany) => too_many().into(),
+            Got::Refused(Refusal::Audience | Refusal::Unavailable) => {
+                later("No document is signed at the moment").into()
+            }
+            Got::Wait(parked) => Outcome::Park(parked),
+        }
+    }
+}
+
+/// Returns the members of the statement without nonce and times. Azure serves empty strings for a customer's own image.
+fn statement(record: &Record) -> Map<String, Value> {
+    let image = |of: fn(&Image) -> &Option<Line>| {
+        record.image.as_ref().and_then(|image| of(image).as_ref()).map_or("", Line::as_str)
+    };
+    let statement = json!({
+        "licenseType": "",
+        "plan": { "name": "", "product": "", "publisher": "" },
+        "sku": image(|image| &image.sku),
+        "subscriptionId": subscription(record),
+        "vmId": record.vm.uuid.as_str(),
+    });
+    match statement {
+        Value::Object(members) => members,
+        _ => Map::new(),
+    }
+}
+
+impl Live for Attested {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        match Parameters::parse(call.request.target.query) {
+            Ok(parameters) => self.read(call, &parameters),
+            Err(refused) => refused.into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "a dated statement, signed by the operator's certificate"
+    }
+}
+
+#[cfg(test)]
+mod tests;
