@@ -141,7 +141,7 @@ impl OwnCertificate {
     /// Reads the files again if one has changed. Returns whether the certificate is another.
     ///
     /// # Errors
-    /// [`CertificateError`]. The certificate then stays as it was, so that the files can be replaced one after the other.
+    /// [`CertificateError`]. The certificate then stays as it was, so that the files may be replaced one by one.
     pub fn look(&mut self) -> Result<bool, CertificateError> {
         let now = seen(&self.files);
         if now == self.seen {

@@ -8,8 +8,9 @@
 //!        ◄── Reply ───────────
 //! ```
 //!
-//! With an operator's [`certificate`] the signer also signs [`documents`] of clouds. [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`run`] the
-//! process.
+//! [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`run`] the
+//! process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by [`rsa`] and in the
+//! form of [`pkcs7`].
 
 pub mod certificate;
 pub mod directory;

@@ -119,8 +119,8 @@ fn subscription(record: &Record) -> String {
     format!("00000000-0000-0000-0000-{}", record.vm.project.account)
 }
 
-/// Builds the 503 for what may be there later. Azure's libraries retry any 5xx and finally raise an error with this text
-/// (RFC 6749 section 4.1.2.1 defines the first word).
+/// Builds the 503 for what may be there later. Azure's libraries retry any 5xx and finally raise an error with this
+/// text (RFC 6749 section 4.1.2.1 defines the first word).
 fn later(why: &str) -> Response {
     let document = json!({ "error": "temporarily_unavailable", "error_description": why });
     Response::new(Status(503), Some(JSON), &[("Retry-After", "1")], document.to_string())

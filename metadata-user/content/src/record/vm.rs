@@ -377,8 +377,8 @@ pub struct Token {
     pub expires: Option<Timestamp>,
 }
 
-/// `credentials.managed_identity`: a token's source file, or its text with the expiry. With neither, the guest gets tokens
-/// of the node's issuer.
+/// `credentials.managed_identity`: a token's source file, or its text with the expiry. With neither, the guest gets
+/// tokens of the node's issuer.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct ManagedIdentity {

@@ -1,7 +1,7 @@
 //! `/metadata/attested/document`: a statement about the VM that the operator's certificate signs (PKCS#7).
 //!
 //! The guest's `nonce` and the signer's times are in the statement, so that an old one is useless to others. Without a
-//! nonce the signer puts the time in its place, as Azure does. Azure's nonces have ten digits; longer ones are accepted.
+//! nonce the signer puts the time in its place, as Azure does. Azure's nonces have ten digits; longer ones are taken.
 
 use std::sync::Arc;
 

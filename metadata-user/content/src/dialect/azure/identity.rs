@@ -1,8 +1,8 @@
 //! `/metadata/identity/oauth2/token`: the managed identity's token.
 //!
-//! An identity without a token gets one of the node's issuer, for the `resource` as its audience. Its claims are `sub`, as
-//! in `/v1/identity/jwt`, and `appid`, the record's `client_id`. Records have no tenant and no object id, so the token
-//! has none of Azure's other claims.
+//! An identity without a token gets one of the node's issuer, for the `resource` as its audience. Its claims are `sub`,
+//! as in `/v1/identity/jwt`, and `appid`, the record's `client_id`. Records have no tenant and no object id, so the
+//! token has none of Azure's other claims.
 
 use std::fmt;
 use std::sync::Arc;

@@ -19,11 +19,12 @@ fn a_statement_has_azures_members_and_the_guests_nonce() {
     ] {
         let (guest, orders) = issued(&record, true);
         let (work, answer) = guest.served(&format!("{PATH}{more}"), &HELD, &orders);
+        let account = record["vm"]["project"]["account"].as_str().expect("text");
         let mut expected = json!({
             "licenseType": "",
             "plan": {"name": "", "product": "", "publisher": ""},
             "sku": "12-gen2",
-            "subscriptionId": format!("00000000-0000-0000-0000-{}", record["vm"]["project"]["account"].as_str().expect("text")),
+            "subscriptionId": format!("00000000-0000-0000-0000-{account}"),
             "vmId": record["vm"]["uuid"],
         });
         if let Some(nonce) = nonce {
