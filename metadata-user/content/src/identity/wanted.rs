@@ -120,3 +120,6 @@ pub enum Work {
     /// Members of a statement, without the signer's times.
     Attested(Map<String, Value>),
 }
+
+#[cfg(test)]
+mod tests;
