@@ -61,6 +61,8 @@ enum SourceWord {
     Hook,
     /// KubeVirt; the name is the VMI's namespace and name.
     Kubevirt,
+    /// Proxmox VE; the name is the VM's number.
+    Proxmox,
 }
 
 impl From<SourceWord> for Source {
@@ -70,6 +72,7 @@ impl From<SourceWord> for Source {
             SourceWord::File => Self::File,
             SourceWord::Hook => Self::Hook,
             SourceWord::Kubevirt => Self::Kubevirt,
+            SourceWord::Proxmox => Self::Proxmox,
         }
     }
 }
@@ -312,10 +315,19 @@ fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{code, one, table};
+    use super::{SourceWord, code, one, table};
+    use clap::ValueEnum as _;
     use metadata_content::source::Source;
     use metadata_control::instances::{Failure, Instance, Name, Port, Problem, Vm};
     use metadata_control::status::{ClientError, GuestState, InstanceState};
+
+    #[test]
+    fn the_command_line_knows_every_source_by_its_name() {
+        for source in Source::ALL {
+            let word = SourceWord::from_str(source.name(), false).expect(source.name());
+            assert_eq!(Source::from(word), source);
+        }
+    }
 
     fn instance() -> Instance {
         Instance {
