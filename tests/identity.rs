@@ -2,6 +2,8 @@
 //! knows nothing else, and no key leaves the signer.
 
 mod identity {
+    pub(crate) mod authority;
+    mod documents;
     pub(crate) mod scene;
 }
 

@@ -106,6 +106,9 @@ pub struct IssuerState {
     pub keys: u64,
     /// The `kid` of the key that signs; `None` without a key.
     pub signs: Option<String>,
+    /// Time when the certificate for documents expires, in Unix seconds; `None` without one.
+    #[serde(default)]
+    pub certificate_expires: Option<u64>,
     /// The signer has ended: no token is signed until the agent is restarted.
     pub ended: bool,
     /// Tokens signed since the start.

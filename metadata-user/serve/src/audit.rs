@@ -88,7 +88,8 @@ pub struct Line<'a> {
     pub sampled: u32,
 }
 
-/// A line for each identity token that was signed, in addition to the line of its request. Such lines are not sampled.
+/// A line for each identity token and each document that was signed, in addition to the line of its request. Such lines
+/// are not sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct TokenLine<'a> {
     /// Time of the signature (RFC 3339, UTC).
@@ -100,15 +101,19 @@ pub struct TokenLine<'a> {
     /// The source MAC of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<&'a str>,
-    /// The token's `jti`.
-    pub token: &'a str,
-    /// The `kid` of the key that signed.
+    /// What was signed: `token`, `google`, `google_full`, `azure`, `signature`, `pkcs7` or `attested`.
+    pub signed: &'static str,
+    /// The token's `jti`; absent for a document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<&'a str>,
+    /// The `kid` of the key that signed a token, or the thumbprint of the certificate that signed a document.
     pub key: &'a str,
-    /// The token's `sub`.
+    /// The VM's subject, the `sub` of its tokens.
     pub subject: &'a str,
-    /// The token's `aud`.
-    pub audience: &'a str,
-    /// The token's `exp`, in Unix seconds.
+    /// The token's `aud`; absent for a document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audience: Option<&'a str>,
+    /// The end of its validity, in Unix seconds.
     pub expires: u64,
 }
 

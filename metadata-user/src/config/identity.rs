@@ -1,9 +1,9 @@
 //! Validates `identity`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use metadata_signer::Algorithm;
 use metadata_signer::jwt::{LIFETIME_LEAST, LIFETIME_MOST};
+use metadata_signer::{Algorithm, CertificateFiles};
 
 use super::{ConfigError, IdentityConfig};
 
@@ -48,6 +48,15 @@ impl IdentityConfig {
         if let Some(found) = self.trust_domain.as_ref().filter(|domain| !is_trust_domain(domain)) {
             let expected = "1 to 255 lower-case letters, digits, `-`, `.` and `_`";
             return value("identity.trust_domain", expected, format!("`{found}`"));
+        }
+        if let Some(CertificateFiles { chain, key }) = &self.certificate
+            && [chain, key].contains(&&PathBuf::new())
+        {
+            return value(
+                "identity.certificate",
+                "`chain` and `key` with a file each",
+                "an empty text".into(),
+            );
         }
         if !(LIFETIME_LEAST..=LIFETIME_MOST).contains(&self.lifetime_seconds) {
             let expected = format!("{LIFETIME_LEAST} to {LIFETIME_MOST}");
@@ -114,6 +123,7 @@ mod tests {
             ("trust_domain", "issuer: 'https://a', trust_domain: 'Example.org'"),
             ("trust_domain", "issuer: 'https://a', trust_domain: ''"),
             ("trust_domain", "issuer: 'https://a', trust_domain: 'a/b'"),
+            ("certificate", "issuer: 'https://a', certificate: {chain: c.pem, key: ''}"),
             ("lifetime_seconds", "issuer: 'https://a', lifetime_seconds: 3601"),
             ("lifetime_seconds", "issuer: 'https://a', lifetime_seconds: 9"),
             ("publish_hours", "issuer: 'https://a', publish_hours: 721"),
@@ -128,6 +138,7 @@ mod tests {
             "rotate_days: 1, publish_hours: 23",
             "algorithm: EdDSA",
             "trust_domain: a.b-c_d",
+            "certificate: {chain: c.pem, key: k.pem}",
         ] {
             read(&format!("{good}, {more}")).expect(more);
         }

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use metadata_content::record;
 use metadata_datapath::sandbox;
 use metadata_feed::registry::MAX_RECORDS;
-use metadata_signer::Algorithm;
 use metadata_signer::jwt::LIFETIME_MOST;
+use metadata_signer::{Algorithm, CertificateFiles};
 
 /// How the kernel treats system calls and capabilities that serving does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
@@ -109,6 +109,9 @@ pub struct IdentityConfig {
     /// Age in days of the newest key at which the signer makes another; 0 (default) leaves keys to others.
     #[serde(default)]
     pub rotate_days: u32,
+    /// The certificate that signs documents in the form of EC2 and Azure. Default: none, and no such documents.
+    #[serde(default)]
+    pub certificate: Option<CertificateFiles>,
 }
 
 const fn lifetime_seconds() -> u32 {

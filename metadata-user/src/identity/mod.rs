@@ -45,31 +45,51 @@ pub struct Signing {
 pub struct Event {
     /// The slot whose request waits.
     pub slot: Slot,
-    /// The token that was signed; `None` if none was.
-    pub signed: Option<SignedToken>,
+    /// What was signed; `None` if nothing was.
+    pub signed: Option<Signed>,
 }
 
-/// A token that was signed, without the token.
+/// A token or document that was signed, without its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SignedToken {
+pub struct Signed {
+    /// What it is ([`Order::kind`]).
+    pub kind: &'static str,
     /// UUID of the VM.
     pub vm: String,
     /// Name of the VM.
     pub name: String,
     /// MAC of the NIC that asked.
     pub mac: Option<String>,
-    /// `jti`.
-    pub token: String,
-    /// `kid`.
+    /// `jti`; `None` for a document.
+    pub token: Option<String>,
+    /// `kid`, or the thumbprint of the certificate that signed a document.
     pub key: String,
-    /// `sub`.
+    /// The VM's subject.
     pub subject: String,
-    /// `aud`.
-    pub audience: String,
-    /// `iat`, in Unix seconds.
+    /// `aud`; `None` for a document.
+    pub audience: Option<String>,
+    /// Time of the signature, in Unix seconds.
     pub issued: u64,
-    /// `exp`, in Unix seconds.
+    /// End of its validity, in Unix seconds.
     pub expires: u64,
+}
+
+impl Signed {
+    fn of(order: &Order, token: Option<String>, key: String, issued: u64, expires: u64) -> Self {
+        let (vm, name) = order.vm();
+        Self {
+            kind: order.kind(),
+            vm: vm.to_owned(),
+            name: name.to_owned(),
+            mac: order.mac().map(|mac| mac.to_string()),
+            token,
+            key,
+            subject: order.subject().to_owned(),
+            audience: order.audience().map(str::to_owned),
+            issued,
+            expires,
+        }
+    }
 }
 
 impl Signing {
@@ -77,6 +97,7 @@ impl Signing {
         // The issuer bounds the number of orders.
         let (sender, orders) = unbounded_channel();
         let issuer = Issuer::new(trust_domain, move |order| sender.send(order).is_ok());
+        issuer.set_signs_documents(publication.has_certificate());
         Self { socket, issuer, orders, publication }
     }
 
@@ -160,29 +181,10 @@ impl Clerk {
         match reply {
             Reply::Keys(published) => self.publication.set(published),
             Reply::Token { id, token, jti, kid, issued, expires } => {
-                let Some(order) = self.waiting.remove(&id) else { return };
-                let (vm, name) = order.vm();
-                let signed = SignedToken {
-                    vm: vm.to_owned(),
-                    name: name.to_owned(),
-                    mac: order.mac().map(|mac| mac.to_string()),
-                    token: jti,
-                    key: kid,
-                    subject: order.subject().to_owned(),
-                    audience: order.audience().to_owned(),
-                    issued,
-                    expires,
-                };
-                let slot = order.slot();
-                order.signed(Token { text: token.into(), issued, expires });
-                self.send(slot, Some(signed));
+                self.deliver(id, Token { text: token.into(), issued, expires }, Some(jti), kid);
             }
-            // A document is no token: whoever reads the events learns of tokens only.
-            Reply::Document { id, text, issued, expires, .. } => {
-                let Some(order) = self.waiting.remove(&id) else { return };
-                let slot = order.slot();
-                order.signed(Token { text: text.into(), issued, expires });
-                self.send(slot, None);
+            Reply::Document { id, text, certificate, issued, expires } => {
+                self.deliver(id, Token { text: text.into(), issued, expires }, None, certificate);
             }
             Reply::Refused { id, reason } => {
                 let Some(order) = self.waiting.remove(&id) else { return };
@@ -195,6 +197,15 @@ impl Clerk {
         }
     }
 
+    /// Hands a token or document over to the desk that ordered it.
+    fn deliver(&mut self, id: u64, token: Token, jti: Option<String>, key: String) {
+        let Some(order) = self.waiting.remove(&id) else { return };
+        let signed = Signed::of(&order, jti, key, token.issued, token.expires);
+        let slot = order.slot();
+        order.signed(token);
+        self.send(slot, Some(signed));
+    }
+
     fn fail(&self, order: Box<Order>) {
         let slot = order.slot();
         drop(order);
@@ -202,7 +213,7 @@ impl Clerk {
     }
 
     /// Wakes the request. Without a control loop the agent is ending.
-    fn send(&self, slot: Slot, signed: Option<SignedToken>) {
+    fn send(&self, slot: Slot, signed: Option<Signed>) {
         let _ = self.events.send(Event { slot, signed });
     }
 

@@ -17,6 +17,22 @@ use crate::config::IdentityConfig;
 /// How long verifiers may keep the keys: a new key is published much longer before it signs.
 const CACHE: &str = "public, max-age=300";
 const JSON: &str = "application/json";
+/// The claims of tokens: those of each, of the node's own, of GCE's and of Azure's.
+const CLAIMS: [&str; 13] = [
+    "aud",
+    "exp",
+    "iat",
+    "iss",
+    "jti",
+    "nbf",
+    "sub",
+    "vm",
+    "azp",
+    "email",
+    "email_verified",
+    "google",
+    "appid",
+];
 /// Media type of a JWK Set (RFC 7517 section 8.5).
 const JWKS: &str = "application/jwk-set+json";
 
@@ -42,6 +58,8 @@ pub struct SignerReport {
     pub keys: u64,
     /// The `kid` of the key that signs; `None` without a key.
     pub signs: Option<String>,
+    /// Time when the operator's certificate expires, in Unix seconds; `None` without one.
+    pub certificate_expires: Option<u64>,
     /// The signer has ended.
     pub ended: bool,
 }
@@ -70,6 +88,11 @@ impl Publication {
         self.refused.store(false, Ordering::Relaxed);
     }
 
+    /// Returns whether the signer has a certificate, with which it signs documents.
+    pub(super) fn has_certificate(&self) -> bool {
+        self.published().certificate.is_some()
+    }
+
     /// Records that the signer has ended.
     pub fn set_ended(&self) {
         self.ended.store(true, Ordering::Relaxed);
@@ -89,6 +112,7 @@ impl Publication {
             algorithm: self.algorithm.name(),
             keys: published.count as u64,
             signs: published.signs.clone(),
+            certificate_expires: published.certificate.as_ref().map(|certificate| certificate.until),
             ended: self.ended.load(Ordering::Relaxed),
         }
     }
@@ -102,7 +126,7 @@ impl Publication {
             "response_types_supported": ["id_token"],
             "subject_types_supported": ["public"],
             "id_token_signing_alg_values_supported": [self.algorithm.name()],
-            "claims_supported": ["aud", "exp", "iat", "iss", "jti", "nbf", "sub", "vm"],
+            "claims_supported": CLAIMS,
         })
     }
 }

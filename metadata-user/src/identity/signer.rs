@@ -3,12 +3,13 @@
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
+use std::path::absolute;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_signer::wire::{PACKET_OCTETS, receive_packet, send_packet};
-use metadata_signer::{Reply, Setup};
+use metadata_signer::{CertificateFiles, Reply, Setup};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -37,16 +38,20 @@ pub enum StartError {
     Silent,
 }
 
-fn setup(config: &IdentityConfig) -> Setup {
-    Setup {
+/// Returns what the signer needs, with absolute paths: it does not run in the agent's directory.
+fn setup(config: &IdentityConfig) -> io::Result<Setup> {
+    let certificate = config.certificate.as_ref().map(|CertificateFiles { chain, key }| {
+        Ok::<_, io::Error>(CertificateFiles { chain: absolute(chain)?, key: absolute(key)? })
+    });
+    Ok(Setup {
         issuer: config.issuer.clone(),
-        keys: config.keys.clone(),
+        keys: absolute(&config.keys)?,
         algorithm: config.algorithm,
         lifetime: config.lifetime_seconds,
         publish_for: u64::from(config.publish_hours) * 3_600,
         rotate_after: (config.rotate_days > 0).then(|| u64::from(config.rotate_days) * 86_400),
-        certificate: None,
-    }
+        certificate: certificate.transpose()?,
+    })
 }
 
 /// Starts the signer and waits for its keys. Call it before the sandbox, which forbids to start processes, and on the
@@ -66,9 +71,7 @@ pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<Signing, Start
     command.spawn()?;
     // Otherwise this process would hold the signer's end open.
     drop(command);
-    let mut setup = setup(config);
-    setup.keys = std::path::absolute(&setup.keys)?;
-    send_packet(&ours, &setup)?;
+    send_packet(&ours, &setup(config)?)?;
     let publication = Arc::new(Publication::new(config));
     match first(&ours)? {
         Some(Reply::Keys(published)) => publication.set(published),

@@ -163,6 +163,9 @@ pub(super) fn identity(report: &SignerReport, counts: &IdentityCounts, out: &mut
     let help = "Public keys of identity tokens.";
     out.family("xdp_imds_identity_keys", help, Kind::Gauge, [(NONE, report.keys)]);
     let signs = u64::from(!report.ended && report.signs.is_some());
+    let help = "Time when the certificate for signed documents expires, in Unix seconds.";
+    let expires = report.certificate_expires.map(|expires| (NONE, expires));
+    out.family("xdp_imds_identity_certificate_expiration_timestamp_seconds", help, Kind::Gauge, expires);
     let help = "1 while the signer of identity tokens runs and has a key.";
     out.family("xdp_imds_identity_signer_up", help, Kind::Gauge, [(NONE, signs)]);
 }

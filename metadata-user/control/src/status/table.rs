@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use metadata_content::record::values::Timestamp;
+
 use super::{
     ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed, Status,
     Unread,
@@ -90,7 +92,7 @@ fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn identity(
-    IssuerState { issuer, algorithm, keys, signs, ended, signed }: &IssuerState,
+    IssuerState { issuer, algorithm, keys, signs, certificate_expires, ended, signed }: &IssuerState,
     out: &mut dyn Write,
 ) -> io::Result<()> {
     let signs = match signs {
@@ -98,7 +100,15 @@ fn identity(
         Some(kid) => format!("{algorithm} by {kid}, {keys} keys"),
         None => "no key".to_owned(),
     };
-    row("issuer", &format!("{issuer}: {signs}, {signed} tokens signed"), out)
+    let tokens = format!("{issuer}: {signs}, {signed} tokens and documents signed");
+    let documents = certificate_expires.map(|expires| {
+        let time = Timestamp::at(i64::try_from(expires).unwrap_or(i64::MAX));
+        format!(
+            "signs documents by a certificate until {}",
+            time.as_ref().map_or("a late time", Timestamp::as_str)
+        )
+    });
+    list("issuer", std::iter::once(tokens).chain(documents), out)
 }
 
 fn proxmox(node: &Proxmox, out: &mut dyn Write) -> io::Result<()> {
@@ -263,6 +273,7 @@ mod tests {
                 algorithm: "ES256".into(),
                 keys: 2,
                 signs: Some("kid".into()),
+                certificate_expires: Some(1_798_761_600),
                 ended: false,
                 signed: 7,
             }),
@@ -297,7 +308,8 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
             and 2 more
 instances   9 served (file)
 memory      records use 6 of 512 MiB
-issuer      https://imds.example: ES256 by kid, 2 keys, 7 tokens signed
+issuer      https://imds.example: ES256 by kid, 2 keys, 7 tokens and documents signed
+            signs documents by a certificate until 2027-01-01T00:00:00Z
 identities  9
 inherited   ports of the previous agent stay closed until a record names them
 refused     web.yaml: no vm

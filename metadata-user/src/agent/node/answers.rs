@@ -16,7 +16,7 @@ use metadata_serve::{Answer, Answers as _, Question};
 
 use super::spoken;
 use crate::agent::slots::IdentityName;
-use crate::identity::SignedToken;
+use crate::identity::Signed;
 
 /// The content that a slot serves.
 pub(super) enum Serves {
@@ -129,8 +129,8 @@ impl Answers {
         self.content.sweep();
     }
 
-    /// Writes the audit line of an identity token.
-    pub(in crate::agent) fn token_signed(&self, signed: &SignedToken) {
+    /// Writes the audit line of an identity token or a signed document.
+    pub(in crate::agent) fn token_signed(&self, signed: &Signed) {
         let Some(audit) = &self.audit else { return };
         let time = i64::try_from(signed.issued).ok().and_then(Timestamp::at);
         audit.borrow_mut().token_signed(&TokenLine {
@@ -138,10 +138,11 @@ impl Answers {
             vm: &signed.vm,
             name: &signed.name,
             mac: signed.mac.as_deref(),
-            token: &signed.token,
+            signed: signed.kind,
+            token: signed.token.as_deref(),
             key: &signed.key,
             subject: &signed.subject,
-            audience: &signed.audience,
+            audience: signed.audience.as_deref(),
             expires: signed.expires,
         });
     }

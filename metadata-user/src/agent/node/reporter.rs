@@ -22,10 +22,16 @@ use tracing::warn;
 use super::View;
 use super::workers::Workers;
 use crate::agent::health::Health;
+use crate::agent::state::unix_now;
 use crate::identity::{Publication, SignerReport};
 use crate::metrics::Reloads;
 use crate::recent;
 use loads::Loads;
+
+/// Days before the certificate for documents expires from which on the status calls for another.
+const CERTIFICATE_DAYS: u64 = 14;
+/// Seconds of a day.
+const DAY: u64 = 86_400;
 
 /// Facts for reports that are neither in the catalogue nor in the ports.
 pub(in crate::agent) struct Reporter {
@@ -151,6 +157,13 @@ impl Reporter {
                     .troubles
                     .push("there is no key for identity tokens: add one to `identity.keys`".into());
             }
+            let left = identity.certificate_expires.map(|expires| expires.saturating_sub(unix_now()) / DAY);
+            if let Some(days) = left.filter(|days| *days < CERTIFICATE_DAYS) {
+                status.troubles.push(format!(
+                    "the certificate for signed documents expires in {days} days: replace the files of \
+                     `identity.certificate`"
+                ));
+            }
         }
         if let Some(proxmox) = &status.proxmox {
             let directory = proxmox.directory.display();
@@ -176,9 +189,11 @@ impl Reporter {
 
     fn identity_report(&self) -> Option<IssuerState> {
         let (issuer, publication) = self.identity.as_ref()?;
-        let SignerReport { issuer: url, algorithm, keys, signs, ended } = publication.report();
+        let SignerReport { issuer: url, algorithm, keys, signs, certificate_expires, ended } =
+            publication.report();
         let signed = issuer.counts().signed;
-        Some(IssuerState { issuer: url, algorithm: algorithm.into(), keys, signs, ended, signed })
+        let algorithm = algorithm.into();
+        Some(IssuerState { issuer: url, algorithm, keys, signs, certificate_expires, ended, signed })
     }
 
     /// The state of the connection to the API server; `None` if no feed uses one.

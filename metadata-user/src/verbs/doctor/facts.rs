@@ -29,6 +29,30 @@ pub struct Facts {
     pub kubevirt: Option<Kubevirt>,
     /// The directory of Proxmox VE's configurations; `None` if its feed is off.
     pub proxmox: Option<Directory>,
+    /// What the issuer of identity tokens needs; `None` on a node without one.
+    pub identity: Option<Identity>,
+}
+
+/// What the issuer of identity tokens needs.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The directory of keys.
+    pub directory: PathBuf,
+    /// The keys that the signer can use, or the reason why there are none.
+    pub keys: Result<Keys, String>,
+    /// Days until the certificate for documents expires, or the reason why it cannot be used; `None` without one.
+    pub certificate: Option<Result<u64, String>>,
+}
+
+/// The keys of identity tokens in their directory.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// Number of keys that can be used.
+    pub count: usize,
+    /// Why other files are not keys.
+    pub skipped: Vec<String>,
+    /// Whether the signer makes keys itself.
+    pub made_here: bool,
 }
 
 /// The state of everything that KubeVirt's feed needs.

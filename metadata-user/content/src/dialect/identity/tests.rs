@@ -64,7 +64,7 @@ fn a_request_waits_for_its_token_which_travels_one_hop() {
     let again = parked(ask(&guest, SIGN_WITHIN / 2, query, &HELD, Some(&first)));
     assert_eq!(again.until, SIGN_WITHIN, "the time is that of the first attempt");
     let order = orders.lock().expect("sound").pop().expect("an order");
-    assert_eq!(order.audience(), "https://a/b?c=d");
+    assert_eq!(order.audience(), Some("https://a/b?c=d"));
     order.signed(Token { text: "a.b.c".into(), issued: NOW, expires: NOW + 60 });
     let answer = ready(ask(&guest, SIGN_WITHIN / 2, query, &HELD, Some(&again)));
     assert_eq!((answer.status().0, answer.hop_limit()), (200, Some(1)));

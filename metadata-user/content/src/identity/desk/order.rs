@@ -62,10 +62,10 @@ impl Order {
         self.desk.claims.subject()
     }
 
-    /// Returns the audience; empty for a document.
+    /// Returns the audience; `None` for a document, which is for everybody.
     #[must_use]
-    pub fn audience(&self) -> &str {
-        self.wanted.audience().map_or("", Audience::as_str)
+    pub fn audience(&self) -> Option<&str> {
+        self.wanted.audience().map(Audience::as_str)
     }
 
     /// Returns the name of what is ordered, for reports.

@@ -1,5 +1,6 @@
 //! Turns facts into checks. Each function here depends on its arguments only.
 
+mod identity;
 mod kernel;
 mod kubevirt;
 mod node;
@@ -38,6 +39,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     checks.extend(node::checks(facts));
     checks.extend(kubevirt::checks(facts));
     checks.extend(proxmox::checks(facts));
+    checks.extend(identity::checks(facts));
     checks.extend(port::checks(facts));
     checks
 }

@@ -1,12 +1,13 @@
 //! Tests the checks with the facts of nodes that have no problem, or one problem.
 
+mod identity;
 mod kubevirt;
 mod place;
 mod proxmox;
 
 use super::super::facts::{
-    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
-    Resources, Wanted,
+    Capabilities, Directory, Facts, FileSystem, Found, Identity, Kernel, Keys, Kubevirt, Node, Pins, Port,
+    Process, Records, Resources, Wanted,
 };
 use super::super::{Check, Status};
 use super::all;
@@ -122,6 +123,11 @@ fn healthy() -> Facts {
             hook: Some(directory(0o755)),
         }),
         proxmox: Some(directory(0o755)),
+        identity: Some(Identity {
+            directory: "/some/keys".into(),
+            keys: Ok(Keys { count: 2, skipped: Vec::new(), made_here: false }),
+            certificate: Some(Ok(30)),
+        }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Collects the facts about the node, the configuration and this process.
 
+mod identity;
 #[cfg(feature = "kubevirt")]
 mod kubevirt;
 mod ports;
@@ -32,6 +33,7 @@ pub(super) fn facts(config: &Config) -> Facts {
         #[cfg(not(feature = "kubevirt"))]
         kubevirt: None,
         proxmox: config.proxmox.as_ref().map(|options| room::directory(&options.directory)),
+        identity: config.identity.as_ref().map(identity::identity),
         kernel: kernel(config),
     }
 }
