@@ -4,6 +4,7 @@
 mod identity {
     pub(crate) mod authority;
     mod documents;
+    mod publish;
     pub(crate) mod scene;
 }
 

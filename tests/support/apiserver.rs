@@ -15,11 +15,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result};
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Query, State};
+use axum::extract::{Path as Named, Query, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{get, post};
+use axum::routing::{get, patch, post};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
@@ -96,6 +96,7 @@ struct Kept {
     watches: u64,
     expired: u64,
     events: Vec<Value>,
+    config_maps: BTreeMap<String, Value>,
 }
 
 impl ApiServer {
@@ -159,6 +160,7 @@ impl ApiServer {
                 let app = Router::new()
                     .route("/apis/kubevirt.io/v1/virtualmachineinstances", get(vmis))
                     .route("/api/v1/namespaces/{namespace}/events", post(events))
+                    .route("/api/v1/namespaces/{namespace}/configmaps/{name}", patch(config_map))
                     .with_state(served);
                 tokio::select! {
                     _ = axum::serve(listener, app) => {}
@@ -306,6 +308,12 @@ impl ApiServer {
             format!("{} {}/{}", text(&event["reason"]), text(&on["namespace"]), text(&on["name"]))
         };
         self.shared.lock().events.iter().map(text).collect()
+    }
+
+    /// The ConfigMap that was applied last under `namespace/name`.
+    #[must_use]
+    pub fn config_map(&self, name: &str) -> Option<Value> {
+        self.shared.lock().config_maps.get(name).cloned()
     }
 }
 
@@ -482,6 +490,26 @@ fn line(selector: &str, version: u64, before: &Option<Value>, after: &Option<Val
     let mut object = if kind == "DELETED" { before.clone()? } else { after.clone()? };
     object["metadata"]["resourceVersion"] = version.to_string().into();
     Some(json!({"type": kind, "object": object}))
+}
+
+/// Server-side apply. Other kinds of patches are refused.
+async fn config_map(
+    State(shared): State<Arc<Shared>>,
+    Named((namespace, name)): Named<(String, String)>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let mut state = shared.lock();
+    if state.manner == Manner::Forbidding {
+        return answer(403, &status(403, "Forbidden"));
+    }
+    let is_apply =
+        headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/apply-patch+yaml");
+    let Some(object) = serde_json::from_slice::<Value>(&body).ok().filter(|_| is_apply) else {
+        return answer(415, &status(415, "UnsupportedMediaType"));
+    };
+    state.config_maps.insert(format!("{namespace}/{name}"), object.clone());
+    answer(200, &object)
 }
 
 async fn events(State(shared): State<Arc<Shared>>, body: Bytes) -> Response {

@@ -24,7 +24,7 @@ use tokio::net::UnixDatagram;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tracing::{error, warn};
 
-pub use publish::{Publication, SignerReport, routes};
+pub use publish::{Publication, SignerReport, configuration, routes};
 pub use signer::{StartError, start};
 
 /// Maximum number of requests that the signer has at once. Their replies fit in the socket, so it never waits for the

@@ -117,34 +117,40 @@ impl Publication {
         }
     }
 
-    /// Returns the metadata of the issuer (OpenID Connect Discovery 1.0 section 3).
+    /// Returns the metadata of the issuer.
     #[must_use]
     pub fn configuration(&self) -> Value {
-        json!({
-            "issuer": self.issuer,
-            "jwks_uri": self.jwks_uri,
-            "response_types_supported": ["id_token"],
-            "subject_types_supported": ["public"],
-            "id_token_signing_alg_values_supported": [self.algorithm.name()],
-            "claims_supported": CLAIMS,
-        })
+        configuration(&self.issuer, &self.jwks_uri, self.algorithm)
     }
+}
+
+/// Returns the metadata of an issuer (OpenID Connect Discovery 1.0 section 3).
+#[must_use]
+pub fn configuration(issuer: &str, jwks_uri: &str, algorithm: Algorithm) -> Value {
+    json!({
+        "issuer": issuer,
+        "jwks_uri": jwks_uri,
+        "response_types_supported": ["id_token"],
+        "subject_types_supported": ["public"],
+        "id_token_signing_alg_values_supported": [algorithm.name()],
+        "claims_supported": CLAIMS,
+    })
 }
 
 /// Returns the routes of the issuer's documents.
 pub fn routes(publication: Arc<Publication>) -> Router {
     Router::new()
-        .route("/.well-known/openid-configuration", get(configuration))
-        .route("/.well-known/jwks.json", get(keys))
+        .route("/.well-known/openid-configuration", get(get_configuration))
+        .route("/.well-known/jwks.json", get(get_keys))
         .with_state(publication)
 }
 
-async fn configuration(State(publication): State<Arc<Publication>>) -> impl IntoResponse {
+async fn get_configuration(State(publication): State<Arc<Publication>>) -> impl IntoResponse {
     let head = [(header::CONTENT_TYPE, JSON), (header::CACHE_CONTROL, CACHE)];
     (StatusCode::OK, head, format!("{}\n", publication.configuration()))
 }
 
-async fn keys(State(publication): State<Arc<Publication>>) -> impl IntoResponse {
+async fn get_keys(State(publication): State<Arc<Publication>>) -> impl IntoResponse {
     let head = [(header::CONTENT_TYPE, JWKS), (header::CACHE_CONTROL, CACHE)];
     (StatusCode::OK, head, format!("{}\n", publication.published().jwks))
 }

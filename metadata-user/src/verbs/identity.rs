@@ -1,4 +1,6 @@
-//! `xdp-imds identity`: makes keys of identity tokens, prints public keys, and is the signer.
+//! `xdp-imds identity`: makes keys of identity tokens, prints and publishes public keys, and is the signer.
+
+mod publish;
 
 use std::fs;
 use std::io::{self, Read as _, Write};
@@ -49,6 +51,9 @@ enum Verb {
         #[arg(long, value_enum, default_value_t = Kind::Es256)]
         algorithm: Kind,
     },
+    /// Publish the keys and the metadata of the issuer that a configuration names, for verifiers that do not reach the
+    /// agents: as files for a web server, or as a ConfigMap.
+    Publish(publish::Arguments),
     /// Be the signer of the agent at standard input.
     #[command(hide = true)]
     Signer {
@@ -91,6 +96,7 @@ impl Arguments {
         match self.verb {
             Verb::Key { dir, algorithm } => key(dir.as_deref(), algorithm.into(), out),
             Verb::Jwks { paths, algorithm } => print_jwks(&paths, algorithm.into(), out),
+            Verb::Publish(arguments) => arguments.run(out),
             Verb::Signer { sandbox } => signer(sandbox),
         }
     }
@@ -108,13 +114,16 @@ fn key(dir: Option<&Path>, algorithm: Algorithm, out: &mut impl Write) -> anyhow
 
 fn print_jwks(paths: &[PathBuf], algorithm: Algorithm, out: &mut impl Write) -> anyhow::Result<()> {
     let mut joined = Joined::default();
-    for path in paths {
-        let set = if path.is_dir() { of_directory(path, algorithm)? } else { of_file(path)? };
-        joined.add(&set).with_context(|| format!("reading {}", path.display()))?;
-    }
+    paths.iter().try_for_each(|path| add(&mut joined, path, algorithm))?;
     serde_json::to_writer_pretty(&mut *out, &joined.into_set())?;
     writeln!(out)?;
     Ok(())
+}
+
+/// Adds the public keys of a directory or a file.
+fn add(joined: &mut Joined, path: &Path, algorithm: Algorithm) -> anyhow::Result<()> {
+    let set = if path.is_dir() { of_directory(path, algorithm)? } else { of_file(path)? };
+    joined.add(&set).with_context(|| format!("reading {}", path.display()))
 }
 
 fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<serde_json::Value> {

@@ -26,7 +26,7 @@ const SAYS_WITHIN: Duration = Duration::from_secs(5);
 /// Limit for one request for the metrics.
 const METRICS_PATIENCE: Duration = Duration::from_secs(5);
 /// Address of the agent's metrics, inside its namespace.
-const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
+pub const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 9_253);
 /// Number of lines of standard error to keep. They explain a failure.
 const KEPT_LINES: usize = 2_000;
 

@@ -13,6 +13,7 @@
 pub mod annotations;
 mod bearer;
 mod client;
+pub mod config_map;
 pub mod core;
 mod events;
 pub mod hook;

@@ -14,7 +14,8 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
         let title = super::title(object);
         let pod = match object["kind"].as_str() {
             Some("DaemonSet" | "Deployment") => &object["spec"]["template"]["spec"],
-            Some("Pod" | "Job" | "CronJob" | "StatefulSet" | "ReplicaSet") => {
+            Some("CronJob") => &object["spec"]["jobTemplate"]["spec"]["template"]["spec"],
+            Some("Pod" | "Job" | "StatefulSet" | "ReplicaSet") => {
                 found.push(format!("{title} has no entry in the list of privileges"));
                 continue;
             }
@@ -89,15 +90,21 @@ mod tests {
     #[test]
     fn pods_other_than_the_agent_have_no_privilege() {
         let right = json!({"drop": ["ALL"]});
-        let deployment = |root: bool| {
-            json!({"kind": "Deployment", "metadata": {"name": "w"}, "spec": {"template": {"spec": {
+        let template = |root: bool| {
+            json!({"template": {"spec": {
                 "securityContext": {"runAsNonRoot": !root},
                 "containers": [{"name": "w", "securityContext":
-                    {"readOnlyRootFilesystem": true, "capabilities": right}}]}}}})
+                    {"readOnlyRootFilesystem": true, "capabilities": right}}]}}})
+        };
+        let deployment =
+            |root: bool| json!({"kind": "Deployment", "metadata": {"name": "w"}, "spec": template(root)});
+        let cron_job = |root: bool| {
+            let spec = json!({"jobTemplate": {"spec": template(root)}});
+            json!({"kind": "CronJob", "metadata": {"name": "c"}, "spec": spec})
         };
         let agent = agent(&json!({"readOnlyRootFilesystem": true,
             "capabilities": {"drop": ["ALL"], "add": CAPABILITIES}}));
-        assert_eq!(findings(&[agent.clone(), deployment(false)]), [""; 0]);
-        assert_eq!(findings(&[agent, deployment(true)]).len(), 1);
+        assert_eq!(findings(&[agent.clone(), deployment(false), cron_job(false)]), [""; 0]);
+        assert_eq!(findings(&[agent, deployment(true), cron_job(true)]).len(), 2);
     }
 }

@@ -1,8 +1,16 @@
-//! Checks the agent's permissions on the API server against a list, so that they only grow on purpose.
+//! Checks permissions on the API server against a list, so that they only grow on purpose.
 
 use serde_json::{Value, json};
 
-/// The rules of the only ClusterRole.
+/// The name of the role that publishes keys of identity tokens, and of its service account.
+const PUBLISHER: &str = "xdp-imds-identity";
+
+/// The rules of the publisher: it writes one ConfigMap.
+fn publishers_rules() -> Value {
+    json!([{"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [PUBLISHER], "verbs": ["patch"]}])
+}
+
+/// The rules of the agent, in the only ClusterRole.
 fn rules() -> Value {
     json!([
         {"apiGroups": ["kubevirt.io"], "resources": ["virtualmachineinstances"], "verbs": ["list", "watch"]},
@@ -23,13 +31,18 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
             found
                 .push(format!("{title} names secrets, but the agent reads only secrets that kubelet mounts"));
         }
-        if role["rules"] != rules() {
-            found.push(format!("{title} grants {}, expected {}", role["rules"], rules()));
+        let is_publishers = role["kind"] == "Role" && role["metadata"]["name"] == PUBLISHER;
+        let expected = if is_publishers { publishers_rules() } else { rules() };
+        if role["rules"] != expected {
+            found.push(format!("{title} grants {}, expected {expected}", role["rules"]));
         }
     }
     for binding in of_kinds(objects, &["ClusterRoleBinding", "RoleBinding"]) {
-        let subjects = json!([{"kind": "ServiceAccount", "name": "xdp-imds", "namespace": "xdp-imds"}]);
-        if binding["subjects"] != subjects || binding["roleRef"]["name"] != "xdp-imds" {
+        // A service account gets the role of its own name.
+        let is_publishers = binding["kind"] == "RoleBinding" && binding["metadata"]["name"] == PUBLISHER;
+        let name = if is_publishers { PUBLISHER } else { "xdp-imds" };
+        let subjects = json!([{"kind": "ServiceAccount", "name": name, "namespace": "xdp-imds"}]);
+        if binding["subjects"] != subjects || binding["roleRef"]["name"] != name {
             found.push(format!("{} binds another subject or another role", super::title(binding)));
         }
     }
@@ -38,7 +51,7 @@ pub(super) fn findings(objects: &[Value]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{findings, rules};
+    use super::{PUBLISHER, findings, publishers_rules, rules};
     use serde_json::{Value, json};
 
     fn role(kind: &str, rules: &Value) -> Value {
@@ -54,6 +67,10 @@ mod tests {
         let mut secrets = rules();
         secrets[1]["resources"] = json!(["events", "secrets"]);
         assert_eq!(findings(&[role("Role", &secrets)]).len(), 2);
+        let publisher =
+            |rules: &Value| json!({"kind": "Role", "metadata": {"name": PUBLISHER}, "rules": rules});
+        assert_eq!(findings(&[publisher(&publishers_rules())]), [""; 0]);
+        assert_eq!(findings(&[publisher(&rules())]).len(), 1);
         let stranger =
             json!({"kind": "ClusterRoleBinding", "roleRef": {"name": "cluster-admin"}, "subjects": []});
         assert_eq!(findings(&[stranger]).len(), 1);
