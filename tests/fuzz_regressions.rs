@@ -8,6 +8,8 @@ mod config;
 mod frames;
 #[path = "fuzz/laws/http.rs"]
 mod http;
+#[path = "fuzz/laws/identity.rs"]
+mod identity;
 #[path = "fuzz/laws/record.rs"]
 mod record;
 #[path = "fuzz/laws/router.rs"]
@@ -31,11 +33,12 @@ const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
 type Law = fn(&[u8]);
 
 /// Each target with its law and the number of mutated inputs.
-const TARGETS: [(&str, Law, usize); 9] = [
+const TARGETS: [(&str, Law, usize); 10] = [
     ("answer", answer::assert_all, 3_000),
     ("config", config::assert_all, 1_000),
     ("frames", frames::assert_all, 300),
     ("http", http::assert_all, 1_500),
+    ("identity", identity::assert_all, 2_000),
     ("router", router::assert_all, 3_000),
     ("record", record::assert_all, 400),
     ("segments", segments::assert_all, 1_000),
