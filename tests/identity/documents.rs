@@ -4,9 +4,10 @@ use std::fs;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use metadata_base::addresses::ALIYUN;
 use serde_json::{Value, json};
 use support::eventually::eventually;
-use support::guest::METADATA;
+use support::guest::{METADATA, NIC};
 use support::privileged;
 
 use super::authority::{Authority, openssl};
@@ -102,6 +103,36 @@ fn azures_attested_document_verifies_with_the_guests_nonce() {
     assert_eq!(fetch(&scene, 0, &[], ATTESTED).0, 400, "without the field");
     let proxied = ["-H", "Metadata: true", "-H", "X-Forwarded-For: 10.0.0.1"];
     assert_ne!(fetch(&scene, 0, &proxied, ATTESTED).0, 200, "through a proxy");
+}
+
+#[test]
+fn aliyuns_detached_signature_verifies_with_the_document_and_the_audience() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (scene, authority) = (scene(), Authority::new(30));
+    let _agent = scene.agent(&authority.field(), &[]);
+    let guest = &scene.guests()[0];
+    guest.ns().ip(&format!("route add {ALIYUN} dev {NIC} scope link")).expect("a route");
+    let get = |path: &str| {
+        let url = format!("http://{ALIYUN}/latest/dynamic/instance-identity/{path}");
+        let fetched = guest.curl(&[url.as_str()], PATIENCE).expect("an answer");
+        assert_eq!(fetched.status, 200, "{path}: {}", fetched.text());
+        fetched.text()
+    };
+    let document = get("document");
+    let with_audience = document.replacen('}', ",\"audience\":\"vault\"}", 1);
+    for (query, signed) in [("", &document), ("?audience=vault", &with_audience)] {
+        let pem = format!("-----BEGIN PKCS7-----\n{}\n-----END PKCS7-----\n", get(&format!("pkcs7{query}")));
+        fs::write(authority.path().join("signed.p7"), pem).expect("written");
+        for (content, verifies) in [(&document, query.is_empty()), (signed, true)] {
+            fs::write(authority.path().join("content"), content).expect("written");
+            let words =
+                "smime -verify -in signed.p7 -inform PEM -content content -certfile node.pem -noverify";
+            let output = openssl(authority.path(), &words.split(' ').collect::<Vec<_>>());
+            assert_eq!(output.status.success(), verifies, "{query}: {content}");
+        }
+    }
 }
 
 #[test]

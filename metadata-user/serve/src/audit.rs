@@ -101,7 +101,8 @@ pub struct TokenLine<'a> {
     /// The source MAC of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<&'a str>,
-    /// What was signed: `token`, `google`, `google_full`, `azure`, `signature`, `pkcs7` or `attested`.
+    /// What was signed: `token`, `google`, `google_full`, `azure`, `signature`, `pkcs7`, `pkcs7_detached` or
+    /// `attested`.
     pub signed: &'static str,
     /// The token's `jti`; absent for a document.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -12,7 +12,7 @@ use x509_cert::time::Time;
 
 use crate::certificate::Loaded;
 use crate::key::KeyError;
-use crate::pkcs7::{self, Pkcs7Error};
+use crate::pkcs7::{self, Content, Pkcs7Error};
 
 /// Maximum size of a document, in octets. Documents of clouds have less than 2 KiB.
 pub const DOCUMENT_OCTETS: usize = 16 << 10;
@@ -56,16 +56,21 @@ pub fn signature(with: &Loaded, document: &str) -> Result<String, DocumentError>
     Ok(STANDARD.encode(with.key.sign(checked(document)?)?))
 }
 
-/// Signs a document and keeps it within the signature. Returns the DER form in base64.
+/// Signs a document as PKCS#7, with or without the document. Returns the DER form in base64.
 ///
 /// # Errors
 /// [`DocumentError`].
-pub fn envelope(with: &Loaded, document: &str, now_unix: u64) -> Result<String, DocumentError> {
+pub fn envelope(
+    with: &Loaded,
+    document: &str,
+    content: Content,
+    now_unix: u64,
+) -> Result<String, DocumentError> {
     let now = asn1_time(now_unix).ok_or(DocumentError::Clock)?;
-    Ok(STANDARD.encode(pkcs7::sign(with, checked(document)?, now)?))
+    Ok(STANDARD.encode(pkcs7::sign(with, checked(document)?, content, now)?))
 }
 
-/// Dates a statement, then does as [`envelope`].
+/// Dates a statement, then signs it as [`envelope`] does, with the statement within.
 ///
 /// # Errors
 /// [`DocumentError`].
@@ -82,7 +87,7 @@ pub fn attested(
     let (now, until) = (civil(now_unix)?, civil(until)?);
     statement.entry(NONCE).or_insert_with(|| now.nonce().into());
     statement.insert(TIMES.to_owned(), json!({ "createdOn": now.stated(), "expiresOn": until.stated() }));
-    envelope(with, &Value::from(statement).to_string(), now_unix)
+    envelope(with, &Value::from(statement).to_string(), Content::Attached, now_unix)
 }
 
 fn asn1_time(unix: u64) -> Option<Time> {

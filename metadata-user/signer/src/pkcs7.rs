@@ -1,6 +1,6 @@
 //! Documents within their signature: PKCS#7, now CMS, `SignedData` (RFC 5652 section 5).
 //!
-//! The document is attached, and so are the certificates. The signed attributes are the content's type and digest, and
+//! The certificates are attached, and so is the document, unless the verifier has it from elsewhere. The signed attributes are the content's type and digest, and
 //! the time of the signature. Verifiers of clouds know RSA with PKCS#1 v1.5 and SHA-256, and no newer form.
 
 use cms::cert::{CertificateChoices, IssuerAndSerialNumber};
@@ -42,11 +42,24 @@ fn attributes(document: &[u8], now: Time) -> der::Result<SetOfVec<Attribute>> {
     ])
 }
 
+/// Whether the signature has the document within.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// It has.
+    Attached,
+    /// The verifier needs the document as well.
+    Detached,
+}
+
 /// Signs a document at a time. Returns the DER form.
 ///
 /// # Errors
 /// [`Pkcs7Error`].
-pub fn sign(with: &Loaded, document: &[u8], now: Time) -> Result<Vec<u8>, Pkcs7Error> {
+pub fn sign(with: &Loaded, document: &[u8], content: Content, now: Time) -> Result<Vec<u8>, Pkcs7Error> {
+    let attached = match content {
+        Content::Attached => Some(Any::encode_from(&OctetStringRef::new(document)?)?),
+        Content::Detached => None,
+    };
     let attributes = attributes(document, now)?;
     let signature = with.key.sign(&attributes.to_der()?)?;
     let own = &with.chain[0].tbs_certificate;
@@ -68,10 +81,7 @@ pub fn sign(with: &Loaded, document: &[u8], now: Time) -> Result<Vec<u8>, Pkcs7E
     let signed = SignedData {
         version: CmsVersion::V1,
         digest_algorithms: SetOfVec::try_from(vec![sha256])?,
-        encap_content_info: EncapsulatedContentInfo {
-            econtent_type: rfc5911::ID_DATA,
-            econtent: Some(Any::encode_from(&OctetStringRef::new(document)?)?),
-        },
+        encap_content_info: EncapsulatedContentInfo { econtent_type: rfc5911::ID_DATA, econtent: attached },
         certificates: Some(certificates.collect::<Vec<_>>().try_into()?),
         crls: None,
         signer_infos: vec![signer].try_into()?,

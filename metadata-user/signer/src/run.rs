@@ -13,6 +13,7 @@ use crate::directory::{DirectoryError, KeyDirectory, Rotation};
 use crate::documents::{self, DocumentError};
 use crate::jwks;
 use crate::jwt::{self, LIFETIME_MOST, Terms};
+use crate::pkcs7::Content;
 use crate::wire::{
     Operation, PACKET_OCTETS, Published, PublishedCertificate, Reply, Request, Setup, receive_packet,
     send_packet,
@@ -167,9 +168,12 @@ impl Signer {
             Operation::Signature(document) => {
                 self.document(id, now_unix, |with, _| documents::signature(with, &document))
             }
-            Operation::Envelope(document) => {
-                self.document(id, now_unix, |with, _| documents::envelope(with, &document, now_unix))
-            }
+            Operation::Envelope(document) => self.document(id, now_unix, |with, _| {
+                documents::envelope(with, &document, Content::Attached, now_unix)
+            }),
+            Operation::Detached(document) => self.document(id, now_unix, |with, _| {
+                documents::envelope(with, &document, Content::Detached, now_unix)
+            }),
             Operation::Attested(statement) => self.document(id, now_unix, |with, lifetime| {
                 documents::attested(with, statement, now_unix, lifetime)
             }),

@@ -60,6 +60,8 @@ pub enum Operation {
     Signature(String),
     /// A JSON object, whose octets are signed by the certificate's key and kept within the signature.
     Envelope(String),
+    /// A JSON object, whose octets are signed by the certificate's key in the same form, but not kept.
+    Detached(String),
     /// Members of a statement, which the signer dates. Then as [`Envelope`](Self::Envelope).
     Attested(Map<String, Value>),
 }

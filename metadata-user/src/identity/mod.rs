@@ -140,6 +140,7 @@ fn operation(work: Work) -> Operation {
         Work::Jwt(claims) => Operation::Jwt(claims),
         Work::Signature(document) => Operation::Signature(document),
         Work::Envelope(document) => Operation::Envelope(document),
+        Work::Detached(document) => Operation::Detached(document),
         Work::Attested(statement) => Operation::Attested(statement),
     }
 }

@@ -3,6 +3,8 @@
 //! The dialect has its own address. cloud-init gives up without a token, so its guests cannot use `imdsv2: off`
 //! (`cloudinit/sources/DataSourceAliYun.py`).
 
+mod signed;
+
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
@@ -22,7 +24,9 @@ pub(super) static DIALECT: Description = Description::new(
     "`DataSourceAliYun`; systemd-imdsd",
     render,
 )
-.remark("any date for `latest`; `PUT /latest/api/token`");
+.remark(
+    "any date for `latest`; `PUT /latest/api/token`; `dynamic/instance-identity` with `identity.certificate`",
+);
 
 /// Header field with the token.
 const TOKEN: &str = "X-aliyun-ecs-metadata-token";
@@ -41,7 +45,7 @@ static REQUIRED: LazyLock<[Guard; 1]> = LazyLock::new(|| {
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.at(Host::AliYun);
-    let guards: &[Guard] = match record.serve.imdsv2 {
+    let guards: &'static [Guard] = match record.serve.imdsv2 {
         Imdsv2::Required => &*REQUIRED,
         Imdsv2::Optional | Imdsv2::Off => &*OPTIONAL,
     };
@@ -49,7 +53,13 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         Imdsv2::Off => tokens::absent(sheet),
         _ => tokens::present(sheet, Kind::AliYun, TTL, record.serve.hop_limit.get()),
     }
-    let listing = sheet.found(TEXT, "meta-data\nuser-data\nvendor-data");
+    let signs = signed::render(record, sheet, guards);
+    let listing = if signs {
+        "dynamic\nmeta-data\nuser-data\nvendor-data"
+    } else {
+        "meta-data\nuser-data\nvendor-data"
+    };
+    let listing = sheet.found(TEXT, listing);
     sheet.guarded("/latest", guards, listing);
     let payloads = [("/latest/user-data", &record.user_data), ("/latest/vendor-data", &record.vendor_data)];
     for (path, payload) in payloads {

@@ -122,13 +122,23 @@ impl Guest {
 
     /// Sends a GET for a target to 169.254.169.254, or repeats one that was parked.
     pub(super) fn get(&self, target: &str, fields: &[(&str, &str)], parked: Option<&Parked>) -> Outcome {
+        self.get_at("169.254.169.254", target, fields, parked)
+    }
+
+    /// Like [`get`](Self::get), at another address.
+    pub(super) fn get_at(
+        &self,
+        address: &str,
+        target: &str,
+        fields: &[(&str, &str)],
+        parked: Option<&Parked>,
+    ) -> Outcome {
         let fields: Vec<_> =
             fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let (target, headers) = (Target { path, query }, Headers::new(&fields));
         let at = |address: &str, port| (address.parse().expect("an address"), port);
-        let connection =
-            Connection { slot: 0, local: at("169.254.169.254", 80), remote: at("10.0.2.15", 40_000) };
+        let connection = Connection { slot: 0, local: at(address, 80), remote: at("10.0.2.15", 40_000) };
         let request = Request { method: Method::Get, target, headers, body: b"" };
         let now = Now { mono: Duration::ZERO, unix_seconds: self.now };
         self.responses.answer(now, &connection, &request, parked)

@@ -6,6 +6,8 @@
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::sheet::{JSON, Sheet};
 use super::tokens::UNPROXIED;
 use crate::http::{Response, Status};
@@ -18,6 +20,8 @@ const PATH: &str = "/v1/identity/jwt";
 const JWT: &str = "application/jwt";
 /// Maximum number of query parameters that are read.
 const PARAMETERS: usize = 16;
+/// Length of a line of PEM (RFC 7468 section 2).
+pub(super) const LINE: usize = 64;
 /// How long a request waits for its token. A signature takes milliseconds.
 pub(super) const SIGN_WITHIN: Duration = Duration::from_secs(2);
 
@@ -61,7 +65,7 @@ pub(super) fn render(sheet: &mut Sheet<'_>) {
 struct Jwt;
 
 /// Returns the only parameter `audience`.
-fn audience(query: &str) -> Option<Audience> {
+pub(super) fn audience(query: &str) -> Option<Audience> {
     let parameters = form_urlencoded::parse(query.as_bytes()).take(PARAMETERS);
     let mut audiences = parameters.filter(|(name, _)| name == "audience").map(|(_, value)| value);
     let audience = Audience::parse(&audiences.next()?);
@@ -86,6 +90,11 @@ impl Live for Jwt {
     fn about(&self) -> &'static str {
         "an identity token for an audience"
     }
+}
+
+/// Breaks base64 into lines as PEM has them. The last one has no line break.
+pub(super) fn lines(text: &[u8]) -> Bytes {
+    text.chunks(LINE).collect::<Vec<_>>().join(&b'\n').into()
 }
 
 /// What a request gets from the desk.

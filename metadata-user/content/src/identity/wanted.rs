@@ -56,6 +56,13 @@ pub enum Wanted {
     Signature(Bytes),
     /// A document within its signature (PKCS#7).
     Envelope(Bytes),
+    /// The same form without the document, which may state an audience.
+    Detached {
+        /// The document.
+        document: Bytes,
+        /// Its audience.
+        audience: Option<Audience>,
+    },
     /// A statement within its signature (PKCS#7). The signer dates it.
     Attested {
         /// Members of the statement, without nonce and times.
@@ -83,6 +90,7 @@ impl Wanted {
     pub fn audience(&self) -> Option<&Audience> {
         match self {
             Self::Token { audience, .. } => Some(audience),
+            Self::Detached { audience, .. } => audience.as_ref(),
             Self::Signature(_) | Self::Envelope(_) | Self::Attested { .. } => None,
         }
     }
@@ -95,6 +103,7 @@ impl Wanted {
             Self::Token { form: Some(form), .. } => form.name,
             Self::Signature(_) => "signature",
             Self::Envelope(_) => "pkcs7",
+            Self::Detached { .. } => "pkcs7_detached",
             Self::Attested { .. } => "attested",
         }
     }
@@ -117,6 +126,8 @@ pub enum Work {
     Signature(String),
     /// A JSON object whose octets are signed, and kept within the signature.
     Envelope(String),
+    /// A JSON object whose octets are signed in the same form, but not kept.
+    Detached(String),
     /// Members of a statement, without the signer's times.
     Attested(Map<String, Value>),
 }

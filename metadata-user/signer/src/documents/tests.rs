@@ -4,6 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{DOCUMENT_OCTETS, DocumentError, attested, civil, envelope, signature};
 use crate::openssl::Operator;
+use crate::pkcs7::Content;
 
 /// 2026-11-28 00:16:17 UTC.
 const NOW: u64 = 1_795_824_977;
@@ -39,7 +40,7 @@ fn a_signature_is_that_of_the_octets() {
 fn an_envelope_is_verified_by_openssl_and_not_after_a_change() {
     let Some(operator) = Operator::or_skip() else { return };
     let own = operator.certificate();
-    let text = envelope(own.loaded(), DOCUMENT, NOW).expect("signed");
+    let text = envelope(own.loaded(), DOCUMENT, Content::Attached, NOW).expect("signed");
     operator.write("good", pem(&text));
     operator.issue("other");
     for (command, verified) in [
@@ -93,6 +94,19 @@ fn a_statement_is_dated_and_verified_as_azure_documents() {
 }
 
 #[test]
+fn a_detached_signature_verifies_with_the_document_only() {
+    let Some(operator) = Operator::or_skip() else { return };
+    let own = operator.certificate();
+    let text = envelope(own.loaded(), DOCUMENT, Content::Detached, NOW).expect("signed");
+    operator.write("signed", STANDARD.decode(text).expect("base64"));
+    operator.write("document", DOCUMENT.as_bytes().to_vec());
+    let words = "smime -verify -in signed -inform DER -content document -noverify";
+    assert_eq!(operator.run(words), DOCUMENT.as_bytes());
+    operator.write("document", DOCUMENT.replacen('{', "{ ", 1).into_bytes());
+    assert!(operator.verify(words).is_none(), "another document");
+}
+
+#[test]
 fn the_key_signs_nothing_but_objects() {
     let Some(operator) = Operator::or_skip() else { return };
     let own = operator.certificate();
@@ -103,7 +117,10 @@ fn the_key_signs_nothing_but_objects() {
     assert!(signature(with, &longest).is_ok());
     for document in ["", "1", "[]", " {}", "{} {}", "{", "eyJhbGciOiJSUzI1NiJ9.e30", "0\u{82}", &long] {
         assert!(matches!(signature(with, document), Err(DocumentError::Form)), "{document}");
-        assert!(matches!(envelope(with, document, NOW), Err(DocumentError::Form)), "{document}");
+        assert!(
+            matches!(envelope(with, document, Content::Detached, NOW), Err(DocumentError::Form)),
+            "{document}"
+        );
     }
     let dated = statement(json!({"timeStamp": {"expiresOn": "11/28/99 00:16:17 -0000"}}));
     assert!(matches!(attested(with, dated, NOW, 60), Err(DocumentError::Times)));

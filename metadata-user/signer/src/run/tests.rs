@@ -81,6 +81,7 @@ fn documents_need_a_certificate_and_name_it() {
         [
             Operation::Signature(text.clone()),
             Operation::Envelope(text.clone()),
+            Operation::Detached(text.clone()),
             Operation::Attested(statement),
         ]
     };

@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 
-use super::super::identity::{Got, ask};
+use super::super::identity::{Got, ask, lines};
 use super::super::sheet::TEXT;
 use super::iam;
 use super::tree::Tree;
@@ -19,9 +19,6 @@ use crate::http::{Response, Status};
 use crate::identity::{Desk, Refusal, Wanted};
 use crate::record::{Dialect, Imdsv2, Record};
 use crate::store::{Call, Live, Outcome};
-
-/// Length of a line (RFC 7468 section 2).
-const LINE: usize = 64;
 
 static LATER: LazyLock<Response> = LazyLock::new(|| Response::error(Status(503), &[("Retry-After", "1")]));
 static TOO_MANY: LazyLock<Response> = LazyLock::new(|| Response::error(Status(429), &[("Retry-After", "1")]));
@@ -45,11 +42,6 @@ pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes)
 struct Signed {
     desk: Arc<Desk>,
     wanted: Wanted,
-}
-
-/// Breaks base64 into lines. The last one has no line break.
-fn lines(text: &[u8]) -> Bytes {
-    text.chunks(LINE).collect::<Vec<_>>().join(&b'\n').into()
 }
 
 impl Live for Signed {

@@ -82,7 +82,10 @@ impl Order {
             Wanted::Token { audience, form: None } => {
                 self.desk.claims.for_audience(audience.as_str(), self.mac)
             }
-            Wanted::Signature(_) | Wanted::Envelope(_) | Wanted::Attested { .. } => Map::new(),
+            Wanted::Signature(_)
+            | Wanted::Envelope(_)
+            | Wanted::Detached { .. }
+            | Wanted::Attested { .. } => Map::new(),
         }
     }
 
@@ -94,6 +97,7 @@ impl Order {
             Wanted::Token { .. } => Work::Jwt(self.claims()),
             Wanted::Signature(document) => Work::Signature(text(document)),
             Wanted::Envelope(document) => Work::Envelope(text(document)),
+            Wanted::Detached { document, .. } => Work::Detached(text(document)),
             Wanted::Attested { statement, nonce } => {
                 let mut statement = (**statement).clone();
                 if let Some(nonce) = nonce {

@@ -23,6 +23,7 @@ fn one_answer_serves_only_what_is_the_same() {
         token("a", Some("google_full")),
         Wanted::Signature("{}".into()),
         Wanted::Envelope("{}".into()),
+        Wanted::Detached { document: "{}".into(), audience: None },
         attested(None),
         attested(Some("1")),
         attested(Some("2")),

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
 use super::super::super::guest::{Guest, full, issued, sign, text};
+use super::super::super::identity::{LINE, lines};
 use super::super::{TOKEN, TTL};
-use super::{LINE, lines};
 use crate::http::Method;
 use crate::identity::Work;
 use crate::store::Outcome;

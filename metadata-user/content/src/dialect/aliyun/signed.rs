@@ -1,0 +1,112 @@
+//! `dynamic/instance-identity`: the identity document, and its signature by the operator's certificate.
+//!
+//! `pkcs7` does not have the document within. `audience=` becomes the document's last member, which the verifier adds
+//! to its copy (<https://www.alibabacloud.com/help/en/ecs/user-guide/use-instance-identities>). The directory exists
+//! only on a node with a certificate. The signature is refused through a proxy and does not leave the guest's first hop.
+
+use std::sync::{Arc, LazyLock};
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use super::super::identity::{Got, ask, audience, lines};
+use super::super::sheet::{Sheet, TEXT};
+use super::super::tokens::UNPROXIED;
+use super::{OPTIONAL, REQUIRED};
+use crate::http::{Response, Status};
+use crate::identity::{Desk, Refusal, Wanted};
+use crate::record::{Dialect, Imdsv2, Record};
+use crate::store::{Call, Guard, Live, Methods, Outcome};
+
+const DIRECTORY: &str = "/latest/dynamic/instance-identity";
+
+static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| Response::error(Status(400), &[]));
+static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(Status(403), &[]));
+static LATER: LazyLock<Response> = LazyLock::new(|| Response::error(Status(503), &[("Retry-After", "1")]));
+static TOO_MANY: LazyLock<Response> = LazyLock::new(|| Response::error(Status(429), &[("Retry-After", "1")]));
+
+static WITH_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), REQUIRED[0].clone()]);
+static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), OPTIONAL[0].clone()]);
+
+/// Adds the directory; returns false on a node that signs no documents.
+pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>, guards: &'static [Guard]) -> bool {
+    let serves = record.serve.serves(Dialect::AliYun);
+    let Some(desk) = sheet.desk().filter(|desk| desk.signs_documents() && serves).cloned() else {
+        return false;
+    };
+    let text: Bytes = document(record).to_string().into();
+    let listings = [("/latest/dynamic", "instance-identity/"), (DIRECTORY, "document\npkcs7")];
+    for (path, listing) in listings {
+        let response = sheet.found(TEXT, listing);
+        sheet.guarded(path, guards, response);
+    }
+    let response = sheet.found(TEXT, text.clone());
+    sheet.guarded(format!("{DIRECTORY}/document"), guards, response);
+    let guards = if record.serve.imdsv2 == Imdsv2::Required { &*WITH_TOKEN } else { &*WITHOUT_TOKEN };
+    sheet.live(format!("{DIRECTORY}/pkcs7"), Methods::READ, guards, Signed { desk, document: text });
+    true
+}
+
+fn document(record: &Record) -> Value {
+    let mut document = json!({
+        "instance-id": record.ec2_id(),
+        "instance-type": record.instance_type(),
+        "owner-account-id": record.vm.project.account.as_str(),
+        "region-id": record.placement.region.as_str(),
+        "serial-number": record.vm.uuid.as_str(),
+        "zone-id": record.placement.zone.as_str(),
+    });
+    let nics = &record.network.nics;
+    if let Some(id) = record.ami_id() {
+        document["image-id"] = id.into();
+    }
+    if let Some(mac) = nics.iter().find(|nic| nic.is_physical()).and_then(|nic| nic.mac) {
+        document["mac"] = mac.to_string().into();
+    }
+    if let Some(cidr) = nics.first().and_then(|nic| nic.ipv4().next()) {
+        document["private-ipv4"] = cidr.address.to_string().into();
+    }
+    document
+}
+
+#[derive(Debug)]
+struct Signed {
+    desk: Arc<Desk>,
+    document: Bytes,
+}
+
+impl Signed {
+    /// Returns what a query wants to be signed; `None` if its audience is malformed.
+    fn wanted(&self, query: &str) -> Option<Wanted> {
+        if query.is_empty() {
+            return Some(Wanted::Detached { document: self.document.clone(), audience: None });
+        }
+        let audience = audience(query)?;
+        let mut text = self.document[..self.document.len() - 1].to_vec();
+        text.extend_from_slice(format!(",\"audience\":{}}}", Value::from(audience.as_str())).as_bytes());
+        Some(Wanted::Detached { document: text.into(), audience: Some(audience) })
+    }
+}
+
+impl Live for Signed {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let Some(wanted) = self.wanted(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
+        match ask(call, &self.desk, &wanted) {
+            Got::Token(token) => {
+                let text = lines(&token.text);
+                Response::new(Status(200), Some(TEXT), &[], text).within(self.desk.hop_limit()).into()
+            }
+            Got::Refused(Refusal::Audience) => FORBIDDEN.clone().into(),
+            Got::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
+            Got::Refused(Refusal::Unavailable) => LATER.clone().into(),
+            Got::Wait(parked) => Outcome::Park(parked),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "the signature of the identity document by the operator's certificate"
+    }
+}
+
+#[cfg(test)]
+mod tests;
