@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use metadata_base::addresses;
 use metadata_content::dialect;
+use metadata_content::identity::{Issuer, Token, Work};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialects, Record};
 use metadata_content::sink::Outbox;
@@ -15,17 +16,20 @@ use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Stack, StackConfig};
 use metadata_serve::Serve;
 use metadata_state::mailboxes::Mailboxes;
-use serde_json::Value;
+use serde_json::{Value, json};
 use support::client::{Client, Habits};
 use support::pattern::Answered;
 use support::vectors::{self, Ask, Asked, GUEST, Saved};
 use support::wire::{Faults, World};
 
 const MORE: &str = include_str!("vectors/more.jsonl");
+/// Requests whose answers are signed. Instead of a signature the answer has what is signed.
+const IDENTITY: &str = include_str!("vectors/identity.jsonl");
 const SYSTEMD: &str = include_str!("vectors/systemd.jsonl");
 const AZURE_AGENT: &str = include_str!("vectors/azure_agent.jsonl");
-/// Virtual time within which every answer arrives.
-const SOON: Duration = Duration::from_secs(1);
+/// Virtual time within which every answer arrives. One that waits for a signature is asked for again after 2 s, because
+/// nothing wakes it here.
+const SOON: Duration = Duration::from_secs(3);
 
 /// One VM. Its rendered record is served over TCP to one simulated guest.
 struct Vm {
@@ -33,9 +37,33 @@ struct Vm {
 }
 
 fn vm(record: &Value) -> Result<Vm> {
+    vm_of(record, None)
+}
+
+/// A VM of a node whose signer answers with what it was asked to sign.
+fn issued_vm(record: &Value) -> Result<Vm> {
+    let issuer = Issuer::new(Some("lab.example"), |order| {
+        let signed = match order.work() {
+            Work::Jwt(claims) => json!({ "jwt": claims }),
+            Work::Signature(document) => json!({ "signature": document }),
+            Work::Envelope(document) => json!({ "pkcs7": document }),
+            Work::Detached(document) => json!({ "pkcs7_detached": document }),
+            Work::Attested(statement) => json!({ "attested": statement }),
+        };
+        order.signed(Token { text: signed.to_string().into(), issued: 0, expires: 4_000_000_000 });
+        true
+    });
+    issuer.set_signs_documents(true);
+    vm_of(record, Some(&issuer))
+}
+
+fn vm_of(record: &Value, issuer: Option<&Issuer>) -> Result<Vm> {
     let record = Arc::new(Record::parse("vector.json", &record.to_string())?.0);
     let mailbox = Mailboxes::in_memory(Outbox::detached()).for_record(&record);
-    let vm = store::Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+    let mut vm = store::Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+    if let Some(issuer) = issuer {
+        vm = vm.issued_by(issuer, &record);
+    }
     let responses = dialect::render_asked(&record, &mut Interner::new(), vm, Dialects::NONE);
     let content = Arc::new(OnDemand::new(Store::new(1)));
     content.store().publish(0, Arc::new(responses))?;
@@ -67,6 +95,11 @@ impl Ask for Vm {
 #[test]
 fn every_dialect_answers_its_vectors_in_order() {
     vectors::run(vectors::ALL, vm).expect("vectors").assert(185);
+}
+
+#[test]
+fn what_is_signed_for_a_vm_is_as_specified() {
+    vectors::run(IDENTITY, issued_vm).expect("vectors").assert(18);
 }
 
 #[test]

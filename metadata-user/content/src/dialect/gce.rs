@@ -38,7 +38,7 @@ use crate::record::values::Secret;
 use crate::record::{self, Record};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome, Parked};
 use guest::GuestView;
-use identity::Identity;
+use identity::Forms;
 use query::Query;
 use view::{Etag, TreeView, View};
 
@@ -129,7 +129,7 @@ struct Server {
     unread: bool,
     token: Option<Token>,
     /// Tokens of the node's issuer, for an account that has none of its own.
-    issued: Option<Identity>,
+    issued: Option<Forms>,
 }
 
 /// The service account's token, and its expiry in Unix seconds.
@@ -156,7 +156,7 @@ impl Server {
         let token = account.and_then(|account| account.token.as_ref());
         let issuer = account.filter(|account| account.token.is_none()).and(sheet.desk());
         Self {
-            issued: issuer.map(|desk| Identity::new(record, desk)),
+            issued: issuer.map(|desk| Forms::new(record, desk)),
             document,
             for_cloud_init,
             long: long.into(),

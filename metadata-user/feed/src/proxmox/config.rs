@@ -41,20 +41,20 @@ const FORMATS: [Format; 6] = [
 
 /// The settings of a VM.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Config {
+pub struct VmConfig {
     settings: BTreeMap<String, String>,
     /// The description, decoded.
     pub description: String,
 }
 
-impl std::fmt::Debug for Config {
+impl std::fmt::Debug for VmConfig {
     /// Prints names only: a value may be a password.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.settings.keys()).finish()
     }
 }
 
-impl Config {
+impl VmConfig {
     /// Reads the text of a configuration. Skips lines that qemu-server skips, and settings whose value it refuses; the
     /// problems name those.
     ///

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::property::{is_space, list};
-use super::{Config, Problem};
+use super::{Problem, VmConfig};
 use crate::merge::merge;
 use metadata_content::record::values::excerpt;
 
@@ -33,7 +33,7 @@ pub struct Custom {
 ///
 /// # Errors
 /// The setting is malformed, or a file is not a snippet of a storage with a directory.
-pub fn snippets(config: &Config, storages: &str) -> Result<[Option<PathBuf>; 4], Problem> {
+pub fn snippets(config: &VmConfig, storages: &str) -> Result<[Option<PathBuf>; 4], Problem> {
     let Some(text) = config.get("cicustom") else { return Ok(Default::default()) };
     let named = list(text, None).map_err(|expected| Problem::value("cicustom", expected, text))?;
     if let Some(other) = named.keys().find(|key| !PARTS.contains(key)) {

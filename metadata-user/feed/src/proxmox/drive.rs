@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use metadata_base::hex::hex;
 use sha1::{Digest as _, Sha1};
 
-use super::Config;
+use super::VmConfig;
 use super::nics::{Method, Nic};
 use super::property::{is_space, unescaped};
 
@@ -37,7 +37,7 @@ impl Form {
     /// The form that a configuration asks for (`get_cloudinit_format`, `generate_configdrive2`). OpenNebula's has no
     /// instance id; it counts as NoCloud here.
     #[must_use]
-    pub fn of(config: &Config) -> Self {
+    pub fn of(config: &VmConfig) -> Self {
         match (config.get("citype"), config.is_windows()) {
             (Some("configdrive2"), false) => Self::ConfigDrive2,
             (Some("configdrive2") | None, true) => Self::Cloudbase,
@@ -78,7 +78,7 @@ impl Dns {
 
     /// The resolvers of a VM: its own settings, or else the node's (`get_dns_conf`).
     #[must_use]
-    pub fn of_vm(config: &Config, host: &Self) -> Self {
+    pub fn of_vm(config: &VmConfig, host: &Self) -> Self {
         let words = |key: &str| {
             let words = config.get(key)?.split(is_space).filter(|word| !word.is_empty());
             Some(words.map(str::to_owned).collect())
@@ -91,7 +91,7 @@ impl Dns {
 }
 
 /// Host name and full name (`get_hostname_fqdn`).
-pub(super) fn names(config: &Config, vmid: u32) -> (String, String) {
+pub(super) fn names(config: &VmConfig, vmid: u32) -> (String, String) {
     let name = config.get("name").map_or_else(|| format!("VM{vmid}"), str::to_owned);
     match (name.split_once('.'), config.get("searchdomain")) {
         (Some((short, _)), _) => (short.to_owned(), name.clone()),
@@ -101,14 +101,14 @@ pub(super) fn names(config: &Config, vmid: u32) -> (String, String) {
 }
 
 /// The public keys, each with the octets of its line.
-pub(super) fn keys(config: &Config) -> Vec<Vec<u8>> {
+pub(super) fn keys(config: &VmConfig) -> Vec<Vec<u8>> {
     let text = config.get("sshkeys").map(unescaped).unwrap_or_default();
     let is_blank = |line: &[u8]| line.iter().all(|octet| is_space(char::from(*octet)));
     text.split(|octet| *octet == b'\n').filter(|line| !is_blank(line)).map(<[u8]>::to_vec).collect()
 }
 
 /// The user-data (`cloudinit_userdata`).
-pub(super) fn user_data(config: &Config, vmid: u32) -> Vec<u8> {
+pub(super) fn user_data(config: &VmConfig, vmid: u32) -> Vec<u8> {
     let (hostname, fqdn) = names(config, vmid);
     let user = config.get("ciuser");
     let mut text =

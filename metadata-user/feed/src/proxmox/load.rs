@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use super::config::FILE_OCTETS;
 use super::custom::{Custom, PARTS, SNIPPET_OCTETS, snippets};
 use super::drive::Dns;
-use super::{Config, Given, Options, Problem, Translation, translate};
+use super::{Given, Options, Problem, Translation, VmConfig, translate};
 use crate::FeedError;
 use crate::part::{DEFAULTS, PartError, part, read};
 use metadata_content::record::Limits;
@@ -149,7 +149,7 @@ impl Loading {
         limits: &Limits,
     ) -> Result<Outcome, Fault> {
         let Some(octets) = self.read(path, FILE_OCTETS)? else { return Ok(Outcome::Gone) };
-        let (config, dropped) = Config::parse(&octets)?;
+        let (config, dropped) = VmConfig::parse(&octets)?;
         if config.is_template() {
             return Ok(Outcome::Template);
         }
@@ -181,7 +181,7 @@ impl Loading {
         Ok(found)
     }
 
-    fn custom(&mut self, config: &Config, options: &Options) -> Result<Custom, Fault> {
+    fn custom(&mut self, config: &VmConfig, options: &Options) -> Result<Custom, Fault> {
         if config.get("cicustom").is_none() {
             return Ok(Custom::default());
         }

@@ -30,7 +30,7 @@ use std::io;
 use std::path::Path;
 use std::time::Duration;
 
-pub use config::Config;
+pub use config::VmConfig;
 pub use load::reachable;
 pub use nics::NICS;
 pub use options::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};

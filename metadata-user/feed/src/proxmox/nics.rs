@@ -6,7 +6,7 @@ use metadata_common::mac::Mac;
 use serde_json::{Value, json};
 
 use super::property::list;
-use super::{Config, Problem};
+use super::{Problem, VmConfig};
 
 /// Most NICs of a VM (`MAX_NETS` in QemuServer.pm).
 pub const NICS: u8 = 32;
@@ -117,7 +117,7 @@ impl Method<'_> {
 }
 
 /// The NICs of a configuration in the drive's order. Those that cannot be used go to `problems`.
-pub(super) fn nics<'a>(config: &'a Config, problems: &mut Vec<Problem>) -> Vec<Nic<'a>> {
+pub(super) fn nics<'a>(config: &'a VmConfig, problems: &mut Vec<Problem>) -> Vec<Nic<'a>> {
     let mut found = Vec::new();
     for (number, text) in config.numbered("net", NICS) {
         let key = format!("ipconfig{number}");

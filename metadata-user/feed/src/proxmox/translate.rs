@@ -9,7 +9,7 @@ use super::custom::{self, Custom};
 use super::drive::{self, Dns, Form};
 use super::nics::{Nic, nics};
 use super::property::{boolean, list, words};
-use super::{Config, Options, Problem, block};
+use super::{Options, Problem, VmConfig, block};
 use crate::merge::{merge, name_nics};
 use crate::part::{Firmware, label, stamp};
 use metadata_base::hex::hex;
@@ -50,7 +50,7 @@ pub struct Translation {
 /// A part is malformed, or the record of all of them is invalid.
 pub fn translate(
     vmid: u32,
-    config: &Config,
+    config: &VmConfig,
     given: &Given,
     options: &Options,
     limits: &Limits,
@@ -88,7 +88,7 @@ fn skeleton(options: &Options) -> Value {
 }
 
 /// What the configuration says of a VM.
-fn described(vmid: u32, config: &Config, given: &Given, problems: &mut Vec<Problem>) -> Value {
+fn described(vmid: u32, config: &VmConfig, given: &Given, problems: &mut Vec<Problem>) -> Value {
     let nics = nics(config, problems);
     let dns = Dns::of_vm(config, &given.host);
     let user_data = given.custom.user.clone().unwrap_or_else(|| drive::user_data(config, vmid).into());
@@ -162,7 +162,7 @@ fn described_network(
 }
 
 /// The host name as far as it is one; the user-data has it as it is.
-fn hostname(vmid: u32, config: &Config) -> Value {
+fn hostname(vmid: u32, config: &VmConfig) -> Value {
     let (short, fqdn) = drive::names(config, vmid);
     let mut name = json!({"short": if is_domain(&short) { short } else { label(&short) }});
     // Several search domains are no domain.
@@ -186,7 +186,7 @@ fn is_domain(text: &str) -> bool {
 
 /// The account. Only for Windows does the configuration have the password itself, which the config drive hands to
 /// cloudbase-init as `admin_pass`; Linux guests get its hash with the user-data.
-fn admin(config: &Config) -> Value {
+fn admin(config: &VmConfig) -> Value {
     let mut admin = json!({});
     if let Some(user) = config.get("ciuser") {
         admin["user"] = user.into();
@@ -198,7 +198,7 @@ fn admin(config: &Config) -> Value {
 }
 
 /// The public keys, named as on cloudbase-init's drive.
-fn keys(config: &Config, problems: &mut Vec<Problem>) -> Vec<Value> {
+fn keys(config: &VmConfig, problems: &mut Vec<Problem>) -> Vec<Value> {
     let mut keys = Vec::new();
     for (n, line) in drive::keys(config).into_iter().enumerate() {
         match String::from_utf8(line) {
@@ -218,7 +218,7 @@ fn payload(octets: &[u8]) -> Value {
 
 /// The UUID that the guest sees in its firmware. A VM without one gets a number of its own: `vmid` and the time when the
 /// VM was made, because a later VM may have the same `vmid`.
-fn uuid(vmid: u32, config: &Config, problems: &mut Vec<Problem>) -> String {
+fn uuid(vmid: u32, config: &VmConfig, problems: &mut Vec<Problem>) -> String {
     if let Some(text) = config.get("smbios1") {
         match list(text, None).map(|fields| fields.get("uuid").copied()) {
             Ok(Some(uuid)) if is_uuid(uuid) => return uuid.to_ascii_lowercase(),
@@ -237,7 +237,7 @@ fn uuid(vmid: u32, config: &Config, problems: &mut Vec<Problem>) -> String {
 }
 
 /// The cloud that the firmware names, by `smbios1`.
-fn stamp_of(config: &Config) -> Option<&'static str> {
+fn stamp_of(config: &VmConfig) -> Option<&'static str> {
     let fields = list(config.get("smbios1")?, None).ok()?;
     let is_base64 = fields.get("base64").and_then(|flag| boolean(flag)) == Some(true);
     let field = |name: &str| {

@@ -34,13 +34,13 @@ static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
 });
 
 /// The forms of one VM's tokens.
-pub(super) struct Identity {
+pub(super) struct Forms {
     desk: Arc<Desk>,
     standard: Arc<Form>,
     full: Arc<Form>,
 }
 
-impl Identity {
+impl Forms {
     pub(super) fn new(record: &Record, desk: &Arc<Desk>) -> Self {
         let mut claims = Map::new();
         claims.insert("azp".to_owned(), desk.subject().into());

@@ -4,7 +4,7 @@ mod documents;
 mod files;
 mod records;
 
-use super::{Config, Given, Options, Problem, Translation, translate};
+use super::{Given, Options, Problem, Translation, VmConfig, translate};
 use metadata_content::record::Limits;
 
 /// The VM of Proxmox VE's administration guide ("Deploying Cloud-Init Templates"): clone 123 of template 9000, with a
@@ -34,13 +34,13 @@ fn given() -> Given {
     Given { host: super::drive::Dns::of_host(RESOLV_CONF), generation: 1, ..Given::default() }
 }
 
-fn parsed(text: &str) -> Config {
-    Config::parse(text.as_bytes()).expect("a configuration").0
+fn parsed(text: &str) -> VmConfig {
+    VmConfig::parse(text.as_bytes()).expect("a configuration").0
 }
 
 /// The record of VM 123.
 fn made(text: &str, given: &Given) -> Result<Translation, Problem> {
-    let (config, dropped) = Config::parse(text.as_bytes())?;
+    let (config, dropped) = VmConfig::parse(text.as_bytes())?;
     let mut made = translate(123, &config, given, &Options::default(), &Limits::DEFAULT)?;
     made.problems.splice(..0, dropped);
     Ok(made)

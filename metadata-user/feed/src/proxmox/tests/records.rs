@@ -228,7 +228,7 @@ fn a_description_may_not_say_what_belongs_to_the_node() {
 #[test]
 fn problems_name_the_setting_and_never_a_secret() {
     let text = b"cipassword: hunter2\xff\nsshkeys: hunter2 hunter2\nname: a_b\nsmbios1: hunter2\ntags: ok\nargs: \xff\n";
-    let (config, dropped) = super::Config::parse(text).expect("a configuration");
+    let (config, dropped) = super::VmConfig::parse(text).expect("a configuration");
     let made = translate(123, &config, &given(), &Options::default(), &Limits::DEFAULT).expect("a record");
     let told: Vec<_> = dropped.iter().chain(&made.problems).map(ToString::to_string).collect();
     assert_eq!(told.len(), 4, "{told:?}");
@@ -276,13 +276,13 @@ fn hostile_text_never_panics() {
             let at = random.usize(..text.len());
             text[at] = random.u8(..);
         }
-        let Ok((config, _)) = super::Config::parse(&text) else { continue };
+        let Ok((config, _)) = super::VmConfig::parse(&text) else { continue };
         drop(snippets(&config, &String::from_utf8_lossy(&text)));
         let custom = Custom { meta: Some(text.clone().into()), ..Custom::default() };
         drop(translate(123, &config, &Given { custom, ..given() }, &Options::default(), &Limits::DEFAULT));
         drop(translate(123, &config, &given(), &Options::default(), &Limits::DEFAULT));
     }
-    super::Config::parse(&vec![b'a'; super::super::config::FILE_OCTETS + 1]).expect_err("too much");
+    super::VmConfig::parse(&vec![b'a'; super::super::config::FILE_OCTETS + 1]).expect_err("too much");
     let many: String = (0..=super::super::config::SETTINGS).map(|n| format!("a{n}: 1\n")).collect();
-    super::Config::parse(many.as_bytes()).expect_err("too many");
+    super::VmConfig::parse(many.as_bytes()).expect_err("too many");
 }
