@@ -6,6 +6,7 @@ mod identity {
     mod documents;
     mod publish;
     pub(crate) mod scene;
+    mod takeover;
 }
 
 use identity::scene::{AUDIENCE, ISSUER, LIFETIME, PATIENCE, Scene, make_key};

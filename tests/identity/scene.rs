@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 use support::agent::{self, Agent, PortArgument};
+use support::bpffs::Bpffs;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::libraries::Libraries;
@@ -60,6 +61,7 @@ pub(crate) fn header(token: &str) -> Value {
 pub(crate) struct Scene {
     records: tempfile::TempDir,
     keys: tempfile::TempDir,
+    bpffs: Bpffs,
     guests: Vec<Guest>,
     host: Host,
 }
@@ -74,7 +76,8 @@ impl Scene {
             Guest::boot(&host, &Spec::of(&identity)).expect("a guest")
         });
         let guests = guests.collect();
-        Self { records, keys: tempfile::tempdir().expect("a directory"), guests, host }
+        let keys = tempfile::tempdir().expect("a directory");
+        Self { records, keys, bpffs: Bpffs::mount().expect("a bpffs"), guests, host }
     }
 
     pub(crate) fn keys(&self) -> &Path {
@@ -104,7 +107,7 @@ impl Scene {
         let ports = self.guests.iter();
         let ports: Vec<_> =
             ports.map(|guest| PortArgument::new(guest.host_tap().name(), guest.identity().mac)).collect();
-        let mut words = agent::arguments(self.records.path(), &ports);
+        let mut words = agent::arguments_with_pins(self.records.path(), &ports, &self.bpffs.pins());
         words.extend(["--config".into(), config.into()]);
         words.extend(more.iter().map(Into::into));
         Agent::start_binary(&agent::binary()?, self.host.ns(), words)

@@ -55,7 +55,12 @@ impl Echo {
             ("/nobody", _) => return Answer::Unknown,
             ("/park", None) => {
                 let until = now.mono + PARKED;
-                return Answer::Known(Outcome::Park(Parked { until, state: 7, wait: Arc::default() }));
+                return Answer::Known(Outcome::Park(Parked {
+                    until,
+                    has_answer: true,
+                    state: 7,
+                    wait: Arc::default(),
+                }));
             }
             ("/park", Some(parked)) if now.mono < parked.until => {
                 return Answer::Known(Outcome::Park(parked.clone()));

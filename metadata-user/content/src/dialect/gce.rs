@@ -281,7 +281,7 @@ fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outco
         None if query.last_etag.as_ref().is_some_and(|seen| *seen != etag.to_string()) => None,
         None => {
             let until = call.now.mono + query.timeout.unwrap_or(WAIT_DEFAULT).min(WAIT_MOST);
-            Some(Parked { until, state: etag.0, wait: call.vm.mailbox.wait() })
+            Some(Parked { until, has_answer: true, state: etag.0, wait: call.vm.mailbox.wait() })
         }
     };
     match waits {

@@ -109,17 +109,19 @@ pub(super) enum Got {
 
 /// Asks the desk for a request of any dialect. A request that has waited long enough is refused.
 pub(super) fn ask(call: &Call<'_>, desk: &Arc<Desk>, wanted: &Wanted) -> Got {
-    match desk.ask_for(call.connection.slot, wanted, call.now, call.parked.is_some()) {
+    let state = desk.number();
+    let has_waited = call.parked.is_some_and(|parked| parked.state == state);
+    match desk.ask_for(call.connection.slot, wanted, call.now, has_waited) {
         Answer::Token(token) => Got::Token(token),
         Answer::Refused(refusal) => Got::Refused(refusal),
         Answer::Wait => match call.parked {
             Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => {
                 Got::Refused(Refusal::Unavailable)
             }
-            Some(parked) => Got::Wait(parked.clone()),
+            Some(parked) => Got::Wait(Parked { state, ..parked.clone() }),
             None => {
                 let (until, wait) = (call.now.mono + SIGN_WITHIN, call.vm.mailbox.wait());
-                Got::Wait(Parked { until, state: 0, wait })
+                Got::Wait(Parked { until, has_answer: false, state, wait })
             }
         },
     }

@@ -148,6 +148,7 @@ impl Book {
 /// The desk of one VM. It belongs to one version of its record, so a changed record has no old tokens.
 pub struct Desk {
     issuer: Issuer,
+    number: u64,
     uuid: Box<str>,
     name: Box<str>,
     claims: Claims,
@@ -179,6 +180,7 @@ impl Desk {
         Self {
             signs_documents: issuer.signs_documents() && !allows_none,
             issuer: issuer.clone(),
+            number: issuer.next_desk(),
             uuid: record.vm.uuid.as_str().into(),
             name: record.vm.name.as_str().into(),
             claims: Claims::of(record, issuer.trust_domain()),
@@ -197,6 +199,13 @@ impl Desk {
             seats.pop_front();
         }
         seats.push_back((slot, mac));
+    }
+
+    /// Returns the number of the desk, which no other desk of the issuer has. A request that waits for another desk's
+    /// token, because its record was replaced meanwhile, has not waited for one of this desk.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
     }
 
     /// Returns the TTL or hop limit of packets that carry a token.

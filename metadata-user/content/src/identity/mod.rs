@@ -64,6 +64,8 @@ struct Shared {
     signs_documents: AtomicBool,
     hand_over: Box<HandOver>,
     counters: Counters,
+    /// Number of desks that were created.
+    desks: AtomicU64,
 }
 
 /// Hands orders over for signature. Clones share one queue.
@@ -86,7 +88,9 @@ impl Issuer {
     ) -> Self {
         let (trust_domain, hand_over) = (trust_domain.map(Into::into), Box::new(hand_over));
         let signs_documents = AtomicBool::new(false);
-        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters: Counters::default() }))
+        let counters = Counters::default();
+        let desks = AtomicU64::new(0);
+        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters, desks }))
     }
 
     /// Sets whether the signer has a certificate. Desks that are created later then sign the documents of clouds.
@@ -111,6 +115,10 @@ impl Issuer {
 
     fn signs_documents(&self) -> bool {
         self.0.signs_documents.load(Ordering::Relaxed)
+    }
+
+    fn next_desk(&self) -> u64 {
+        self.0.desks.fetch_add(1, Ordering::Relaxed)
     }
 
     fn trust_domain(&self) -> Option<&str> {

@@ -98,6 +98,9 @@ impl From<Response> for Outcome {
 pub struct Parked {
     /// Latest time of the next call (`Now::mono`).
     pub until: Duration,
+    /// The answer can be given now, too: the client only wants to know when it changes. Without this the answer is still
+    /// being made.
+    pub has_answer: bool,
     /// The state that the client knows; the request waits until it changes. The dialect defines its form.
     pub state: u64,
     /// Shared with the VM's mailbox, which ends it when a newer request displaces this one.

@@ -99,7 +99,7 @@ fn a_detached_signature_verifies_with_the_document_only() {
     let own = operator.certificate();
     let text = envelope(own.loaded(), DOCUMENT, Content::Detached, NOW).expect("signed");
     operator.write("signed", STANDARD.decode(text).expect("base64"));
-    operator.write("document", DOCUMENT.as_bytes().to_vec());
+    operator.write("document", DOCUMENT);
     let words = "smime -verify -in signed -inform DER -content document -noverify";
     assert_eq!(operator.run(words), DOCUMENT.as_bytes());
     operator.write("document", DOCUMENT.replacen('{', "{ ", 1).into_bytes());

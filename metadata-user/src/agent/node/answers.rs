@@ -112,9 +112,11 @@ impl Answers {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = Now { mono: self.started.elapsed(), unix_seconds: unix.as_secs() };
         let mut answer = self.content.answer(now, &question.connection, &request, None).0;
-        if let Answer::Known(Outcome::Park(mut parked)) = answer {
+        if let Answer::Known(Outcome::Park(parked)) = &mut answer
+            && parked.has_answer
+        {
             parked.until = now.mono;
-            answer = self.content.answer(now, &question.connection, &request, Some(&parked)).0;
+            answer = self.content.answer(now, &question.connection, &request, Some(parked)).0;
         }
         match answer {
             Answer::Known(Outcome::Ready(response)) => (Some(response), false),

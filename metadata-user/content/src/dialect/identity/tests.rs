@@ -75,6 +75,23 @@ fn a_request_waits_for_its_token_which_travels_one_hop() {
 }
 
 #[test]
+fn a_request_whose_record_is_replaced_meanwhile_orders_again() {
+    let orders: Orders = Arc::default();
+    let list = Arc::clone(&orders);
+    let issuer = Issuer::new(None, move |order| {
+        list.lock().expect("sound").push(*order);
+        true
+    });
+    let record = parsed(&full());
+    let of_version = || Guest::with(&record, Vm::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record));
+    let (old, new) = (of_version(), of_version());
+    let first = parked(ask(&old, Duration::ZERO, "audience=vault", &HELD, None));
+    orders.lock().expect("sound").clear();
+    let again = parked(ask(&new, SIGN_WITHIN / 2, "audience=vault", &HELD, Some(&first)));
+    assert_eq!((again.until, orders.lock().expect("sound").len()), (SIGN_WITHIN, 1));
+}
+
+#[test]
 fn a_request_that_waited_long_enough_is_to_come_again() {
     let (guest, orders) = guest();
     let first = parked(ask(&guest, Duration::ZERO, "audience=vault", &HELD, None));

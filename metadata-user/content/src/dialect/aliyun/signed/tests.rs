@@ -13,6 +13,9 @@ fn get(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> Response {
     guest.ask_at((ADDRESS, 80), Method::Get, path, fields)
 }
 
+/// Header fields, a query, and the status of the answer.
+type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, u16);
+
 /// Returns the octets that are signed for a query.
 fn signed(guest: &Guest, orders: &Orders, query: &str) -> String {
     let target = format!("{DIRECTORY}/pkcs7{query}");
@@ -74,7 +77,7 @@ fn a_signature_needs_the_token_an_allowed_audience_and_no_proxy() {
     let token = text(&guest.ask_at((ADDRESS, 80), Method::Put, "/latest/api/token", &[(TTL, "60")]));
     let held = [(TOKEN, &*token)];
     let proxied = [(TOKEN, &*token), ("X-Forwarded-For", "10.0.0.1")];
-    let cases: [(&[(&str, &str)], &str, u16); 5] = [
+    let cases: [Case<'_>; 5] = [
         (&[], "", 401),
         (&proxied, "", 403),
         (&held, "?audience=other", 403),
