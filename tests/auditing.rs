@@ -137,6 +137,15 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
         }});
     });
     let agent = scene.agent(&["--log", "trace"]);
+    let shown = |words: &[&str]| {
+        let mut command = Command::new(agent::binary().expect("the agent is built"));
+        command.args(words).args(["--json", "--run"]).arg(scene.records.path().join("run"));
+        let text = String::from_utf8(command.output().expect("the verb runs").stdout).expect("text");
+        assert!(text.contains(&scene.guest.identity().mac.to_string()) || words[0] == "status", "{text}");
+        text
+    };
+    // From now on the live view follows the guest.
+    shown(&["top"]);
     let mut requests = 0;
     let mut ask = |words: &[&str], path: &str| {
         requests += 1;
@@ -175,12 +184,18 @@ fn no_secret_appears_in_the_audit_log_the_log_the_metrics_or_the_status() {
     scene.guest.curl(&["--request-target", &path, &path], PATIENCE).expect("an answer");
     scene.lines(requests);
     let (_, metrics) = agent.ask("/metrics").expect("metrics");
-    let mut status = Command::new(agent::binary().expect("the agent is built"));
-    status.args(["status", "--all", "--json", "--run"]).arg(scene.records.path().join("run"));
-    let status = String::from_utf8(status.output().expect("the verb runs").stdout).expect("text");
+    let status = shown(&["status", "--all"]);
     assert!(status.contains("schema"), "{status}");
+    let view = shown(&["top"]) + &shown(&["top", &scene.guest.identity().mac.to_string()]);
+    assert!(view.contains("/latest/meta-data"), "{view}");
     let audit = fs::read_to_string(scene.log()).expect("an audit log");
-    for (name, text) in [("audit", audit), ("metrics", metrics), ("status", status), ("log", agent.log())] {
+    for (name, text) in [
+        ("audit", audit),
+        ("metrics", metrics),
+        ("status", status),
+        ("live view", view),
+        ("log", agent.log()),
+    ] {
         assert!(!text.is_empty(), "there is no {name}");
         assert!(!text.contains(CANARY), "the {name} has a secret:\n{text}");
         assert!(!text.contains(&token), "the {name} has a token:\n{text}");

@@ -58,7 +58,9 @@ fn a_probe_and_the_auditing_of_a_request_allocate_nothing() {
     responses.add(Host::Metadata, "/latest/meta-data", Route::new("ec2", Endpoint::Fixed(answer)));
     content.store().publish(0, Arc::new(responses.build())).expect("a slot of the table");
     let mut plain = Serve::new(Arc::clone(&content));
-    let mut audited = Serve::audited(content, Some(Tape::new(16)));
+    let tape = Tape::new(16);
+    tape.turn_on();
+    let mut audited = Serve::audited(content, Some(tape));
     // The first request also renders the date.
     request(&mut plain);
     let expected = request(&mut plain);

@@ -18,7 +18,7 @@ use metadata_user::recent::Recent;
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
-use metadata_user::verbs::{check, doctor, explain, export, identity, instances, pages, trace, which};
+use metadata_user::verbs::{check, doctor, explain, export, identity, instances, pages, top, trace, which};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -102,6 +102,9 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Watch the node: requests, latency, drops, workers, and the VMs that boot, with what each has found and waits for.
+    /// `q` quits, `?` shows the keys. Needs a running agent.
+    Top(top::Arguments),
     /// Register the record of a VM with this node's agent, before the VM boots. The registration lasts until `rm`, also
     /// across restarts of the agent. It overrides records of the same VM from feeds.
     #[command(after_help = instances::EXIT)]
@@ -398,6 +401,7 @@ fn main() -> ExitCode {
         Verb::Trace(arguments) => {
             trace::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }
+        Verb::Top(arguments) => top::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS),
         Verb::Register(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
         Verb::Ls(verb) => {
             let mut out = io::BufWriter::new(io::stdout().lock());

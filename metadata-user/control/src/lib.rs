@@ -2,4 +2,5 @@
 
 pub mod instances;
 pub mod status;
+pub mod top;
 pub mod trace;

@@ -9,10 +9,13 @@
 //! the disk stalls. While a tape is at least half full, the worker records only one in `sample` successful answers of a
 //! VM. It records every error as long as there is room.
 //!
+//! The tapes are off without an audit log, except while somebody [follows](follow) the guests.
+//!
 //! [`Line`] lists the fields of a line. A line names the client, the path and the result, but no content: no query,
 //! header field or body in either direction.
 
 mod collect;
+pub mod follow;
 mod tape;
 mod write;
 

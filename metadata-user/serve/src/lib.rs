@@ -213,7 +213,7 @@ impl<A: Answers> Serve<A> {
         Self::audited(answers, None)
     }
 
-    /// Like [`new`](Self::new), and records its answers on the tape of the audit log.
+    /// Like [`new`](Self::new), and records its answers on the tape while that is on.
     #[must_use]
     pub fn audited(answers: Arc<A>, tape: Option<Arc<Tape>>) -> Self {
         Self { shared: Arc::new(Shared::new(answers, tape)), unknown: HashMap::new() }

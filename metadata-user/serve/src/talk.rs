@@ -149,7 +149,7 @@ impl<A: Answers> Talk<A> {
         self.phase = if persistence == Persistence::Close { Phase::Over } else { Phase::Head };
     }
 
-    /// Counts an answer, and records it in the audit log if there is one.
+    /// Counts an answer, and records it on the tape if that is on.
     fn note(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
         if let Some(wait) = self.wait.take() {
             let expired = matches!(&self.phase, Phase::Held { give_up, .. } if *give_up <= now.mono)
@@ -158,12 +158,14 @@ impl<A: Answers> Talk<A> {
         }
         let took = now.mono.saturating_sub(self.asked);
         self.shared.tally.answered(origin.datasource, response.status(), took);
-        if let Some(tape) = &self.shared.tape {
+        if let Some(tape) = &self.shared.tape
+            && tape.is_on()
+        {
             self.write_down(tape, now, took, response, about, origin);
         }
     }
 
-    /// A separate function, so that answers without an audit log do not pay for its stack frame.
+    /// A separate function, so that answers that nobody records do not pay for its stack frame.
     #[inline(never)]
     fn write_down(
         &self,

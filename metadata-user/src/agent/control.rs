@@ -229,6 +229,7 @@ impl ControlLoop {
             }
             Incoming::Request(request) => {
                 requests::answer(&self.node, &self.health, request);
+                self.timers.set_collecting(self.node.ports.answers().are_recorded());
                 Turn::Unchanged
             }
         })
@@ -276,7 +277,10 @@ impl ControlLoop {
             Timer::Guests(now) if is_ours => self.node.follow_guests(now),
             Timer::Tend if is_ours && self.synced => self.node.tend(),
             Timer::Guests(_) | Timer::Tend => {}
-            Timer::Audit => self.node.ports.answers().collect_audit(),
+            Timer::Collect => {
+                self.node.collect();
+                self.timers.set_collecting(self.node.ports.answers().are_recorded());
+            }
             Timer::Watchdog => notify::alive(),
         }
         Ok(Turn::Unchanged)
@@ -400,7 +404,7 @@ impl ControlLoop {
             );
         }
         self.node.catalogue.save();
-        self.node.ports.answers().collect_audit();
+        self.node.collect();
     }
 }
 

@@ -20,6 +20,7 @@ use metadata_base::port::PortName;
 use metadata_content::source::Source;
 use metadata_control::instances::Instance;
 use metadata_control::status::{About, Status};
+use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::Changed;
@@ -32,7 +33,8 @@ pub(super) use answers::Answers;
 pub(super) use catalogue::{Catalogue, Clash, Shelving, Tagged, etag};
 pub(super) use ports::{Guard, NodePorts};
 pub(super) use reporter::Reporter;
-pub(super) use view::{AskedGuest, TraceRefusal, TraceTarget, Traced, View, name_of};
+use view::AskedPage;
+pub(super) use view::{TraceRefusal, TraceTarget, Traced, View, name_of};
 use waiting::Waiting;
 pub(super) use workers::Workers;
 
@@ -144,6 +146,24 @@ impl Node {
     #[must_use]
     pub(super) fn status(&self, about: About, health: &Health) -> Status {
         self.reporter.status(self.view(), about, health)
+    }
+
+    /// The live view of the node. The agent follows guests for a while after each call.
+    #[must_use]
+    pub(super) fn top(&self, query: &TopQuery, health: &Health) -> Top {
+        self.reporter.top(self.view(), query, health)
+    }
+
+    /// The pages of the VMs with a name.
+    #[must_use]
+    pub(super) fn vm_pages(&self, name: &str) -> Vec<AskedPage> {
+        self.ports.answers().follow(Instant::now(), |following| self.view().vm_pages(name, following))
+    }
+
+    /// Takes the answers that workers have recorded, and reads counters for viewers.
+    pub(super) fn collect(&self) {
+        self.ports.answers().collect();
+        self.reporter.sample(self.view());
     }
 
     /// The metrics, as exposition text.

@@ -123,19 +123,18 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
         content.store().expect(bound.slot)?;
     }
     let (handing, questions) = Handing::new(Arc::clone(&content));
-    let audit = Collector::open(&config.audit, steering.hubs().len())?;
+    let collector = Collector::open(&config.audit, steering.hubs().len())?;
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
     for (at, hub) in steering.hubs().to_vec().into_iter().enumerate() {
-        let tape = audit.as_ref().and_then(|audit| audit.tape(at));
-        let serve = Serve::audited(Arc::clone(&handing), tape);
+        let serve = Serve::audited(Arc::clone(&handing), collector.tape(at));
         tallies.push(serve.tally());
         workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
     }
     let room = Room::new(config.record_octets());
     info!(octets = room.usage().limit, "memory for records");
     let catalogue = Catalogue::new(state, room, &config.ports);
-    let (answers, guard) = (Answers::new(content, audit), Guard::new(config.guard, &config.hub));
+    let (answers, guard) = (Answers::new(content, collector), Guard::new(config.guard, &config.hub));
     let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, HandoverState { handing, questions }))

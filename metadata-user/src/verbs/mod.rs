@@ -8,6 +8,7 @@ pub mod identity;
 pub mod instances;
 pub mod options;
 pub mod pages;
+pub mod top;
 pub mod trace;
 #[cfg(feature = "kubevirt")]
 pub mod webhook;

@@ -1,13 +1,15 @@
-//! The control side of the audit log: turns recorded answers into lines.
+//! The control side of the tapes: turns recorded answers into lines of the audit log, and shows them to whoever follows
+//! the guests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metadata_common::maps::Slot;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
+use super::follow::Following;
 use super::tape::{CAPACITY, Entry, Item};
 use super::write::{Target, Writer};
 use super::{AuditConfig, Line, Tape, TokenLine};
@@ -38,10 +40,17 @@ pub struct AuditCounts {
     pub write_failed: u64,
 }
 
-/// Turns the answers that workers recorded into lines.
+/// Takes the answers that workers recorded. The tapes are on while there is an audit log or somebody follows guests.
 #[derive(Debug)]
 pub struct Collector {
     tapes: Vec<Reel>,
+    log: Option<Log>,
+    following: Option<Following>,
+}
+
+/// The audit log.
+#[derive(Debug)]
+struct Log {
     who: HashMap<Slot, Who>,
     writer: Writer,
     queue_full: u64,
@@ -55,16 +64,19 @@ struct Reel {
 }
 
 impl Collector {
-    /// Opens the log and makes a tape for each of `workers`; `None` if no log is configured.
+    /// Makes a tape for each of `workers`, and opens the log if one is configured.
     ///
     /// # Errors
     /// If the file cannot be opened, or the thread cannot be started.
-    pub fn open(config: &AuditConfig, workers: usize) -> anyhow::Result<Option<Self>> {
-        let Some(target) = Target::of(config) else { return Ok(None) };
-        let writer = Writer::start(target)?;
+    pub fn open(config: &AuditConfig, workers: usize) -> anyhow::Result<Self> {
+        let writer = Target::of(config).map(Writer::start).transpose()?;
+        let log = writer.map(|writer| Log { who: HashMap::new(), writer, queue_full: 0 });
         let reel = |_| Reel { tape: Tape::new(config.sample), fresh: Vec::new() };
-        let tapes = (0..workers).map(reel).collect();
-        Ok(Some(Self { tapes, who: HashMap::new(), writer, queue_full: 0 }))
+        let tapes: Vec<_> = (0..workers).map(reel).collect();
+        if log.is_some() {
+            tapes.iter().for_each(|reel| reel.tape.turn_on());
+        }
+        Ok(Self { tapes, log, following: None })
     }
 
     /// The tape of a worker.
@@ -73,71 +85,131 @@ impl Collector {
         self.tapes.get(worker).map(|reel| Arc::clone(&reel.tape))
     }
 
-    /// Assigns a slot to a guest, after it has made lines of the answers recorded for the former guest.
-    pub fn is_now(&mut self, slot: Slot, port: String, mac: String, vm: Option<(&str, &str)>) {
-        self.collect();
-        let vm = vm.map(|(uuid, name)| (uuid.to_owned(), name.to_owned()));
-        self.who.insert(slot, Who { port, mac, vm });
+    /// True while answers are recorded, and [`collect`](Self::collect) has to be called.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.log.is_some() || self.following.is_some()
     }
 
-    /// Makes lines of all recorded answers and queues them for writing.
-    pub fn collect(&mut self) {
-        let Self { tapes, who, writer, queue_full } = self;
-        for Reel { tape, fresh } in tapes {
+    /// True if there is an audit log.
+    #[must_use]
+    pub fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Follows the guests until [`FOLLOW_FOR`](super::follow::FOLLOW_FOR) after the last call.
+    pub fn follow(&mut self, now: Instant) -> &Following {
+        self.collect(now);
+        if self.following.is_none() {
+            self.tapes.iter().for_each(|reel| reel.tape.turn_on());
+        }
+        let following = self.following.get_or_insert_with(|| Following::new(now));
+        following.renew(now);
+        following
+    }
+
+    /// What guests have asked, while somebody follows them.
+    #[must_use]
+    pub fn following(&self) -> Option<&Following> {
+        self.following.as_ref()
+    }
+
+    /// Assigns a slot to a guest, after it has made lines of the answers recorded for the former guest.
+    pub fn is_now(&mut self, slot: Slot, port: String, mac: String, vm: Option<(&str, &str)>) {
+        self.collect(Instant::now());
+        let vm = vm.map(|(uuid, name)| (uuid.to_owned(), name.to_owned()));
+        if let Some(log) = &mut self.log {
+            log.who.insert(slot, Who { port, mac, vm });
+        }
+    }
+
+    /// Takes all recorded answers: queues their lines for writing, and notes them for those who follow. Ends the
+    /// following if nobody has renewed it.
+    pub fn collect(&mut self, now: Instant) {
+        let Self { tapes, log, following } = self;
+        for reel in tapes {
             let (mut chunk, mut lines) = (Vec::new(), 0);
-            for _ in 0..LINES_AT_ONCE {
-                match tape.pop() {
-                    None => break,
-                    Some(Item::Answer(entry)) if entry.took.is_zero() => fresh.push(entry),
-                    Some(Item::Answer(entry)) => lines += line(&entry, who, entry.took, &mut chunk),
-                    Some(Item::Turn(turn)) => {
-                        lines +=
-                            fresh.drain(..).map(|entry| line(&entry, who, turn, &mut chunk)).sum::<u64>();
-                    }
+            reel.take(|entry, took| {
+                if let Some(following) = following.as_mut() {
+                    following.note(entry, took, now);
                 }
+                if let Some(log) = log.as_ref() {
+                    lines += line(entry, &log.who, took, &mut chunk);
+                }
+            });
+            if let Some(log) = log.as_mut().filter(|_| lines > 0)
+                && !log.writer.write(chunk, lines)
+            {
+                log.queue_full += lines;
             }
-            // The tape had no room for the end of the turn, so its duration is unknown.
-            if fresh.len() >= LINES_AT_ONCE {
-                lines +=
-                    fresh.drain(..).map(|entry| line(&entry, who, Duration::ZERO, &mut chunk)).sum::<u64>();
-            }
-            if lines > 0 && !writer.write(chunk, lines) {
-                *queue_full += lines;
+        }
+        if self.following.as_ref().is_some_and(|following| following.is_over(now)) {
+            self.following = None;
+            if self.log.is_none() {
+                self.tapes.iter_mut().for_each(Reel::stop);
             }
         }
     }
 
     /// Queues the line of a token that was signed.
     pub fn token_signed(&mut self, line: &TokenLine<'_>) {
+        let Some(log) = &mut self.log else { return };
         let mut chunk = Vec::new();
         if serde_json::to_writer(&mut chunk, line).is_ok() {
             chunk.push(b'\n');
-            self.queue_full += u64::from(!self.writer.write(chunk, 1));
+            log.queue_full += u64::from(!log.writer.write(chunk, 1));
         }
     }
 
     /// Reopens the file, which may have been renamed.
     pub fn reopen(&self) {
-        self.writer.reopen();
+        self.log.iter().for_each(|log| log.writer.reopen());
     }
 
-    /// Lines by outcome.
+    /// Lines by outcome; `None` without a log.
     #[must_use]
-    pub fn counts(&self) -> AuditCounts {
-        let (written, write_failed) = self.writer.counts();
+    pub fn counts(&self) -> Option<AuditCounts> {
+        let log = self.log.as_ref()?;
+        let (written, write_failed) = log.writer.counts();
         let tapes = || self.tapes.iter().map(|reel| &reel.tape);
-        AuditCounts {
+        Some(AuditCounts {
             written,
             sampled: tapes().map(|tape| tape.left_out()).sum(),
-            queue_full: self.queue_full + tapes().map(|tape| tape.dropped()).sum::<u64>(),
+            queue_full: log.queue_full + tapes().map(|tape| tape.dropped()).sum::<u64>(),
             write_failed,
-        }
+        })
     }
 }
 
 impl Drop for Collector {
     fn drop(&mut self) {
-        self.collect();
+        self.collect(Instant::now());
+    }
+}
+
+impl Reel {
+    /// Turns the tape off. Drops what is left, which keeps responses of VMs in memory.
+    fn stop(&mut self) {
+        self.tape.turn_off();
+        self.fresh.clear();
+        while self.tape.pop().is_some() {}
+    }
+
+    /// Takes the recorded answers whose turn is over, with their durations.
+    fn take(&mut self, mut each: impl FnMut(&Entry, Duration)) {
+        let Self { tape, fresh } = self;
+        for _ in 0..LINES_AT_ONCE {
+            match tape.pop() {
+                None => break,
+                Some(Item::Answer(entry)) if entry.took.is_zero() => fresh.push(entry),
+                Some(Item::Answer(entry)) => each(&entry, entry.took),
+                Some(Item::Turn(turn)) => fresh.drain(..).for_each(|entry| each(&entry, turn)),
+            }
+        }
+        // The tape had no room for the end of the turn, so its duration is unknown.
+        if fresh.len() >= LINES_AT_ONCE {
+            fresh.drain(..).for_each(|entry| each(&entry, Duration::ZERO));
+        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! A bounded, lock-free queue from a worker to the control side, without allocation on the worker's side.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crossbeam_queue::ArrayQueue;
@@ -102,45 +102,75 @@ pub(super) enum Item {
     Turn(Duration),
 }
 
-/// The tape of one worker.
+/// The tape of one worker. While it is off, which it is at first, it keeps nothing and has no memory.
 #[derive(Debug)]
 pub struct Tape {
-    items: ArrayQueue<Item>,
+    is_on: AtomicBool,
+    /// Made when the tape is first turned on.
+    room: OnceLock<TapeRoom>,
     sample: u32,
-    /// Per slot: successful answers under load, modulo `sample`.
-    counts: Box<[AtomicU16]>,
     /// Answers without a wait were recorded since the end of the last turn.
     fresh: AtomicBool,
     dropped: AtomicU64,
     left_out: AtomicU64,
 }
 
+#[derive(Debug)]
+struct TapeRoom {
+    items: ArrayQueue<Item>,
+    /// Per slot: successful answers under load, modulo `sample`.
+    counts: Box<[AtomicU16]>,
+}
+
 impl Tape {
-    /// An empty tape. Under load, one in `sample` answers is recorded.
+    /// An empty tape that is off. Under load, one in `sample` answers is recorded.
     #[must_use]
     pub fn new(sample: u32) -> Arc<Self> {
         Arc::new(Self {
-            items: ArrayQueue::new(CAPACITY),
+            is_on: AtomicBool::new(false),
+            room: OnceLock::new(),
             sample: sample.max(1),
-            counts: (0..MAX_SLOTS).map(|_| AtomicU16::new(0)).collect(),
             fresh: AtomicBool::new(false),
             dropped: AtomicU64::new(0),
             left_out: AtomicU64::new(0),
         })
     }
 
+    /// Records answers from now on. Allocates on the first call.
+    pub fn turn_on(&self) {
+        self.room.get_or_init(|| TapeRoom {
+            items: ArrayQueue::new(CAPACITY),
+            counts: (0..MAX_SLOTS).map(|_| AtomicU16::new(0)).collect(),
+        });
+        // Relaxed: the worker may see it a turn late, and `room` has its own synchronisation.
+        self.is_on.store(true, Ordering::Relaxed);
+    }
+
+    /// Records no further answers.
+    pub fn turn_off(&self) {
+        self.is_on.store(false, Ordering::Relaxed);
+    }
+
+    /// True if answers are recorded.
+    #[inline]
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Ordering::Relaxed)
+    }
+
     /// Records an answer if there is room. Never waits. Only the worker calls it.
     pub(crate) fn note(&self, mut entry: Entry) {
-        let (waiting, is_good) = (self.items.len(), entry.status < Status(400));
+        let Some(TapeRoom { items, counts }) = self.room.get() else { return };
+        let (waiting, is_good) = (items.len(), entry.status < Status(400));
         if is_good && waiting >= LOADED && self.sample > 1 {
-            if !self.is_next(entry.slot) {
+            if !self.is_next(counts, entry.slot) {
                 return count(&self.left_out);
             }
             entry.sampled = self.sample;
         }
         let has_room = !is_good || waiting < CAPACITY - RESERVED;
         let fresh = entry.took.is_zero();
-        if !has_room || self.items.push(Item::Answer(entry)).is_err() {
+        if !has_room || items.push(Item::Answer(entry)).is_err() {
             return count(&self.dropped);
         }
         if fresh {
@@ -152,14 +182,16 @@ impl Tape {
     pub(crate) fn turned(&self, turn: Duration) {
         if self.fresh.load(Ordering::Relaxed) {
             self.fresh.store(false, Ordering::Relaxed);
-            // If there is no room, the answers get the duration of the next turn that is recorded.
-            let _ = self.items.push(Item::Turn(turn));
+            if let Some(room) = self.room.get() {
+                // If there is no room, the answers get the duration of the next turn that is recorded.
+                let _ = room.items.push(Item::Turn(turn));
+            }
         }
     }
 
     /// True for one in `sample` answers of a slot.
-    fn is_next(&self, slot: Slot) -> bool {
-        let Some(count) = usize::try_from(slot).ok().and_then(|slot| self.counts.get(slot)) else {
+    fn is_next(&self, counts: &[AtomicU16], slot: Slot) -> bool {
+        let Some(count) = usize::try_from(slot).ok().and_then(|slot| counts.get(slot)) else {
             return true;
         };
         let seen = count.load(Ordering::Relaxed);
@@ -169,7 +201,7 @@ impl Tape {
     }
 
     pub(super) fn pop(&self) -> Option<Item> {
-        self.items.pop()
+        self.room.get()?.items.pop()
     }
 
     pub(super) fn dropped(&self) -> u64 {

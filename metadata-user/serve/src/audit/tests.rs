@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::follow::FOLLOW_FOR;
 use super::tape::{CAPACITY, Entry, PATH_MAX, Path, RESERVED, Tape};
 use super::{AuditConfig, AuditCounts, CHUNKS, Collector};
 use metadata_base::connection::Connection;
@@ -30,6 +31,10 @@ fn entry(slot: u32, status: u16) -> Entry {
     }
 }
 
+fn counts(collector: &Collector) -> AuditCounts {
+    collector.counts().expect("a log is configured")
+}
+
 fn file(room: &tempfile::TempDir) -> PathBuf {
     room.path().join("audit.log")
 }
@@ -39,7 +44,7 @@ fn to(path: &FilePath) -> AuditConfig {
 }
 
 fn open(config: &AuditConfig) -> (Collector, Arc<Tape>) {
-    let collector = Collector::open(config, 1).expect("a log").expect("one is configured");
+    let collector = Collector::open(config, 1).expect("a log");
     let tape = collector.tape(0).expect("a tape");
     (collector, tape)
 }
@@ -102,8 +107,8 @@ fn an_answer_within_a_turn_takes_as_long_as_the_turn() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut collector, tape) = open(&to(&file(&room)));
     tape.note(Entry { took: Duration::ZERO, ..entry(1, 200) });
-    collector.collect();
-    assert_eq!(collector.counts().written, 0, "its turn is not over");
+    collector.collect(Instant::now());
+    assert_eq!(counts(&collector).written, 0, "its turn is not over");
     tape.turned(Duration::from_micros(33));
     tape.turned(Duration::from_micros(44));
     drop(collector);
@@ -158,13 +163,13 @@ fn a_full_tape_drops_good_answers_first_and_counts_them() {
     (0..2 * CAPACITY).for_each(|_| tape.note(entry(1, 200)));
     let good = (CAPACITY - RESERVED) as u64;
     let dropped = 2 * CAPACITY as u64 - good;
-    assert_eq!(collector.counts().queue_full, dropped);
+    assert_eq!(counts(&collector).queue_full, dropped);
     (0..RESERVED).for_each(|_| tape.note(entry(1, 503)));
-    assert_eq!(collector.counts().queue_full, dropped, "errors have reserved room");
+    assert_eq!(counts(&collector).queue_full, dropped, "errors have reserved room");
     tape.note(entry(1, 503));
-    collector.collect();
-    until("all recorded lines are written", || collector.counts().written == CAPACITY as u64);
-    assert_eq!(collector.counts().queue_full, dropped + 1);
+    collector.collect(Instant::now());
+    until("all recorded lines are written", || counts(&collector).written == CAPACITY as u64);
+    assert_eq!(counts(&collector).queue_full, dropped + 1);
 }
 
 #[test]
@@ -172,11 +177,11 @@ fn a_full_disk_costs_only_lines() {
     let (mut collector, tape) = open(&to(FilePath::new("/dev/full")));
     for _ in 0..2 {
         tape.note(entry(1, 200));
-        collector.collect();
+        collector.collect(Instant::now());
     }
-    until("the failures are counted", || collector.counts().write_failed == 2);
+    until("the failures are counted", || counts(&collector).write_failed == 2);
     let expected = AuditCounts { write_failed: 2, ..AuditCounts::default() };
-    assert_eq!(collector.counts(), expected);
+    assert_eq!(counts(&collector), expected);
 }
 
 #[test]
@@ -190,9 +195,9 @@ fn a_stalled_disk_delays_no_other_thread() {
     let begun = Instant::now();
     for _ in 0..CHUNKS + 4 {
         (0..CAPACITY / 4).for_each(|_| tape.note(entry(1, 200)));
-        collector.collect();
+        collector.collect(Instant::now());
     }
-    assert!(collector.counts().queue_full > 0, "{:?}", collector.counts());
+    assert!(counts(&collector).queue_full > 0, "{:?}", counts(&collector));
     drop(collector);
     assert!(begun.elapsed() < PATIENCE, "the shutdown waited for the disk");
     drop(reader);
@@ -209,8 +214,8 @@ fn a_full_file_is_rotated_and_a_limited_number_of_old_ones_kept() {
     while noted < 25_000 {
         (0..500).for_each(|_| tape.note(entry(1, 200)));
         noted += 500;
-        collector.collect();
-        until("the lines are written", || collector.counts().written == noted);
+        collector.collect(Instant::now());
+        until("the lines are written", || counts(&collector).written == noted);
     }
     let size = |suffix: &str| fs::metadata(format!("{}{suffix}", path.display())).map(|file| file.len());
     for suffix in [".1", ".2"] {
@@ -230,8 +235,8 @@ fn a_file_renamed_by_another_program_is_reopened_on_request() {
             collector.reopen();
         }
         tape.note(entry(1, 200));
-        collector.collect();
-        until("a line is written", || collector.counts().written == total);
+        collector.collect(Instant::now());
+        until("a line is written", || counts(&collector).written == total);
     };
     write(1, false);
     let moved = room.path().join("moved");
@@ -240,4 +245,20 @@ fn a_file_renamed_by_another_program_is_reopened_on_request() {
     assert_eq!((lines(&moved).len(), path.exists()), (2, false));
     write(3, true);
     assert_eq!((lines(&moved).len(), lines(&path).len()), (2, 1));
+}
+
+#[test]
+fn without_a_log_answers_are_recorded_only_while_somebody_follows() {
+    let (mut collector, tape) = open(&AuditConfig::default());
+    assert!(!tape.is_on() && collector.counts().is_none());
+    let begun = Instant::now();
+    assert_eq!(collector.follow(begun).count(), 0);
+    assert!(tape.is_on());
+    tape.note(entry(7, 200));
+    let followed = collector.follow(begun + FOLLOW_FOR);
+    assert_eq!(followed.guest(7).map(|guest| guest.requests), Some(1));
+    collector.collect(begun + FOLLOW_FOR);
+    assert!(tape.is_on(), "it was renewed");
+    collector.collect(begun + 2 * FOLLOW_FOR + Duration::from_millis(1));
+    assert!(!tape.is_on() && !collector.is_on());
 }

@@ -3,14 +3,16 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use metadata_control::status::{Guest, Held};
+use metadata_control::status::Held;
+use metadata_datapath::stack::SlotStats;
 use metadata_serve::audit::COLLECT_EVERY;
+use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::agent::endpoint::Request;
 use crate::agent::health::Health;
 use crate::agent::listeners::{self, Incoming, Listeners};
-use crate::agent::node::{AskedGuest, Node};
+use crate::agent::node::Node;
 
 /// Limit on the time until a worker reports the connections and requests of a guest. An idle worker reports within a
 /// second.
@@ -21,13 +23,22 @@ pub(super) fn answer(node: &Node, health: &Health, request: Request) {
     match request {
         Request::Metrics(reply) => _ = reply.send(node.metrics()),
         Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
+        Request::Top(query, reply) => _ = reply.send(Box::new(node.top(&query, health))),
+        Request::VmPages(name, reply) => {
+            let pages = node.vm_pages(&name);
+            tokio::spawn(async move {
+                reply.send(collect_held(pages, |page, held| page.held = Some(held)).await)
+            });
+        }
         Request::Trace(target, reply) => _ = reply.send(node.view().trace(&target).map(Box::new)),
         // The agent is ending; the next agent registers records.
         Request::Instances(_) => {}
         Request::Guests(name, reply) => {
             let asked = node.view().guests(&name);
             // Workers answer after their next turn, and the loop does not wait for them.
-            tokio::spawn(async move { reply.send(collect(asked).await) });
+            tokio::spawn(async move {
+                reply.send(collect_held(asked, |guest, held| guest.held = Some(held)).await)
+            });
         }
     }
 }
@@ -45,20 +56,23 @@ pub(super) async fn answer_all(
                 Incoming::Request(request) => answer(node, health, request),
                 Incoming::TakeOver(_) => {}
             },
-            _ = audit.tick() => node.ports.answers().collect_audit(),
+            _ = audit.tick() => node.collect(),
         }
     }
 }
 
-/// Returns the guests with their connections and requests; `held` is `None` if a worker does not answer in time.
-async fn collect(asked: Vec<AskedGuest>) -> Vec<Guest> {
+/// Sets what workers hold for each guest; nothing is set if a worker does not answer in time.
+async fn collect_held<T>(
+    asked: Vec<(T, Option<oneshot::Receiver<SlotStats>>)>,
+    set: impl Fn(&mut T, Held),
+) -> Vec<T> {
     let until = Instant::now() + WORKER_ANSWERS_WITHIN;
     let mut guests = Vec::with_capacity(asked.len());
     for (mut guest, answer) in asked {
         if let Some(answer) = answer
             && let Ok(Ok(held)) = tokio::time::timeout_at(until, answer).await
         {
-            guest.held = Some(Held { connections: held.connections, requests: held.waiting });
+            set(&mut guest, Held { connections: held.connections, requests: held.waiting });
         }
         guests.push(guest);
     }

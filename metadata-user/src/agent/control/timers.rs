@@ -27,8 +27,8 @@ pub(super) enum Timer {
     Guests(Instant),
     /// Rotate old token keys and delete unused mailboxes.
     Tend,
-    /// Write audit lines.
-    Audit,
+    /// Take the answers that workers have recorded.
+    Collect,
     /// Notify the watchdog of the service manager.
     Watchdog,
 }
@@ -38,23 +38,26 @@ pub(super) struct Timers {
     retry: Interval,
     guests: Interval,
     tend: Interval,
-    audit: Interval,
+    /// `None` while workers record no answers.
+    collect: Option<Interval>,
     watchdog: Interval,
 }
 
 impl Timers {
-    pub(super) fn new(audits: bool) -> Self {
-        let delayed = |every| {
-            let mut interval = interval(every);
-            interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            interval
-        };
+    pub(super) fn new(collects: bool) -> Self {
         Self {
             retry: delayed(RETRY),
             guests: delayed(GUESTS),
             tend: interval(TEND),
-            audit: delayed(if audits { COLLECT_EVERY } else { NEVER }),
+            collect: collects.then(|| delayed(COLLECT_EVERY)),
             watchdog: interval(notify::watchdog().unwrap_or(NEVER)),
+        }
+    }
+
+    /// Sets whether workers record answers.
+    pub(super) fn set_collecting(&mut self, collects: bool) {
+        if collects != self.collect.is_some() {
+            self.collect = collects.then(|| delayed(COLLECT_EVERY));
         }
     }
 
@@ -64,8 +67,22 @@ impl Timers {
             _ = self.retry.tick() => Timer::Retry,
             now = self.guests.tick() => Timer::Guests(now.into_std()),
             _ = self.tend.tick() => Timer::Tend,
-            _ = self.audit.tick() => Timer::Audit,
+            () = tick(&mut self.collect) => Timer::Collect,
             _ = self.watchdog.tick() => Timer::Watchdog,
         }
+    }
+}
+
+fn delayed(every: Duration) -> Interval {
+    let mut interval = interval(every);
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    interval
+}
+
+/// Waits for ever without an interval.
+async fn tick(interval: &mut Option<Interval>) {
+    match interval {
+        Some(interval) => _ = interval.tick().await,
+        None => std::future::pending().await,
     }
 }

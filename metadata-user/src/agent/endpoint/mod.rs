@@ -6,6 +6,7 @@
 //! | `GET /.well-known/openid-configuration`, `/.well-known/jwks.json`, on a node that issues identity tokens | yes | |
 //! | `GET /v1/status` | | yes |
 //! | `GET /v1/trace` | | yes |
+//! | `GET /v1/top` | | yes |
 //! | `/v1/instances` and below ([`instances`]), `GET /v1/openapi.json` | | yes |
 //!
 //! The control socket is `<run>/control.sock`, for users who may enter the agent's run directory (mode 0700, or 0750
@@ -21,6 +22,7 @@ mod listen;
 mod socket;
 #[cfg(test)]
 mod tests;
+mod top;
 mod trace;
 
 use std::sync::Arc;
@@ -38,6 +40,7 @@ use super::health::{Health, Trouble};
 use super::node::{TraceRefusal, TraceTarget, Traced};
 use crate::metrics;
 use metadata_control::status::{About, Guest, Status};
+use metadata_control::top::{Top, TopQuery, VmPage};
 
 use instances::Ask;
 pub(super) use instances::Registrar;
@@ -65,6 +68,10 @@ pub(super) enum Request {
     Status(About, oneshot::Sender<Box<Status>>),
     /// The guests of a port, a MAC or a VM.
     Guests(String, oneshot::Sender<Vec<Guest>>),
+    /// The live view of the node.
+    Top(TopQuery, oneshot::Sender<Box<Top>>),
+    /// The live view of the VMs of a name.
+    VmPages(String, oneshot::Sender<Vec<VmPage>>),
     /// A request about instances.
     Instances(Ask),
     /// A trace of one guest.
@@ -99,6 +106,7 @@ impl Routers {
             .route("/readyz", get(ready))
             .layer(DefaultBodyLimit::max(BODY_MAX));
         let control = both.clone().route("/v1/status", get(status)).route("/v1/trace", get(trace::trace));
+        let control = control.route("/v1/top", get(top::top));
         let routes = instances::routes().into_iter();
         let control = routes.fold(control, |control, (path, methods)| control.route(path, methods));
         Self { metrics: both.with_state(agent.clone()), control: control.with_state(agent), requests }

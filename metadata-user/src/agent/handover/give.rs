@@ -164,7 +164,7 @@ impl Departure<'_> {
                 message = self.wire.recv::<FromNext>(), if self.is_connected => self.on_message(message),
                 Some(question) = self.handover.questions.recv(), if passes_on => self.pass_on(&question).await,
                 _ = alive.tick() => notify::alive(),
-                _ = collect.tick() => self.node.ports.answers().collect_audit(),
+                _ = collect.tick() => self.node.collect(),
                 name = stop.recv() => return warn!("{name}: not waiting for connections"),
                 now = check.tick() => if self.is_over(now, late, end) { return; },
             }

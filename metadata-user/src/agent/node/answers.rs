@@ -11,6 +11,7 @@ use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::record::values::Timestamp;
 use metadata_content::store::{Outcome, Responses, SlotOutOfRange};
+use metadata_serve::audit::follow::Following;
 use metadata_serve::audit::{AuditCounts, Collector, TokenLine};
 use metadata_serve::{Answer, Answers as _, Question};
 
@@ -41,14 +42,14 @@ impl Serves {
 /// Publishes to the store that workers read, and notes in the audit log which identity has which slot.
 pub(in crate::agent) struct Answers {
     content: Arc<OnDemand>,
-    audit: Option<RefCell<Collector>>,
+    collector: RefCell<Collector>,
     started: Instant,
 }
 
 impl Answers {
     #[must_use]
-    pub(in crate::agent) fn new(content: Arc<OnDemand>, audit: Option<Collector>) -> Self {
-        Self { content, audit: audit.map(RefCell::new), started: Instant::now() }
+    pub(in crate::agent) fn new(content: Arc<OnDemand>, collector: Collector) -> Self {
+        Self { content, collector: RefCell::new(collector), started: Instant::now() }
     }
 
     /// Sets what a slot serves, and the identity and record for the audit log.
@@ -62,9 +63,9 @@ impl Answers {
         record: Option<&Record>,
         serves: &Serves,
     ) -> Result<(), SlotOutOfRange> {
-        if let Some(audit) = &self.audit {
+        if self.collector.borrow().has_log() {
             let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
-            audit.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
+            self.collector.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
         }
         if let Serves::Responses(responses) = serves
             && let Some(desk) = &responses.vm().desk
@@ -133,9 +134,8 @@ impl Answers {
 
     /// Writes the audit line of an identity token or a signed document.
     pub(in crate::agent) fn token_signed(&self, signed: &Signed) {
-        let Some(audit) = &self.audit else { return };
         let time = i64::try_from(signed.issued).ok().and_then(Timestamp::at);
-        audit.borrow_mut().token_signed(&TokenLine {
+        self.collector.borrow_mut().token_signed(&TokenLine {
             time: time.as_ref().map_or("", Timestamp::as_str),
             vm: &signed.vm,
             name: &signed.name,
@@ -149,18 +149,33 @@ impl Answers {
         });
     }
 
-    /// Writes the audit lines that workers have queued.
-    pub(in crate::agent) fn collect_audit(&self) {
-        self.audit.iter().for_each(|audit| audit.borrow_mut().collect());
+    /// Takes the answers that workers have recorded: writes their audit lines, and notes them for viewers.
+    pub(in crate::agent) fn collect(&self) {
+        self.collector.borrow_mut().collect(Instant::now());
+    }
+
+    /// True while workers record answers, and [`collect`](Self::collect) has to be called.
+    pub(in crate::agent) fn are_recorded(&self) -> bool {
+        self.collector.borrow().is_on()
+    }
+
+    /// True while somebody follows the guests.
+    pub(super) fn are_followed(&self) -> bool {
+        self.collector.borrow().following().is_some()
+    }
+
+    /// Follows the guests for a while, and shows what they have asked.
+    pub(super) fn follow<T>(&self, now: Instant, show: impl FnOnce(&Following) -> T) -> T {
+        show(self.collector.borrow_mut().follow(now))
     }
 
     /// Opens the audit log again, after it was rotated.
     pub(in crate::agent) fn reopen_audit(&self) {
-        self.audit.iter().for_each(|audit| audit.borrow().reopen());
+        self.collector.borrow().reopen();
     }
 
     /// Counts of audit lines; `None` without an audit log.
     pub(super) fn audit_counts(&self) -> Option<AuditCounts> {
-        self.audit.as_ref().map(|audit| audit.borrow().counts())
+        self.collector.borrow().counts()
     }
 }

@@ -2,7 +2,10 @@
 
 mod loads;
 mod metrics;
+mod samples;
+mod top;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +30,7 @@ use crate::identity::{Publication, SignerReport};
 use crate::metrics::Reloads;
 use crate::recent;
 use loads::Loads;
+use samples::Samples;
 
 /// Days before the certificate for documents expires from which on the status calls for another.
 const CERTIFICATE_DAYS: u64 = 14;
@@ -37,6 +41,8 @@ const DAY: u64 = 86_400;
 pub(in crate::agent) struct Reporter {
     started: Instant,
     loads: Loads,
+    /// Readings of counters while somebody follows the guests.
+    samples: RefCell<Samples>,
     reloads: Reloads,
     /// What each worker has answered, in the order of the hubs.
     tallies: Vec<Arc<Tally>>,
@@ -55,6 +61,7 @@ impl Reporter {
         Self {
             started: Instant::now(),
             loads: Loads::default(),
+            samples: RefCell::default(),
             reloads: Reloads::default(),
             tallies,
             from_snapshot: false,
@@ -108,11 +115,7 @@ impl Reporter {
             uptime: self.started.elapsed().as_secs_f64(),
             live: health.deadly().next().is_none(),
             ready: health.hindering().next().is_none(),
-            phase: match (health.is_draining(), health.is_settled()) {
-                (true, _) => Phase::Draining,
-                (false, true) => Phase::Serving,
-                (false, false) => Phase::Starting,
-            },
+            phase: phase(health),
             side: steering.side(),
             from_snapshot: self.from_snapshot,
             has_left: steering.has_inherited(),
@@ -282,5 +285,14 @@ impl Reporter {
         add("state_errors", errands.mailboxes.loads_failed + errands.mailboxes.saves_failed);
         add("records_rejected", view.catalogue.registry().refusals());
         counts
+    }
+}
+
+/// The phase of the agent's life.
+fn phase(health: &Health) -> Phase {
+    match (health.is_draining(), health.is_settled()) {
+        (true, _) => Phase::Draining,
+        (false, true) => Phase::Serving,
+        (false, false) => Phase::Starting,
     }
 }

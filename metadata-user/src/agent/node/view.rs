@@ -2,6 +2,7 @@
 
 mod guests;
 mod instances;
+mod top;
 mod trace;
 
 use std::collections::BTreeMap;
@@ -18,8 +19,8 @@ use metadata_links::inlet;
 use super::catalogue::Catalogue;
 use super::ports::NodePorts;
 use super::spoken;
-pub(in crate::agent) use guests::AskedGuest;
 pub(in crate::agent) use instances::name_of;
+pub(in crate::agent::node) use top::AskedPage;
 pub(crate) use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// The wanted and the present state at one moment.

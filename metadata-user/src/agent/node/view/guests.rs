@@ -20,7 +20,7 @@ impl<'a> View<'a> {
         known.take(LISTED_GUESTS).map(|(who, id)| self.guest(who, id)).collect()
     }
 
-    fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
+    pub(super) fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
         id.is_some_and(|id| self.is_vm(name, id))
             || who.port.ifname == name
             || spoken(&who.port) == name

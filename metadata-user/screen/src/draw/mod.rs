@@ -1,0 +1,170 @@
+//! Draws the view into cells.
+
+mod node;
+mod vm;
+
+use ratatui::buffer::Buffer;
+use ratatui::layout::Rect;
+use ratatui::style::Style;
+
+use crate::figures::{count, time};
+use crate::{Look, Screen, Shown};
+use metadata_control::top::{BootStage, Top};
+
+/// What each key does.
+const KEYS: [(&str, &str); 9] = [
+    ("up, down, j, k", "select a VM; PgUp, PgDn, Home, End, too"),
+    ("Enter", "show the selected VM with its last requests"),
+    ("Esc", "go back; on the list: remove the filter"),
+    ("/", "filter by name, UUID, port, MAC, dialect or stage"),
+    ("s", "change the order: newest, requests, failed, stage, name"),
+    ("? or h", "this help"),
+    ("Ctrl-L", "draw everything again"),
+    ("q", "quit; on a page: go back"),
+    ("Ctrl-C", "quit"),
+];
+
+/// What each stage means.
+const STAGES: [(BootStage, &str); 6] = [
+    (BootStage::Unattached, "its port is not attached"),
+    (BootStage::Unrecorded, "its record has not arrived; its requests are held"),
+    (BootStage::Asking, "it sends requests"),
+    (BootStage::Quiet, "it has sent requests, and none for 3 s"),
+    (BootStage::Silent, "it has sent no request since you watch"),
+    (BootStage::Gone, "its record is gone; it gets 404"),
+];
+
+/// Draws the view. The area may have any size.
+pub fn draw(screen: &Screen, look: Look, into: &mut Buffer) {
+    let mut page = Page { look, area: into.area, y: 0, into };
+    page.title(screen);
+    match (&screen.shown, screen.top()) {
+        (Shown::Help, _) => page.help(),
+        (Shown::Vm(name), Some(_)) => page.vm(name, screen.pages(name)),
+        (Shown::Node, Some(top)) => page.node(screen, top),
+        (_, None) => {
+            page.line(if screen.away.is_some() { "" } else { "Waiting for the agent ..." }, Style::new())
+        }
+    }
+    page.footer(screen);
+}
+
+/// Cells that are filled line by line.
+struct Page<'a> {
+    look: Look,
+    area: Rect,
+    /// The next line.
+    y: u16,
+    into: &'a mut Buffer,
+}
+
+impl Page<'_> {
+    fn width(&self) -> usize {
+        self.area.width.into()
+    }
+
+    /// Lines that are free above the footer.
+    fn room(&self) -> usize {
+        usize::from(self.area.height.saturating_sub(1).saturating_sub(self.y))
+    }
+
+    /// Writes a text at a column of the present line, at most `width` wide.
+    fn put(&mut self, x: usize, text: &str, width: usize, style: Style) {
+        self.put_at(x, self.y, text, width, style);
+    }
+
+    fn put_at(&mut self, x: usize, y: u16, text: &str, width: usize, style: Style) {
+        let Ok(x) = u16::try_from(x) else { return };
+        if x < self.area.width && y < self.area.height {
+            let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            let text = if self.look.unicode { text } else { ascii(&text) };
+            self.into.set_stringn(x, y, text, width.min(usize::from(self.area.width - x)), style);
+        }
+    }
+
+    /// Writes a line, unless it would be on the footer.
+    fn line(&mut self, text: &str, style: Style) {
+        if self.room() > 0 {
+            self.put(0, text, self.width(), style);
+            self.y += 1;
+        }
+    }
+
+    /// Writes a line with a label in front.
+    fn labelled(&mut self, label: &str, text: &str, style: Style) {
+        if self.room() > 0 {
+            self.put(0, label, LABEL, self.look.strong());
+            self.put(LABEL, text, self.width(), style);
+            self.y += 1;
+        }
+    }
+
+    fn title(&mut self, screen: &Screen) {
+        let style = self.look.title();
+        let line = Rect { height: self.area.height.min(1), ..self.area };
+        self.into.set_style(line, style);
+        let text = match screen.top() {
+            Some(top) => format!(
+                "xdp-imds {}: {} for {}, {}",
+                top.version,
+                top.phase.name(),
+                time(top.uptime),
+                vms(top)
+            ),
+            None => "xdp-imds".into(),
+        };
+        self.put(0, &text, self.width(), style);
+        self.y = 1;
+    }
+
+    fn help(&mut self) {
+        let plain = Style::new();
+        self.line("", plain);
+        for (key, what) in KEYS {
+            self.line(&format!("  {key:<16}{what}"), plain);
+        }
+        self.line("", plain);
+        for (stage, what) in STAGES {
+            self.line(&format!("  {:<16}{what}", stage.name()), plain);
+        }
+    }
+
+    /// The last line: why there is nothing new, the filter that is typed, or keys.
+    fn footer(&mut self, screen: &Screen) {
+        let last = self.area.height.saturating_sub(1);
+        if last == 0 {
+            return;
+        }
+        let (text, style) = match (&screen.away, &screen.typed, &screen.shown) {
+            (_, Some(typed), _) => {
+                (format!("filter: {typed}_   (Enter applies, Esc cancels)"), self.look.strong())
+            }
+            (Some(reason), ..) => (format!("The agent is away: {reason}"), self.look.bad()),
+            (None, None, Shown::Node) => (
+                format!("q quit  / filter  s sort: {}  Enter VM  ? help", screen.query.sort.name()),
+                Style::new(),
+            ),
+            (None, None, Shown::Vm(_) | Shown::Help) => ("Esc back  ? help".into(), Style::new()),
+        };
+        self.put_at(0, last, &text, self.width(), style);
+    }
+}
+
+/// The width of labels.
+const LABEL: usize = 10;
+
+/// The VMs by stage, in words.
+fn vms(top: &Top) -> String {
+    let all: u64 = top.stages.values().sum();
+    let some = top.stages.iter().filter(|(stage, number)| **number > 0 && **stage != BootStage::Silent);
+    let each: Vec<_> = some.map(|(stage, number)| format!("{} {}", count(*number), stage.name())).collect();
+    match each.is_empty() {
+        true => format!("VMs {}", count(all)),
+        false => format!("VMs {}: {}", count(all), each.join(", ")),
+    }
+}
+
+/// The text for a terminal that shows only ASCII.
+fn ascii(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii() { c } else { '?' }).collect()
+}

@@ -1,0 +1,229 @@
+//! The node: figures, and the list of VMs.
+
+use metadata_control::status::Worker;
+use metadata_control::top::{BootStage, Top, VmRow};
+use ratatui::style::{Modifier, Style};
+
+use super::{LABEL, Page};
+use crate::Screen;
+use crate::figures::{bars, bound, count, rate, time};
+
+/// Limit on the lines that workers fill, and on those of troubles.
+const WORKER_LINES: usize = 3;
+const TROUBLE_LINES: usize = 2;
+/// Characters of a worker's bar.
+const LOAD: usize = 10;
+/// Width of one worker's figures.
+const WORKER: usize = 38;
+
+/// A column of the list.
+struct Column {
+    title: &'static str,
+    width: usize,
+    /// The least width of a screen that shows it.
+    from: usize,
+    right: bool,
+    text: fn(&VmRow) -> String,
+}
+
+/// The columns before the last one, which has the rest of the line.
+const COLUMNS: [Column; 11] = [
+    Column { title: "VM", width: 17, from: 0, right: false, text: |row| row.name().to_owned() },
+    Column { title: "PORT", width: 14, from: 110, right: false, text: |row| row.port.clone() },
+    Column { title: "MAC", width: 17, from: 140, right: false, text: |row| row.mac.clone() },
+    Column { title: "STAGE", width: 10, from: 40, right: false, text: |row| row.stage.name().to_owned() },
+    Column {
+        title: "DIALECT",
+        width: 12,
+        from: 60,
+        right: false,
+        text: |row| row.dialect.clone().unwrap_or_default(),
+    },
+    Column {
+        title: "UD",
+        width: 3,
+        from: 80,
+        right: false,
+        text: |row| if row.has_user_data { "yes" } else { "" }.into(),
+    },
+    Column { title: "REQS", width: 5, from: 50, right: true, text: |row| some(row, row.requests) },
+    Column { title: "FAIL", width: 4, from: 100, right: true, text: |row| some(row, row.failed) },
+    Column {
+        title: "FIRST",
+        width: 5,
+        from: 100,
+        right: true,
+        text: |row| row.first.map(time).unwrap_or_default(),
+    },
+    Column {
+        title: "LAST",
+        width: 5,
+        from: 70,
+        right: true,
+        text: |row| row.last.map(time).unwrap_or_default(),
+    },
+    Column {
+        title: "ST",
+        width: 3,
+        from: 80,
+        right: true,
+        text: |row| row.status.map(|it| it.to_string()).unwrap_or_default(),
+    },
+];
+
+fn some(row: &VmRow, number: u64) -> String {
+    if row.first.is_some() { number.to_string() } else { String::new() }
+}
+
+/// The last column.
+fn what(row: &VmRow) -> String {
+    match &row.waits_for {
+        Some(what) => format!("waits: {what}"),
+        None => row.path.clone().unwrap_or_default(),
+    }
+}
+
+impl Page<'_> {
+    pub(super) fn node(&mut self, screen: &Screen, top: &Top) {
+        self.figures(top);
+        self.workers(&top.workers);
+        for trouble in top.troubles.iter().take(TROUBLE_LINES) {
+            self.labelled("trouble", trouble, self.look.bad());
+        }
+        self.list(screen, top);
+    }
+
+    fn figures(&mut self, top: &Top) {
+        let traffic = &top.traffic;
+        let failed = match traffic.failed_per_second {
+            Some(failed) if failed > 0.0 => format!(", {} failed", rate(failed)),
+            _ => String::new(),
+        };
+        let now = traffic.per_second.map_or("...".into(), rate);
+        let text = format!("{now}, {} in all{failed}", count(traffic.requests));
+        let free = self.width().saturating_sub(LABEL + text.chars().count() + 2);
+        let history = bars(&traffic.history, free.min(60), self.look.bars());
+        let from = self.width().saturating_sub(history.chars().count());
+        if self.room() > 0 {
+            self.put(from, &history, self.width(), self.look.busy());
+        }
+        self.labelled("requests", &text, Style::new());
+        let text = top.latency.map_or_else(
+            || "no answers lately".into(),
+            |it| {
+                format!(
+                    "50 % {}, 90 % {}, 99 % {}, all {}",
+                    bound(it.p50_us),
+                    bound(it.p90_us),
+                    bound(it.p99_us),
+                    bound(it.most_us)
+                )
+            },
+        );
+        self.labelled("latency", &text, Style::new());
+        let parked = top.parked.iter().filter(|(_, number)| **number > 0);
+        let parked: Vec<_> =
+            parked.map(|(reason, number)| format!("{} for {reason}", count(*number))).collect();
+        self.labelled("parked", &or_none(&parked.join(", ")), Style::new());
+        let grows = top.drops.iter().any(|drop| drop.per_second > 0.0);
+        let drops: Vec<_> = top
+            .drops
+            .iter()
+            .map(|drop| match drop.per_second > 0.0 {
+                true => format!("{} {} ({})", drop.reason, count(drop.count), rate(drop.per_second)),
+                false => format!("{} {}", drop.reason, count(drop.count)),
+            })
+            .collect();
+        let style = if grows { self.look.bad() } else { Style::new() };
+        self.labelled("drops", &or_none(&drops.join(", ")), style);
+    }
+
+    /// Several workers on a line, as many as fit.
+    fn workers(&mut self, workers: &[Worker]) {
+        let per_line = (self.width().saturating_sub(LABEL) / WORKER).max(1);
+        for (at, line) in workers.chunks(per_line).take(WORKER_LINES).enumerate() {
+            if self.room() == 0 {
+                return;
+            }
+            self.put(0, if at == 0 { "workers" } else { "" }, LABEL, self.look.strong());
+            for (at, worker) in line.iter().enumerate() {
+                let ended = worker.heartbeat.is_none();
+                let style = if ended { self.look.bad() } else { Style::new() };
+                self.put(LABEL + at * WORKER, &worker_figures(worker), WORKER - 1, style);
+            }
+            self.y += 1;
+        }
+        if let Some(more) = workers.len().checked_sub(WORKER_LINES * per_line).filter(|more| *more > 0) {
+            self.labelled("", &format!("and {more} more"), Style::new());
+        }
+    }
+
+    fn list(&mut self, screen: &Screen, top: &Top) {
+        let matching = match (&*screen.query.filter, top.matching) {
+            ("", _) => String::new(),
+            (filter, matching) => format!("{} match `{filter}`", count(matching)),
+        };
+        let listed = top.vms.len() as u64;
+        let more = if listed < top.matching {
+            format!("{listed} of {} listed", count(top.matching))
+        } else {
+            String::new()
+        };
+        let note =
+            [matching, more].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
+        self.line(&note, Style::new());
+        if self.room() == 0 {
+            return;
+        }
+        self.cells(|column| column.title.to_owned(), "PATH", self.look.strong());
+        let room = self.room();
+        // The selection stays in view.
+        let first = (screen.selected + 1).saturating_sub(room);
+        for (at, row) in top.vms.iter().enumerate().skip(first).take(room) {
+            let mut style = match row.stage {
+                BootStage::Unattached | BootStage::Unrecorded => self.look.bad(),
+                BootStage::Asking => self.look.busy(),
+                BootStage::Quiet | BootStage::Silent | BootStage::Gone => Style::new(),
+            };
+            if at == screen.selected {
+                style = style.add_modifier(Modifier::REVERSED);
+            }
+            self.cells(|column| (column.text)(row), &what(row), style);
+        }
+    }
+
+    /// Writes a line of cells.
+    fn cells(&mut self, text: impl Fn(&Column) -> String, last: &str, style: Style) {
+        let (mut x, width) = (0, self.width());
+        let line = ratatui::layout::Rect { y: self.y, height: 1, ..self.area };
+        self.into.set_style(line.intersection(self.area), style);
+        for column in COLUMNS.iter().filter(|column| width >= column.from) {
+            let text = text(column);
+            let blank = if column.right { column.width.saturating_sub(text.chars().count()) } else { 0 };
+            self.put(x + blank, &text, column.width - blank, style);
+            x += column.width + 1;
+        }
+        self.put(x, last, width, style);
+        self.y += 1;
+    }
+}
+
+fn worker_figures(worker: &Worker) -> String {
+    if worker.heartbeat.is_none() {
+        return format!("{}: ended", worker.hub);
+    }
+    let load = worker.load.clamp(0.0, 1.0);
+    let full = (load * LOAD as f64).round() as usize;
+    format!(
+        "{} [{}{}] {:>3.0} %, {} conns",
+        worker.hub,
+        "#".repeat(full),
+        ".".repeat(LOAD - full),
+        100.0 * load,
+        count(worker.connections)
+    )
+}
+
+fn or_none(text: &str) -> String {
+    if text.is_empty() { "none".into() } else { text.into() }
+}

@@ -1,0 +1,26 @@
+//! The terminal view of a node, as `xdp-imds top` shows it.
+//!
+//! ```text
+//!  agent ── Top, VmPage (metadata_control::top) ──► Screen ── draw ──► Buffer ──► terminal | plain text
+//!                                    keys ──────────►│
+//! ```
+//!
+//! [`Screen`] is the state: the last documents, what is shown, and what to ask next. [`draw::draw`] makes cells of it,
+//! and tests compare these. Only [`terminal`] knows a real terminal, and only [`fetch()`] the agent.
+
+pub mod draw;
+mod fetch;
+pub mod figures;
+mod keys;
+mod look;
+mod screen;
+pub mod terminal;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use fetch::fetch;
+pub use keys::Reaction;
+pub use look::Look;
+pub use screen::{Asked, Documents, LISTED, Screen, Shown};
+pub use text::plain;

@@ -1,0 +1,139 @@
+//! The view on a real terminal: keys, redrawing what changed, and leaving the terminal as it was.
+
+use std::io::{self, IsTerminal as _};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use ratatui::crossterm::event::{self, Event, KeyEventKind};
+use ratatui::crossterm::terminal;
+use ratatui::{DefaultTerminal, Frame};
+
+use crate::draw::draw;
+use crate::{Asked, Documents, Look, Reaction, Screen};
+
+/// How often to look for keys, answers and signals.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// The size of a screen where there is no terminal.
+pub const SIZE: (u16, u16) = (80, 24);
+/// Signals that end the view.
+const SIGNALS: [i32; 2] = [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP];
+
+/// Asks the agent; the error is a text for people.
+pub type Fetch = Box<dyn FnMut(&Asked) -> Result<Documents, String> + Send>;
+
+/// The size of the terminal, or [`SIZE`].
+#[must_use]
+pub fn size() -> (u16, u16) {
+    let known = || terminal::size().ok().filter(|(width, height)| *width > 0 && *height > 0);
+    if io::stdout().is_terminal() { known().unwrap_or(SIZE) } else { SIZE }
+}
+
+/// True if standard output is a terminal that can move its cursor.
+#[must_use]
+pub fn can_draw() -> bool {
+    let is_dumb = std::env::var("TERM").map_or(true, |term| term.is_empty() || term == "dumb");
+    io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb
+}
+
+/// Shows the view until `q`, Ctrl-C, SIGTERM or `stop`. Asks every `interval`. The terminal is then as it was, also
+/// after a panic.
+///
+/// # Errors
+/// The terminal cannot be used.
+pub fn run(
+    screen: Screen,
+    look: Look,
+    interval: Duration,
+    fetch: Fetch,
+    stop: Arc<AtomicBool>,
+) -> io::Result<()> {
+    for signal in SIGNALS {
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    let questions = Questions::start(fetch)?;
+    // This also installs a hook that restores the terminal on a panic.
+    let mut terminal = ratatui::try_init()?;
+    let shown = View { screen, look, interval, questions, stop }.show(&mut terminal);
+    let restored = ratatui::try_restore();
+    shown.and(restored)
+}
+
+/// The thread that asks, so that keys work while the agent is slow.
+struct Questions {
+    asked: Sender<Asked>,
+    answers: Receiver<Result<Documents, String>>,
+}
+
+impl Questions {
+    fn start(mut fetch: Fetch) -> io::Result<Self> {
+        let (asked, questions) = channel::<Asked>();
+        let (reply, answers) = channel();
+        let body = move || {
+            while let Ok(question) = questions.recv() {
+                if reply.send(fetch(&question)).is_err() {
+                    return;
+                }
+            }
+        };
+        std::thread::Builder::new().name("imds-top".into()).spawn(body)?;
+        Ok(Self { asked, answers })
+    }
+}
+
+struct View {
+    screen: Screen,
+    look: Look,
+    interval: Duration,
+    questions: Questions,
+    stop: Arc<AtomicBool>,
+}
+
+impl View {
+    fn show(mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
+        let (mut ask_at, mut is_asking, mut changed) = (Instant::now(), false, true);
+        while !self.stop.load(Ordering::Relaxed) {
+            if !is_asking && Instant::now() >= ask_at {
+                is_asking = self.questions.asked.send(self.screen.asked()).is_ok();
+                ask_at = Instant::now() + self.interval;
+            }
+            match self.questions.answers.try_recv() {
+                Ok(answer) => {
+                    self.screen.on_answer(answer);
+                    (is_asking, changed) = (false, true);
+                }
+                Err(TryRecvError::Empty) => {}
+                Err(TryRecvError::Disconnected) => {
+                    return Err(io::Error::other("the thread that asks the agent has ended"));
+                }
+            }
+            if std::mem::take(&mut changed) {
+                terminal.draw(|frame: &mut Frame<'_>| draw(&self.screen, self.look, frame.buffer_mut()))?;
+            }
+            if !event::poll(LOOK_EVERY)? {
+                continue;
+            }
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => match self.screen.on_key(key) {
+                    Reaction::Nothing => {}
+                    Reaction::Draw if is_redraw(key) => {
+                        terminal.clear()?;
+                        changed = true;
+                    }
+                    Reaction::Draw => changed = true,
+                    Reaction::Ask => (ask_at, changed) = (Instant::now(), true),
+                    Reaction::Quit => return Ok(()),
+                },
+                Event::Resize(..) => changed = true,
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Ctrl-L, after which the terminal may show anything.
+fn is_redraw(key: event::KeyEvent) -> bool {
+    key.code == event::KeyCode::Char('l') && key.modifiers.contains(event::KeyModifiers::CONTROL)
+}

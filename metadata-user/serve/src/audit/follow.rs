@@ -1,0 +1,283 @@
+//! What guests have asked while somebody follows them: `xdp-imds top`.
+//!
+//! It lives on the control side and is filled from the workers' tapes. While nobody follows, there is no [`Following`],
+//! and the tapes are off unless there is an audit log.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use metadata_common::maps::Slot;
+use metadata_content::store::Datasource;
+
+use super::Entry;
+
+/// How long guests are followed after a viewer has asked for the last time.
+pub const FOLLOW_FOR: Duration = Duration::from_secs(30);
+/// Limit on followed guests. Beyond it, the quarter that has been quiet longest is forgotten.
+pub const FOLLOWED: usize = 4_096;
+/// Number of last requests that are kept of each guest.
+pub const LAST_REQUESTS: usize = 16;
+
+/// The guests that have sent requests since somebody began to follow them.
+#[derive(Debug)]
+pub struct Following {
+    since: Instant,
+    until: Instant,
+    guests: HashMap<Slot, FollowedGuest>,
+}
+
+/// What one guest has asked.
+#[derive(Debug)]
+pub struct FollowedGuest {
+    /// The UUID of its VM; `None` while its record has not arrived.
+    pub vm: Option<Box<str>>,
+    /// When its first answer was collected.
+    pub first: Instant,
+    /// When its last answer was collected.
+    pub last: Instant,
+    /// Number of its requests.
+    pub requests: u64,
+    /// Number of requests that were answered with a status of 429 or at least 500.
+    pub failed: u64,
+    /// The dialect that first answered with success. A client may ask others later, as cloud-init asks OpenStack's EC2
+    /// tree.
+    pub dialect: Option<Datasource>,
+    /// It has got user-data.
+    pub has_user_data: bool,
+    /// Its last requests, the newest last; at most [`LAST_REQUESTS`].
+    pub lately: VecDeque<FollowedRequest>,
+}
+
+/// An answered request.
+#[derive(Debug)]
+pub struct FollowedRequest {
+    /// When the answer was collected.
+    pub at: Instant,
+    /// The method.
+    pub method: &'static str,
+    /// The path as sent, without its query.
+    pub path: Box<str>,
+    /// The dialect that answered.
+    pub dialect: Datasource,
+    /// The HTTP status.
+    pub status: u16,
+    /// Octets of the body.
+    pub bytes: u64,
+    /// Time from the turn that received the last octet until TCP had the answer.
+    pub took: Duration,
+}
+
+impl Following {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { since: now, until: now, guests: HashMap::new() }
+    }
+
+    pub(crate) fn renew(&mut self, now: Instant) {
+        self.until = now + FOLLOW_FOR;
+    }
+
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        now > self.until
+    }
+
+    /// When the following began.
+    #[must_use]
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// What the guest of a slot has asked.
+    #[must_use]
+    pub fn guest(&self, slot: Slot) -> Option<&FollowedGuest> {
+        self.guests.get(&slot)
+    }
+
+    /// Number of guests that have asked.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.guests.len()
+    }
+
+    pub(crate) fn note(&mut self, entry: &Entry, took: Duration, now: Instant) {
+        let vm = entry.responses.as_ref().map(|responses| &*responses.vm().uuid);
+        // The slot has another guest now.
+        if let (Some(guest), Some(vm)) = (self.guests.get(&entry.slot), vm)
+            && guest.vm.as_deref().is_some_and(|former| former != vm)
+        {
+            self.guests.remove(&entry.slot);
+        }
+        if self.guests.len() >= FOLLOWED && !self.guests.contains_key(&entry.slot) {
+            self.forget_quiet();
+        }
+        let guest = self.guests.entry(entry.slot).or_insert_with(|| FollowedGuest::new(now));
+        guest.note(entry, vm, took, now);
+    }
+
+    fn forget_quiet(&mut self) {
+        let mut last: Vec<_> = self.guests.values().map(|guest| guest.last).collect();
+        let mut most = FOLLOWED / 4;
+        let (_, limit, _) = last.select_nth_unstable(most - 1);
+        let limit = *limit;
+        self.guests.retain(|_, guest| {
+            let goes = guest.last <= limit && most > 0;
+            most -= usize::from(goes);
+            !goes
+        });
+    }
+}
+
+impl FollowedGuest {
+    fn new(now: Instant) -> Self {
+        Self {
+            vm: None,
+            first: now,
+            last: now,
+            requests: 0,
+            failed: 0,
+            dialect: None,
+            has_user_data: false,
+            lately: VecDeque::new(),
+        }
+    }
+
+    fn note(&mut self, entry: &Entry, vm: Option<&str>, took: Duration, now: Instant) {
+        let (status, times, path) = (entry.status.0, u64::from(entry.sampled), entry.path.as_str());
+        let is_good = (200..300).contains(&status);
+        if self.vm.is_none() {
+            self.vm = vm.map(Into::into);
+        }
+        self.last = now;
+        self.requests += times;
+        self.failed += if status == 429 || status >= 500 { times } else { 0 };
+        if self.dialect.is_none()
+            && is_good
+            && ![Datasource::NONE, Datasource::ANY].contains(&entry.datasource)
+        {
+            self.dialect = Some(entry.datasource);
+        }
+        self.has_user_data |= is_good && is_user_data(path);
+        if self.lately.len() == LAST_REQUESTS {
+            self.lately.pop_front();
+        }
+        self.lately.push_back(FollowedRequest {
+            at: now,
+            method: entry.method.as_str(),
+            path: path.into(),
+            dialect: entry.datasource,
+            status,
+            bytes: entry.bytes,
+            took,
+        });
+    }
+}
+
+/// True for a path whose last part is a cloud's spelling of user-data: `user-data`, `user_data`, `userdata`, `userData`.
+fn is_user_data(path: &str) -> bool {
+    let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
+    let letters =
+        last.bytes().filter(|byte| !matches!(byte, b'-' | b'_')).map(|byte| byte.to_ascii_lowercase());
+    letters.eq(b"userdata".iter().copied())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FOLLOWED, Following, LAST_REQUESTS, is_user_data};
+    use crate::audit::{Entry, Path};
+    use metadata_base::connection::Connection;
+    use metadata_content::http::{Method, Status};
+    use metadata_content::store::{Datasource, Responses, Vm};
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    fn entry(slot: u32, path: &str, status: u16, dialect: &str) -> Entry {
+        let (local, remote) = (([169, 254, 169, 254].into(), 80), ([10, 0, 0, 1].into(), 4_711));
+        let connection = Connection { slot, local, remote };
+        let (path, status) = (Path::of(path), Status(status));
+        let datasource = Datasource::named(dialect);
+        Entry { method: Method::Get, path, datasource, status, ..Entry::of(&connection, 1) }
+    }
+
+    #[test]
+    fn a_guest_has_found_the_dialect_that_first_answered_with_success() {
+        let now = Instant::now();
+        let mut following = Following::new(now);
+        for (path, status, dialect, found, user_data) in [
+            ("/latest/meta-data", 404, "none", None, false),
+            ("/", 200, "every dialect", None, false),
+            ("/v1/user-data", 404, "nocloud", None, false),
+            ("/v1/meta-data", 200, "nocloud", Some("nocloud"), false),
+            ("/v1/user-data?x", 200, "nocloud", Some("nocloud"), true),
+            ("/openstack", 200, "openstack", Some("nocloud"), true),
+        ] {
+            following.note(&entry(3, path, status, dialect), Duration::ZERO, now);
+            let guest = following.guest(3).expect("followed");
+            let label = guest.dialect.map(Datasource::label);
+            assert_eq!((label, guest.has_user_data), (found, user_data), "after {path}");
+        }
+        assert_eq!(following.guest(3).map(|guest| guest.requests), Some(6));
+    }
+
+    #[test]
+    fn sampled_answers_count_as_often_as_they_stand_for() {
+        let now = Instant::now();
+        let mut following = Following::new(now);
+        following.note(&Entry { sampled: 16, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
+        following.note(&entry(3, "/", 503, "ec2"), Duration::ZERO, now);
+        let guest = following.guest(3).expect("followed");
+        assert_eq!((guest.requests, guest.failed, guest.lately.len()), (17, 1, 2));
+    }
+
+    #[test]
+    fn only_the_last_requests_are_kept() {
+        let now = Instant::now();
+        let mut following = Following::new(now);
+        let paths: Vec<_> = (0..2 * LAST_REQUESTS).map(|number| format!("/{number}")).collect();
+        for path in &paths {
+            following.note(&entry(3, path, 200, "ec2"), Duration::ZERO, now);
+        }
+        let guest = following.guest(3).expect("followed");
+        assert!(guest.lately.iter().map(|request| &*request.path).eq(&paths[LAST_REQUESTS..]));
+    }
+
+    #[test]
+    fn the_next_guest_of_a_slot_begins_anew() {
+        let now = Instant::now();
+        let mut following = Following::new(now);
+        for (vm, requests) in [("a", 1), ("a", 2), ("b", 1)] {
+            let responses = Some(Arc::new(Responses::builder(Vm::alone(vm)).build()));
+            following.note(&Entry { responses, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
+            assert_eq!(following.guest(3).map(|guest| guest.requests), Some(requests), "{vm}");
+        }
+    }
+
+    #[test]
+    fn beyond_the_limit_the_guests_that_were_quiet_longest_are_forgotten() {
+        let now = Instant::now();
+        let mut following = Following::new(now);
+        let most = u32::try_from(FOLLOWED).expect("a small limit");
+        for slot in 0..=most {
+            let at = now + Duration::from_millis(slot.into());
+            following.note(&entry(slot, "/", 200, "ec2"), Duration::ZERO, at);
+        }
+        assert_eq!(following.count(), FOLLOWED - FOLLOWED / 4 + 1);
+        assert!(following.guest(0).is_none() && following.guest(most).is_some());
+        assert!(following.guest(most / 4).is_some(), "it was not among the quietest quarter");
+    }
+
+    #[test]
+    fn user_data_has_the_spelling_of_any_cloud() {
+        let cases = [
+            ("/latest/user-data", true),
+            ("/openstack/latest/user_data", true),
+            ("/computeMetadata/v1/instance/attributes/user-data", true),
+            ("/hetzner/v1/userdata", true),
+            ("/metadata/instance/compute/userData/", true),
+            ("/user-data/x", false),
+            ("/latest/meta-data", false),
+            ("/", false),
+        ];
+        for (path, is) in cases {
+            assert_eq!(is_user_data(path), is, "{path}");
+        }
+    }
+}

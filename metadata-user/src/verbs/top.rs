@@ -1,0 +1,140 @@
+//! `xdp-imds top`: the live view of a node in a terminal.
+//!
+//! The agent follows its guests while it is asked, and makes the documents; [`metadata_screen`] draws them.
+
+use std::io::{IsTerminal as _, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use metadata_control::status;
+use metadata_control::top::{LISTED_MOST, Sort, TopQuery};
+use metadata_screen::{Asked, Documents, Look, Screen, Shown, fetch, plain, terminal};
+
+use super::which;
+
+/// Least and most seconds between two questions. The agent stops to follow guests if it is not asked for longer.
+const INTERVAL: std::ops::RangeInclusive<f64> = 0.2..=20.0;
+/// How long `--once` watches before it shows: rates need two readings, which are a second apart.
+const ONCE: Duration = Duration::from_millis(1_200);
+
+/// The options of the verb.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Arguments {
+    /// Show the page of this VM first, with its last requests.
+    #[arg(value_name = which::GUEST)]
+    guest: Option<String>,
+    #[command(flatten)]
+    agent: which::Agent,
+    /// Print one screen as text, and end. This is also what happens if standard output is not a terminal.
+    #[arg(long)]
+    once: bool,
+    /// Print one document as JSON, and end.
+    #[arg(long, conflicts_with = "once")]
+    json: bool,
+    /// Seconds between two questions to the agent, 0.2 to 20. Choose more for a slow link.
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    interval: Duration,
+    /// The order of VMs.
+    #[arg(long, value_name = "ORDER", default_value = "newest",
+          value_parser = clap::builder::PossibleValuesParser::new(Sort::ALL.map(Sort::name)))]
+    sort: String,
+    /// Show only VMs with this text in their name, UUID, port, MAC, dialect or stage.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    filter: String,
+    /// Number of VMs to list, at most 512 [default: as many as a screen needs].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=LISTED_MOST as i64))]
+    limit: Option<u16>,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| INTERVAL.contains(seconds));
+    let (least, most) = (INTERVAL.start(), INTERVAL.end());
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("expected {least} to {most} seconds"))
+}
+
+impl Arguments {
+    fn query(&self) -> TopQuery {
+        TopQuery {
+            limit: self.limit.map(Into::into),
+            sort: Sort::ALL.into_iter().find(|sort| sort.name() == self.sort).unwrap_or_default(),
+            filter: self.filter.clone(),
+            ..TopQuery::default()
+        }
+    }
+
+    fn screen(&self) -> Screen {
+        let shown = self.guest.clone().map_or(Shown::Node, Shown::Vm);
+        Screen { shown, ..Screen::new(self.query()) }
+    }
+}
+
+/// Shows the view until the user ends it, or prints it once.
+///
+/// # Errors
+/// The configuration cannot be read, the terminal cannot be used, or, for `--once` and `--json`, no agent answers.
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+    let run = arguments.agent.run()?;
+    if arguments.json {
+        return print_json(arguments, &run, out);
+    }
+    let look = Look::of(|name| std::env::var(name).ok());
+    if arguments.once || !std::io::stdout().is_terminal() {
+        return print_once(arguments, &run, look, out);
+    }
+    let ask = move |asked: &Asked| fetch(&run, asked).map_err(|error| error.to_string());
+    if !terminal::can_draw() {
+        return print_often(arguments, look, ask, out);
+    }
+    Ok(terminal::run(arguments.screen(), look, arguments.interval, Box::new(ask), Arc::default())?)
+}
+
+/// Prints the document that the agent makes: a list of pages if the arguments name a VM.
+fn print_json(arguments: &Arguments, run: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
+    let query = TopQuery { guest: arguments.guest.clone(), ..arguments.query() };
+    status::get(run, &query.path())?;
+    std::thread::sleep(ONCE);
+    out.write_all(&status::get(run, &query.path())?)?;
+    Ok(writeln!(out)?)
+}
+
+fn print_once(arguments: &Arguments, run: &Path, look: Look, out: &mut dyn Write) -> anyhow::Result<()> {
+    let mut screen = arguments.screen();
+    fetch(run, &screen.asked())?;
+    std::thread::sleep(ONCE);
+    screen.on_answer(Ok(fetch(run, &screen.asked())?));
+    Ok(out.write_all(plain(&screen, terminal::size(), look).as_bytes())?)
+}
+
+/// Prints a screen after each interval, for a terminal that cannot move its cursor. Ends when output fails.
+fn print_often(
+    arguments: &Arguments,
+    look: Look,
+    ask: impl Fn(&Asked) -> Result<Documents, String>,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
+    let mut screen = arguments.screen();
+    loop {
+        let begun = Instant::now();
+        screen.on_answer(ask(&screen.asked()));
+        writeln!(out, "{}", plain(&screen, terminal::size(), look))?;
+        out.flush()?;
+        std::thread::sleep(arguments.interval.saturating_sub(begun.elapsed()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::interval;
+    use std::time::Duration;
+
+    #[test]
+    fn an_interval_has_limits() {
+        for (text, expected) in [("1", Some(1_000)), ("0.2", Some(200)), ("20", Some(20_000))] {
+            assert_eq!(interval(text).ok(), expected.map(Duration::from_millis), "{text}");
+        }
+        for text in ["", "0", "0.1", "21", "-1", "nan", "inf", "fast"] {
+            assert!(interval(text).is_err(), "{text}");
+        }
+    }
+}
