@@ -267,6 +267,10 @@ impl Serve {
         config.sandbox = this.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
         anyhow::ensure!(
+            !config.page || config.metrics.is_some(),
+            "page: expected an address to serve the page at, found none: set `metrics: ADDR:PORT`, or remove `page`"
+        );
+        anyhow::ensure!(
             config.has_records(),
             "no records to serve: give --records DIR, or set `records:`, `kubevirt: {{}}`, `proxmox: {{}}` or (to register VMs) `api: {{}}` in the \
              configuration file"

@@ -1,4 +1,4 @@
-//! The live view of a node: `xdp-imds top`.
+//! The live view of a node: `xdp-imds top`, and the page at `/` of the metrics address.
 //!
 //! The agent answers `GET /v1/top` on its control socket with a [`Top`] as JSON, and `?guest=NAME` with a list of
 //! [`VmPage`]. A new version may add fields, but no field changes its meaning within [`SCHEMA`]. Of a record it shows

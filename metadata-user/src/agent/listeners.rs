@@ -41,7 +41,8 @@ impl Listeners {
         succeeds: bool,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> anyhow::Result<Self> {
-        let Routers { metrics, control, requests } = Routers::new(Arc::clone(health), Arc::clone(registrar));
+        let Routers { metrics, control, requests } =
+            Routers::new(Arc::clone(health), Arc::clone(registrar), config.page);
         let metrics = match publication {
             Some(publication) => metrics.merge(identity::routes(Arc::clone(publication))),
             None => metrics,

@@ -87,6 +87,9 @@ pub struct Config {
     pub hub: String,
     /// Address and port that serve Prometheus metrics; `None` (default) serves none.
     pub metrics: Option<SocketAddr>,
+    /// Whether `/` of `metrics` is a page with the live view of the node: names, ports and MACs of VMs, and the paths
+    /// that they ask for. Everybody who reaches the address sees it. `false` by default.
+    pub page: bool,
     /// The audit log of requests; off by default.
     pub audit: AuditConfig,
     /// The issuer of identity tokens, which others can verify; `None` (default) issues none.
@@ -148,6 +151,7 @@ impl Default for Config {
             guard: Guarded::default(),
             hub: "imds".into(),
             metrics: None,
+            page: false,
             audit: AuditConfig::default(),
             identity: None,
             state: Some(DEFAULT_STATE.into()),

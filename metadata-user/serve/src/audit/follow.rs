@@ -1,4 +1,4 @@
-//! What guests have asked while somebody follows them: `xdp-imds top`.
+//! What guests have asked while somebody follows them: `xdp-imds top`, or a viewer of the page.
 //!
 //! It lives on the control side and is filled from the workers' tapes. While nobody follows, there is no [`Following`],
 //! and the tapes are off unless there is an audit log.

@@ -7,6 +7,7 @@
 //! | `GET /v1/status` | | yes |
 //! | `GET /v1/trace` | | yes |
 //! | `GET /v1/top` | | yes |
+//! | `GET /` and `/events`, with `page` in the configuration | yes | |
 //! | `/v1/instances` and below ([`instances`]), `GET /v1/openapi.json` | | yes |
 //!
 //! The control socket is `<run>/control.sock`, for users who may enter the agent's run directory (mode 0700, or 0750
@@ -19,6 +20,7 @@
 
 pub(super) mod instances;
 mod listen;
+mod page;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -97,7 +99,8 @@ pub(super) struct Routers {
 }
 
 impl Routers {
-    pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>) -> Self {
+    /// With `shows`, the metrics address also has the page with the live view.
+    pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>, shows: bool) -> Self {
         let (sender, requests) = mpsc::channel(QUEUE);
         let agent = Agent { health, registrar, requests: sender };
         let both = Router::new()
@@ -109,7 +112,8 @@ impl Routers {
         let control = control.route("/v1/top", get(top::top));
         let routes = instances::routes().into_iter();
         let control = routes.fold(control, |control, (path, methods)| control.route(path, methods));
-        Self { metrics: both.with_state(agent.clone()), control: control.with_state(agent), requests }
+        let metrics = if shows { page::routes(both) } else { both };
+        Self { metrics: metrics.with_state(agent.clone()), control: control.with_state(agent), requests }
     }
 }
 

@@ -10,10 +10,12 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
 use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, serve};
+use super::page::VIEWERS;
 use super::{ANSWER_WITHIN, QUEUE, Registrar, Request, Routers};
 use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{About, Status};
+use metadata_control::top::{Top, VmPage, VmRow, WORDS_MOST};
 
 /// Limit on every wait in these tests. A wait reaches it only if the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -33,9 +35,14 @@ impl Drop for Bench {
 
 impl Bench {
     async fn new(answers: bool) -> Self {
+        Self::with(answers, false).await
+    }
+
+    /// With `shows`, the metrics address has the page.
+    async fn with(answers: bool, shows: bool) -> Self {
         let health = Health::new(vec![(0, Default::default())]);
         let Routers { metrics, mut requests, .. } =
-            Routers::new(Arc::clone(&health), Registrar::new(&Config::default()));
+            Routers::new(Arc::clone(&health), Registrar::new(&Config::default()), shows);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
@@ -45,8 +52,19 @@ impl Bench {
                 std::future::pending::<()>().await;
             }
             while let Some(request) = requests.recv().await {
-                let Request::Metrics(reply) = request else { panic!("{request:?} on the metrics address") };
-                reply.send("word 1\n".into()).expect("a client that waits");
+                match request {
+                    Request::Metrics(reply) => _ = reply.send("word 1\n".into()),
+                    Request::Top(query, reply) => {
+                        let name = (!query.filter.is_empty()).then_some(query.filter);
+                        let row = VmRow { vm: name, ..VmRow::default() };
+                        _ = reply.send(Box::new(Top { vms: vec![row], ..Top::default() }));
+                    }
+                    Request::VmPages(name, reply) => {
+                        let page = VmPage { record: Some(name), ..VmPage::default() };
+                        _ = reply.send(vec![page]);
+                    }
+                    other => panic!("{other:?} on the metrics address"),
+                }
             }
         });
         Self { address, health, tasks: vec![door, control] }
@@ -54,6 +72,29 @@ impl Bench {
 
     async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.expect("a connection")
+    }
+
+    /// The head of an answer, in lower case.
+    async fn head(&self, path: &str) -> String {
+        self.stream(path, 0).await.to_lowercase()
+    }
+
+    /// The head of an answer, and its body up to the end of the `events`th event.
+    async fn stream(&self, path: &str, events: usize) -> String {
+        let mut stream = self.connect().await;
+        let question = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        stream.write_all(question.as_bytes()).await.expect("room");
+        let mut text = String::new();
+        let reading = async {
+            while !text.contains("\r\n\r\n") || text.matches("\n\n").count() < events {
+                let mut piece = [0; 4_096];
+                let length = stream.read(&mut piece).await.expect("an answer");
+                assert!(length > 0, "ended after {text}");
+                text.push_str(&String::from_utf8_lossy(&piece[..length]));
+            }
+        };
+        tokio::time::timeout(PATIENCE, reading).await.expect("an answer in time");
+        text
     }
 
     async fn ask(&self, path: &str) -> (u16, String) {
@@ -96,8 +137,60 @@ async fn probes_list_each_trouble_on_a_line() {
 async fn the_metrics_address_serves_metrics_and_nothing_of_guests() {
     let bench = Bench::new(true).await;
     assert_eq!(bench.ask("/metrics").await, (200, "word 1\n".into()));
-    for path in ["/v1/status", "/v1/instances/x", "/"] {
+    for path in ["/v1/status", "/v1/top", "/v1/instances/x", "/", "/events"] {
         assert_eq!(bench.ask(path).await.0, 404, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn the_page_is_there_only_on_request_and_its_policy_allows_nothing_from_elsewhere() {
+    let bench = Bench::with(true, true).await;
+    let head = bench.head("/").await;
+    for field in
+        ["content-type: text/html", "content-security-policy: default-src 'none'", "cache-control: no-store"]
+    {
+        assert!(head.contains(field), "{field}: {head}");
+    }
+    for (path, status) in [("/v1/top", 404), ("/v1/status", 404), ("/metrics", 200)] {
+        assert_eq!(bench.ask(path).await.0, status, "{path}");
+    }
+    let long = format!("/events?filter={}", "x".repeat(WORDS_MOST + 1));
+    for (path, status) in [(&*long, 400), ("/events?sort=size", 400)] {
+        assert_eq!(bench.ask(path).await.0, status, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_viewer_gets_the_node_and_the_vm_that_it_shows_each_second() {
+    let bench = Bench::with(true, true).await;
+    let text = bench.stream("/events?filter=web&guest=db", 2).await;
+    for part in [
+        "content-type: text/event-stream",
+        "event: top\ndata: {",
+        "\"vm\":\"web\"",
+        "event: vm\ndata: [{",
+        "\"record\":\"db\"",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn viewers_beyond_the_limit_are_refused_until_one_leaves() {
+    let bench = Bench::with(true, true).await;
+    let mut viewers = Vec::new();
+    for _ in 0..VIEWERS {
+        let mut stream = bench.connect().await;
+        stream.write_all(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
+        stream.read_u8().await.expect("an answer");
+        viewers.push(stream);
+    }
+    assert_eq!(bench.ask("/events").await.0, 503);
+    assert_eq!(bench.ask("/").await.0, 200, "the page itself says so");
+    viewers.pop();
+    let begun = Instant::now();
+    while !bench.stream("/events", 0).await.starts_with("HTTP/1.1 200") {
+        assert!(begun.elapsed() < PATIENCE, "the seat is not free");
     }
 }
 
@@ -217,7 +310,7 @@ async fn requests_at_the_control_socket_carry_the_peers_credentials() {
 #[tokio::test]
 async fn the_control_socket_serves_the_status() {
     let Routers { control, mut requests, .. } =
-        Routers::new(Health::new(vec![]), Registrar::new(&Config::default()));
+        Routers::new(Health::new(vec![]), Registrar::new(&Config::default()), false);
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));

@@ -125,7 +125,8 @@ impl Bench {
     fn new() -> Self {
         let room = tempfile::tempdir().expect("a directory");
         let config = Config { state: Some(room.path().into()), ..Config::default() };
-        let Routers { control, requests, .. } = Routers::new(Health::new(vec![]), Registrar::new(&config));
+        let Routers { control, requests, .. } =
+            Routers::new(Health::new(vec![]), Registrar::new(&config), false);
         let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
         let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
         let book = Arc::new(Mutex::new(Book::default()));

@@ -1,0 +1,172 @@
+//! The page at `/` of the metrics address, in a real browser: Debian's Chromium, without a display.
+//!
+//! The test speaks the DevTools protocol (<https://chromedevtools.github.io/devtools-protocol/>) over pipes: JSON
+//! documents, each ended by a zero octet. The shell gives the browser the pipes as descriptors 3 and 4.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use support::agent::{Agent, PortArgument, arguments, binary};
+use support::eventually::eventually;
+use support::guest::{Guest, METADATA, Spec};
+use support::host::Host;
+use support::netns::Namespace;
+use support::privileged;
+use support::record::Identity;
+
+/// Far more time than a step needs: only a fault reaches it.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// Most messages of the browser until an answer.
+const MESSAGES: usize = 10_000;
+
+/// The browser, which ends with this value.
+struct Browser {
+    child: Child,
+    to: ChildStdin,
+    from: BufReader<ChildStdout>,
+    asked: u64,
+    /// The tab.
+    session: Option<String>,
+    /// What the browser complains of: refused loads, errors of the script.
+    complaints: Vec<Value>,
+    _profile: tempfile::TempDir,
+}
+
+impl Browser {
+    /// Starts the browser in a namespace, and opens a tab.
+    fn open(ns: &Namespace, url: &str) -> Self {
+        let profile = tempfile::tempdir().expect("a directory");
+        let text = "exec chromium --headless --no-sandbox --disable-gpu --disable-quic --no-first-run \
+                    --disable-background-networking --disable-component-update --disable-sync \
+                    --remote-debugging-pipe --user-data-dir=\"$1\" about:blank 3<&0 4>&1 0</dev/null 1>/dev/null 2>&1";
+        let mut command = Command::new("sh");
+        command.args(["-c", text, "sh"]).arg(profile.path()).env("HOME", profile.path());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = ns.spawn(&mut command).expect("chromium");
+        let to = child.stdin.take().expect("a pipe");
+        let from = BufReader::new(child.stdout.take().expect("a pipe"));
+        let (session, complaints) = (None, Vec::new());
+        let mut browser = Self { child, to, from, asked: 0, session, complaints, _profile: profile };
+        let target = browser.call("Target.createTarget", json!({ "url": "about:blank" }))["targetId"].clone();
+        let attach = json!({ "targetId": target, "flatten": true });
+        let session = browser.call("Target.attachToTarget", attach)["sessionId"].clone();
+        browser.session = session.as_str().map(str::to_owned);
+        browser.call("Log.enable", json!({}));
+        browser.call("Runtime.enable", json!({}));
+        browser.call("Page.navigate", json!({ "url": url }));
+        browser
+    }
+
+    /// Calls a method, and returns its result.
+    fn call(&mut self, method: &str, params: Value) -> Value {
+        self.asked += 1;
+        let mut message = json!({ "id": self.asked, "method": method, "params": params });
+        if let Some(session) = &self.session {
+            message["sessionId"] = session.as_str().into();
+        }
+        self.to.write_all(format!("{message}\0").as_bytes()).expect("the browser reads");
+        for _ in 0..MESSAGES {
+            let mut octets = Vec::new();
+            self.from.read_until(0, &mut octets).expect("the browser writes");
+            assert_eq!(octets.pop(), Some(0), "the browser has ended; is Debian's `chromium` installed?");
+            let message: Value = serde_json::from_slice(&octets).expect("JSON");
+            match message["method"].as_str() {
+                Some("Log.entryAdded" | "Runtime.exceptionThrown") => self.complaints.push(message),
+                _ if message["id"] == self.asked => {
+                    assert!(message["error"].is_null(), "{method}: {message}");
+                    return message["result"].clone();
+                }
+                _ => {}
+            }
+        }
+        panic!("{method}: no answer within {MESSAGES} messages");
+    }
+
+    /// The value of an expression in the page.
+    fn value(&mut self, expression: &str) -> Value {
+        let result =
+            self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
+        assert!(result["exceptionDetails"].is_null(), "{expression}: {result}");
+        result["result"]["value"].clone()
+    }
+
+    /// Waits until the text of the page has all parts.
+    fn wait_for(&mut self, parts: &[&str]) -> String {
+        let begun = Instant::now();
+        loop {
+            let text = self.value("document.body.innerText").as_str().unwrap_or_default().to_owned();
+            match parts.iter().find(|part| !text.contains(**part)) {
+                None => return text,
+                Some(part) => assert!(begun.elapsed() < PATIENCE, "no `{part}` in:\n{text}"),
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+}
+
+impl Drop for Browser {
+    fn drop(&mut self) {
+        // Its other processes end with it.
+        let _ = self.to.write_all(b"{\"id\":0,\"method\":\"Browser.close\"}\0");
+        let ended = eventually(Duration::from_secs(5), || {
+            self.child.try_wait()?.ok_or_else(|| anyhow::anyhow!("it still runs"))
+        });
+        if ended.is_err() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+#[test]
+fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let records = tempfile::tempdir().expect("a directory");
+    let host = Host::new().expect("a node");
+    let identity = Identity::of(0);
+    identity.write(records.path(), 1).expect("a record");
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let file = records.path().join("page");
+    std::fs::create_dir(&file).expect("a directory");
+    let file = file.join("config.yaml");
+    std::fs::write(&file, "page: true\n").expect("a file");
+    let port = PortArgument::new(guest.host_tap().name(), identity.mac);
+    let mut words = arguments(records.path(), &[port]);
+    words.extend(["--config".into(), file.into()]);
+    let start =
+        || Agent::start_binary(&binary().expect("an agent"), host.ns(), words.clone()).expect("an agent");
+    let agent = start();
+
+    let address = support::agent::METRICS;
+    let mut browser = Browser::open(host.ns(), &format!("http://{address}/"));
+    let hostname = identity.hostname.as_str();
+    browser.wait_for(&[hostname, "silent", "serving"]);
+    let fetched = eventually(PATIENCE, || {
+        guest.curl(&[&format!("http://{METADATA}/v1/user-data?q=hunter2")], PATIENCE)
+    });
+    fetched.expect("an answer");
+    let text = browser.wait_for(&["nocloud", "/v1/user-data", "sent", "0: "]);
+    assert!(!text.contains("hunter2"), "{text}");
+
+    browser.value("document.querySelector('#vms button').click()");
+    browser.wait_for(&["close", "steered by", "GET"]);
+    browser.value(
+        "document.getElementById('filter').value = 'nobody'; document.getElementById('filter').oninput()",
+    );
+    browser.wait_for(&["0 match"]);
+    assert_eq!(browser.value("document.querySelectorAll('#vms tr').length"), 0);
+    assert_eq!(browser.complaints, Vec::<Value>::new(), "the policy allows all that the page does");
+
+    agent.stop().expect("the agent stops");
+    browser.wait_for(&["The agent is away"]);
+    let _agent = start();
+    let back = eventually(PATIENCE, || {
+        anyhow::ensure!(browser.value("document.getElementById('away').hidden") == true);
+        Ok(())
+    });
+    back.expect("the page finds the next agent");
+}
