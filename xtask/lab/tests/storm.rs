@@ -57,6 +57,21 @@ fn guests_with_loss_slow_reads_or_checksum_offload_boot_without_a_failure() {
 }
 
 #[test]
+fn a_recorded_storm_shows_its_guests_and_what_they_found() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("storm.cast");
+    let record = ["--dialect", "nocloud", "--arrival", "ramp:2", "--record", file.to_str().expect("text")];
+    assert_eq!(outcomes(&storm(&[&FEW[..], &record].concat())), [(32 * 4, 0)]);
+    let text = std::fs::read_to_string(&file).expect("a recording");
+    for part in ["\"version\":2", "VMs 32", "guest-", "nocloud", "/v1/"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
 fn a_takeover_disturbs_no_request_and_a_killed_agent_fails_none() {
     if !privileged::or_skip() {
         return;

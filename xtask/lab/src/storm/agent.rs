@@ -149,6 +149,10 @@ impl Running for Serving<'_> {
         vec![self.child.id()]
     }
 
+    fn run_directory(&self) -> Option<PathBuf> {
+        self.agent.file("run").ok()
+    }
+
     fn attached_in(&self) -> Option<Duration> {
         let metrics = self.scene.node.run_in(metrics).ok()?;
         sample(&metrics, "xdp_imds_attach_seconds_median").map(Duration::from_secs_f64)

@@ -24,6 +24,7 @@ pub(crate) mod plan;
 pub(crate) mod report;
 pub(crate) mod run;
 mod table;
+mod watch;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use crawl::Dialect;
@@ -112,6 +113,12 @@ pub(crate) struct Args {
     /// Write one image with charts to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Show the storm on xdp-imds in `xdp-imds top` while it runs. This costs the agent a little for each request
+    #[arg(long)]
+    watch: bool,
+    /// Record what `--watch` shows, as a picture with frames (FILE.svg) or an asciicast (FILE.cast)
+    #[arg(long, value_name = "FILE", value_parser = watch::recording)]
+    record: Option<PathBuf>,
     /// Measure nothing: show what improved or worsened from A to B, and fail on regressions
     #[arg(long, num_args = 2, value_names = ["A.json", "B.json"])]
     compare: Vec<PathBuf>,
@@ -173,6 +180,9 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
         std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))
     };
     let configuration = args.agent_config.as_ref().map(read).transpose()?;
+    if args.is_watched() {
+        environment.notes.push("watched in `xdp-imds top`".into());
+    }
     if args.agent.is_some() {
         environment.notes.push(format!("agent {}", agent.display()));
     }
@@ -232,6 +242,11 @@ impl Args {
             bail!("there is no core {core}; this machine has {cores} cores, numbered from 0");
         }
         Ok(())
+    }
+
+    /// True if the storm on the agent is watched.
+    fn is_watched(&self) -> bool {
+        self.watch || self.record.is_some()
     }
 
     fn write(&self, results: &Results) -> Result<()> {

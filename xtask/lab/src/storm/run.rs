@@ -8,6 +8,7 @@ use super::memory;
 use super::model::{Case as Measured, Idle, Round, Settings, Subject as Found};
 use super::peer::{self, Scene, Subject};
 use super::plan::Case;
+use super::watch::Watch;
 use super::{Args, crawl::Dialect};
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
@@ -133,10 +134,14 @@ impl Run<'_> {
         let idle = self.idle(&pids);
         let orders = self.orders(vms, number);
         let before = Clocks::read(self.lab.pid(), &pids)?;
+        let watch = running.run_directory().filter(|_| self.args.is_watched());
+        let watch =
+            watch.map(|run| Watch::start(run, self.args.watch, self.args.record.is_some())).transpose()?;
         let (outcome, events) = {
+            let is_shown = || watch.as_ref().is_some_and(Watch::is_shown);
             let (began, mut reported) = (self.began, Instant::now());
             let mut report = |boots: u64, failures: u64| {
-                if reported.elapsed() >= PROGRESS_INTERVAL {
+                if !is_shown() && reported.elapsed() >= PROGRESS_INTERVAL {
                     reported = Instant::now();
                     super::progress(began, &format!("{label}: {boots} boots, {failures} failures"));
                 }
@@ -152,6 +157,9 @@ impl Run<'_> {
             })?
         };
         let after = Clocks::read(self.lab.pid(), &running.pids())?;
+        if let Some(watch) = watch {
+            watch.finish(self.args.record.as_deref())?;
+        }
         let flood_frames = outcome.flood.map_or(0, |flood| flood.frames);
         let cpu = before.until(&after, &outcome.calls, &self.prices, flood_frames);
         running.stop()?;

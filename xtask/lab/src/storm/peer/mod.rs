@@ -14,6 +14,7 @@ use haproxy::{Form, Haproxy};
 use metadata_common::mac::Mac;
 use nginx::Nginx;
 use std::net::Ipv4Addr;
+use std::path::PathBuf;
 use std::time::Duration;
 use support::netns::Namespace;
 
@@ -71,6 +72,11 @@ pub(crate) enum Disturbance {
 pub(crate) trait Running: Send {
     /// Returns the processes of the subject, for CPU time and memory.
     fn pids(&self) -> Vec<u32>;
+
+    /// Returns the agent's run directory; `None` for other servers.
+    fn run_directory(&self) -> Option<PathBuf> {
+        None
+    }
 
     /// Returns the median time to attach one tap, if the server reports it.
     fn attached_in(&self) -> Option<Duration> {
