@@ -12,6 +12,11 @@ pub const JOINED_KEYS: usize = 4_096;
 /// Members of private and symmetric keys (RFC 7518 section 6).
 const PRIVATE: [&str; 8] = ["d", "p", "q", "dp", "dq", "qi", "oth", "k"];
 
+/// Kinds of keys that may sign JWT-SVIDs (JWT-SVID section 2.1).
+const SPIFFE_KINDS: [&str; 2] = ["EC", "RSA"];
+/// How often verifiers should fetch a bundle, in seconds (SPIFFE Trust Domain and Bundle section 4.1.2).
+const SPIFFE_REFRESH: u32 = 300;
+
 /// Why sets cannot be joined. No error repeats the value of a member.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JwksError {
@@ -34,6 +39,17 @@ pub enum JwksError {
     /// Two different keys have one `kid`.
     #[error("expected one key for each `kid`, found two for `{0}`")]
     Twice(String),
+    /// A key cannot sign JWT-SVIDs.
+    #[error(
+        "expected keys of kind `EC` or `RSA`, found `{kty}` for `{kid}`; SPIFFE has no EdDSA, so set \
+         `identity.algorithm` to ES256"
+    )]
+    NotSpiffe {
+        /// `kid` of the key.
+        kid: String,
+        /// Kind of the key.
+        kty: String,
+    },
     /// There are too many keys.
     #[error("expected at most {JOINED_KEYS} keys, found more")]
     TooMany,
@@ -70,6 +86,27 @@ impl Joined {
             }
         }
         Ok(())
+    }
+
+    /// Returns the set as a SPIFFE bundle (SPIFFE Trust Domain and Bundle section 4), in the order of `kid`. Its keys
+    /// have another `use` than those of OpenID Connect, so no document is both.
+    ///
+    /// # Errors
+    /// [`JwksError::NotSpiffe`].
+    pub fn into_bundle(self) -> Result<Value, JwksError> {
+        let keys = self.0.into_iter().map(|(kid, mut key)| {
+            let kty = key["kty"].as_str().unwrap_or_default();
+            if !SPIFFE_KINDS.contains(&kty) {
+                return Err(JwksError::NotSpiffe { kty: kty.to_owned(), kid });
+            }
+            if let Some(members) = key.as_object_mut() {
+                // Section 4.2 advises against members that it does not define.
+                members.remove("alg");
+                members.insert("use".to_owned(), "jwt-svid".into());
+            }
+            Ok(key)
+        });
+        Ok(json!({ "keys": keys.collect::<Result<Vec<_>, _>>()?, "spiffe_refresh_hint": SPIFFE_REFRESH }))
     }
 
     /// Returns the set, in the order of `kid`.
@@ -113,5 +150,23 @@ mod tests {
             assert!(kids.is_sorted_by_key(|kid| kid.as_str()), "{kids:?}");
             assert_eq!(added.map(|()| kids.len()), expected, "{sets:?}");
         }
+    }
+
+    #[test]
+    fn a_bundle_has_spiffes_use_and_no_key_that_spiffe_forbids() {
+        let joined = |set: serde_json::Value| {
+            let mut joined = Joined::default();
+            joined.add(&set).expect("public keys");
+            joined
+        };
+        let ec = |key_use: &str| json!({"kty": "EC", "crv": "P-256", "kid": "a", "x": "1", "y": "2", "use": key_use});
+        let mut published = ec("sig");
+        published["alg"] = "ES256".into();
+        let bundle = joined(json!({"keys": [published]})).into_bundle();
+        assert_eq!(bundle, Ok(json!({"keys": [ec("jwt-svid")], "spiffe_refresh_hint": 300})));
+
+        let other = json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "a", "x": "1"}]});
+        let refused = JwksError::NotSpiffe { kid: "a".into(), kty: "OKP".into() };
+        assert_eq!(joined(other).into_bundle(), Err(refused));
     }
 }

@@ -50,6 +50,9 @@ enum Verb {
         /// Algorithm of the keys in a directory.
         #[arg(long, value_enum, default_value_t = Kind::Es256)]
         algorithm: Kind,
+        /// Print the keys as a SPIFFE bundle.
+        #[arg(long)]
+        spiffe: bool,
     },
     /// Publish the keys and the metadata of the issuer that a configuration names, for verifiers that do not reach the
     /// agents: as files for a web server, or as a ConfigMap.
@@ -95,7 +98,7 @@ impl Arguments {
     pub fn run(self, out: &mut impl Write) -> anyhow::Result<()> {
         match self.verb {
             Verb::Key { dir, algorithm } => key(dir.as_deref(), algorithm.into(), out),
-            Verb::Jwks { paths, algorithm } => print_jwks(&paths, algorithm.into(), out),
+            Verb::Jwks { paths, algorithm, spiffe } => print_jwks(&paths, algorithm.into(), spiffe, out),
             Verb::Publish(arguments) => arguments.run(out),
             Verb::Signer { sandbox } => signer(sandbox),
         }
@@ -112,10 +115,16 @@ fn key(dir: Option<&Path>, algorithm: Algorithm, out: &mut impl Write) -> anyhow
     Ok(())
 }
 
-fn print_jwks(paths: &[PathBuf], algorithm: Algorithm, out: &mut impl Write) -> anyhow::Result<()> {
+fn print_jwks(
+    paths: &[PathBuf],
+    algorithm: Algorithm,
+    spiffe: bool,
+    out: &mut impl Write,
+) -> anyhow::Result<()> {
     let mut joined = Joined::default();
     paths.iter().try_for_each(|path| add(&mut joined, path, algorithm))?;
-    serde_json::to_writer_pretty(&mut *out, &joined.into_set())?;
+    let set = if spiffe { joined.into_bundle()? } else { joined.into_set() };
+    serde_json::to_writer_pretty(&mut *out, &set)?;
     writeln!(out)?;
     Ok(())
 }
