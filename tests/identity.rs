@@ -3,9 +3,13 @@
 
 mod identity {
     pub(crate) mod authority;
+    mod consul;
     mod documents;
+    mod google;
+    mod logins;
     mod publish;
     pub(crate) mod scene;
+    mod spiffe;
     mod takeover;
 }
 

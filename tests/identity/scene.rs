@@ -14,6 +14,7 @@ use support::bpffs::Bpffs;
 use support::guest::{Guest, METADATA, Spec};
 use support::host::Host;
 use support::libraries::Libraries;
+use support::netns::Namespace;
 use support::record::{Identity, replace};
 
 pub(crate) const ISSUER: &str = "https://imds.lab.example";
@@ -53,8 +54,18 @@ pub(crate) fn make_key(path: &Path, algorithm: &str) -> Secret {
 
 /// Returns the header of a token.
 pub(crate) fn header(token: &str) -> Value {
-    let header = token.split('.').next().expect("a header");
-    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(header).expect("base64url")).expect("JSON")
+    part(token, 0)
+}
+
+/// Returns the header of a token (0) or its claims (1), without verifying it.
+pub(crate) fn part(token: &str, number: usize) -> Value {
+    let part = token.split('.').nth(number).expect("a part");
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(part).expect("base64url")).expect("JSON")
+}
+
+/// Returns a script that has its input as `INPUT`.
+pub(crate) fn with_input(input: &Value, script: &str) -> String {
+    format!("import json\nINPUT = json.loads(r'''{input}''')\n{script}")
 }
 
 /// A node and its guests.
@@ -84,6 +95,11 @@ impl Scene {
         self.keys.path()
     }
 
+    /// The namespace of the node.
+    pub(crate) fn node(&self) -> &Namespace {
+        self.host.ns()
+    }
+
     pub(crate) fn guests(&self) -> &[Guest] {
         &self.guests
     }
@@ -96,13 +112,15 @@ impl Scene {
         self.records.path().join("run")
     }
 
-    /// Starts an agent with further fields of `identity` and further arguments.
+    /// Starts an agent with further fields of `identity` and further arguments. Its tokens live for [`LIFETIME`].
     pub(crate) fn try_agent(&self, fields: &str, more: &[&str]) -> anyhow::Result<Agent<'_>> {
+        self.start(&format!("lifetime_seconds: {LIFETIME}, {fields}"), more)
+    }
+
+    fn start(&self, fields: &str, more: &[&str]) -> anyhow::Result<Agent<'_>> {
         let config = self.keys().join("config.yaml");
         let keys = self.keys().display();
-        let text = format!(
-            "identity: {{issuer: '{ISSUER}', keys: '{keys}', lifetime_seconds: {LIFETIME}, {fields}}}\n"
-        );
+        let text = format!("identity: {{issuer: '{ISSUER}', keys: '{keys}', {fields}}}\n");
         fs::write(&config, text)?;
         let ports = self.guests.iter();
         let ports: Vec<_> =
@@ -115,6 +133,11 @@ impl Scene {
 
     pub(crate) fn agent(&self, fields: &str, more: &[&str]) -> Agent<'_> {
         self.try_agent(fields, more).expect("an agent")
+    }
+
+    /// Starts an agent whose tokens outlive a test, however loaded the machine is.
+    pub(crate) fn lasting_agent(&self, fields: &str) -> Agent<'_> {
+        self.start(fields, &[]).expect("an agent")
     }
 
     /// Changes the record of a guest.
@@ -155,8 +178,7 @@ impl Scene {
         tokens: &[(&String, &str)],
     ) -> Vec<Value> {
         let input = json!({ "jwks": self.published(agent), "issuer": ISSUER, "tokens": tokens });
-        let verifier = include_str!("../clients/jwt_verifier.py");
-        let script = format!("import json\nINPUT = json.loads(r'''{input}''')\n{verifier}");
+        let script = with_input(&input, include_str!("../clients/jwt_verifier.py"));
         let found = libraries.run(self.guests[0].ns(), &script).expect("the verifier answers");
         found.as_array().expect("a list").clone()
     }
