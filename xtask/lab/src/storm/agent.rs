@@ -1,5 +1,6 @@
 //! The storm's subject xdp-imds: the agent as an operator runs it, with a record for each guest.
 
+use super::cpu;
 use super::peer::{Disturbance, Running, Scene, Subject};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::fmt::Write as _;
@@ -146,7 +147,12 @@ impl Serving<'_> {
 
 impl Running for Serving<'_> {
     fn pids(&self) -> Vec<u32> {
-        vec![self.child.id()]
+        std::iter::once(self.child.id()).chain(self.signer()).collect()
+    }
+
+    /// The signer is the agent's only child.
+    fn signer(&self) -> Option<u32> {
+        cpu::child_of(self.child.id())
     }
 
     fn run_directory(&self) -> Option<PathBuf> {

@@ -135,6 +135,14 @@ impl Threads {
     }
 }
 
+/// Returns a child of a process.
+pub(super) fn child_of(parent: u32) -> Option<u32> {
+    let entries = std::fs::read_dir("/proc").ok()?.flatten();
+    let stats = entries.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
+    let mut processes = stats.filter_map(|stat| Process::parse(&stat));
+    processes.find(|process| process.parent == parent).map(|process| process.pid)
+}
+
 /// The parent of all kernel threads.
 const KTHREADD: u32 = 2;
 

@@ -1,4 +1,5 @@
-//! The requests of guests: sequences recorded from cloud-init's own classes, in files below `crawls/`.
+//! The requests of guests, in files below `crawls/`: sequences recorded from cloud-init's own classes, and a program's
+//! request for an identity token.
 
 use super::guest::TOKEN;
 use anyhow::{Context as _, Result, bail};
@@ -11,6 +12,9 @@ use support::guest::METADATA;
 const USUAL: &str = "User-Agent: Cloud-Init/22.4.2\r\nAccept-Encoding: gzip, deflate\r\nAccept: */*\r\n\
                      Connection: keep-alive\r\n";
 
+/// The path of identity tokens.
+const IDENTITY: &str = "/v1/identity/jwt?";
+
 /// A cloud dialect that guests boot with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Dialect {
@@ -20,6 +24,8 @@ pub(crate) enum Dialect {
     Openstack,
     /// 46 requests, with a token
     Ec2,
+    /// 1 request: for an identity token. This needs `identity` in the agent's configuration and `--subjects xdp-imds`
+    Identity,
 }
 
 impl fmt::Display for Dialect {
@@ -28,6 +34,7 @@ impl fmt::Display for Dialect {
             Self::Nocloud => "nocloud",
             Self::Openstack => "openstack",
             Self::Ec2 => "ec2",
+            Self::Identity => "identity",
         })
     }
 }
@@ -48,8 +55,15 @@ impl Dialect {
             Self::Nocloud => include_str!("crawls/nocloud.txt"),
             Self::Openstack => include_str!("crawls/openstack.txt"),
             Self::Ec2 => include_str!("crawls/ec2.txt"),
+            Self::Identity => include_str!("crawls/identity.txt"),
         })
         .with_context(|| format!("the crawl of {self}"))
+    }
+
+    /// Returns `serve.smbios` of the guests' records.
+    pub(crate) fn smbios(self) -> String {
+        let cloud = if self == Self::Identity { Self::Nocloud } else { self };
+        cloud.to_string()
     }
 }
 
@@ -67,7 +81,12 @@ impl Asked {
         text + "\r\n"
     }
 
-    /// Whether the answer is a token, which cannot be known in advance.
+    /// Whether the node signs the answer, so that only a running agent has it.
+    pub(crate) fn is_signed(&self) -> bool {
+        self.path.starts_with(IDENTITY)
+    }
+
+    /// Whether the answer is a session token, which cannot be known in advance.
     pub(crate) fn brings_token(&self) -> bool {
         self.method == "PUT"
     }
@@ -96,12 +115,16 @@ fn parse(text: &str) -> Result<Vec<Asked>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Dialect, parse};
+    use super::{Asked, Dialect, parse};
 
     #[test]
     fn crawls_have_their_recorded_length() {
-        for (dialect, requests) in [(Dialect::Nocloud, 4), (Dialect::Openstack, 48), (Dialect::Ec2, 46)] {
-            assert_eq!(dialect.crawl().expect("a crawl").len(), requests, "{dialect}");
+        let lengths =
+            [(Dialect::Nocloud, 4), (Dialect::Openstack, 48), (Dialect::Ec2, 46), (Dialect::Identity, 1)];
+        for (dialect, requests) in lengths {
+            let crawl = dialect.crawl().expect("a crawl");
+            assert_eq!(crawl.len(), requests, "{dialect}");
+            assert_eq!(crawl.iter().any(Asked::is_signed), dialect == Dialect::Identity, "{dialect}");
         }
     }
 

@@ -7,8 +7,8 @@ use std::fmt;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-/// How often a guest repeats a failed request, a second apart, if the storm has events. cloud-init's clients repeat at
-/// least as often.
+/// How often a guest repeats a failed request, a second apart, if the storm has events or the node signs the answers.
+/// cloud-init's clients repeat at least as often.
 pub(super) const RETRIES: u8 = 5;
 
 /// A disturbance, and its time since the start of a storm.

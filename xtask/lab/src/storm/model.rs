@@ -52,7 +52,7 @@ pub(crate) struct Case {
 /// The settings of a case. Two runs are comparable only where these are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Settings {
-    /// `nocloud`, `openstack` or `ec2`.
+    /// `nocloud`, `openstack`, `ec2` or `identity`.
     pub(crate) dialect: String,
     pub(crate) vms: u32,
     pub(crate) user_data_bytes: u64,
@@ -93,6 +93,9 @@ pub(crate) struct Round {
     /// Time from the first guest's start to the last guest's end.
     pub(crate) wall_us: f64,
     pub(crate) cpu: Cpu,
+    /// CPU time of the signer of identity tokens, which `cpu` includes, if there is one.
+    #[serde(default)]
+    pub(crate) signer_us: Option<f64>,
     pub(crate) request: Distribution,
     pub(crate) boot: Distribution,
     /// Finished boots over time since the round's start: (time, boots), both rising.

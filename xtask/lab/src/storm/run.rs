@@ -2,6 +2,7 @@
 
 use super::agent::{self, Agent};
 use super::cpu::{Clocks, Threads};
+use super::disturb::RETRIES;
 use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
 use super::lab::Lab;
 use super::memory;
@@ -132,7 +133,9 @@ impl Run<'_> {
         let pids = running.pids();
         let silent = memory::since(kernel, &pids);
         let idle = self.idle(&pids);
-        let orders = self.orders(vms, number);
+        let orders = self.orders(case.dialect, vms, number);
+        let signer: Vec<u32> = running.signer().into_iter().collect();
+        let unsigned = Threads::read(&signer);
         let before = Clocks::read(self.lab.pid(), &pids)?;
         let watch = running.run_directory().filter(|_| self.args.is_watched());
         let watch =
@@ -160,6 +163,7 @@ impl Run<'_> {
         if let Some(watch) = watch {
             watch.finish(self.args.record.as_deref())?;
         }
+        let signing_us = Threads::read(&signer).since(&unsigned) as f64 / 1e3;
         let flood_frames = outcome.flood.map_or(0, |flood| flood.frames);
         let cpu = before.until(&after, &outcome.calls, &self.prices, flood_frames);
         running.stop()?;
@@ -168,6 +172,7 @@ impl Run<'_> {
         round.events = events;
         round.flood_per_second = flooded.map(|flood| flood.frames as f64 / flood.wall_us * 1e6);
         (round.cpu, round.memory, round.idle) = (cpu, silent, idle);
+        round.signer_us = (!signer.is_empty()).then_some(signing_us);
         round.ready_us = ready.as_secs_f64() * 1e6;
         round.attach_us = attached.map(|took| took.as_secs_f64() * 1e6);
         self.progress(&format!("{label}: {}", super::table::line(&round)));
@@ -186,7 +191,7 @@ impl Run<'_> {
         Some(Idle { wall_us, server_us: used as f64 / 1e3 })
     }
 
-    fn orders(&self, vms: usize, round: u32) -> Orders {
+    fn orders(&self, dialect: Dialect, vms: usize, round: u32) -> Orders {
         let args = self.args;
         let arrival = if args.lone { Arrival::Lone } else { args.arrival };
         Orders {
@@ -194,7 +199,8 @@ impl Run<'_> {
             arrival,
             seconds: args.seconds,
             keep_alive: args.keep_alive,
-            retries: if args.event.is_empty() { 0 } else { super::disturb::RETRIES },
+            // A node with too many unsigned tokens answers 503 with `Retry-After: 1`.
+            retries: if args.event.is_empty() && dialect != Dialect::Identity { 0 } else { RETRIES },
             loss: args.loss,
             slow: args.slow_readers,
             flood: args.flood,

@@ -26,6 +26,9 @@ pub(super) fn line(round: &Round) -> String {
         round.cpu.host_us() / requests,
         (round.cpu.server_user_us + round.cpu.server_system_us) / requests,
     );
+    if let Some(signer_us) = round.signer_us {
+        let _ = write!(text, ", signer {:.1} µs/request", signer_us / requests);
+    }
     if round.retransmissions > 0 {
         let _ = write!(text, ", {} retransmissions", round.retransmissions);
     }

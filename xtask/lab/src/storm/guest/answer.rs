@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Octets of the longest accepted response head.
 const HEAD_MOST: usize = 8 << 10;
 /// Octets of the longest accepted token.
-const TOKEN_MOST: usize = 1 << 10;
+const TOKEN_MOST: usize = 4 << 10;
 
 /// The answer that a request must get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

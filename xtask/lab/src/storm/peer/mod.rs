@@ -78,6 +78,11 @@ pub(crate) trait Running: Send {
         None
     }
 
+    /// Returns the process that signs identity tokens, if there is one. [`pids`](Self::pids) includes it.
+    fn signer(&self) -> Option<u32> {
+        None
+    }
+
     /// Returns the median time to attach one tap, if the server reports it.
     fn attached_in(&self) -> Option<Duration> {
         None
