@@ -118,10 +118,10 @@ impl Signing {
     /// # Errors
     /// If the socket cannot be used. The agent goes on without tokens if the signer ends.
     pub async fn run(self, events: UnboundedSender<Event>) -> anyhow::Result<()> {
-        let Self { socket, orders, publication, issuer: _ } = self;
+        let Self { socket, orders, publication, issuer } = self;
         // Only its name says datagram: its methods send and receive packets.
         let socket = UnixDatagram::from_std(socket.into())?;
-        let mut desk = Clerk { waiting: HashMap::new(), orders, events, publication, id: 0 };
+        let mut desk = Clerk { waiting: HashMap::new(), orders, events, publication, issuer, id: 0 };
         let reason = desk.serve(&socket).await;
         let reason =
             reason.err().map_or_else(|| "it closed its socket".to_owned(), |error| error.to_string());
@@ -152,6 +152,7 @@ struct Clerk {
     orders: UnboundedReceiver<Box<Order>>,
     events: UnboundedSender<Event>,
     publication: Arc<Publication>,
+    issuer: Issuer,
     id: u64,
 }
 
@@ -180,7 +181,11 @@ impl Clerk {
 
     fn on_reply(&mut self, reply: Reply) {
         match reply {
-            Reply::Keys(published) => self.publication.set(published),
+            Reply::Keys(published) => {
+                if self.publication.set(published) {
+                    self.issuer.revoke();
+                }
+            }
             Reply::Token { id, token, jti, kid, issued, expires } => {
                 self.deliver(id, Token { text: token.into(), issued, expires }, Some(jti), kid);
             }

@@ -82,10 +82,14 @@ impl Publication {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the keys.
-    pub fn set(&self, published: Published) {
-        *self.published() = published;
+    /// Replaces the keys. Returns true if one that was published is no longer.
+    pub fn set(&self, published: Published) -> bool {
         self.refused.store(false, Ordering::Relaxed);
+        let mut own = self.published();
+        let is_there = |key: &Value| has_key(&published.jwks, key);
+        let is_one_gone = keys_of(&own.jwks).any(|key| !is_there(key));
+        *own = published;
+        is_one_gone
     }
 
     /// Returns whether the signer has a certificate, with which it signs documents.
@@ -122,6 +126,14 @@ impl Publication {
     pub fn configuration(&self) -> Value {
         configuration(&self.issuer, &self.jwks_uri, self.algorithm)
     }
+}
+
+fn keys_of(jwks: &Value) -> impl Iterator<Item = &Value> {
+    jwks["keys"].as_array().into_iter().flatten()
+}
+
+fn has_key(jwks: &Value, key: &Value) -> bool {
+    keys_of(jwks).any(|known| known == key)
 }
 
 /// Returns the metadata of an issuer (OpenID Connect Discovery 1.0 section 3).

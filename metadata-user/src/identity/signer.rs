@@ -74,7 +74,7 @@ pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<Signing, Start
     send_packet(&ours, &setup(config)?)?;
     let publication = Arc::new(Publication::new(config));
     match first(&ours)? {
-        Some(Reply::Keys(published)) => publication.set(published),
+        Some(Reply::Keys(published)) => _ = publication.set(published),
         Some(Reply::Failed { reason }) => return Err(StartError::Keys(reason)),
         _ => return Err(StartError::Silent),
     }

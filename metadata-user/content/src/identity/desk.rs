@@ -90,6 +90,8 @@ struct Entry {
     mac: Option<Mac>,
     waits: bool,
     token: Option<Token>,
+    /// The number of revocations when the token was ordered.
+    revocations: u64,
 }
 
 impl Entry {
@@ -129,7 +131,7 @@ impl Book {
     }
 
     /// Marks a token as ordered. A full book forgets the token that expires first.
-    fn order(&mut self, wanted: &Wanted, mac: Option<Mac>) {
+    fn order(&mut self, wanted: &Wanted, mac: Option<Mac>, revocations: u64) {
         if let Some(entry) = self.find(wanted, mac) {
             entry.waits = true;
             return;
@@ -141,7 +143,7 @@ impl Book {
                 self.entries.swap_remove(at);
             }
         }
-        self.entries.push(Entry { wanted: wanted.clone(), mac, waits: true, token: None });
+        self.entries.push(Entry { wanted: wanted.clone(), mac, waits: true, token: None, revocations });
     }
 }
 
@@ -250,7 +252,11 @@ impl Desk {
         let mac = locked(&self.seats).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
         let counters = &self.issuer.0.counters;
         let mut book = locked(&self.book);
-        let known = book.find(wanted, mac);
+        let revocations = self.issuer.revocations();
+        let mut known = book.find(wanted, mac);
+        if let Some(entry) = known.as_mut().filter(|entry| entry.revocations != revocations) {
+            (entry.token, entry.revocations) = (None, revocations);
+        }
         if let Some(token) = known.as_ref().and_then(|entry| entry.token.as_ref())
             && token.is_fresh(now_unix)
         {
@@ -276,7 +282,7 @@ impl Desk {
             count(&counters.crowded);
             return refused(Refusal::Unavailable);
         };
-        book.order(wanted, mac);
+        book.order(wanted, mac, revocations);
         // An order that is dropped locks the book.
         drop(book);
         let desk = Arc::clone(self);

@@ -66,6 +66,8 @@ struct Shared {
     counters: Counters,
     /// Number of desks that were created.
     desks: AtomicU64,
+    /// Number of times that tokens were revoked.
+    revocations: AtomicU64,
 }
 
 /// Hands orders over for signature. Clones share one queue.
@@ -90,12 +92,22 @@ impl Issuer {
         let signs_documents = AtomicBool::new(false);
         let counters = Counters::default();
         let desks = AtomicU64::new(0);
-        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters, desks }))
+        let revocations = AtomicU64::new(0);
+        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters, desks, revocations }))
     }
 
     /// Sets whether the signer has a certificate. Desks that are created later then sign the documents of clouds.
     pub fn set_signs_documents(&self, signs: bool) {
         self.0.signs_documents.store(signs, Ordering::Relaxed);
+    }
+
+    /// Makes all desks forget the tokens that were signed before, because a key is no longer published.
+    pub fn revoke(&self) {
+        self.0.revocations.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn revocations(&self) -> u64 {
+        self.0.revocations.load(Ordering::Relaxed)
     }
 
     /// Returns the counts.

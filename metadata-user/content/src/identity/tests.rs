@@ -174,6 +174,20 @@ fn a_token_is_reused_until_half_of_its_lifetime_and_not_after_a_step_of_the_cloc
 }
 
 #[test]
+fn no_token_of_a_revoked_key_is_reused() {
+    let node = Node::new(None);
+    let desk = node.desk(json!({}));
+    let ask = || desk.ask(0, &audience("a"), at(NOW), false);
+    assert_eq!(ask(), Answer::Wait);
+    node.next().signed(token("old", NOW));
+    assert_eq!(ask(), Answer::Token(token("old", NOW)));
+    node.issuer.revoke();
+    assert_eq!(ask(), Answer::Wait);
+    node.next().signed(token("new", NOW));
+    assert_eq!(ask(), Answer::Token(token("new", NOW)));
+}
+
+#[test]
 fn each_limit_can_be_reached_and_not_exceeded() {
     let node = Node::new(None);
     let desk = node.desk(json!({}));
