@@ -1,20 +1,31 @@
 //! The agent serves the VMs of a Proxmox VE node from their configurations, while these come, change and go.
 
+#[path = "proxmox/fleet.rs"]
+mod fleet;
+#[path = "proxmox/seat.rs"]
+mod seat;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_control::status::Status;
+use fleet::{STORAGE, Vm, fleet};
+use metadata_control::status::{PortState, Status};
+use seat::Seat;
 use support::agent::{self, Agent};
+use support::cloudinit::{CloudInit, Release};
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
 use support::host::{self, Host};
 use support::netns::Namespace;
 use support::privileged;
 use support::record::{Identity, replace};
+use support::seed::seed;
 use support::tap::{Shape, Tap};
 
 /// Longest wait for the agent to notice a change.
@@ -66,6 +77,21 @@ impl Node {
         words.drain(records..records + 2);
         words.extend(["--config".into(), self.path("agent.yaml").into()]);
         Agent::start_binary(&agent::binary()?, self.host.ns(), words)
+    }
+
+    /// Writes the configurations of VMs and the files that they name.
+    fn write_fleet(&self, vms: &[Vm]) -> Result<()> {
+        let storage = self.path(STORAGE);
+        fs::create_dir_all(storage.join("snippets"))?;
+        replace(&self.path("storage.cfg"), &format!("dir: {STORAGE}\n\tpath {}\n", storage.display()))?;
+        replace(&self.path("resolv.conf"), "nameserver 192.0.2.53\n")?;
+        for vm in vms {
+            if let Some((name, text)) = vm.snippet() {
+                replace(&storage.join("snippets").join(name), &text)?;
+            }
+            replace(&self.configuration(vm.vmid), &vm.configuration())?;
+        }
+        Ok(())
     }
 
     fn status(&self) -> Result<Status> {
@@ -169,4 +195,108 @@ fn vms_are_served_while_the_clusters_file_system_is_away() {
     })
     .expect("the records are back");
     is_served().expect("it is served");
+}
+
+/// VMs of the large node.
+const VMS: u16 = 200;
+/// cloud-init's releases, one for each of the guests that boot at a time.
+const RELEASES: [Release; 4] = [Release::Distribution, Release::Newer, Release::Distribution, Release::Newer];
+
+/// Boots guests one after the other until all have booted. Returns what is wrong with them, and their instance ids.
+fn boot(cloud_init: &CloudInit, vms: &[Vm], taps: &[Arc<Tap>], next: &AtomicUsize) -> Result<Vec<Outcome>> {
+    let mut seat = Seat::new(cloud_init)?;
+    let mut outcomes = Vec::new();
+    while let (number, Some(vm)) = take(vms, next) {
+        let crawls = seat.boot(vm, Arc::clone(&taps[number])).with_context(|| format!("VM {}", vm.vmid))?;
+        let mut wrong: Vec<_> = crawls.iter().flat_map(|crawl| vm.wrong(crawl)).collect();
+        let [one, other] = crawls.map(|crawl| crawl.instance_id);
+        if one != other {
+            wrong.push(format!("{} instance id: {one} of OpenStack, {other} of NoCloud", vm.vmid));
+        }
+        outcomes.push(Outcome { wrong, instance_id: one });
+    }
+    Ok(outcomes)
+}
+
+/// What came of one guest.
+struct Outcome {
+    wrong: Vec<String>,
+    instance_id: String,
+}
+
+fn take<'a>(vms: &'a [Vm], next: &AtomicUsize) -> (usize, Option<&'a Vm>) {
+    let number = next.fetch_add(1, Ordering::Relaxed);
+    (number, vms.get(number))
+}
+
+#[test]
+fn all_of_200_vms_end_with_what_their_configurations_say() {
+    let Some(releases) = RELEASES.map(CloudInit::or_skip).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let vms = fleet(VMS, seed());
+    let mut node = Node::new();
+    node.write_fleet(&vms).expect("written");
+    let names: Vec<_> = vms.iter().map(Vm::tap).collect();
+    let taps = node.host.rack_of(&names, Shape::virtio()).expect("taps");
+    let _agent = node.agent().expect("an agent");
+    eventually(NOTICE, || {
+        let attached = node.status()?.ports.counts.get(&PortState::Attached).copied().unwrap_or_default();
+        ensure!(attached == u64::from(VMS), "{attached} ports are attached");
+        Ok(())
+    })
+    .expect("every VM is served");
+
+    let next = AtomicUsize::new(0);
+    let outcomes: Vec<_> = std::thread::scope(|scope| {
+        let (vms, taps, next) = (&vms, &taps, &next);
+        let seat = |release: &&'static CloudInit| {
+            let release = *release;
+            scope.spawn(move || boot(release, vms, taps, next).expect("the guests boot"))
+        };
+        let seats: Vec<_> = releases.iter().map(seat).collect();
+        seats.into_iter().flat_map(|seat| seat.join().expect("no panic")).collect()
+    });
+    let wrong: Vec<_> = outcomes.iter().flat_map(|outcome| &outcome.wrong).cloned().collect();
+    assert!(wrong.is_empty(), "{} differences:\n{}", wrong.len(), wrong.join("\n"));
+    let ids: BTreeSet<_> = outcomes.iter().map(|outcome| &outcome.instance_id).collect();
+    assert_eq!(ids.len(), vms.len(), "each VM is an instance of its own");
+}
+
+#[test]
+fn a_vm_that_migrates_is_served_where_its_configuration_is() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let nodes = [Node::new(), Node::new()];
+    let identity = Identity::of(0);
+    // While memory is copied, the VM has a tap on both nodes.
+    let [here, there] = nodes.each_ref().map(|node| node.guest(100, &identity).expect("a guest"));
+    replace(&nodes[0].configuration(100), &configuration("web-1", &identity)).expect("written");
+    let _agents = nodes.each_ref().map(|node| node.agent().expect("an agent"));
+    let is_served = |guest: &Guest| has(guest, "/v1/meta-data", "local-hostname: web-1.example");
+    eventually(NOTICE, || is_served(&here)).expect("served by the first node");
+    assert_eq!(nodes[1].served().expect("a status"), 0);
+
+    // qemu-server moves the file when the VM runs on the other node.
+    let text = fs::read_to_string(nodes[0].configuration(100)).expect("read");
+    fs::remove_file(nodes[0].configuration(100)).expect("removed");
+    replace(&nodes[1].configuration(100), &text).expect("written");
+    eventually(NOTICE, || is_served(&there)).expect("served by the second node");
+    eventually(NOTICE, || {
+        let served = nodes[0].served()?;
+        ensure!(served == 0, "{served} are served");
+        Ok(())
+    })
+    .expect("the first node forgets it");
+}
+
+#[test]
+fn the_service_starts_between_the_clusters_file_system_and_the_vms() {
+    let unit = include_str!("../deploy/systemd/xdp-imds.service");
+    let of = |key: &str| -> BTreeSet<&str> {
+        unit.lines().filter_map(|line| line.strip_prefix(key)).flat_map(str::split_whitespace).collect()
+    };
+    assert!(of("After=").contains("pve-cluster.service"), "{unit}");
+    assert!(of("Before=").contains("pve-guests.service"), "{unit}");
 }

@@ -1,8 +1,10 @@
 """Crawls with one unmodified datasource class of cloud-init, and prints the result as one JSON document.
 
     crawl.py CLASS MACHINE DIRECTORY
+    crawl.py DIRECTORY
 
-CLASS is the class name without its prefix: `OpenStackLocal` is DataSourceOpenStack.DataSourceOpenStackLocal.
+The second form reads lines `[CLASS, MACHINE]` from standard input. It crawls for each in a process of its own, which
+has cloud-init's modules already, and prints one line. CLASS is the class name without its prefix: `OpenStackLocal` is DataSourceOpenStack.DataSourceOpenStackLocal.
 DIRECTORY holds cloud-init's state. MACHINE is a JSON document that describes the machine to the class:
 
     dmi     firmware values under dmidecode's names; other names have no value
@@ -128,10 +130,14 @@ def octets(data):
     return base64.b64encode(data).decode()
 
 
-def datasource(name, config, directory):
+def module_of(name):
     # The class name is the module's name and the stage of the boot.
     stem = name.removesuffix("Local").removesuffix("Net")
-    module = importlib.import_module(f"cloudinit.sources.DataSource{stem}")
+    return importlib.import_module(f"cloudinit.sources.DataSource{stem}")
+
+
+def datasource(name, config, directory):
+    module = module_of(name)
     paths = helpers.Paths({"cloud_dir": directory, "run_dir": directory})
     distro = distros.fetch("debian")("debian", config.get("system_info", {}), paths)
     return getattr(module, f"DataSource{name}")(config, distro, paths)
@@ -187,8 +193,28 @@ def crawl(name, machine, directory):
     return report | {"sleeps": sleeps, "requests": requests, "warnings": warnings}
 
 
-name, machine, directory = sys.argv[1:]
-json.dump(crawl(name, json.loads(machine.replace("@DIRECTORY@", directory)), directory), sys.stdout)
-sys.stdout.flush()
-# Do not wait for threads that still try the slower of two addresses.
-os._exit(0)
+def report(name, machine, directory):
+    machine = json.loads(machine.replace("@DIRECTORY@", directory))
+    print(json.dumps(crawl(name, machine, directory)), flush=True)
+    # Do not wait for threads that still try the slower of two addresses.
+    os._exit(0)
+
+
+def report_in_child(name, machine, directory):
+    os.mkdir(directory)
+    if os.fork() == 0:
+        try:
+            report(name, machine, directory)
+        finally:
+            os._exit(1)
+    if os.wait()[1] != 0:
+        # The reader waits for a line. The exception is on standard error.
+        print(flush=True)
+
+
+if len(sys.argv) == 4:
+    report(*sys.argv[1:])
+for number, line in enumerate(sys.stdin):
+    name, machine = json.loads(line)
+    module_of(name)
+    report_in_child(name, json.dumps(machine), os.path.join(sys.argv[1], f"crawl-{number}"))

@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
 /// The variable that names a checkout of cloud-init to run instead of a release.
@@ -248,14 +249,68 @@ impl CloudInit {
         if !output.status.success() {
             bail!("the crawl of {class} ended with {}: {}", output.status, said.trim());
         }
-        let crawl = serde_json::from_slice(&output.stdout).with_context(|| {
-            format!("the crawl printed {} and {}", String::from_utf8_lossy(&output.stdout), said.trim())
-        });
+        self.read(&output.stdout).with_context(|| said.trim().to_owned())
+    }
+
+    /// Reads a report of `crawl.py`.
+    fn read(&self, report: &[u8]) -> Result<Crawl> {
+        let crawl = serde_json::from_slice(report);
+        let crawl: Crawl =
+            crawl.with_context(|| format!("the crawl printed {}", String::from_utf8_lossy(report)))?;
         // A checkout has no version until it is built.
-        crawl.map(|crawl: Crawl| match std::env::var_os(CHECKOUT) {
+        Ok(match std::env::var_os(CHECKOUT) {
             Some(_) => Crawl { version: "of a checkout".to_owned(), is_newer: true, ..crawl },
             None => Crawl { is_newer: self.is_newer, ..crawl },
         })
+    }
+
+    /// Starts an interpreter that crawls again and again inside a namespace, for at most `seconds` in all.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn crawler(&self, guest: &Namespace, seconds: u32) -> Result<Crawler<'_>> {
+        let state = tempfile::tempdir()?;
+        let mut command = inside::command(state.path(), seconds)?;
+        command.args([PYTHON, "-S", "-B", "-c", CRAWL]).arg(state.path());
+        command.env("PYTHONPATH", &self.modules).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = guest.spawn(&mut command)?;
+        let questions = child.stdin.take();
+        let reports = BufReader::new(child.stdout.take().context("standard output is piped")?);
+        Ok(Crawler { of: self, child, questions, reports, _state: state })
+    }
+}
+
+/// An interpreter that has loaded cloud-init once. Each of its crawls is a process of its own.
+#[derive(Debug)]
+pub struct Crawler<'a> {
+    of: &'a CloudInit,
+    child: Child,
+    questions: Option<ChildStdin>,
+    reports: BufReader<ChildStdout>,
+    _state: tempfile::TempDir,
+}
+
+impl Crawler<'_> {
+    /// Like [`CloudInit::crawl`], on what is in the namespace now.
+    ///
+    /// # Errors
+    /// When the crawl raises an exception that is not the datasource's, or the interpreter's time is over.
+    pub fn crawl(&mut self, class: &str, machine: &Machine) -> Result<Crawl> {
+        let line = serde_json::to_string(&(class, machine))?;
+        writeln!(self.questions.as_mut().context("standard input is open")?, "{line}")?;
+        let mut report = String::new();
+        self.reports.read_line(&mut report)?;
+        self.of.read(report.as_bytes()).with_context(|| format!("the crawl of {class}"))
+    }
+}
+
+impl Drop for Crawler<'_> {
+    fn drop(&mut self) {
+        // It ends at the end of its input.
+        drop(self.questions.take());
+        if let Err(error) = self.child.wait() {
+            eprintln!("cannot wait for the crawler {}: {error}", self.child.id());
+        }
     }
 }
 

@@ -86,11 +86,20 @@ impl Host {
     /// # Errors
     /// Like [`Host::tap`].
     pub fn rack(&mut self, guests: &[Identity], shape: Shape) -> Result<Vec<Arc<Tap>>> {
-        let mut taps = Vec::with_capacity(guests.len());
+        let names: Vec<_> = guests.iter().map(Self::tap_name).collect();
+        self.rack_of(&names, shape)
+    }
+
+    /// Like [`Host::rack`], with names that another hypervisor would give.
+    ///
+    /// # Errors
+    /// Like [`Host::tap`].
+    pub fn rack_of(&mut self, names: &[String], shape: Shape) -> Result<Vec<Arc<Tap>>> {
+        let mut taps = Vec::with_capacity(names.len());
         let mut lines = String::new();
-        for guest in guests {
-            let tap = Tap::create(&self.ns, &Self::tap_name(guest), shape)?;
-            writeln!(lines, "link set {} group {RACK_GROUP} master {BRIDGE} up", tap.name())?;
+        for name in names {
+            let tap = Tap::create(&self.ns, name, shape)?;
+            writeln!(lines, "link set {name} group {RACK_GROUP} master {BRIDGE} up")?;
             taps.push(Arc::new(tap));
         }
         self.ns.ip_batch(&lines)?;
