@@ -174,10 +174,15 @@ struct InTerminal {
 impl InTerminal {
     /// Starts the view in a run directory without an agent, and waits until it shows that there is none.
     fn start(run: &Path) -> Self {
+        Self::start_after("", run)
+    }
+
+    /// Like [`start`](Self::start), after commands of the shell.
+    fn start_after(prefix: &str, run: &Path) -> Self {
         let room = tempfile::tempdir().expect("a directory");
         let (agent, path) = (agent::binary().expect("the agent is built"), room.path().display());
         let text = format!(
-            "stty rows 24 cols 80; echo $$ > {path}/pid; TERM=xterm exec {} top --run {} --interval 0.2",
+            "{prefix}stty rows 24 cols 80; echo $$ > {path}/pid; TERM=xterm exec {} top --run {} --interval 0.2",
             agent.display(),
             run.display()
         );
@@ -246,6 +251,24 @@ fn q_and_sigterm_leave_the_terminal_as_it_was() {
         assert_eq!(code, Some(0), "{text:?}");
         let (enter, leave) = (text.find(ENTER), text.rfind(LEAVE));
         assert!(enter.is_some() && enter < leave, "{text:?}");
+    }
+}
+
+#[test]
+fn the_view_ends_with_its_terminal_also_if_it_ignores_the_signal() {
+    for prefix in ["", "trap '' HUP; "] {
+        let run = tempfile::tempdir().expect("a directory");
+        let mut terminal = InTerminal::start_after(prefix, run.path());
+        let pid = std::fs::read_to_string(terminal.room.path().join("pid")).expect("a PID");
+        terminal.script.kill().expect("it runs");
+        terminal.script.wait().expect("it ends");
+        let ended = eventually(PATIENCE, || {
+            // Whoever inherits the process may leave it a zombie.
+            let status = std::fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap_or_default();
+            anyhow::ensure!(status.is_empty() || status.contains("\nState:\tZ"), "{status}");
+            Ok(())
+        });
+        ended.expect(prefix);
     }
 }
 

@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 use ratatui::crossterm::event::{self, Event, KeyEventKind};
 use ratatui::crossterm::terminal;
 use ratatui::{DefaultTerminal, Frame};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use signal_hook::consts::{SIGHUP, SIGTERM};
 
 use crate::draw::draw;
 use crate::{Asked, Documents, Look, Reaction, Screen};
@@ -17,8 +20,9 @@ use crate::{Asked, Documents, Look, Reaction, Screen};
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// The size of a screen where there is no terminal.
 pub const SIZE: (u16, u16) = (80, 24);
-/// Signals that end the view.
-const SIGNALS: [i32; 2] = [signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP];
+
+/// The exit code after SIGHUP, as of a program that the signal ends.
+const HUNG_UP: i32 = 129;
 
 /// Asks the agent; the error is a text for people.
 pub type Fetch = Box<dyn FnMut(&Asked) -> Result<Documents, String> + Send>;
@@ -49,9 +53,9 @@ pub fn run(
     fetch: Fetch,
     stop: Arc<AtomicBool>,
 ) -> io::Result<()> {
-    for signal in SIGNALS {
-        signal_hook::flag::register(signal, Arc::clone(&stop))?;
-    }
+    signal_hook::flag::register(SIGTERM, Arc::clone(&stop))?;
+    // The terminal is gone, so there is nothing to leave as it was, and a read of it may not end.
+    signal_hook::flag::register_conditional_shutdown(SIGHUP, HUNG_UP, Arc::new(AtomicBool::new(true)))?;
     let questions = Questions::start(fetch)?;
     // This also installs a hook that restores the terminal on a panic.
     let mut terminal = ratatui::try_init()?;
@@ -111,7 +115,10 @@ impl View {
             if std::mem::take(&mut changed) {
                 terminal.draw(|frame: &mut Frame<'_>| draw(&self.screen, self.look, frame.buffer_mut()))?;
             }
-            if !event::poll(LOOK_EVERY)? {
+            if is_hung_up(LOOK_EVERY)? {
+                return Ok(());
+            }
+            if !event::poll(Duration::ZERO)? {
                 continue;
             }
             match event::read()? {
@@ -130,6 +137,17 @@ impl View {
             }
         }
         Ok(())
+    }
+}
+
+/// Waits for a key. Returns whether the terminal is gone, which crossterm would read for ever.
+fn is_hung_up(limit: Duration) -> io::Result<bool> {
+    let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let input = io::stdin();
+    let mut watched = [PollFd::new(&input, PollFlags::IN)];
+    match poll(&mut watched, Some(&limit)) {
+        Ok(_) | Err(Errno::INTR) => Ok(watched[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)),
+        Err(error) => Err(error.into()),
     }
 }
 
