@@ -3,6 +3,7 @@
 
 mod identity {
     pub(crate) mod authority;
+    mod azure;
     mod consul;
     mod documents;
     mod google;

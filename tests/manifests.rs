@@ -11,20 +11,22 @@ use std::path::{Path, PathBuf};
 /// Metrics of other exporters: Prometheus itself and kube-state-metrics.
 const OF_OTHERS: [&str; 2] = ["up", "kube_daemonset_status_number_unavailable"];
 /// Functions, keywords and labels in our PromQL expressions that are not metrics.
-const WORDS: [&str; 13] = [
-    "sum",
-    "by",
-    "rate",
-    "increase",
-    "max",
-    "histogram_quantile",
+const WORDS: [&str; 15] = [
     "absent",
-    "or",
-    "node",
-    "le",
-    "verdict",
-    "reason",
+    "by",
     "code",
+    "histogram_quantile",
+    "increase",
+    "le",
+    "max",
+    "min",
+    "node",
+    "or",
+    "rate",
+    "reason",
+    "sum",
+    "time",
+    "verdict",
 ];
 
 fn deploy() -> PathBuf {

@@ -86,7 +86,8 @@ fn keys_are_fetched_from_agents_by_those_who_have_no_private_key() {
     let directory = keys();
     let out = directory.path().display().to_string();
     let url = format!("http://{METRICS}/.well-known/jwks.json");
-    let output = scene.on_node(|| publish(&directory.path().join("config.yaml"), &["--out", &out, &url]));
+    let output =
+        scene.node().run_in(|| publish(&directory.path().join("config.yaml"), &["--out", &out, &url]));
     assert!(output.status.success(), "{}", said(&output));
     let published = fs::read_to_string(directory.path().join("jwks.json")).expect("a file");
     let published: Value = serde_json::from_str(&published).expect("JSON");

@@ -197,11 +197,6 @@ impl Scene {
         children[0]
     }
 
-    /// Runs something in the namespace of the node.
-    pub(crate) fn on_node<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        self.host.ns().run_in(work)
-    }
-
     pub(crate) fn status(&self) -> String {
         let mut command = Command::new(agent::binary().expect("the agent is built"));
         let output = command.args(["status", "--run"]).arg(self.run()).output().expect("the verb runs");

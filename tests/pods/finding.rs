@@ -10,6 +10,7 @@ use metadata_steer::exists;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::time::Duration;
 use support::netns::Namespace;
 use support::pod::{Driver, How, Launcher};
 use support::privileged;
@@ -130,6 +131,8 @@ const LAST_NUMBER: &str = "/proc/sys/kernel/ns_last_pid";
 const TRIES: usize = 20;
 /// Number of PIDs to try.
 const ROUNDS: usize = 50;
+/// The unit of a process's start: USER_HZ (proc_pid_stat(5)).
+const TICK: Duration = Duration::from_millis(10);
 
 /// Starts launchers until one has the given PID.
 fn launch_as(pid: u32, start: impl Fn() -> Launcher) -> Option<Launcher> {
@@ -166,6 +169,8 @@ fn a_reused_pid_leads_to_no_other_pod() {
             let (pid, netns) = (launcher.pid(), launcher.netns());
             launcher.end().expect("the launcher ends");
             assert_eq!(next_event(&mut events).await, PodEvent::Gone);
+            // A process is known by its start, in ticks. PIDs that are counted up come back much later.
+            tokio::time::sleep(2 * TICK).await;
             let second = uid();
             let Some(again) = launch_as(pid, || node.launch(&spaces[1], &second, How::default())) else {
                 forget_process(&netns);

@@ -10,6 +10,8 @@ use std::path::Path;
 /// The first words of the project's commands.
 const AGENT: &[&str] = &["xdp-imds"];
 const XTASK: &[&str] = &["cargo", "xtask"];
+/// The verb of `cargo xtask` that runs another program, in a place of the lab.
+const IN_LAB: &[&str] = &["lab", "shell"];
 
 /// The languages of code blocks in which every line is a command. In `text`, only a line after a prompt is a command.
 const SHELL: [&str; 2] = ["sh", "console"];
@@ -41,7 +43,9 @@ fn refused(words: &[&str], programs: &Programs) -> Result<Option<String>> {
         return help(&programs.agent, rest);
     }
     if let Some(rest) = words.strip_prefix(XTASK) {
-        return help(&programs.xtask, rest);
+        // The words after the place are those of another program, which would get `--help`.
+        let own = if rest.starts_with(IN_LAB) { rest.len().min(IN_LAB.len() + 1) } else { rest.len() };
+        return help(&programs.xtask, &rest[..own]);
     }
     // `cargo test` and `cargo bench` name a file of `tests/`, which must be registered.
     let named = words.windows(2).find(|pair| matches!(pair[0], "--test" | "--bench")).map(|pair| pair[1]);
