@@ -7,6 +7,7 @@ mod seat;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -263,32 +264,72 @@ fn all_of_200_vms_end_with_what_their_configurations_say() {
     assert_eq!(ids.len(), vms.len(), "each VM is an instance of its own");
 }
 
+/// Joins nodes to a cluster, whose nodes see each other's configurations.
+fn join(nodes: &[Node]) -> tempfile::TempDir {
+    let cluster = tempfile::tempdir().expect("a directory");
+    for (n, node) in nodes.iter().enumerate() {
+        let place = cluster.path().join(format!("node{n}"));
+        fs::create_dir(&place).expect("a node");
+        symlink(node.path("qemu-server"), place.join("qemu-server")).expect("a link");
+        symlink(cluster.path(), node.path("nodes")).expect("a link");
+    }
+    cluster
+}
+
 #[test]
-fn a_vm_that_migrates_is_served_where_its_configuration_is() {
+fn a_vm_that_migrates_is_served_on_both_nodes_until_its_configuration_has_moved() {
     if !privileged::or_skip() {
         return;
     }
     let nodes = [Node::new(), Node::new()];
+    let _cluster = join(&nodes);
     let identity = Identity::of(0);
-    // While memory is copied, the VM has a tap on both nodes.
-    let [here, there] = nodes.each_ref().map(|node| node.guest(100, &identity).expect("a guest"));
+    let here = nodes[0].guest(100, &identity).expect("a guest");
     replace(&nodes[0].configuration(100), &configuration("web-1", &identity)).expect("written");
     let _agents = nodes.each_ref().map(|node| node.agent().expect("an agent"));
     let is_served = |guest: &Guest| has(guest, "/v1/meta-data", "local-hostname: web-1.example");
     eventually(NOTICE, || is_served(&here)).expect("served by the first node");
-    assert_eq!(nodes[1].served().expect("a status"), 0);
+    assert_eq!(nodes[1].served().expect("a status"), 0, "a VM without a tap is not this node's");
 
-    // qemu-server moves the file when the VM runs on the other node.
-    let text = fs::read_to_string(nodes[0].configuration(100)).expect("read");
-    fs::remove_file(nodes[0].configuration(100)).expect("removed");
-    replace(&nodes[1].configuration(100), &text).expect("written");
-    eventually(NOTICE, || is_served(&there)).expect("served by the second node");
+    // While memory is copied, the VM has a tap on both nodes.
+    let there = nodes[1].guest(100, &identity).expect("a guest");
+    eventually(NOTICE, || is_served(&there)).expect("served by the second node already");
+    is_served(&here).expect("and by the first one still");
+
+    // qemu-server moves the file when the VM runs on the other node, and ends QEMU on this one.
+    fs::rename(nodes[0].configuration(100), nodes[1].configuration(100)).expect("moved");
+    drop(here);
     eventually(NOTICE, || {
         let served = nodes[0].served()?;
         ensure!(served == 0, "{served} are served");
         Ok(())
     })
     .expect("the first node forgets it");
+    is_served(&there).expect("the second node serves it all along");
+    assert_eq!(nodes[1].served().expect("a status"), 1);
+}
+
+#[test]
+fn a_vm_whose_migration_fails_is_forgotten_where_it_did_not_arrive() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let nodes = [Node::new(), Node::new()];
+    let _cluster = join(&nodes);
+    let identity = Identity::of(0);
+    replace(&nodes[0].configuration(100), &configuration("web-1", &identity)).expect("written");
+    let _agent = nodes[1].agent().expect("an agent");
+    let served = |expected: u64| {
+        eventually(NOTICE, || {
+            let served = nodes[1].served()?;
+            ensure!(served == expected, "{served} are served");
+            Ok(())
+        })
+    };
+    let there = nodes[1].guest(100, &identity).expect("a guest");
+    served(1).expect("the tap is here");
+    drop(there);
+    served(0).expect("the tap is gone");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 
+use super::arriving;
 use super::config::FILE_OCTETS;
 use super::custom::{Custom, PARTS, SNIPPET_OCTETS, snippets};
 use super::drive::Dns;
@@ -18,7 +19,7 @@ use crate::part::{DEFAULTS, PartError, part, read};
 use metadata_content::record::Limits;
 
 /// Largest number of a VM in Proxmox VE (`pve-vmid` in pve-common's JSONSchema.pm).
-const VMID_MOST: u32 = 999_999_999;
+pub(super) const VMID_MOST: u32 = 999_999_999;
 
 /// SHA-256 of everything that makes a record.
 pub(super) type Digest = [u8; 32];
@@ -55,7 +56,7 @@ pub(super) enum Outcome {
 /// What a look at the directory found.
 #[derive(Debug)]
 pub(super) struct Look {
-    /// The VMs that are on this node, in the order of their numbers; each with true if its files changed.
+    /// The VMs that are on this node or arrive here, in the order of their numbers; each with true if its files changed.
     pub(super) vms: Vec<(u32, bool)>,
     /// The directory cannot be written.
     pub(super) read_only: bool,
@@ -72,6 +73,12 @@ pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look,
     for entry in std::fs::read_dir(directory).map_err(unreadable)? {
         numbers.extend(entry.map_err(unreadable)?.file_name().to_str().and_then(vmid));
     }
+    numbers.sort_unstable();
+    let is_here = |vmid: &u32| numbers.binary_search(vmid).is_ok();
+    let arriving = arriving::with_taps().into_iter().filter(|vmid| !is_here(vmid));
+    let arriving: Vec<u32> =
+        arriving.filter(|vmid| arriving::elsewhere(directory, *vmid).is_some()).collect();
+    numbers.extend(arriving);
     numbers.sort_unstable();
     // Many VMs share a file.
     let mut prints = HashMap::new();
@@ -107,7 +114,8 @@ fn print(path: &Path) -> Print {
 /// Reads the files of a VM and makes its record.
 pub(super) fn load(vmid: u32, options: &Options, limits: &Limits) -> Loaded {
     let mut loading = Loading { seen: Vec::new(), hash: Sha256::new() };
-    let path = options.directory.join(format!("{vmid}.conf"));
+    let own = options.directory.join(format!("{vmid}.conf"));
+    let path = if own.exists() { own } else { arriving::elsewhere(&options.directory, vmid).unwrap_or(own) };
     let outcome = match loading.record(vmid, &path, options, limits) {
         Ok(outcome) => outcome,
         Err(Fault::Io(error)) => {

@@ -10,6 +10,7 @@
 //! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate`] says how
 //! the parts of a record override each other.
 
+mod arriving;
 pub mod block;
 pub mod config;
 pub mod custom;
