@@ -8,7 +8,7 @@
 //!        ◄── Reply ───────────
 //! ```
 //!
-//! [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`run`] the
+//! [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`mod@run`] the
 //! process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by [`rsa`] and in the
 //! form of [`pkcs7`].
 

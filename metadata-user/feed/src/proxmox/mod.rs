@@ -5,9 +5,10 @@
 //! - Changes of other nodes raise no event: the feed looks at the files every [`LOOK`].
 //! - The mount may be away at the start and later, and each access may wait. No record goes for that: only a directory
 //!   that can be listed, and does not list a VM, says that the VM is gone.
-//! - A VM is on the node whose directory has its file. A live migration moves the file, and so the record.
+//! - A VM is on the node whose directory has its file. While it migrates live, its taps are on another node too, which
+//!   serves it by the file where that still is.
 //!
-//! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate`] says how
+//! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate()`] says how
 //! the parts of a record override each other.
 
 mod arriving;
