@@ -6,6 +6,7 @@ use metadata_base::time::Now;
 use metadata_common::cookie::Key;
 use metadata_content::dialect;
 use metadata_content::http::{Headers, Method, Request, Target};
+use metadata_content::identity::{Answer, Token};
 use metadata_content::mailbox::{Document, Mailbox};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Limits, Record};
@@ -13,6 +14,7 @@ use metadata_content::sink::Outbox;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_datapath::stack::{Exchange as _, Service as _, StackConfig, Step};
 use metadata_serve::Serve;
+use metadata_signer::Algorithm;
 use metadata_steer::SteerConfig;
 use metadata_user::config::Config;
 use metadata_user::verbs::check;
@@ -57,6 +59,19 @@ fn shows(text: &str) -> bool {
     let list = listed(CANARY.as_bytes());
     let plain = [CANARY.to_owned(), list.trim_end_matches(',').to_owned(), hex];
     plain.into_iter().chain(encoded).any(|form| packed.to_lowercase().contains(&form.to_lowercase()))
+}
+
+#[test]
+fn no_identity_token_or_key_is_in_debug_output() {
+    let token = Token { text: canary("token").into(), issued: 0, expires: 1 };
+    assert!(!shows(&format!("{token:?} {:?}", Answer::Token(token.clone()))));
+    for algorithm in [Algorithm::Es256, Algorithm::EdDsa] {
+        let pem = metadata_signer::Key::generate(algorithm).expect("a key");
+        let key = metadata_signer::Key::parse(algorithm, &pem).expect("the key");
+        let secret: Vec<&str> = pem.lines().filter(|line| !line.starts_with('-')).collect();
+        let shown = format!("{key:?}");
+        assert!(!secret.is_empty() && secret.iter().all(|line| !shown.contains(line)), "{shown}");
+    }
 }
 
 #[test]
