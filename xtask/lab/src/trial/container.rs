@@ -109,7 +109,7 @@ impl Bundle {
         let room = tempfile::Builder::new().prefix("xdp-imds-try-").tempdir()?;
         let layer = File::open(blob(&manifest["layers"][0])?)?;
         tar::Archive::new(GzDecoder::new(layer)).unpack(room.path().join("rootfs"))?;
-        for directory in ["records", "state", "run", "token-key"] {
+        for directory in ["records", "state", "run", "token-key", "identity"] {
             fs::create_dir(room.path().join(directory))?;
             fs::set_permissions(room.path().join(directory), fs::Permissions::from_mode(0o755))?;
         }
@@ -134,7 +134,7 @@ impl Bundle {
             "config" => self.room.path().join("config.yaml"),
             "bpffs" => bpffs.into(),
             "tun" => "/dev/net/tun".into(),
-            "records" | "state" | "run" | "token-key" => self.room.path().join(volume),
+            "records" | "state" | "run" | "token-key" | "identity" => self.room.path().join(volume),
             other => bail!("there is no replacement for the volume {other}"),
         })
     }
