@@ -10,6 +10,9 @@ use testbed::schema::Schemas;
 const EXAMPLES: &str = "deploy/examples";
 /// Files, and directories of files, in which fenced objects are examples too.
 const TEXTS: [&str; 3] = ["README.md", "docs/src/operate", "docs/src/reference"];
+/// The API version of files that kube-apiserver reads. Kubernetes publishes schemas of API objects only, so such a file
+/// is checked for its form alone.
+const UNPUBLISHED: &str = "apiserver.config.k8s.io/v1";
 
 /// Returns the errors of objects, each with the object's title. A kind without a published schema is an error.
 pub(super) fn judge(objects: &[Value]) -> Vec<String> {
@@ -34,7 +37,8 @@ pub(super) fn examples() -> Result<Vec<(String, Value)>> {
         for block in blocks(&text) {
             // Other blocks are configurations and records of the agent.
             if block.lines().any(|line| line.starts_with("apiVersion:")) {
-                let objects = documents(&block).with_context(|| format!("{name}:\n{block}"))?;
+                let mut objects = documents(&block).with_context(|| format!("{name}:\n{block}"))?;
+                objects.retain(|object| object["apiVersion"] != UNPUBLISHED);
                 all.extend(objects.into_iter().map(|object| (name.clone(), object)));
             }
         }
