@@ -182,18 +182,6 @@ pub fn list() -> Result<Vec<LinkMessage>, LinkError> {
     talk(|| "list devices".into(), async |netlink| netlink.link().get().execute().try_collect().await)
 }
 
-/// Names of all devices of the calling thread's namespace.
-///
-/// # Errors
-/// As for [`list`].
-pub fn names() -> Result<Vec<String>, LinkError> {
-    let name = |attribute| match attribute {
-        LinkAttribute::IfName(name) => Some(name),
-        _ => None,
-    };
-    Ok(list()?.into_iter().flat_map(|device| device.attributes).filter_map(name).collect())
-}
-
 /// The message that describes the device of this name and index.
 ///
 /// # Errors

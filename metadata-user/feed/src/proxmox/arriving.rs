@@ -2,19 +2,31 @@
 //! that the VM leaves. qemu-server moves the file when the VM runs here.
 
 use std::collections::BTreeSet;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-
-use metadata_links::netlink;
 
 use super::load::VMID_MOST;
 
 /// Most nodes of a cluster that are asked for a configuration. Proxmox VE supports fewer.
 const NODES: usize = 128;
+/// Devices of the network namespace of the thread that reads it (proc_net(5)): two lines of heads, then a line for each
+/// device, with its name before a colon.
+const DEVICES: &str = "/proc/thread-self/net/dev";
 
-/// Returns the numbers of VMs whose taps are in the agent's network namespace. Without an answer of the kernel there are
-/// none: such a VM is served when its configuration arrives.
-pub(super) fn with_taps() -> BTreeSet<u32> {
-    netlink::names().unwrap_or_default().iter().filter_map(|name| vmid_of_tap(name)).collect()
+/// Returns the numbers of the VMs whose taps are in the agent's network namespace.
+///
+/// # Errors
+/// The devices cannot be read.
+pub(super) fn with_taps() -> io::Result<BTreeSet<u32>> {
+    Ok(of_devices(&std::fs::read_to_string(DEVICES)?))
+}
+
+fn of_devices(lines: &str) -> BTreeSet<u32> {
+    lines
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .filter_map(|(name, _)| vmid_of_tap(name.trim()))
+        .collect()
 }
 
 /// The number of the VM that a tap belongs to: `tap<vmid>i<n>`.
@@ -26,16 +38,28 @@ fn vmid_of_tap(name: &str) -> Option<u32> {
 }
 
 /// Returns the configuration of a VM at another node of the cluster, `nodes/NODE/qemu-server` beside this node's
-/// directory.
-pub(super) fn elsewhere(directory: &Path, vmid: u32) -> Option<PathBuf> {
-    let nodes = std::fs::read_dir(directory.parent()?.join("nodes")).ok()?;
-    let paths = nodes.take(NODES).filter_map(Result::ok);
-    paths.map(|node| node.path().join(format!("qemu-server/{vmid}.conf"))).find(|path| path.is_file())
+/// directory; `None` if no node has one.
+///
+/// # Errors
+/// A node's directory cannot be read, so it is unknown whether it has one.
+pub(super) fn elsewhere(directory: &Path, vmid: u32) -> io::Result<Option<PathBuf>> {
+    let Some(cluster) = directory.parent() else { return Ok(None) };
+    let nodes = match std::fs::read_dir(cluster.join("nodes")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        nodes => nodes?,
+    };
+    for node in nodes.take(NODES) {
+        let path = node?.path().join(format!("qemu-server/{vmid}.conf"));
+        if path.try_exists()? {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{elsewhere, vmid_of_tap};
+    use super::{elsewhere, of_devices, vmid_of_tap, with_taps};
 
     #[test]
     fn a_tap_names_its_vm() {
@@ -56,16 +80,32 @@ mod tests {
     }
 
     #[test]
+    fn vms_are_found_by_the_devices_of_the_namespace() {
+        let devices =
+            "Inter-|   Receive\n face |bytes\n    lo:       0\ntap101i0: 12\ntap101i1:0\n tap7i0: 1\n";
+        assert_eq!(of_devices(devices), [7, 101].into());
+        with_taps().expect("the kernel's list can be read");
+    }
+
+    #[test]
     fn a_configuration_is_found_at_whichever_node_has_it() {
         let cluster = tempfile::tempdir().expect("a directory");
         let own = cluster.path().join("qemu-server");
-        assert_eq!(elsewhere(&own, 100), None, "not a cluster");
+        let elsewhere = |vmid| elsewhere(&own, vmid).expect("readable");
+        assert_eq!(elsewhere(100), None, "not a cluster");
         let there = cluster.path().join("nodes/b/qemu-server");
         std::fs::create_dir_all(cluster.path().join("nodes/a")).expect("a node");
         std::fs::create_dir_all(&there).expect("a node");
-        assert_eq!(elsewhere(&own, 100), None);
+        assert_eq!(elsewhere(100), None);
         std::fs::write(there.join("100.conf"), "").expect("written");
-        assert_eq!(elsewhere(&own, 100), Some(there.join("100.conf")));
-        assert_eq!(elsewhere(&own, 10), None);
+        assert_eq!(elsewhere(100), Some(there.join("100.conf")));
+        assert_eq!(elsewhere(10), None);
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_is_no_node_without_the_vm() {
+        let cluster = tempfile::tempdir().expect("a directory");
+        std::fs::write(cluster.path().join("nodes"), "").expect("a file in place of the directory");
+        elsewhere(&cluster.path().join("qemu-server"), 100).expect_err("nothing is known");
     }
 }

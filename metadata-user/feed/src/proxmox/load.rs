@@ -74,12 +74,14 @@ pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look,
         numbers.extend(entry.map_err(unreadable)?.file_name().to_str().and_then(vmid));
     }
     numbers.sort_unstable();
-    let is_here = |vmid: &u32| numbers.binary_search(vmid).is_ok();
-    let arriving = arriving::with_taps().into_iter().filter(|vmid| !is_here(vmid));
-    let arriving: Vec<u32> =
-        arriving.filter(|vmid| arriving::elsewhere(directory, *vmid).is_some()).collect();
-    numbers.extend(arriving);
-    numbers.sort_unstable();
+    // A VM that arrives would be lost if an error counted as its absence.
+    for vmid in arriving::with_taps().map_err(unreadable)? {
+        if let Err(at) = numbers.binary_search(&vmid)
+            && arriving::elsewhere(directory, vmid).map_err(unreadable)?.is_some()
+        {
+            numbers.insert(at, vmid);
+        }
+    }
     // Many VMs share a file.
     let mut prints = HashMap::new();
     let mut differs = |(path, before): &(PathBuf, Print)| {
@@ -115,8 +117,19 @@ fn print(path: &Path) -> Print {
 pub(super) fn load(vmid: u32, options: &Options, limits: &Limits) -> Loaded {
     let mut loading = Loading { seen: Vec::new(), hash: Sha256::new() };
     let own = options.directory.join(format!("{vmid}.conf"));
-    let path = if own.exists() { own } else { arriving::elsewhere(&options.directory, vmid).unwrap_or(own) };
-    let outcome = match loading.record(vmid, &path, options, limits) {
+    let elsewhere = if own.exists() { Ok(None) } else { arriving::elsewhere(&options.directory, vmid) };
+    let (path, outcome) = match elsewhere {
+        Ok(found) => {
+            let path = found.unwrap_or(own);
+            let outcome = loading.record(vmid, &path, options, limits);
+            (path, outcome)
+        }
+        Err(error) => {
+            let error = super::io_error(&own, "a cluster whose nodes can be read", error);
+            (own, Err(Fault::Io(error)))
+        }
+    };
+    let outcome = match outcome {
         Ok(outcome) => outcome,
         Err(Fault::Io(error)) => {
             loading.hash.update(error.to_string());
