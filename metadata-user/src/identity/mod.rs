@@ -101,7 +101,7 @@ impl Signing {
         Self { socket, issuer, orders, publication }
     }
 
-    /// Returns the issuer, which creates the VMs' desks.
+    /// Returns the issuer, which the VMs' own issuers use.
     #[must_use]
     pub fn issuer(&self) -> &Issuer {
         &self.issuer
@@ -121,20 +121,21 @@ impl Signing {
         let Self { socket, orders, publication, issuer } = self;
         // Only its name says datagram: its methods send and receive packets.
         let socket = UnixDatagram::from_std(socket.into())?;
-        let mut desk = Clerk { waiting: HashMap::new(), orders, events, publication, issuer, id: 0 };
-        let reason = desk.serve(&socket).await;
+        let mut dispatcher =
+            Dispatcher { waiting: HashMap::new(), orders, events, publication, issuer, id: 0 };
+        let reason = dispatcher.serve(&socket).await;
         let reason =
             reason.err().map_or_else(|| "it closed its socket".to_owned(), |error| error.to_string());
         error!(
             "the signer of identity tokens has ended ({reason}): guests get none until the agent is restarted"
         );
-        desk.publication.set_ended();
-        desk.close();
+        dispatcher.publication.set_ended();
+        dispatcher.close();
         Ok(())
     }
 }
 
-/// Returns the signer's operation for a desk's work.
+/// Returns the signer's operation for the work of an order.
 fn operation(work: Work) -> Operation {
     match work {
         Work::Jwt(claims) => Operation::Jwt(claims),
@@ -146,7 +147,7 @@ fn operation(work: Work) -> Operation {
 }
 
 /// Passes orders on and replies back.
-struct Clerk {
+struct Dispatcher {
     /// Orders that the signer has, by the number of the request.
     waiting: HashMap<u64, Box<Order>>,
     orders: UnboundedReceiver<Box<Order>>,
@@ -156,7 +157,7 @@ struct Clerk {
     id: u64,
 }
 
-impl Clerk {
+impl Dispatcher {
     async fn serve(&mut self, socket: &UnixDatagram) -> io::Result<()> {
         let mut buffer = vec![0; PACKET_OCTETS];
         loop {
@@ -203,7 +204,7 @@ impl Clerk {
         }
     }
 
-    /// Hands a token or document over to the desk that ordered it.
+    /// Hands a token or document over to the VM that ordered it.
     fn deliver(&mut self, id: u64, token: Token, jti: Option<String>, key: String) {
         let Some(order) = self.waiting.remove(&id) else { return };
         let signed = Signed::of(&order, jti, key, token.issued, token.expires);

@@ -142,11 +142,11 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
     };
     sheet.live_below("/metadata/instance", Methods::READ, &*GUARDS, instance);
-    if let Some(desk) = sheet.desk().filter(|desk| desk.signs_documents()).cloned() {
-        let attested = attested::Attested::new(record, desk);
+    if let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents()).cloned() {
+        let attested = attested::Attested::new(record, issuer);
         sheet.live("/metadata/attested/document", Methods::READ, &*GUARDS, attested);
     }
-    let identity = identity::Tokens::new(record, sheet.desk());
+    let identity = identity::Tokens::new(record, sheet.issuer());
     sheet.live("/metadata/identity/oauth2/token", Methods::READ, &*GUARDS, identity);
     sheet.at(Host::Wireserver);
     wireserver::render(record, sheet);

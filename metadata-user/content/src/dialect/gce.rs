@@ -154,9 +154,9 @@ impl Server {
         let octets = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
         let account = record.credentials.service_account.as_ref();
         let token = account.and_then(|account| account.token.as_ref());
-        let issuer = account.filter(|account| account.token.is_none()).and(sheet.desk());
+        let issuer = account.filter(|account| account.token.is_none()).and(sheet.issuer());
         Self {
-            issued: issuer.map(|desk| Forms::new(record, desk)),
+            issued: issuer.map(|issuer| Forms::new(record, issuer)),
             document,
             for_cloud_init,
             long: long.into(),

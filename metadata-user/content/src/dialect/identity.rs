@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::sheet::{JSON, Sheet};
+use super::sheet::{JSON, Sheet, TEXT};
 use super::tokens::UNPROXIED;
 use crate::http::{Response, Status};
-use crate::identity::{Answer, Desk, Refusal, Token, Wanted};
+use crate::identity::{Answer, Refusal, Token, VmIssuer, Wanted};
 use crate::record::identity::Audience;
 use crate::store::{Call, Condition, EVERY_DIALECT, Guard, Live, Methods, Outcome, Parked};
 
@@ -21,7 +21,7 @@ const JWT: &str = "application/jwt";
 /// Maximum number of query parameters that are read.
 const PARAMETERS: usize = 16;
 /// Length of a line of PEM (RFC 7468 section 2).
-pub(super) const LINE: usize = 64;
+const LINE: usize = 64;
 /// How long a request waits for its token. A signature takes milliseconds.
 pub(super) const SIGN_WITHIN: Duration = Duration::from_secs(2);
 
@@ -74,11 +74,11 @@ pub(super) fn audience(query: &str) -> Option<Audience> {
 
 impl Live for Jwt {
     fn answer(&self, call: &Call<'_>) -> Outcome {
-        let Some(desk) = &call.vm.desk else { return UNAVAILABLE.clone().into() };
+        let Some(issuer) = &call.vm.issuer else { return UNAVAILABLE.clone().into() };
         let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
-        match ask(call, desk, &Wanted::token(&audience)) {
+        match ask(call, issuer, &Wanted::token(&audience)) {
             Got::Token(token) => {
-                Response::new(Status(200), Some(JWT), &[], token.text).within(desk.hop_limit()).into()
+                Response::new(Status(200), Some(JWT), &[], token.text).within(issuer.hop_limit()).into()
             }
             Got::Refused(Refusal::Audience) => REFUSED.clone().into(),
             Got::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
@@ -92,12 +92,32 @@ impl Live for Jwt {
     }
 }
 
-/// Breaks base64 into lines as PEM has them. The last one has no line break.
-pub(super) fn lines(text: &[u8]) -> Bytes {
+static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(Status(403), &[]));
+static NOT_SIGNED: LazyLock<Response> =
+    LazyLock::new(|| Response::error(Status(503), &[("Retry-After", "1")]));
+static ASKS_LESS: LazyLock<Response> =
+    LazyLock::new(|| Response::error(Status(429), &[("Retry-After", "1")]));
+
+/// Answers with a signed document as text: a signature in one line, PKCS#7 in lines as PEM has them.
+pub(super) fn signed(call: &Call<'_>, issuer: &Arc<VmIssuer>, wanted: &Wanted) -> Outcome {
+    match ask(call, issuer, wanted) {
+        Got::Token(token) => {
+            let text = if let Wanted::Signature(_) = wanted { token.text } else { lines(&token.text) };
+            Response::new(Status(200), Some(TEXT), &[], text).within(issuer.hop_limit()).into()
+        }
+        Got::Refused(Refusal::Audience) => FORBIDDEN.clone().into(),
+        Got::Refused(Refusal::TooMany) => ASKS_LESS.clone().into(),
+        Got::Refused(Refusal::Unavailable) => NOT_SIGNED.clone().into(),
+        Got::Wait(parked) => Outcome::Park(parked),
+    }
+}
+
+/// Breaks base64 into lines. The last one has no line break.
+fn lines(text: &[u8]) -> Bytes {
     text.chunks(LINE).collect::<Vec<_>>().join(&b'\n').into()
 }
 
-/// What a request gets from the desk.
+/// What a request gets from [`ask`].
 pub(super) enum Got {
     /// The token or document.
     Token(Token),
@@ -107,11 +127,11 @@ pub(super) enum Got {
     Wait(Parked),
 }
 
-/// Asks the desk for a request of any dialect. A request that has waited long enough is refused.
-pub(super) fn ask(call: &Call<'_>, desk: &Arc<Desk>, wanted: &Wanted) -> Got {
-    let state = desk.number();
+/// Asks for what a request of any dialect wants. A request that has waited for [`SIGN_WITHIN`] is refused.
+pub(super) fn ask(call: &Call<'_>, issuer: &Arc<VmIssuer>, wanted: &Wanted) -> Got {
+    let state = issuer.number();
     let has_waited = call.parked.is_some_and(|parked| parked.state == state);
-    match desk.ask_for(call.connection.slot, wanted, call.now, has_waited) {
+    match issuer.ask_for(call.connection.slot, wanted, call.now, has_waited) {
         Answer::Token(token) => Got::Token(token),
         Answer::Refused(refusal) => Got::Refused(refusal),
         Answer::Wait => match call.parked {

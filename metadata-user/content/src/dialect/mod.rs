@@ -156,7 +156,7 @@ pub fn render(record: &Record, interner: &mut Interner, vm: Vm) -> Responses {
 
 /// Renders the answers of these dialects, and those that every VM has.
 fn render_dialects(record: &Record, interner: &mut Interner, vm: Vm, dialects: Dialects) -> Responses {
-    let issues = vm.desk.is_some();
+    let issues = vm.issuer.is_some();
     let mut sheet = Sheet::new(interner, vm);
     sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
     core::render(record, &mut sheet);

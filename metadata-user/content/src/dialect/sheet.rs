@@ -10,7 +10,7 @@ use super::demand::claims;
 use super::document::Document;
 use super::yaml;
 use crate::http::{Body, Response, Status};
-use crate::identity::Desk;
+use crate::identity::VmIssuer;
 use crate::record::vm::Payload;
 use crate::store::{
     Datasource, Endpoint, Guard, Host, Interner, Live, Methods, Notation, RequestLimit, Responses,
@@ -33,7 +33,7 @@ pub(super) struct Sheet<'a> {
     dialect: &'static str,
     datasource: Datasource,
     host: Host,
-    desk: Option<Arc<Desk>>,
+    issuer: Option<Arc<VmIssuer>>,
     /// Payloads added before, with their responses.
     payloads: Vec<(Bytes, Response)>,
 }
@@ -42,7 +42,7 @@ impl<'a> Sheet<'a> {
     pub(super) fn new(interner: &'a mut Interner, vm: Vm) -> Self {
         Self {
             interner,
-            desk: vm.desk.clone(),
+            issuer: vm.issuer.clone(),
             routes: Responses::builder(vm),
             dialect: "",
             datasource: Datasource::NONE,
@@ -51,9 +51,9 @@ impl<'a> Sheet<'a> {
         }
     }
 
-    /// Returns the desk of the VM's identity tokens; `None` on a node without an issuer.
-    pub(super) fn desk(&self) -> Option<&Arc<Desk>> {
-        self.desk.as_ref()
+    /// Returns the issuer of the VM's identity tokens; `None` on a node without an issuer.
+    pub(super) fn issuer(&self) -> Option<&Arc<VmIssuer>> {
+        self.issuer.as_ref()
     }
 
     /// Starts a dialect: later routes belong to it, at 169.254.169.254.

@@ -1,25 +1,26 @@
 //! Identity tokens: who a VM is, in a form that others can verify.
 //!
 //! A token's claims come from the VM's record and from the NIC that asks, never from what the guest wrote. The guest
-//! chooses the audience only. The keys are in another process, so a signature takes a while: a [`Desk`] hands an
-//! [`Order`] over without waiting, and the request is parked until the token is there. The agent's module `identity`
+//! chooses the audience only. The keys are in another process, so a signature takes a while: the VM's [`VmIssuer`]
+//! hands an [`Order`] over without waiting, and the request is parked until the token is there. The agent's module `identity`
 //! passes orders on.
 //!
 //! Guests may also ask in the words of a cloud: for a token with that cloud's claims ([`Form`]), and, on a node with an
 //! operator's certificate, for the cloud's signed documents ([`Wanted`]).
 
 mod claims;
-mod desk;
 #[cfg(test)]
 mod tests;
+mod vm_issuer;
 mod wanted;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-pub use desk::{
-    Answer, CACHED_PER_VM, Desk, Order, Refusal, SIGNINGS_BURST, SIGNINGS_PER_SECOND, Token, WAITING_PER_VM,
+pub use vm_issuer::{
+    Answer, CACHED_PER_VM, Order, Refusal, SIGNINGS_BURST, SIGNINGS_PER_SECOND, Token, VmIssuer,
+    WAITING_PER_VM,
 };
 pub use wanted::{Form, Nonce, Wanted, Work};
 
@@ -64,8 +65,8 @@ struct Shared {
     signs_documents: AtomicBool,
     hand_over: Box<HandOver>,
     counters: Counters,
-    /// Number of desks that were created.
-    desks: AtomicU64,
+    /// Number of [`VmIssuer`]s that were created.
+    vm_issuers: AtomicU64,
     /// Number of times that tokens were revoked.
     revocations: AtomicU64,
 }
@@ -91,17 +92,17 @@ impl Issuer {
         let (trust_domain, hand_over) = (trust_domain.map(Into::into), Box::new(hand_over));
         let signs_documents = AtomicBool::new(false);
         let counters = Counters::default();
-        let desks = AtomicU64::new(0);
+        let vm_issuers = AtomicU64::new(0);
         let revocations = AtomicU64::new(0);
-        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters, desks, revocations }))
+        Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters, vm_issuers, revocations }))
     }
 
-    /// Sets whether the signer has a certificate. Desks that are created later then sign the documents of clouds.
+    /// Sets whether the signer has a certificate. Issuers of VMs that are created later then sign the documents of clouds.
     pub fn set_signs_documents(&self, signs: bool) {
         self.0.signs_documents.store(signs, Ordering::Relaxed);
     }
 
-    /// Makes all desks forget the tokens that were signed before, because a key is no longer published.
+    /// Makes every VM's issuer forget the tokens that were signed before, because a key is no longer published.
     pub fn revoke(&self) {
         self.0.revocations.fetch_add(1, Ordering::Relaxed);
     }
@@ -129,8 +130,8 @@ impl Issuer {
         self.0.signs_documents.load(Ordering::Relaxed)
     }
 
-    fn next_desk(&self) -> u64 {
-        self.0.desks.fetch_add(1, Ordering::Relaxed)
+    fn next_number(&self) -> u64 {
+        self.0.vm_issuers.fetch_add(1, Ordering::Relaxed)
     }
 
     fn trust_domain(&self) -> Option<&str> {
@@ -138,10 +139,10 @@ impl Issuer {
     }
 }
 
-/// One place among the waiting orders. Dropping it frees the place.
-struct Place(Issuer);
+/// Permission for one of the [`WAITING`] orders. Dropping it lets another order in.
+struct Permit(Issuer);
 
-impl Place {
+impl Permit {
     fn take(issuer: &Issuer) -> Option<Self> {
         let more = |n| if n < WAITING { Some(n + 1) } else { None };
         let waiting = &issuer.0.counters.waiting;
@@ -150,7 +151,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Permit {
     fn drop(&mut self) {
         self.0.0.counters.waiting.fetch_sub(1, Ordering::Relaxed);
     }

@@ -6,7 +6,7 @@ use metadata_common::mac::Mac;
 use serde_json::{Value, json};
 
 use super::{
-    Answer, CACHED_PER_VM, Desk, IdentityCounts, Issuer, Order, Refusal, SIGNINGS_BURST, Token, WAITING,
+    Answer, CACHED_PER_VM, IdentityCounts, Issuer, Order, Refusal, SIGNINGS_BURST, Token, VmIssuer, WAITING,
     WAITING_PER_VM,
 };
 use crate::record::Record;
@@ -60,8 +60,8 @@ impl Node {
         Self { issuer, orders }
     }
 
-    fn desk(&self, identity: Value) -> Arc<Desk> {
-        Arc::new(Desk::new(&self.issuer, &record(identity)))
+    fn vm_issuer(&self, identity: Value) -> Arc<VmIssuer> {
+        Arc::new(VmIssuer::new(&self.issuer, &record(identity)))
     }
 
     fn next(&self) -> Order {
@@ -83,10 +83,10 @@ fn claims_come_from_the_record_and_the_nic_that_asks() {
         ),
     ] {
         let node = Node::new(domain);
-        let desk = node.desk(identity);
-        desk.seat(3, MAC);
+        let vm_issuer = node.vm_issuer(identity);
+        vm_issuer.set_nic(3, MAC);
         for (slot, nic) in [(3, json!({"id": "n1", "mac": "52:54:00:12:34:57"})), (4, json!(null))] {
-            assert_eq!(desk.ask(slot, &audience("vault"), at(NOW), false), Answer::Wait);
+            assert_eq!(vm_issuer.ask(slot, &audience("vault"), at(NOW), false), Answer::Wait);
             let order = node.next();
             let claims = Value::Object(order.claims());
             assert_eq!((&claims["sub"], &claims["aud"]), (&json!(subject), &json!("vault")));
@@ -110,8 +110,8 @@ fn no_value_of_a_record_adds_a_segment_to_a_subject() {
     ] {
         (odd["vm"]["name"], odd["vm"]["namespace"]) = (json!(name), json!(namespace));
         let node = Node::new(Some("d"));
-        let desk = Arc::new(Desk::new(&node.issuer, &parse(&odd)));
-        assert_eq!(desk.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+        let vm_issuer = Arc::new(VmIssuer::new(&node.issuer, &parse(&odd)));
+        assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
         assert_eq!(node.next().subject(), format!("spiffe://d/{subject}"));
     }
 }
@@ -152,8 +152,8 @@ fn bad_templates_and_audiences_are_refused() {
 #[test]
 fn a_token_is_reused_until_half_of_its_lifetime_and_not_after_a_step_of_the_clock() {
     let node = Node::new(None);
-    let desk = node.desk(json!({}));
-    let ask = |now, has_waited| desk.ask(0, &audience("a"), at(now), has_waited);
+    let vm_issuer = node.vm_issuer(json!({}));
+    let ask = |now, has_waited| vm_issuer.ask(0, &audience("a"), at(now), has_waited);
     assert_eq!((ask(NOW, false), ask(NOW, false)), (Answer::Wait, Answer::Wait));
     let first = token("first", NOW);
     node.next().signed(first.clone());
@@ -176,8 +176,8 @@ fn a_token_is_reused_until_half_of_its_lifetime_and_not_after_a_step_of_the_cloc
 #[test]
 fn no_token_of_a_revoked_key_is_reused() {
     let node = Node::new(None);
-    let desk = node.desk(json!({}));
-    let ask = || desk.ask(0, &audience("a"), at(NOW), false);
+    let vm_issuer = node.vm_issuer(json!({}));
+    let ask = || vm_issuer.ask(0, &audience("a"), at(NOW), false);
     assert_eq!(ask(), Answer::Wait);
     node.next().signed(token("old", NOW));
     assert_eq!(ask(), Answer::Token(token("old", NOW)));
@@ -188,10 +188,20 @@ fn no_token_of_a_revoked_key_is_reused() {
 }
 
 #[test]
+fn a_token_that_is_signed_after_a_revocation_reaches_the_request_that_waits() {
+    let node = Node::new(None);
+    let vm_issuer = node.vm_issuer(json!({}));
+    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+    node.issuer.revoke();
+    node.next().signed(token("new", NOW));
+    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), true), Answer::Token(token("new", NOW)));
+}
+
+#[test]
 fn each_limit_can_be_reached_and_not_exceeded() {
     let node = Node::new(None);
-    let desk = node.desk(json!({}));
-    let ask = |n: usize, now| desk.ask(0, &audience(&format!("a{n}")), at(now), false);
+    let vm_issuer = node.vm_issuer(json!({}));
+    let ask = |n: usize, now| vm_issuer.ask(0, &audience(&format!("a{n}")), at(now), false);
     (0..WAITING_PER_VM).for_each(|n| assert_eq!(ask(n, NOW), Answer::Wait));
     assert_eq!(ask(WAITING_PER_VM, NOW), Answer::Refused(Refusal::TooMany));
     let sign = |now| {
@@ -218,15 +228,15 @@ fn each_limit_can_be_reached_and_not_exceeded() {
 #[test]
 fn a_full_queue_of_the_node_refuses_and_recovers() {
     let node = Node::new(None);
-    let desks: Vec<_> = (0..=WAITING).map(|_| node.desk(json!({}))).collect();
-    let ask = |desk: &Arc<Desk>| desk.ask(0, &audience("a"), at(NOW), false);
-    assert!(desks[..WAITING].iter().all(|desk| ask(desk) == Answer::Wait));
-    assert_eq!(ask(&desks[WAITING]), Answer::Refused(Refusal::Unavailable));
+    let vm_issuers: Vec<_> = (0..=WAITING).map(|_| node.vm_issuer(json!({}))).collect();
+    let ask = |vm_issuer: &Arc<VmIssuer>| vm_issuer.ask(0, &audience("a"), at(NOW), false);
+    assert!(vm_issuers[..WAITING].iter().all(|vm_issuer| ask(vm_issuer) == Answer::Wait));
+    assert_eq!(ask(&vm_issuers[WAITING]), Answer::Refused(Refusal::Unavailable));
     node.orders.lock().expect("sound").clear();
-    assert_eq!((ask(&desks[WAITING]), node.issuer.counts().crowded), (Answer::Wait, 1));
+    assert_eq!((ask(&vm_issuers[WAITING]), node.issuer.counts().crowded), (Answer::Wait, 1));
     let closed = Issuer::new(None, |_| false);
-    let desk = Arc::new(Desk::new(&closed, &record(json!({}))));
-    assert_eq!(ask(&desk), Answer::Refused(Refusal::Unavailable), "there is no signer");
+    let vm_issuer = Arc::new(VmIssuer::new(&closed, &record(json!({}))));
+    assert_eq!(ask(&vm_issuer), Answer::Refused(Refusal::Unavailable), "there is no signer");
     assert_eq!((closed.counts().failed, closed.counts().waiting), (1, 0));
 }
 
@@ -239,7 +249,7 @@ fn a_record_limits_the_audiences() {
         (json!([]), "a", true),
     ] {
         let node = Node::new(None);
-        let answer = node.desk(json!({"audiences": allowed})).ask(0, &audience(wanted), at(NOW), false);
+        let answer = node.vm_issuer(json!({"audiences": allowed})).ask(0, &audience(wanted), at(NOW), false);
         assert_eq!(answer == Answer::Refused(Refusal::Audience), refused, "{allowed} {wanted}");
     }
 }
@@ -247,13 +257,13 @@ fn a_record_limits_the_audiences() {
 #[test]
 fn debug_output_shows_no_token() {
     let node = Node::new(None);
-    let desk = node.desk(json!({}));
-    assert_eq!(desk.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+    let vm_issuer = node.vm_issuer(json!({}));
+    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
     let order = node.next();
     assert!(!format!("{order:?}").is_empty());
     order.signed(token("CANARY", NOW));
-    let answer = desk.ask(0, &audience("a"), at(NOW), false);
-    for text in [format!("{desk:?}"), format!("{answer:?}"), format!("{:?}", node.issuer)] {
+    let answer = vm_issuer.ask(0, &audience("a"), at(NOW), false);
+    for text in [format!("{vm_issuer:?}"), format!("{answer:?}"), format!("{:?}", node.issuer)] {
         assert!(!text.contains("CANARY") && !text.contains("67, 65"), "{text}");
     }
 }

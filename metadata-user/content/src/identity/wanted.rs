@@ -1,4 +1,4 @@
-//! What a guest asks its desk for, and what the signer gets.
+//! What a guest may ask for, and what the signer gets.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use serde_json::{Map, Value};
 
 use crate::record::identity::Audience;
 
-/// Claims in the words of a cloud. They come from the record, and replace the claim `vm` of the desk's own tokens.
+/// Claims in the words of a cloud. They come from the record, and replace the claim `vm` of our own tokens.
 ///
-/// The desk adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on it holds for each.
+/// [`VmIssuer`](super::VmIssuer) adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on it holds for each.
 #[derive(Debug, PartialEq)]
 pub struct Form {
     /// Name of the form. Two forms of one VM have different names.
@@ -45,7 +45,7 @@ impl Nonce {
 /// What a guest wants to be signed.
 #[derive(Clone)]
 pub enum Wanted {
-    /// A token for an audience, with the desk's own claims or those of a cloud.
+    /// A token for an audience, with our own claims or those of a cloud.
     Token {
         /// The audience.
         audience: Audience,
@@ -79,7 +79,7 @@ impl fmt::Debug for Wanted {
 }
 
 impl Wanted {
-    /// Returns a token with the desk's own claims.
+    /// Returns a token with our own claims.
     #[must_use]
     pub fn token(audience: &Audience) -> Self {
         Self::Token { audience: audience.clone(), form: None }

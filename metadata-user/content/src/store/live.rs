@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::http::{Request, Response};
-use crate::identity::{Desk, Issuer};
+use crate::identity::{Issuer, VmIssuer};
 use crate::mailbox::{Mailbox, Wait};
 use crate::record::Record;
 use crate::record::vm::Sinks;
@@ -26,7 +26,7 @@ pub struct Vm {
     /// Destinations of the guest's messages.
     pub sinks: Sinks,
     /// Issues the VM's identity tokens; `None` on a node without an issuer.
-    pub desk: Option<Arc<Desk>>,
+    pub issuer: Option<Arc<VmIssuer>>,
 }
 
 impl Vm {
@@ -35,13 +35,13 @@ impl Vm {
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let uuid = record.vm.uuid.as_str().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
-        Self { uuid, keyring, mailbox, sinks: record.sinks.clone(), desk: None }
+        Self { uuid, keyring, mailbox, sinks: record.sinks.clone(), issuer: None }
     }
 
-    /// Returns the VM with a desk for its identity tokens.
+    /// Returns the VM with an issuer of its identity tokens.
     #[must_use]
     pub fn issued_by(mut self, issuer: &Issuer, record: &Record) -> Self {
-        self.desk = Some(Arc::new(Desk::new(issuer, record)));
+        self.issuer = Some(Arc::new(VmIssuer::new(issuer, record)));
         self
     }
 
@@ -54,7 +54,7 @@ impl Vm {
             keyring: Arc::new(Keyring::ephemeral()),
             mailbox,
             sinks: Sinks::default(),
-            desk: None,
+            issuer: None,
         }
     }
 }

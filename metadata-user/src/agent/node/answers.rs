@@ -68,9 +68,9 @@ impl Answers {
             self.collector.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
         }
         if let Serves::Responses(responses) = serves
-            && let Some(desk) = &responses.vm().desk
+            && let Some(issuer) = &responses.vm().issuer
         {
-            desk.seat(slot, who.mac);
+            issuer.set_nic(slot, who.mac);
         }
         match serves {
             Serves::Responses(responses) => self.content.store().publish(slot, Arc::clone(responses)),

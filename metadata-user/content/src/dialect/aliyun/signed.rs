@@ -9,21 +9,18 @@ use std::sync::{Arc, LazyLock};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::super::identity::{Got, ask, audience, lines};
+use super::super::identity::{audience, signed};
 use super::super::sheet::{Sheet, TEXT};
 use super::super::tokens::UNPROXIED;
 use super::{OPTIONAL, REQUIRED};
 use crate::http::{Response, Status};
-use crate::identity::{Desk, Refusal, Wanted};
+use crate::identity::{VmIssuer, Wanted};
 use crate::record::{Dialect, Imdsv2, Record};
 use crate::store::{Call, Guard, Live, Methods, Outcome};
 
 const DIRECTORY: &str = "/latest/dynamic/instance-identity";
 
 static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| Response::error(Status(400), &[]));
-static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(Status(403), &[]));
-static LATER: LazyLock<Response> = LazyLock::new(|| Response::error(Status(503), &[("Retry-After", "1")]));
-static TOO_MANY: LazyLock<Response> = LazyLock::new(|| Response::error(Status(429), &[("Retry-After", "1")]));
 
 static WITH_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), REQUIRED[0].clone()]);
 static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), OPTIONAL[0].clone()]);
@@ -31,7 +28,7 @@ static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone()
 /// Adds the directory; returns false on a node that signs no documents.
 pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>, guards: &'static [Guard]) -> bool {
     let serves = record.serve.serves(Dialect::AliYun);
-    let Some(desk) = sheet.desk().filter(|desk| desk.signs_documents() && serves).cloned() else {
+    let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents() && serves).cloned() else {
         return false;
     };
     let text: Bytes = document(record).to_string().into();
@@ -43,7 +40,7 @@ pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>, guards: &'static [G
     let response = sheet.found(TEXT, text.clone());
     sheet.guarded(format!("{DIRECTORY}/document"), guards, response);
     let guards = if record.serve.imdsv2 == Imdsv2::Required { &*WITH_TOKEN } else { &*WITHOUT_TOKEN };
-    sheet.live(format!("{DIRECTORY}/pkcs7"), Methods::READ, guards, Signed { desk, document: text });
+    sheet.live(format!("{DIRECTORY}/pkcs7"), Methods::READ, guards, Signed { issuer, document: text });
     true
 }
 
@@ -71,7 +68,7 @@ fn document(record: &Record) -> Value {
 
 #[derive(Debug)]
 struct Signed {
-    desk: Arc<Desk>,
+    issuer: Arc<VmIssuer>,
     document: Bytes,
 }
 
@@ -91,16 +88,7 @@ impl Signed {
 impl Live for Signed {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         let Some(wanted) = self.wanted(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
-        match ask(call, &self.desk, &wanted) {
-            Got::Token(token) => {
-                let text = lines(&token.text);
-                Response::new(Status(200), Some(TEXT), &[], text).within(self.desk.hop_limit()).into()
-            }
-            Got::Refused(Refusal::Audience) => FORBIDDEN.clone().into(),
-            Got::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
-            Got::Refused(Refusal::Unavailable) => LATER.clone().into(),
-            Got::Wait(parked) => Outcome::Park(parked),
-        }
+        signed(call, &self.issuer, &wanted)
     }
 
     fn about(&self) -> &'static str {

@@ -12,7 +12,7 @@ use super::query::Parameters;
 use super::{DOCUMENT, bad, later, subscription, too_many};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
-use crate::identity::{Desk, Nonce, Refusal, Wanted};
+use crate::identity::{Nonce, Refusal, VmIssuer, Wanted};
 use crate::record::Record;
 use crate::record::values::Line;
 use crate::record::vm::Image;
@@ -21,13 +21,13 @@ use crate::store::{Call, Live, Outcome};
 /// Serves the statements of one VM.
 #[derive(Debug)]
 pub(super) struct Attested {
-    desk: Arc<Desk>,
+    issuer: Arc<VmIssuer>,
     statement: Arc<Map<String, Value>>,
 }
 
 impl Attested {
-    pub(super) fn new(record: &Record, desk: Arc<Desk>) -> Self {
-        Self { desk, statement: Arc::new(statement(record)) }
+    pub(super) fn new(record: &Record, issuer: Arc<VmIssuer>) -> Self {
+        Self { issuer, statement: Arc::new(statement(record)) }
     }
 
     fn read(&self, call: &Call<'_>, parameters: &Parameters<'_>) -> Outcome {
@@ -38,12 +38,12 @@ impl Attested {
             None => None,
         };
         let statement = Arc::clone(&self.statement);
-        match ask(call, &self.desk, &Wanted::Attested { statement, nonce }) {
+        match ask(call, &self.issuer, &Wanted::Attested { statement, nonce }) {
             Got::Token(token) => {
                 let text = String::from_utf8_lossy(&token.text);
                 let document = json!({ "encoding": "pkcs7", "signature": &*text });
                 let answer = Response::new(Status(200), Some(DOCUMENT), &[], document.to_string());
-                answer.within(self.desk.hop_limit()).into()
+                answer.within(self.issuer.hop_limit()).into()
             }
             Got::Refused(Refusal::TooMany) => too_many().into(),
             Got::Refused(Refusal::Audience | Refusal::Unavailable) => {

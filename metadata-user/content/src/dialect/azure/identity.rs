@@ -12,7 +12,7 @@ use super::query::Parameters;
 use super::{DOCUMENT, error, later, too_many};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
-use crate::identity::{Desk, Form, Refusal, Wanted};
+use crate::identity::{Form, Refusal, VmIssuer, Wanted};
 use crate::record::Record;
 use crate::record::identity::Audience;
 use crate::record::vm::ManagedIdentity;
@@ -27,7 +27,7 @@ const OTHER_NAMES: [&str; 3] = ["object_id", "msi_res_id", "mi_res_id"];
 pub(super) struct Tokens {
     identity: Option<ManagedIdentity>,
     /// Issues the tokens of an identity that has none.
-    issued: Option<(Arc<Desk>, Arc<Form>)>,
+    issued: Option<(Arc<VmIssuer>, Arc<Form>)>,
 }
 
 /// Omits tokens.
@@ -38,14 +38,14 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    pub(super) fn new(record: &Record, desk: Option<&Arc<Desk>>) -> Self {
+    pub(super) fn new(record: &Record, issuer: Option<&Arc<VmIssuer>>) -> Self {
         let identity = record.credentials.managed_identity.as_deref().cloned();
         let without = identity.as_ref().filter(|identity| !identity.has_token());
         let form = |identity: &ManagedIdentity| {
             let claims = [("appid".to_owned(), identity.client_id.as_str().into())];
             Arc::new(Form { name: "azure", claims: claims.into_iter().collect() })
         };
-        let issued = without.zip(desk).map(|(identity, desk)| (Arc::clone(desk), form(identity)));
+        let issued = without.zip(issuer).map(|(identity, issuer)| (Arc::clone(issuer), form(identity)));
         Self { identity, issued }
     }
 
@@ -68,7 +68,7 @@ impl Tokens {
         };
         let now_unix = call.now.unix_seconds;
         match (&self.issued, &identity.text, &identity.expires) {
-            (Some((desk, form)), ..) => issued(call, desk, form, identity, resource),
+            (Some((issuer, form)), ..) => issued(call, issuer, form, identity, resource),
             (None, Some(text), Some(expires)) => {
                 given(identity, resource, text.expose(), expires.unix_seconds(), now_unix).into()
             }
@@ -81,7 +81,7 @@ impl Tokens {
 /// Answers with a token of the issuer, or parks the request while the token is signed.
 fn issued(
     call: &Call<'_>,
-    desk: &Arc<Desk>,
+    issuer: &Arc<VmIssuer>,
     form: &Arc<Form>,
     identity: &ManagedIdentity,
     resource: &str,
@@ -89,12 +89,12 @@ fn issued(
     let Some(audience) = Audience::parse(resource) else {
         return refused(&format!("Expected a 'resource' of {}", Audience::FORM)).into();
     };
-    match ask(call, desk, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
+    match ask(call, issuer, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
         Got::Token(token) => {
             let expires = i64::try_from(token.expires).unwrap_or(i64::MAX);
             let text = String::from_utf8_lossy(&token.text);
             let answer = given(identity, resource, &text, expires, call.now.unix_seconds);
-            answer.within(desk.hop_limit()).into()
+            answer.within(issuer.hop_limit()).into()
         }
         Got::Refused(Refusal::Audience) => refused("The record does not list the resource").into(),
         Got::Refused(Refusal::TooMany) => too_many().into(),

@@ -22,7 +22,7 @@ use super::view::Etag;
 use super::{PLAIN, flavoured, found, refusal};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
-use crate::identity::{Desk, Form, Refusal, Wanted};
+use crate::identity::{Form, Refusal, VmIssuer, Wanted};
 use crate::record::Record;
 use crate::record::identity::Audience;
 use crate::store::{Call, Outcome};
@@ -35,15 +35,15 @@ static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
 
 /// The forms of one VM's tokens.
 pub(super) struct Forms {
-    desk: Arc<Desk>,
+    issuer: Arc<VmIssuer>,
     standard: Arc<Form>,
     full: Arc<Form>,
 }
 
 impl Forms {
-    pub(super) fn new(record: &Record, desk: &Arc<Desk>) -> Self {
+    pub(super) fn new(record: &Record, issuer: &Arc<VmIssuer>) -> Self {
         let mut claims = Map::new();
-        claims.insert("azp".to_owned(), desk.subject().into());
+        claims.insert("azp".to_owned(), issuer.subject().into());
         let standard = Form { name: "google", claims: claims.clone() };
         let account = record.credentials.service_account.as_ref();
         if let Some(email) = account.and_then(|account| account.email.as_ref()) {
@@ -52,7 +52,7 @@ impl Forms {
         }
         claims.insert("google".to_owned(), json!({ "compute_engine": compute_engine(record) }));
         let full = Form { name: "google_full", claims };
-        Self { desk: Arc::clone(desk), standard: standard.into(), full: full.into() }
+        Self { issuer: Arc::clone(issuer), standard: standard.into(), full: full.into() }
     }
 
     /// Answers a request for a token, or parks it while the token is signed.
@@ -62,10 +62,10 @@ impl Forms {
         };
         let Some(audience) = Audience::parse(audience) else { return BAD_AUDIENCE.clone().into() };
         let form = if query.full { &self.full } else { &self.standard };
-        match ask(call, &self.desk, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
+        match ask(call, &self.issuer, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
             Got::Token(token) => {
                 let etag = Etag::of(&token.text.clone().into());
-                found(PLAIN, etag, token.text).within(self.desk.hop_limit()).into()
+                found(PLAIN, etag, token.text).within(self.issuer.hop_limit()).into()
             }
             Got::Refused(refusal) => refused(refusal).into(),
             Got::Wait(parked) => Outcome::Park(parked),

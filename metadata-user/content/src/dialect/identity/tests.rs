@@ -4,7 +4,7 @@ use std::time::Duration;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
-use super::{PATH, SIGN_WITHIN};
+use super::{LINE, PATH, SIGN_WITHIN, lines};
 use crate::dialect::guest::{Guest, NOW, full, parsed};
 use crate::http::{Headers, Method, Request, Response, Target};
 use crate::identity::{Issuer, Order, Token};
@@ -129,4 +129,14 @@ fn a_request_needs_the_field_and_one_allowed_audience() {
 #[test]
 fn a_node_without_an_issuer_has_no_such_path() {
     assert_eq!(Guest::of(&full()).status(PATH, &HELD), 404);
+}
+
+#[test]
+fn lines_are_those_of_pem() {
+    for (octets, expected) in [(0, 0), (1, 1), (LINE, 1), (LINE + 1, 2), (3 * LINE, 3)] {
+        let text = lines(&vec![b'A'; octets]);
+        let found: Vec<_> = text.split(|octet| *octet == b'\n').filter(|line| !line.is_empty()).collect();
+        assert_eq!(found.len(), expected);
+        assert!(found.iter().all(|line| line.len() <= LINE) && !text.ends_with(b"\n"));
+    }
 }

@@ -1,7 +1,6 @@
 use serde_json::{Value, json};
 
 use super::super::super::guest::{Guest, full, issued, sign, text};
-use super::super::super::identity::{LINE, lines};
 use super::super::{TOKEN, TTL};
 use crate::http::Method;
 use crate::identity::Work;
@@ -108,14 +107,4 @@ fn a_lost_order_is_to_be_asked_for_again() {
     orders.lock().expect("sound").clear();
     let Outcome::Ready(answer) = guest.get(&target, &[], Some(&parked)) else { panic!("not ready") };
     assert_eq!((answer.status().0, answer.field("Retry-After")), (503, Some("1")));
-}
-
-#[test]
-fn lines_are_those_of_pem() {
-    for (octets, expected) in [(0, 0), (1, 1), (LINE, 1), (LINE + 1, 2), (3 * LINE, 3)] {
-        let text = lines(&vec![b'A'; octets]);
-        let found: Vec<_> = text.split(|octet| *octet == b'\n').filter(|line| !line.is_empty()).collect();
-        assert_eq!(found.len(), expected);
-        assert!(found.iter().all(|line| line.len() <= LINE) && !text.ends_with(b"\n"));
-    }
 }

@@ -1,4 +1,4 @@
-//! The desk of one VM: its claims, its tokens, and how many it may ask for.
+//! Issues the tokens of one VM: knows its claims, keeps its tokens for reuse, and limits how many it may ask for.
 
 mod order;
 
@@ -13,7 +13,7 @@ use metadata_common::maps::Slot;
 
 use super::claims::Claims;
 use super::wanted::Wanted;
-use super::{Issuer, Place, count};
+use super::{Issuer, Permit, count};
 use crate::record::Record;
 use crate::record::identity::Audience;
 pub use order::Order;
@@ -26,8 +26,8 @@ pub const WAITING_PER_VM: usize = 4;
 pub const SIGNINGS_BURST: u64 = 16;
 /// Tokens that one VM may have signed per second, sustained.
 pub const SIGNINGS_PER_SECOND: u64 = 1;
-/// Maximum number of slots whose NIC is known: each NIC of a record may move once.
-const SEATS: usize = 64;
+/// Maximum number of slots whose NIC is known. Each NIC of a record may move to another slot once.
+const KNOWN_NICS: usize = 64;
 /// How far a token's time may be ahead of the worker's clock, which is read about once a second, in seconds.
 const CLOCK_SLACK: u64 = 5;
 
@@ -90,7 +90,7 @@ struct Entry {
     mac: Option<Mac>,
     waits: bool,
     token: Option<Token>,
-    /// The number of revocations when the token was ordered.
+    /// [`Issuer::revocations`] when `token` was stored.
     revocations: u64,
 }
 
@@ -104,15 +104,16 @@ impl Entry {
     }
 }
 
+/// The tokens of one VM that are kept or being signed, and how many more may be signed now.
 #[derive(Debug)]
-struct Book {
+struct TokenCache {
     entries: Vec<Entry>,
     /// Signings that are left, and when that was counted. Workers share no monotonic clock, so this is Unix time.
     left: u64,
     counted_unix: u64,
 }
 
-impl Book {
+impl TokenCache {
     fn take(&mut self, now_unix: u64) -> bool {
         let gained = now_unix.saturating_sub(self.counted_unix).saturating_mul(SIGNINGS_PER_SECOND);
         self.left = self.left.saturating_add(gained).min(SIGNINGS_BURST);
@@ -130,8 +131,8 @@ impl Book {
         self.entries.iter_mut().find(|entry| entry.is_for(wanted, mac))
     }
 
-    /// Marks a token as ordered. A full book forgets the token that expires first.
-    fn order(&mut self, wanted: &Wanted, mac: Option<Mac>, revocations: u64) {
+    /// Marks a token as ordered. A full cache forgets the token that expires first.
+    fn order(&mut self, wanted: &Wanted, mac: Option<Mac>) {
         if let Some(entry) = self.find(wanted, mac) {
             entry.waits = true;
             return;
@@ -143,12 +144,12 @@ impl Book {
                 self.entries.swap_remove(at);
             }
         }
-        self.entries.push(Entry { wanted: wanted.clone(), mac, waits: true, token: None, revocations });
+        self.entries.push(Entry { wanted: wanted.clone(), mac, waits: true, token: None, revocations: 0 });
     }
 }
 
-/// The desk of one VM. It belongs to one version of its record, so a changed record has no old tokens.
-pub struct Desk {
+/// Issues the tokens of one VM. It belongs to one version of the VM's record, so a changed record has no old tokens.
+pub struct VmIssuer {
     issuer: Issuer,
     number: u64,
     uuid: Box<str>,
@@ -157,13 +158,13 @@ pub struct Desk {
     audiences: Option<Box<[Audience]>>,
     signs_documents: bool,
     hop_limit: u8,
-    seats: Mutex<VecDeque<(Slot, Mac)>>,
-    book: Mutex<Book>,
+    nics: Mutex<VecDeque<(Slot, Mac)>>,
+    cache: Mutex<TokenCache>,
 }
 
-impl fmt::Debug for Desk {
+impl fmt::Debug for VmIssuer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("subject", &self.claims.subject()).finish_non_exhaustive()
+        f.debug_struct("VmIssuer").field("subject", &self.claims.subject()).finish_non_exhaustive()
     }
 }
 
@@ -172,8 +173,8 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Desk {
-    /// Creates the desk of a record.
+impl VmIssuer {
+    /// Creates the issuer for a record.
     #[must_use]
     pub fn new(issuer: &Issuer, record: &Record) -> Self {
         let audiences = record.identity.as_ref().and_then(|identity| identity.audiences.clone());
@@ -182,29 +183,29 @@ impl Desk {
         Self {
             signs_documents: issuer.signs_documents() && !allows_none,
             issuer: issuer.clone(),
-            number: issuer.next_desk(),
+            number: issuer.next_number(),
             uuid: record.vm.uuid.as_str().into(),
             name: record.vm.name.as_str().into(),
             claims: Claims::of(record, issuer.trust_domain()),
             audiences: audiences.map(Into::into),
             hop_limit: record.serve.hop_limit.get(),
-            seats: Mutex::default(),
-            book: Mutex::new(Book { entries: Vec::new(), left: SIGNINGS_BURST, counted_unix: 0 }),
+            nics: Mutex::default(),
+            cache: Mutex::new(TokenCache { entries: Vec::new(), left: SIGNINGS_BURST, counted_unix: 0 }),
         }
     }
 
-    /// Notes which NIC has a slot.
-    pub fn seat(&self, slot: Slot, mac: Mac) {
-        let mut seats = locked(&self.seats);
-        seats.retain(|(known, _)| *known != slot);
-        if seats.len() == SEATS {
-            seats.pop_front();
+    /// Sets which NIC has a slot.
+    pub fn set_nic(&self, slot: Slot, mac: Mac) {
+        let mut nics = locked(&self.nics);
+        nics.retain(|(known, _)| *known != slot);
+        if nics.len() == KNOWN_NICS {
+            nics.pop_front();
         }
-        seats.push_back((slot, mac));
+        nics.push_back((slot, mac));
     }
 
-    /// Returns the number of the desk, which no other desk of the issuer has. A request that waits for another desk's
-    /// token, because its record was replaced meanwhile, has not waited for one of this desk.
+    /// Returns a number that no other `VmIssuer` of the node has. After a change of the record, waiting requests see
+    /// another number and order anew.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
@@ -235,7 +236,7 @@ impl Desk {
         }
     }
 
-    /// Returns the token for an audience, with the desk's own claims. See [`ask_for`](Self::ask_for).
+    /// Returns the token for an audience, with our own claims. See [`ask_for`](Self::ask_for).
     #[must_use]
     pub fn ask(self: &Arc<Self>, slot: Slot, audience: &Audience, now: Now, has_waited: bool) -> Answer {
         self.ask_for(slot, &Wanted::token(audience), now, has_waited)
@@ -249,13 +250,13 @@ impl Desk {
             return Answer::Refused(Refusal::Audience);
         }
         let now_unix = now.unix_seconds;
-        let mac = locked(&self.seats).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
+        let mac = locked(&self.nics).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
         let counters = &self.issuer.0.counters;
-        let mut book = locked(&self.book);
+        let mut cache = locked(&self.cache);
         let revocations = self.issuer.revocations();
-        let mut known = book.find(wanted, mac);
+        let mut known = cache.find(wanted, mac);
         if let Some(entry) = known.as_mut().filter(|entry| entry.revocations != revocations) {
-            (entry.token, entry.revocations) = (None, revocations);
+            entry.token = None;
         }
         if let Some(token) = known.as_ref().and_then(|entry| entry.token.as_ref())
             && token.is_fresh(now_unix)
@@ -274,19 +275,19 @@ impl Desk {
         if has_waited {
             return refused(Refusal::Unavailable);
         }
-        if book.waiting() >= WAITING_PER_VM || !book.take(now_unix) {
+        if cache.waiting() >= WAITING_PER_VM || !cache.take(now_unix) {
             count(&counters.limited);
             return refused(Refusal::TooMany);
         }
-        let Some(place) = Place::take(&self.issuer) else {
+        let Some(permit) = Permit::take(&self.issuer) else {
             count(&counters.crowded);
             return refused(Refusal::Unavailable);
         };
-        book.order(wanted, mac, revocations);
-        // An order that is dropped locks the book.
-        drop(book);
-        let desk = Arc::clone(self);
-        let order = Order::new(desk, wanted.clone(), mac, slot, place);
+        cache.order(wanted, mac);
+        // An order that is dropped locks the cache.
+        drop(cache);
+        let vm_issuer = Arc::clone(self);
+        let order = Order::new(vm_issuer, wanted.clone(), mac, slot, permit);
         if (self.issuer.0.hand_over)(Box::new(order)) { Answer::Wait } else { refused(Refusal::Unavailable) }
     }
 }

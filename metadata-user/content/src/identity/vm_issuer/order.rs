@@ -1,4 +1,4 @@
-//! What the signer is to sign for a desk.
+//! What the signer is to sign for a VM.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,33 +9,39 @@ use metadata_common::maps::Slot;
 use serde_json::{Map, Value};
 
 use super::super::wanted::{Wanted, Work};
-use super::super::{Place, count};
-use super::{Desk, Token, locked};
+use super::super::{Permit, count};
+use super::{Token, VmIssuer, locked};
 use crate::record::identity::Audience;
 
 /// A token to be signed.
 pub struct Order {
-    desk: Arc<Desk>,
+    vm_issuer: Arc<VmIssuer>,
     wanted: Wanted,
     mac: Option<Mac>,
     slot: Slot,
     is_signed: bool,
     /// Held until the token is signed or lost.
-    _place: Place,
+    _permit: Permit,
 }
 
 impl fmt::Debug for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Order")
-            .field("desk", &self.desk)
+            .field("vm_issuer", &self.vm_issuer)
             .field("wanted", &self.wanted)
             .finish_non_exhaustive()
     }
 }
 
 impl Order {
-    pub(super) fn new(desk: Arc<Desk>, wanted: Wanted, mac: Option<Mac>, slot: Slot, place: Place) -> Self {
-        Self { desk, wanted, mac, slot, is_signed: false, _place: place }
+    pub(super) fn new(
+        vm_issuer: Arc<VmIssuer>,
+        wanted: Wanted,
+        mac: Option<Mac>,
+        slot: Slot,
+        permit: Permit,
+    ) -> Self {
+        Self { vm_issuer, wanted, mac, slot, is_signed: false, _permit: permit }
     }
 
     /// Returns the slot whose request waits.
@@ -47,7 +53,7 @@ impl Order {
     /// Returns the VM's UUID and name.
     #[must_use]
     pub fn vm(&self) -> (&str, &str) {
-        (&self.desk.uuid, &self.desk.name)
+        (&self.vm_issuer.uuid, &self.vm_issuer.name)
     }
 
     /// Returns the MAC of the NIC that asks, if it is known.
@@ -59,7 +65,7 @@ impl Order {
     /// Returns the subject.
     #[must_use]
     pub fn subject(&self) -> &str {
-        self.desk.claims.subject()
+        self.vm_issuer.claims.subject()
     }
 
     /// Returns the audience; `None` for a document, which is for everybody.
@@ -78,9 +84,11 @@ impl Order {
     #[must_use]
     pub fn claims(&self) -> Map<String, Value> {
         match &self.wanted {
-            Wanted::Token { audience, form: Some(form) } => self.desk.claims.in_form(audience.as_str(), form),
+            Wanted::Token { audience, form: Some(form) } => {
+                self.vm_issuer.claims.in_form(audience.as_str(), form)
+            }
             Wanted::Token { audience, form: None } => {
-                self.desk.claims.for_audience(audience.as_str(), self.mac)
+                self.vm_issuer.claims.for_audience(audience.as_str(), self.mac)
             }
             Wanted::Signature(_)
             | Wanted::Envelope(_)
@@ -110,15 +118,18 @@ impl Order {
 
     /// Stores the token. An order that is dropped without it has failed.
     pub fn signed(mut self, token: Token) {
-        count(&self.desk.issuer.0.counters.signed);
+        count(&self.vm_issuer.issuer.0.counters.signed);
         self.is_signed = true;
         self.end(Some(token));
     }
 
     fn end(&self, token: Option<Token>) {
-        if let Some(entry) = locked(&self.desk.book).find(&self.wanted, self.mac) {
+        if let Some(entry) = locked(&self.vm_issuer.cache).find(&self.wanted, self.mac) {
             entry.waits = false;
-            entry.token = token.or_else(|| entry.token.take());
+            if let Some(token) = token {
+                // The signer tells of a removed key before it signs by another one.
+                (entry.token, entry.revocations) = (Some(token), self.vm_issuer.issuer.revocations());
+            }
         }
     }
 }
@@ -126,7 +137,7 @@ impl Order {
 impl Drop for Order {
     fn drop(&mut self) {
         if !self.is_signed {
-            count(&self.desk.issuer.0.counters.failed);
+            count(&self.vm_issuer.issuer.0.counters.failed);
             self.end(None);
         }
     }
