@@ -146,7 +146,7 @@ fn why(
                 }
             }
             match route.endpoint() {
-                Endpoint::Fixed(_) => writeln!(out, "  computed    when the agent loaded the record")?,
+                Endpoint::Fixed(_) => writeln!(out, "  computed    once for each version of the record")?,
                 Endpoint::Live(live) => writeln!(out, "  computed    for each request: {}", live.about())?,
             }
         }
@@ -230,7 +230,7 @@ mod tests {
     fn a_request_is_explained_by_dialect_route_and_answer() {
         let said = explained("GET", "//v1//user-data", &[]);
         let wanted = "GET /v1/user-data at 169.254.169.254 port 80\n  dialect     nocloud\n  route       \
-                      GET, HEAD /v1/user-data\n  computed    when the agent loaded the record\n  answer      200 OK\n\n\
+                      GET, HEAD /v1/user-data\n  computed    once for each version of the record\n  answer      200 OK\n\n\
                       HTTP/1.1 200 OK\r\n";
         assert!(said.starts_with(wanted), "{said}");
         assert!(said.ends_with("\n#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n"), "{said}");
