@@ -78,7 +78,8 @@ EOF
 finish() {
   hypervisor=$1
   left=${PATIENCE:-300}
-  until grep -a 'Cloud-init v\. .* finished at ' "$console"; do
+  # A console takes the line in pieces: it is whole with the last word.
+  until grep -a 'Cloud-init v\. .* finished at .* Up .* seconds' "$console"; do
     kill -0 "$hypervisor" 2>/dev/null || { tail -n 20 "$console" >&2; fail "the hypervisor has ended"; }
     [ "$left" -gt 0 ] || { tail -n 20 "$console" >&2; fail "cloud-init is not done after ${PATIENCE:-300} s"; }
     left=$((left - 1))
