@@ -62,6 +62,8 @@ impl Node {
         command.env("PATH", format!("{}:{}:{path}", programs.display(), own.display()));
         command.envs([("NAME", NAME), ("BRIDGE", host::BRIDGE), ("PATIENCE", PATIENCE)]);
         command.env("RUN", self.path("run")).env("NOTES", self.path("notes"));
+        fs::create_dir_all(self.path("tmp"))?;
+        command.env("TMPDIR", self.path("tmp"));
         Ok(command)
     }
 
@@ -81,13 +83,15 @@ impl Node {
         fs::read_to_string(self.path("notes").join(name)).expect("a note of the stand-in")
     }
 
-    /// Checks that neither the tap nor the registration is left.
+    /// Checks that neither the tap, the registration nor a temporary file is left.
     fn is_clean(&self, what: &str) {
         let left = self.host.ns().ip(&format!("link show {NAME}"));
         assert!(left.is_err(), "{what}: {left:?}");
         let mut command = Command::new(agent::binary().expect("the agent"));
         let listed = command.args(["get", NAME, "--run"]).arg(self.path("run")).output().expect("it runs");
         assert!(!listed.status.success(), "{what}: {listed:?}");
+        let files: Vec<_> = fs::read_dir(self.path("tmp")).expect("a directory").collect();
+        assert!(files.is_empty(), "{what}: {files:?}");
     }
 }
 
@@ -185,6 +189,26 @@ fn firecrackers_configuration_names_tap_mac_and_seed() {
     assert!(options.split(' ').any(|word| word == SEED), "{options}");
     assert_eq!(vm["drives"][0]["path_on_host"], "rootfs.ext4");
     assert_eq!(vm.get("mmds-config"), None, "Firecracker's own metadata service would answer instead");
+}
+
+/// Stands for `xdp-imds`, and interrupts the script as `register` ends.
+const INTERRUPTING: &str = "#!/bin/sh\n\"$AGENT\" \"$@\"\ncode=$?\n\
+                            [ \"$1\" != register ] || kill -TERM \"$PPID\"\nexit \"$code\"\n";
+
+#[test]
+fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let _agent = node.agent().expect("an agent");
+    fs::create_dir_all(node.path("bin")).expect("a directory");
+    write_script(&node.path("bin/xdp-imds"), INTERRUPTING).expect("written");
+    let mut recipe = node.recipe("qemu", &node.path("bin")).expect("a command");
+    recipe.env("AGENT", agent::binary().expect("the agent"));
+    let output = node.host.ns().output(&mut recipe).expect("it runs");
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    node.is_clean("qemu");
 }
 
 #[test]

@@ -20,8 +20,7 @@ seed='ds=nocloud;dsmode=net;s=http://169.254.169.254/v1/'
 digest=$(printf '%s/%s' "$(uname -n)" "$name" | sha256sum)
 mac=02:$(echo "$digest" | sed 's/^\(..\)\(..\)\(..\)\(..\)\(..\).*/\1:\2:\3:\4:\5/')
 uuid=$(echo "$digest" | sed 's/^\(.\{8\}\)\(.\{4\}\)\(.\{4\}\)\(.\{4\}\)\(.\{12\}\).*/\1-\2-\3-\4-\5/')
-room=$(mktemp -d)
-console=$room/console
+room=
 tap=
 registered=
 hypervisor=
@@ -42,7 +41,7 @@ leave() {
   fi
   [ -z "$registered" ] || xdp-imds rm --run "$run" --force "$name" || status=1
   [ -z "$tap" ] || ip link del "$tap" || status=1
-  rm -rf "$room"
+  [ -z "$room" ] || rm -rf "$room"
   exit "$status"
 }
 
@@ -50,6 +49,8 @@ leave() {
 prepare() {
   trap leave EXIT
   trap 'exit 130' HUP INT TERM
+  room=$(mktemp -d)
+  console=$room/console
   [ "${#name}" -le 15 ] || fail "expected a NAME of at most 15 octets, which the tap has too; found $name"
   ip tuntap add "$name" mode tap || fail "cannot make the tap $name; is there one, or are you not root?"
   tap=$name
@@ -68,8 +69,9 @@ EOF
     echo 'user_data: {source: {file: user-data}}' >>"$room/record.yaml"
   fi
   code=0
+  registered=1 # before the call, which may be interrupted
   xdp-imds register --run "$run" --new --wait --file "$room/record.yaml" || code=$?
-  [ "$code" -eq 4 ] || registered=1 # 4: another VM has this name
+  [ "$code" -ne 4 ] || registered= # another VM has this name
   [ "$code" -eq 0 ] || fail "cannot register $name"
   : >"$console"
 }
