@@ -191,6 +191,36 @@ fn firecrackers_configuration_names_tap_mac_and_seed() {
     assert_eq!(vm.get("mmds-config"), None, "Firecracker's own metadata service would answer instead");
 }
 
+#[test]
+fn firecrackers_recipe_takes_an_initrd() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let _agent = node.agent().expect("an agent");
+    let [.., firecracker] = &RECIPES;
+    let recipe = Recipe { arguments: &["vmlinux", "rootfs.ext4", "initrd.img"], ..*firecracker };
+    let output = node.run_stand_in(&recipe, true).expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let vm: Value = serde_json::from_str(&node.noted("vm.json")).expect("JSON");
+    assert_eq!(vm["boot-source"]["initrd_path"], "initrd.img", "{vm}");
+}
+
+#[test]
+fn firecrackers_recipe_refuses_other_numbers_of_arguments_and_leaves_nothing() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let _agent = node.agent().expect("an agent");
+    let [.., firecracker] = &RECIPES;
+    for arguments in [&["vmlinux"] as &[_], &["vmlinux", "rootfs.ext4", "initrd.img", "more"]] {
+        let output = node.run_stand_in(&Recipe { arguments, ..*firecracker }, true).expect("it runs");
+        assert!(text(&output).contains("expected a kernel, a root file system"), "{output:?}");
+        node.is_clean("firecracker");
+    }
+}
+
 /// Stands for `xdp-imds`, and interrupts the script as `register` ends.
 const INTERRUPTING: &str = "#!/bin/sh\n\"$AGENT\" \"$@\"\ncode=$?\n\
                             [ \"$1\" != register ] || kill -TERM \"$PPID\"\nexit \"$code\"\n";
