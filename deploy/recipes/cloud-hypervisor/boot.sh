@@ -2,7 +2,7 @@
 # Boots a VM under Cloud Hypervisor, waits until its cloud-init is done, and takes it out. `common.sh` has the
 # variables.
 #
-#   BRIDGE=br0 USER_DATA=web-1.yaml NAME=web-1 ./boot.sh --firmware CLOUDHV.fd --disk path=debian.raw,image_type=raw
+#   BRIDGE=br0 USER_DATA=user-data.yaml NAME=web-1 ./boot.sh --firmware CLOUDHV.fd --disk path=debian.raw,image_type=raw
 #
 # Further options of Cloud Hypervisor follow the script's own. rust-hypervisor-firmware does not do: it tells the guest
 # of no SMBIOS, where cloud-init looks for the seed.

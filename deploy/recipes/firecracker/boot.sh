@@ -1,7 +1,7 @@
 #!/bin/sh
 # Boots a VM under Firecracker, waits until its cloud-init is done, and takes it out. `common.sh` has the variables.
 #
-#   BRIDGE=br0 USER_DATA=web-1.yaml NAME=web-1 ./boot.sh vmlinux rootfs.ext4 [initrd.img]
+#   BRIDGE=br0 USER_DATA=user-data.yaml NAME=web-1 ./boot.sh vmlinux rootfs.ext4 [initrd.img]
 #
 # The root file system is written to: boot a copy. A distribution's kernel needs its initrd, because its drivers are
 # modules.

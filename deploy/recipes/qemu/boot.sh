@@ -1,7 +1,7 @@
 #!/bin/sh
 # Boots a VM under QEMU, waits until its cloud-init is done, and takes it out. `common.sh` has the variables.
 #
-#   BRIDGE=br0 USER_DATA=web-1.yaml NAME=web-1 ./boot.sh -drive file=debian.qcow2,if=virtio,snapshot=on
+#   BRIDGE=br0 USER_DATA=user-data.yaml NAME=web-1 ./boot.sh -drive file=debian.qcow2,if=virtio,snapshot=on
 #
 # Further options of QEMU follow the script's own, and override them.
 here=$(dirname "$0")
