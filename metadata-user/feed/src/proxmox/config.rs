@@ -16,6 +16,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::Problem;
+use super::custom::is_custom;
 use super::property::{boolean, is_space, unescaped, words};
 
 /// Most octets of a configuration: the most that pmxcfs stores in a file (`MEMDB_MAX_FILE_SIZE` in memdb.h).
@@ -30,7 +31,8 @@ const QUOTED: [&str; 6] = ["arch", "cipassword", "citype", "ciuser", "ostype", "
 /// A setting, what is expected of it, and its format. qemu-server ignores a value of another format (`check_type`).
 type Format = (&'static str, &'static str, fn(&str) -> bool);
 
-const FORMATS: [Format; 6] = [
+const FORMATS: [Format; 7] = [
+    ("cicustom", "files for `user`, `network`, `meta` and `vendor`", is_custom),
     ("ciupgrade", "0 or 1", |text| boolean(text).is_some()),
     ("name", "a DNS name", is_dns_name),
     ("nameserver", "addresses of resolvers", |text| words(text).all(is_address)),

@@ -29,16 +29,18 @@ pub struct Custom {
     pub vendor: Option<Bytes>,
 }
 
+/// The format of `cicustom`.
+pub(super) fn is_custom(text: &str) -> bool {
+    list(text, None).is_ok_and(|named| named.keys().all(|key| PARTS.contains(key)))
+}
+
 /// The files that a configuration names, in the order of [`PARTS`], by their paths on this node.
 ///
 /// # Errors
-/// The setting is malformed, or a file is not a snippet of a storage with a directory.
+/// A file is not a snippet of a storage with a directory.
 pub fn snippets(config: &VmConfig, storages: &str) -> Result<[Option<PathBuf>; 4], Problem> {
     let Some(text) = config.get("cicustom") else { return Ok(Default::default()) };
     let named = list(text, None).map_err(|expected| Problem::value("cicustom", expected, text))?;
-    if let Some(other) = named.keys().find(|key| !PARTS.contains(key)) {
-        return Err(Problem::value("cicustom", "only `user`, `network`, `meta` and `vendor`", other));
-    }
     let mut paths: [Option<PathBuf>; 4] = Default::default();
     for (path, part) in paths.iter_mut().zip(PARTS) {
         *path = named.get(part).map(|volume| snippet(part, volume, storages)).transpose()?;

@@ -93,7 +93,9 @@ impl Dns {
 /// Host name and full name (`get_hostname_fqdn`).
 pub(super) fn names(config: &VmConfig, vmid: u32) -> (String, String) {
     let name = config.get("name").map_or_else(|| format!("VM{vmid}"), str::to_owned);
-    match (name.split_once('.'), config.get("searchdomain")) {
+    // Perl takes `0` and an empty text for false.
+    let search = config.get("searchdomain").filter(|search| !matches!(*search, "" | "0"));
+    match (name.split_once('.'), search) {
         (Some((short, _)), _) => (short.to_owned(), name.clone()),
         (None, Some(search)) => (name.clone(), format!("{name}.{search}")),
         (None, None) => (name.clone(), name),
@@ -159,7 +161,7 @@ pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
             ),
         );
         match addresses.ip {
-            Some(Method::Static { address, prefix, gateway }) => {
+            Some(Method::Static { address, prefix, gateway, .. }) => {
                 let mask = mask(prefix);
                 put(
                     &mut text,
@@ -173,10 +175,10 @@ pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
             None => {}
         }
         match addresses.ip6 {
-            Some(Method::Static { address, prefix, gateway }) => {
+            Some(Method::Static { address, digits, gateway, .. }) => {
                 put(
                     &mut text,
-                    format_args!("      - type: static6\n        address: '{address}/{prefix}'\n"),
+                    format_args!("      - type: static6\n        address: '{address}/{digits}'\n"),
                 );
                 gateway.iter().for_each(|gw| put(&mut text, format_args!("        gateway: '{gw}'\n")));
             }
@@ -225,10 +227,10 @@ fn interfaces(text: &mut String, nics: &[Nic<'_>], servers: Option<&str>) {
             match method {
                 Some(Method::Dhcp) => put(text, format_args!("iface eth{number} {family} dhcp\n")),
                 Some(Method::Auto) => put(text, format_args!("iface eth{number} {family} auto\n")),
-                Some(Method::Static { address, prefix, gateway }) => {
+                Some(Method::Static { address, prefix, digits, gateway }) => {
                     let mask = match family {
                         "inet" => mask(prefix).to_string(),
-                        _ => prefix.to_string(),
+                        _ => digits.to_owned(),
                     };
                     put(
                         text,

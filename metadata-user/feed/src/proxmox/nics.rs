@@ -62,6 +62,8 @@ pub(super) enum Method<'a> {
     Static {
         address: &'a str,
         prefix: u8,
+        /// The prefix length as it is spelled, such as `064`.
+        digits: &'a str,
         gateway: Option<&'a str>,
     },
 }
@@ -105,7 +107,7 @@ impl Method<'_> {
         match self {
             Self::Dhcp => json!({"method": dhcp}),
             Self::Auto => json!({"method": "slaac"}),
-            Self::Static { address, prefix, gateway } => {
+            Self::Static { address, prefix, gateway, .. } => {
                 let mut entry = json!({"method": "static", "address": format!("{address}/{prefix}")});
                 if let Some(gateway) = gateway {
                     entry["gateway"] = gateway.into();
@@ -123,14 +125,11 @@ pub(super) fn nics<'a>(config: &'a VmConfig, problems: &mut Vec<Problem>) -> Vec
         let key = format!("ipconfig{number}");
         match nic(number, text) {
             Ok(mut nic) => {
-                // A broken setting leaves a NIC without addresses in the drive.
-                nic.addresses = config.get(&key).map(|text| match addresses(text) {
-                    Ok(addresses) => addresses,
-                    Err(expected) => {
-                        problems.push(Problem::value(&key, expected, text));
-                        Addresses::default()
-                    }
-                });
+                if let Some(text) = config.get(&key) {
+                    let (addresses, wrong) = addresses(text);
+                    nic.addresses = addresses;
+                    problems.extend(wrong.map(|expected| Problem::value(&key, expected, text)));
+                }
                 found.push(nic);
             }
             Err(expected) => problems.push(Problem::value(format_args!("net{number}"), expected, text)),
@@ -160,22 +159,45 @@ fn nic(number: u8, text: &str) -> Result<Nic<'_>, &'static str> {
     })
 }
 
-fn addresses(text: &str) -> Result<Addresses<'_>, &'static str> {
+/// Reads `ipconfigN`. Returns what the drive makes of it, and what is wrong with it.
+///
+/// qemu-server drops the setting if its format is wrong (`check_type` in QemuServer.pm), and then the drive leaves the
+/// NIC out. A gateway beside no address is found only later (`parse_ipconfig`): the NIC stays, without addresses.
+fn addresses(text: &str) -> (Option<Addresses<'_>>, Option<&'static str>) {
+    let given = match given(text) {
+        Ok(given) => given,
+        Err(expected) => return (None, Some(expected)),
+    };
+    let has_way =
+        |(method, gateway): Way<'_>| gateway.is_none() || matches!(method, Some(Method::Static { .. }));
+    if !given.into_iter().all(has_way) {
+        return (Some(Addresses::default()), Some("a gateway beside an address only"));
+    }
+    let [(ip, _), (ip6, _)] = given;
+    (Some(Addresses { ip, ip6 }), None)
+}
+
+/// One family's method, and the gateway beside it.
+type Way<'a> = (Option<Method<'a>>, Option<&'a str>);
+
+/// Both families' ways.
+fn given(text: &str) -> Result<[Way<'_>; 2], &'static str> {
     let fields = list(text, None)?;
     if fields.keys().any(|key| !["ip", "gw", "ip6", "gw6"].contains(key)) {
         return Err("only `ip`, `gw`, `ip6` and `gw6`");
     }
     let get = |key| fields.get(key).copied();
-    if get("ip").is_none() && get("ip6").is_none() && get("gw").is_none() && get("gw6").is_none() {
-        return Ok(Addresses { ip: Some(Method::Dhcp), ip6: Some(Method::Dhcp) });
+    let is_v4 = |ip: &str| ip.parse::<Ipv4Addr>().is_ok();
+    let is_v6 = |ip: &str| ip.parse::<Ipv6Addr>().is_ok();
+    let ip = method(get("ip"), get("gw"), &["dhcp", "manual"], is_v4, 32)?;
+    let ip6 = method(get("ip6"), get("gw6"), &["dhcp", "manual", "auto"], is_v6, 128)?;
+    if get("ip").is_none() && get("ip6").is_none() {
+        return Ok([(Some(Method::Dhcp), None); 2]);
     }
-    Ok(Addresses {
-        ip: method(get("ip"), get("gw"), &["dhcp"], |ip| ip.parse::<Ipv4Addr>().is_ok(), 32)?,
-        ip6: method(get("ip6"), get("gw6"), &["dhcp", "auto"], |ip| ip.parse::<Ipv6Addr>().is_ok(), 128)?,
-    })
+    Ok([(ip, get("gw")), (ip6, get("gw6"))])
 }
 
-/// One family's part of `ipconfigN`.
+/// One family's part of `ipconfigN`, by its format (`pve-ipv4-config` and `pve-ipv6-config` in JSONSchema.pm).
 fn method<'a>(
     ip: Option<&'a str>,
     gateway: Option<&'a str>,
@@ -184,20 +206,25 @@ fn method<'a>(
     longest: u8,
 ) -> Result<Option<Method<'a>>, &'static str> {
     let expected = "`ip=` and `ip6=` with an address and its prefix length, `dhcp` or (`ip6`) `auto`, and a gateway of \
-                    the same family beside an address only";
-    match (ip, gateway) {
-        (None, None) => Ok(None),
-        (Some("dhcp"), None) => Ok(Some(Method::Dhcp)),
-        (Some("auto"), None) if words.contains(&"auto") => Ok(Some(Method::Auto)),
-        (Some(ip), gateway) => {
+                    the same family";
+    if gateway.is_some_and(|gateway| ip.is_none() || !is_address(gateway)) {
+        return Err(expected);
+    }
+    match ip {
+        None => Ok(None),
+        Some(word) if words.contains(&word) => Ok(match word {
+            "dhcp" => Some(Method::Dhcp),
+            "auto" => Some(Method::Auto),
+            // No drive says this: it has no word for it.
+            _ => None,
+        }),
+        Some(ip) => {
             let (address, digits) = ip.split_once('/').ok_or(expected)?;
             let prefix: u8 = digits.parse().map_err(|_| expected)?;
             let is_good = digits.bytes().all(|digit| digit.is_ascii_digit())
                 && (8..=longest).contains(&prefix)
-                && is_address(address)
-                && gateway.is_none_or(is_address);
-            is_good.then_some(Some(Method::Static { address, prefix, gateway })).ok_or(expected)
+                && is_address(address);
+            is_good.then_some(Some(Method::Static { address, prefix, digits, gateway })).ok_or(expected)
         }
-        (None, Some(_)) => Err(expected),
     }
 }

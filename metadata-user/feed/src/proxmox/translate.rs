@@ -1,7 +1,9 @@
 //! Makes the record of a VM from its configuration. This module reads only through its arguments.
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::DecodePaddingMode;
+use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STANDARD};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
@@ -13,11 +15,19 @@ use super::{Options, Problem, VmConfig, block};
 use crate::merge::{merge, name_nics};
 use crate::part::{Firmware, label, stamp};
 use metadata_base::hex::hex;
-use metadata_content::record::values::{FQDN_OCTETS, is_uuid};
+use metadata_content::record::values::{FQDN_OCTETS, Line, Secret, is_uuid};
 use metadata_content::record::{Limits, Record, USER_DATA_MAX, is_network_config};
 
 /// Longest domain behind any first label, in octets (RFC 1035 §2.3.4, §3.1).
 const DOMAIN_OCTETS: usize = FQDN_OCTETS - 64;
+
+/// Base64 as Perl's `decode_base64` reads it: qemu-server takes values with and without padding.
+const LENIENT: GeneralPurpose = GeneralPurpose::new(
+    &base64::alphabet::STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// What a record needs besides the configuration.
 #[derive(Clone, Debug, Default)]
@@ -100,7 +110,7 @@ fn described(vmid: u32, config: &VmConfig, given: &Given, problems: &mut Vec<Pro
             "instance_id": drive::instance_id(&user_data, drives_network),
         },
         "hostname": hostname(vmid, config),
-        "admin": admin(config),
+        "admin": admin(config, problems),
         "ssh_keys": keys(config, problems),
         "user_data": payload(&user_data),
         "network": described_network(vmid, &nics, &dns, given.custom.network.as_deref(), problems),
@@ -110,8 +120,8 @@ fn described(vmid: u32, config: &VmConfig, given: &Given, problems: &mut Vec<Pro
     if let Some(vendor) = given.custom.vendor.as_deref().filter(|vendor| !vendor.is_empty()) {
         part["vendor_data"] = payload(vendor);
     }
-    if let Some(arch) = config.get("arch") {
-        part["arch"] = arch.into();
+    if let Some(arch) = fitting::<Line>(config, "arch", problems) {
+        part["arch"] = arch;
     }
     if let Some(stamp) = stamp_of(config) {
         part["serve"] = json!({"smbios": stamp});
@@ -186,15 +196,30 @@ fn is_domain(text: &str) -> bool {
 
 /// The account. Only for Windows does the configuration have the password itself, which the config drive hands to
 /// cloudbase-init as `admin_pass`; Linux guests get its hash with the user-data.
-fn admin(config: &VmConfig) -> Value {
+fn admin(config: &VmConfig, problems: &mut Vec<Problem>) -> Value {
     let mut admin = json!({});
-    if let Some(user) = config.get("ciuser") {
-        admin["user"] = user.into();
+    if let Some(user) = fitting::<Line>(config, "ciuser", problems) {
+        admin["user"] = user;
     }
-    if let Some(password) = config.get("cipassword").filter(|_| Form::of(config) == Form::Cloudbase) {
-        admin["password"] = password.into();
+    if Form::of(config) == Form::Cloudbase
+        && let Some(password) = fitting::<Secret>(config, "cipassword", problems)
+    {
+        admin["password"] = password;
     }
     admin
+}
+
+/// The value of a setting if a field of a record can have it. A VM is not refused for one that cannot: the drive's
+/// documents have it as it is.
+fn fitting<T: DeserializeOwned>(config: &VmConfig, key: &str, problems: &mut Vec<Problem>) -> Option<Value> {
+    let value = Value::from(config.get(key)?);
+    match T::deserialize(&value) {
+        Ok(_) => Some(value),
+        Err(_) => {
+            problems.push(Problem::setting(key, "a line of text", "something else"));
+            None
+        }
+    }
 }
 
 /// The public keys, named as on cloudbase-init's drive.
@@ -243,7 +268,7 @@ fn stamp_of(config: &VmConfig) -> Option<&'static str> {
     let field = |name: &str| {
         let text = fields.get(name).copied().unwrap_or_default();
         match is_base64 {
-            true => STANDARD
+            true => LENIENT
                 .decode(text)
                 .map_or_else(|_| String::new(), |octets| String::from_utf8_lossy(&octets).into()),
             false => text.to_owned(),

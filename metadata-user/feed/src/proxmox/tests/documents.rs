@@ -68,6 +68,9 @@ fn each_setting_changes_the_user_data_as_on_the_drive() {
         ("name: a.example\nsearchdomain: b.example\n", head("a", "a.example") + tail),
         ("name: a\nsearchdomain: b.example\n", head("a", "a.b.example") + tail),
         ("searchdomain: b.example c.example\n", head("VM123", "VM123.b.example c.example") + tail),
+        // Perl takes these two for false.
+        ("name: a\nsearchdomain: 0\n", head("a", "a") + tail),
+        ("name: a\nsearchdomain: \"\"\n", head("a", "a") + tail),
         ("name: not_a_name\n", format!("{plain}{tail}")),
         ("ciuser: alice\n", format!("{plain}user: alice\n{tail}")),
         ("ciuser: \"alice\"\n", format!("{plain}user: alice\n{tail}")),
@@ -88,35 +91,40 @@ fn each_setting_changes_the_user_data_as_on_the_drive() {
     }
 }
 
-/// `nocloud_network` and `parse_ipconfig`.
+/// `nocloud_network`, `parse_ipconfig`, and `check_type`, which drops a setting of another format.
 #[test]
 fn each_form_of_an_address_is_that_of_the_drive() {
     let v4 = "      - type: static\n        address: '192.0.2.5'\n        netmask: '255.255.254.0'\n";
+    let v6 = "      - type: static6\n        address: '2001:db8::5/064'\n";
     let cases = [
-        ("ip=dhcp", "      - type: dhcp4\n".to_owned()),
-        ("ip=192.0.2.5/23", v4.to_owned()),
-        ("ip=192.0.2.5/23,gw=192.0.2.1", format!("{v4}        gateway: '192.0.2.1'\n")),
-        ("ip6=auto", "      - type: ipv6_slaac\n".into()),
-        ("ip=dhcp,ip6=dhcp", "      - type: dhcp4\n      - type: dhcp6\n".into()),
-        (
-            "gw6=2001:db8::1,ip6=2001:db8::5/64",
-            "      - type: static6\n        address: '2001:db8::5/64'\n        gateway: '2001:db8::1'\n"
-                .into(),
-        ),
+        ("ip=dhcp", Some("      - type: dhcp4\n".to_owned())),
+        ("ip=192.0.2.5/23", Some(v4.to_owned())),
+        ("ip=192.0.2.5/23,gw=192.0.2.1", Some(format!("{v4}        gateway: '192.0.2.1'\n"))),
+        ("ip6=auto", Some("      - type: ipv6_slaac\n".into())),
+        ("ip=dhcp,ip6=dhcp", Some("      - type: dhcp4\n      - type: dhcp6\n".into())),
+        ("gw6=2001:db8::1,ip6=2001:db8::5/064", Some(format!("{v6}        gateway: '2001:db8::1'\n"))),
+        // The drive has no word for an address of the guest's own.
+        ("ip=manual,ip6=auto", Some("      - type: ipv6_slaac\n".into())),
         // qemu-server warns of these, and goes on without addresses.
-        ("ip=192.0.2.5", String::new()),
-        ("gw=192.0.2.1", String::new()),
-        ("ip=dhcp,gw=192.0.2.1", String::new()),
-        ("ip6=auto,gw6=2001:db8::1", String::new()),
-        ("ip=192.0.2.5/33", String::new()),
-        ("ip=2001:db8::5/64", String::new()),
-        ("address=192.0.2.5/24", String::new()),
+        ("ip=dhcp,gw=192.0.2.1", Some(String::new())),
+        ("ip=192.0.2.5/23,ip6=auto,gw6=2001:db8::1", Some(String::new())),
+        // These are no setting, and the NIC is left out.
+        ("ip=192.0.2.5", None),
+        ("gw=192.0.2.1", None),
+        ("ip=192.0.2.5/33", None),
+        ("ip=2001:db8::5/64", None),
+        ("ip=192.0.2.5/24,gw6=2001:db8::1", None),
+        ("address=192.0.2.5/24", None),
     ];
     for (setting, subnets) in cases {
         let text = format!("net0: virtio=BC:24:11:00:00:01,bridge=vmbr0\nipconfig0: {setting}\n");
+        let nic = subnets.map_or_else(String::new, |subnets| {
+            format!(
+                "    - type: physical\n      name: eth0\n      mac_address: 'bc:24:11:00:00:01'\n      subnets:\n{subnets}"
+            )
+        });
         let expected = format!(
-            "version: 1\nconfig:\n    - type: physical\n      name: eth0\n      mac_address: 'bc:24:11:00:00:01'\n      \
-             subnets:\n{subnets}    - type: nameserver\n      address:\n      - '192.0.2.53'\n      search:\n      - \
+            "version: 1\nconfig:\n{nic}    - type: nameserver\n      address:\n      - '192.0.2.53'\n      search:\n      - \
              'example.internal'\n"
         );
         assert_eq!(drive(&text).1, expected, "{setting}");

@@ -111,6 +111,7 @@ fn the_firmware_says_which_cloud_the_guest_looks_for() {
         ("serial=ZHM9bm9jbG91ZC1uZXQ=,base64=1", "nocloud-net"),
         ("product=T3BlblN0YWNrIE5vdmE=,base64=1", "openstack"),
         ("manufacturer=QW1hem9uIEVDMg==,base64=1", "ec2"),
+        ("manufacturer=QW1hem9uIEVDMg,base64=1", "ec2"),
         ("serial=%,base64=1", "nocloud"),
     ] {
         let text = format!("smbios1: uuid=b3247ab1-1fe6-428e-965b-08a1b64a8746,{smbios1}\n");
@@ -123,6 +124,22 @@ fn only_cloudbase_init_gets_the_password_itself() {
     let with = |more: &str| as_json(&record(&format!("ciuser: admin\ncipassword: hunter2\n{more}")));
     assert_eq!(with("ostype: win11\n")["admin"], json!({"user": "admin", "password": "hunter2"}));
     assert_eq!(with("ostype: l26\n")["admin"], json!({"user": "admin", "password": null}));
+}
+
+/// The user-data has these as they are. `qm set` takes them.
+#[test]
+fn a_value_that_no_field_can_have_is_left_out_and_told() {
+    let long = "a".repeat(256);
+    for (setting, value, more) in [
+        ("ciuser", "\"\"", ""),
+        ("ciuser", long.as_str(), ""),
+        ("cipassword", "\"\"", "ostype: win11\n"),
+        ("arch", "\"\"", ""),
+    ] {
+        let made = made(&format!("{setting}: {value}\n{more}"), &given()).expect("a record");
+        let told: Vec<_> = made.problems.iter().map(ToString::to_string).collect();
+        assert!(told.len() == 1 && told[0].starts_with(&format!("`{setting}`")), "{setting}: {told:?}");
+    }
 }
 
 #[test]
@@ -181,10 +198,15 @@ fn snippets_are_found_by_the_storages_of_the_cluster() {
         "user=local:snippets/../u",
         "user=local:snippets/..",
         "user=/etc/shadow",
-        "other=local:snippets/u",
-        "local:snippets/u",
     ] {
         find(value, storages).expect_err(value);
+    }
+    // qemu-server ignores the setting.
+    for value in ["other=local:snippets/u", "local:snippets/u", "user=local:snippets/u,user=local:snippets/u"]
+    {
+        let (config, dropped) =
+            super::VmConfig::parse(format!("cicustom: {value}\n").as_bytes()).expect("read");
+        assert_eq!((config.get("cicustom"), dropped.len()), (None, 1), "{value}");
     }
 }
 
