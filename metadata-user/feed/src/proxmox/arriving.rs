@@ -38,7 +38,7 @@ fn vmid_of_tap(name: &str) -> Option<u32> {
 }
 
 /// Returns the configuration of a VM at another node of the cluster, `nodes/NODE/qemu-server` beside this node's
-/// directory; `None` if no node has one.
+/// directory, or at this one by now; `None` if no node has one.
 ///
 /// # Errors
 /// A node's directory cannot be read, so it is unknown whether it has one.
@@ -48,8 +48,11 @@ pub(super) fn elsewhere(directory: &Path, vmid: u32) -> io::Result<Option<PathBu
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         nodes => nodes?,
     };
-    for node in nodes.take(NODES) {
-        let path = node?.path().join(format!("qemu-server/{vmid}.conf"));
+    let name = format!("{vmid}.conf");
+    // This node comes last: a file that moves here during the search would be found nowhere.
+    let nodes = nodes.take(NODES).map(|node| node.map(|node| node.path().join("qemu-server")));
+    for place in nodes.chain([Ok(directory.to_owned())]) {
+        let path = place?.join(&name);
         if path.try_exists()? {
             return Ok(Some(path));
         }
@@ -100,6 +103,9 @@ mod tests {
         std::fs::write(there.join("100.conf"), "").expect("written");
         assert_eq!(elsewhere(100), Some(there.join("100.conf")));
         assert_eq!(elsewhere(10), None);
+        std::fs::create_dir(&own).expect("a directory");
+        std::fs::write(own.join("10.conf"), "").expect("moved here");
+        assert_eq!(elsewhere(10), Some(own.join("10.conf")));
     }
 
     #[test]
