@@ -6,7 +6,9 @@ mod fleet;
 mod seat;
 
 use std::collections::BTreeSet;
+use std::ffi::CString;
 use std::fs;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +19,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use fleet::{STORAGE, Vm, fleet};
 use metadata_control::status::{PortState, Status};
+use rustix::mount::{MountFlags, UnmountFlags};
 use seat::Seat;
 use support::agent::{self, Agent};
 use support::cloudinit::{CloudInit, Release};
@@ -32,6 +35,7 @@ use support::tap::{Shape, Tap};
 /// Longest wait for the agent to notice a change.
 const NOTICE: Duration = Duration::from_secs(30);
 const PATIENCE: Duration = Duration::from_secs(30);
+const FUSE: &str = "/dev/fuse";
 
 /// A node with a directory that stands for `/etc/pve`.
 struct Node {
@@ -192,6 +196,57 @@ fn vms_are_served_while_the_clusters_file_system_is_away() {
     eventually(NOTICE, || {
         let status = node.status()?;
         ensure!(!status.from_snapshot, "the records still come from the snapshot");
+        Ok(())
+    })
+    .expect("the records are back");
+    is_served().expect("it is served");
+}
+
+/// A FUSE mount whose server never answers, as pmxcfs while it waits for the cluster.
+struct Silent {
+    at: PathBuf,
+    /// Accesses fail once the server's end is closed.
+    server: Option<fs::File>,
+}
+
+impl Silent {
+    fn mount(at: PathBuf) -> Result<Self> {
+        let server = fs::File::options().read(true).write(true).open(FUSE)?;
+        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+        let options = CString::new(options)?;
+        rustix::mount::mount("silent", &at, "fuse", MountFlags::NODEV, Some(options.as_c_str()))?;
+        Ok(Self { at, server: Some(server) })
+    }
+}
+
+impl Drop for Silent {
+    fn drop(&mut self) {
+        self.server = None;
+        rustix::mount::unmount(&self.at, UnmountFlags::DETACH).expect("unmounted");
+    }
+}
+
+#[test]
+fn an_agent_starts_with_the_snapshot_while_the_file_system_does_not_answer() {
+    let no_fuse = (!Path::new(FUSE).exists()).then_some("/dev/fuse is missing");
+    if !privileged::or_skip_for(privileged::missing().or(no_fuse)) {
+        return;
+    }
+    let node = Node::new();
+    let identity = Identity::of(0);
+    let guest = node.guest(100, &identity).expect("a guest");
+    replace(&node.configuration(100), &configuration("web-1", &identity)).expect("written");
+    let agent = node.agent().expect("an agent");
+    let is_served = || has(&guest, "/v1/meta-data", "local-hostname: web-1.example");
+    eventually(NOTICE, is_served).expect("it is served");
+    agent.stop().expect("the agent stops");
+
+    let silent = Silent::mount(node.path("qemu-server")).expect("a mount");
+    let _agent = node.agent().expect("an agent starts");
+    eventually(NOTICE, is_served).expect("the snapshot is served");
+    drop(silent);
+    eventually(NOTICE, || {
+        ensure!(!node.status()?.from_snapshot, "the records still come from the snapshot");
         Ok(())
     })
     .expect("the records are back");

@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::Metadata;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
@@ -13,7 +15,7 @@ use super::arriving;
 use super::config::FILE_OCTETS;
 use super::custom::{Custom, PARTS, SNIPPET_OCTETS, snippets};
 use super::drive::Dns;
-use super::{Given, Options, Problem, Translation, VmConfig, translate};
+use super::{Given, Options, PATIENCE, Problem, Translation, VmConfig, translate};
 use crate::FeedError;
 use crate::part::{DEFAULTS, PartError, part, read};
 use metadata_content::record::Limits;
@@ -96,9 +98,20 @@ pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look,
 /// Checks that the directory can be listed.
 ///
 /// # Errors
-/// It cannot, as while the cluster's file system is not mounted.
+/// It cannot, as while the cluster's file system is not mounted; or there is no answer for [`PATIENCE`].
 pub fn reachable(options: &Options) -> Result<(), FeedError> {
-    look(&options.directory, &HashMap::new()).map(drop)
+    let directory = options.directory.clone();
+    within(PATIENCE, move || look(&directory, &HashMap::new()).map(drop)).unwrap_or_else(|| {
+        Err(super::io_error(&options.directory, "a directory that can be read", ErrorKind::TimedOut.into()))
+    })
+}
+
+/// Does work that may wait for the cluster without end. Returns `None` after `limit`; the thread of the work stays until
+/// there is an answer.
+pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tx, done) = mpsc::channel();
+    std::thread::spawn(move || drop(tx.send(work())));
+    done.recv_timeout(limit).ok()
 }
 
 /// The number of a VM by the name of its file.
@@ -241,4 +254,19 @@ impl Loading {
 fn generation(digest: Digest) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = digest;
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 12
+}
+
+#[cfg(test)]
+mod tests {
+    use super::within;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn work_that_waits_without_end_is_left_alone() {
+        assert_eq!(within(Duration::from_secs(60), || 7), Some(7));
+        let (answer, no_answer) = mpsc::channel::<()>();
+        assert!(within(Duration::from_millis(1), move || no_answer.recv()).is_none());
+        drop(answer);
+    }
 }

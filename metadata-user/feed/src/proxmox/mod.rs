@@ -33,7 +33,7 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use config::VmConfig;
-pub use load::reachable;
+pub use load::{reachable, within};
 pub use nics::NICS;
 pub use options::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};
 pub use problem::Problem;

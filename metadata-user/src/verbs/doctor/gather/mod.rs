@@ -32,7 +32,7 @@ pub(super) fn facts(config: &Config) -> Facts {
         kubevirt: kubevirt::kubevirt(config),
         #[cfg(not(feature = "kubevirt"))]
         kubevirt: None,
-        proxmox: config.proxmox.as_ref().map(|options| room::directory(&options.directory)),
+        proxmox: config.proxmox.as_ref().map(|options| room::remote(&options.directory)),
         identity: config.identity.as_ref().map(identity::identity),
         kernel: kernel(config),
     }

@@ -10,6 +10,7 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
 use super::super::facts::{Directory, FileSystem, Found, Pins};
 use crate::config::Config;
+use metadata_feed::proxmox;
 use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{Failure, pinned_links};
 
@@ -46,6 +47,15 @@ pub(super) fn directory(path: &Path) -> Directory {
         Err(error) => Err(error.into()),
     };
     Directory { path: path.into(), found, file_system: file_system(path) }
+}
+
+/// Like [`directory`], for a file system that may not answer.
+pub(super) fn remote(path: &Path) -> Directory {
+    let asked = path.to_owned();
+    proxmox::within(proxmox::PATIENCE, move || directory(&asked)).unwrap_or_else(|| {
+        let silent = || Failure::from(io::Error::from(io::ErrorKind::TimedOut));
+        Directory { path: path.into(), found: Err(silent()), file_system: Err(silent()) }
+    })
 }
 
 /// Returns the file system of `path`. If `path` does not exist, returns that of its nearest ancestor that exists.
