@@ -152,7 +152,8 @@ fn is_section(line: &[u8]) -> bool {
     end.is_some_and(|end| line[end] == b']' && !line[..end].contains(&b']'))
 }
 
-/// Splits `key: value`, where a key is `[a-z][a-z_-]*[0-9]*` and a value is not empty.
+/// Splits `key: value`, where a key is `[a-z][a-z_-]*[0-9]*` and a value is not empty. Of white space alone the last octet
+/// is the value: `qm set --ciuser '""'` leaves such a line.
 fn split(line: &[u8]) -> Option<(&str, &[u8])> {
     let colon = line.iter().position(|octet| *octet == b':')?;
     let key = std::str::from_utf8(&line[..colon]).ok()?;
@@ -161,7 +162,8 @@ fn split(line: &[u8]) -> Option<(&str, &[u8])> {
         && letters.bytes().all(|octet| octet.is_ascii_lowercase() || matches!(octet, b'_' | b'-'));
     let is_text = |octet: &u8| !is_space(char::from(*octet));
     let value = &line[colon + 1..];
-    let (start, end) = (value.iter().position(is_text)?, value.iter().rposition(is_text)?);
+    let end = value.iter().rposition(is_text).or_else(|| value.len().checked_sub(1))?;
+    let start = value.iter().position(is_text).unwrap_or(end);
     good.then_some((key, &value[start..=end]))
 }
 

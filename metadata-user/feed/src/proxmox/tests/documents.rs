@@ -74,6 +74,8 @@ fn each_setting_changes_the_user_data_as_on_the_drive() {
         ("name: not_a_name\n", format!("{plain}{tail}")),
         ("ciuser: alice\n", format!("{plain}user: alice\n{tail}")),
         ("ciuser: \"alice\"\n", format!("{plain}user: alice\n{tail}")),
+        ("ciuser:\n", format!("{plain}{tail}")),
+        ("ciuser:  \n", format!("{plain}user:  \n{tail}")),
         (
             "ciuser: root\n",
             format!(
