@@ -75,6 +75,11 @@ impl Bindings {
         self.bound.iter().map(|(who, bound)| (who, bound.slot))
     }
 
+    /// Every bound identity in order, with its slot and what that serves.
+    pub(super) fn all_served(&self) -> impl Iterator<Item = (&IdentityName, (Slot, &Serves))> {
+        self.bound.iter().map(|(who, bound)| (who, (bound.slot, &bound.serves)))
+    }
+
     /// The slot of an identity and what it serves, if it is bound.
     pub(super) fn get(&self, who: &IdentityName) -> Option<(Slot, &Serves)> {
         self.bound.get(who).map(|bound| (bound.slot, &bound.serves))

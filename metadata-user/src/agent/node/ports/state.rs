@@ -47,8 +47,14 @@ impl NodePorts {
     /// What an identity's requests get.
     #[must_use]
     pub(in crate::agent::node) fn guest_state(&self, who: &IdentityName) -> GuestState {
-        match self.bindings.get(who).map(|(_, serves)| serves) {
-            Some(_) if self.steering.way_to(&who.port) == Way::None => GuestState::Unreachable,
+        self.state_when(&who.port, self.bindings.get(who).map(|(_, serves)| serves))
+    }
+
+    /// The state of a guest on a port whose slot serves this.
+    #[must_use]
+    pub(in crate::agent::node) fn state_when(&self, port: &PortName, serves: Option<&Serves>) -> GuestState {
+        match serves {
+            Some(_) if self.steering.way_to(port) == Way::None => GuestState::Unreachable,
             Some(Serves::Responses(_)) => GuestState::Served,
             Some(Serves::Awaited) => GuestState::Awaited,
             Some(Serves::Gone) => GuestState::Gone,

@@ -1,9 +1,9 @@
 //! The VMs of the live view.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use metadata_common::maps::Slot;
 use metadata_content::record::Record;
 use metadata_control::status::{GuestState, LISTED_GUESTS};
 use metadata_control::top::{BootStage, QUIET_AFTER, SeenRequest, Sort, TopQuery, VmPage, VmRow};
@@ -28,17 +28,28 @@ pub(in crate::agent::node) struct Listed {
     pub(in crate::agent::node) matching: u64,
 }
 
-/// What is known of an identity, before it is known whether it is listed.
+/// What is known of an identity, before it is known whether it is listed. A node has thousands of them, and a viewer
+/// asks each second, so this is what the order and the counts need; the rest is looked up for the listed ones.
 struct Line<'a> {
     who: &'a IdentityName,
-    record: Option<&'a Record>,
+    id: Option<&'a RecordId>,
+    bound: Option<(Slot, &'a Serves)>,
     seen: Option<&'a FollowedGuest>,
     stage: BootStage,
 }
 
 impl Line<'_> {
-    fn name(&self) -> Option<&str> {
-        self.record.map(|record| record.vm.name.as_str())
+    /// When it first asked.
+    fn first(&self) -> Option<Instant> {
+        self.seen.map(|seen| seen.first)
+    }
+
+    fn requests(&self) -> u64 {
+        self.seen.map_or(0, |seen| seen.requests)
+    }
+
+    fn failed(&self) -> u64 {
+        self.seen.map_or(0, |seen| seen.failed)
     }
 }
 
@@ -47,28 +58,56 @@ impl<'a> View<'a> {
     pub(in crate::agent::node) fn listed(
         self,
         query: &TopQuery,
-        following: &Following,
+        following: &'a Following,
         now: Instant,
     ) -> Listed {
         let mut listed = Listed::default();
         let filter = query.filter.to_lowercase();
         let mut lines = Vec::new();
+        // Both are in the order of identities, so that no look-up is needed.
+        let mut bound = self.ports.bindings().all_served().peekable();
         for (who, id) in self.catalogue.plan().all_identities() {
-            let line = self.line(who, id, following, now);
+            while bound.next_if(|(other, _)| *other < who).is_some() {}
+            let bound = bound.next_if(|(other, _)| *other == who).map(|(_, bound)| bound);
+            let line = self.line(who, id, bound, following, now);
             *listed.stages.entry(line.stage).or_default() += 1;
             if filter.is_empty() || self.matches(&line, &filter) {
                 lines.push(line);
             }
         }
         listed.matching = lines.len() as u64;
-        sort(&mut lines, query.sort);
-        let page = lines.iter().skip(query.offset).take(query.most());
-        listed.vms = page.map(|line| self.row(line, now)).collect();
+        self.cut(&mut lines, query);
+        listed.vms = lines.iter().map(|line| self.row(line, now)).collect();
         listed
     }
 
+    /// Leaves the lines that a query lists, in its order; equal ones in the order of ports.
+    fn cut(self, lines: &mut Vec<Line<'a>>, query: &TopQuery) {
+        let name = |line: &Line<'a>| self.record(line).map(|record| record.vm.name.as_str());
+        let compare = |one: &Line<'a>, other: &Line<'a>| {
+            let order = match query.sort {
+                Sort::Name => name(one).cmp(&name(other)),
+                Sort::Newest => other.first().cmp(&one.first()).then(one.stage.cmp(&other.stage)),
+                Sort::Requests => other.requests().cmp(&one.requests()),
+                Sort::Failed => other.failed().cmp(&one.failed()),
+                Sort::Stage => one.stage.cmp(&other.stage),
+            };
+            order.then_with(|| one.who.cmp(other.who))
+        };
+        let most = query.most();
+        if most < lines.len() {
+            lines.select_nth_unstable_by(most, compare);
+            lines.truncate(most);
+        }
+        lines.sort_unstable_by(compare);
+    }
+
+    fn record(self, line: &Line<'a>) -> Option<&'a Record> {
+        self.catalogue.record(line.id?).map(|record| &**record)
+    }
+
     /// The pages of the VMs with a name, [`LISTED_GUESTS`] at most.
-    pub(in crate::agent::node) fn vm_pages(self, name: &str, following: &Following) -> Vec<AskedPage> {
+    pub(in crate::agent::node) fn vm_pages(self, name: &str, following: &'a Following) -> Vec<AskedPage> {
         let now = Instant::now();
         let known = self.catalogue.plan().all_identities().filter(|(who, id)| self.is_called(name, who, *id));
         known.take(LISTED_GUESTS).map(|(who, id)| self.vm_page(who, id, following, now)).collect()
@@ -78,11 +117,12 @@ impl<'a> View<'a> {
         self,
         who: &'a IdentityName,
         id: Option<&'a RecordId>,
-        following: &Following,
+        following: &'a Following,
         now: Instant,
     ) -> AskedPage {
-        let line = self.line(who, id, following, now);
-        let slot = self.ports.bindings().get(who).map(|(slot, _)| slot);
+        let bound = self.ports.bindings().get(who);
+        let line = self.line(who, id, bound, following, now);
+        let slot = bound.map(|(slot, _)| slot);
         let requests = line.seen.iter().flat_map(|seen| seen.lately.iter().rev());
         let page = VmPage {
             row: self.row(&line, now),
@@ -96,24 +136,24 @@ impl<'a> View<'a> {
         (page, self.ports.ask_held(who))
     }
 
-    fn line<'b>(
+    fn line(
         self,
-        who: &'b IdentityName,
-        id: Option<&RecordId>,
-        following: &'b Following,
+        who: &'a IdentityName,
+        id: Option<&'a RecordId>,
+        bound: Option<(Slot, &'a Serves)>,
+        following: &'a Following,
         now: Instant,
-    ) -> Line<'b>
-    where
-        'a: 'b,
-    {
-        let record = id.and_then(|id| self.catalogue.record(id)).map(|record| &**record);
-        let slot = self.ports.bindings().get(who).map(|(slot, _)| slot);
-        let uuid = record.map(|record| record.vm.uuid.as_str());
+    ) -> Line<'a> {
+        let serves = bound.map(|(_, serves)| serves);
+        let uuid = match serves {
+            Some(Serves::Responses(responses)) => Some(&*responses.vm().uuid),
+            _ => None,
+        };
         // The slot may have had another guest.
         let is_its =
             |seen: &&FollowedGuest| seen.vm.is_none() || uuid.is_none() || seen.vm.as_deref() == uuid;
-        let seen = slot.and_then(|slot| following.guest(slot)).filter(is_its);
-        let stage = match (self.ports.guest_state(who), seen) {
+        let seen = bound.and_then(|(slot, _)| following.guest(slot)).filter(is_its);
+        let stage = match (self.ports.state_when(&who.port, serves), seen) {
             (GuestState::Unbound | GuestState::Unreachable, _) => BootStage::Unattached,
             (GuestState::Awaited, _) => BootStage::Unrecorded,
             (GuestState::Gone, _) => BootStage::Gone,
@@ -121,7 +161,7 @@ impl<'a> View<'a> {
             (GuestState::Served, Some(seen)) if since(seen.last, now) < QUIET_AFTER => BootStage::Asking,
             (GuestState::Served, Some(_)) => BootStage::Quiet,
         };
-        Line { who, record, seen, stage }
+        Line { who, id, bound, seen, stage }
     }
 
     /// The dialect that answered the guest, or those that it asked before it was followed.
@@ -129,24 +169,23 @@ impl<'a> View<'a> {
         if let Some(found) = line.seen.and_then(|seen| seen.dialect) {
             return Some(found.label().to_owned());
         }
-        let (_, serves) = self.ports.bindings().get(line.who)?;
-        let Serves::Responses(responses) = serves else { return None };
+        let (_, Serves::Responses(responses)) = line.bound? else { return None };
         let asked: Vec<_> = responses.vm().mailbox.asked().iter().map(|dialect| dialect.as_str()).collect();
         (!asked.is_empty()).then(|| asked.join(","))
     }
 
-    fn matches(self, line: &Line<'_>, filter: &str) -> bool {
-        let has = |text: &str| text.to_lowercase().contains(filter);
-        line.name().is_some_and(has)
-            || line.record.is_some_and(|record| has(record.vm.uuid.as_str()))
-            || has(&spoken(&line.who.port))
-            || has(&line.who.mac.to_string())
-            || has(line.stage.name())
-            || self.dialect(line).is_some_and(|dialect| has(&dialect))
+    fn matches(self, line: &Line<'a>, filter: &str) -> bool {
+        let IdentityName { port, mac } = line.who;
+        let vm = self.record(line).map(|record| &record.vm);
+        let (name, uuid) = vm.map_or(("", ""), |vm| (vm.name.as_str(), vm.uuid.as_str()));
+        let (port, dialect) = (spoken(port), self.dialect(line).unwrap_or_default());
+        let stage = line.stage.name();
+        format!("{name}\n{uuid}\n{port}\n{mac}\n{stage}\n{dialect}").to_lowercase().contains(filter)
     }
 
-    fn row(self, line: &Line<'_>, now: Instant) -> VmRow {
-        let Line { who, record, seen, stage } = line;
+    fn row(self, line: &Line<'a>, now: Instant) -> VmRow {
+        let Line { who, seen, stage, .. } = line;
+        let record = self.record(line);
         let request = seen.and_then(|seen| seen.lately.back());
         VmRow {
             vm: record.map(|record| record.vm.name.to_string()),
@@ -158,8 +197,8 @@ impl<'a> View<'a> {
             dialect: self.dialect(line),
             first: seen.map(|seen| since(seen.first, now)),
             last: seen.map(|seen| since(seen.last, now)),
-            requests: seen.map_or(0, |seen| seen.requests),
-            failed: seen.map_or(0, |seen| seen.failed),
+            requests: line.requests(),
+            failed: line.failed(),
             has_user_data: seen.is_some_and(|seen| seen.has_user_data),
             path: request.map(|request| request.path.to_string()),
             status: request.map(|request| request.status),
@@ -177,20 +216,6 @@ impl<'a> View<'a> {
             BootStage::Asking if last == Some(429) => Some("its request rate".into()),
             BootStage::Asking | BootStage::Quiet | BootStage::Silent | BootStage::Gone => None,
         }
-    }
-}
-
-/// Sorts lines; equal ones by name and then by port.
-fn sort(lines: &mut [Line<'_>], order: Sort) {
-    lines.sort_by(|one, other| (one.name(), one.who).cmp(&(other.name(), other.who)));
-    match order {
-        Sort::Name => {}
-        Sort::Newest => {
-            lines.sort_by_key(|line| (Reverse(line.seen.map(|seen| seen.first)), line.stage));
-        }
-        Sort::Requests => lines.sort_by_key(|line| Reverse(line.seen.map(|seen| seen.requests))),
-        Sort::Failed => lines.sort_by_key(|line| Reverse(line.seen.map(|seen| seen.failed))),
-        Sort::Stage => lines.sort_by_key(|line| line.stage),
     }
 }
 
