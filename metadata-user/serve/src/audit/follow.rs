@@ -13,9 +13,7 @@ use super::Entry;
 
 /// How long guests are followed after a viewer has asked for the last time.
 pub const FOLLOW_FOR: Duration = Duration::from_secs(30);
-/// Limit on followed guests. Beyond it, the quarter that has been quiet longest is forgotten.
-pub const FOLLOWED: usize = 4_096;
-/// Number of last requests that are kept of each guest.
+/// Number of last requests that are kept of each guest, 2 KiB together.
 pub const LAST_REQUESTS: usize = 16;
 
 /// The guests that have sent requests since somebody began to follow them.
@@ -23,6 +21,7 @@ pub const LAST_REQUESTS: usize = 16;
 pub struct Following {
     since: Instant,
     until: Instant,
+    /// One for each slot at most, so the number of slots limits them.
     guests: HashMap<Slot, FollowedGuest>,
 }
 
@@ -106,23 +105,8 @@ impl Following {
         {
             self.guests.remove(&entry.slot);
         }
-        if self.guests.len() >= FOLLOWED && !self.guests.contains_key(&entry.slot) {
-            self.forget_quiet();
-        }
         let guest = self.guests.entry(entry.slot).or_insert_with(|| FollowedGuest::new(now));
         guest.note(entry, vm, took, now);
-    }
-
-    fn forget_quiet(&mut self) {
-        let mut last: Vec<_> = self.guests.values().map(|guest| guest.last).collect();
-        let mut most = FOLLOWED / 4;
-        let (_, limit, _) = last.select_nth_unstable(most - 1);
-        let limit = *limit;
-        self.guests.retain(|_, guest| {
-            let goes = guest.last <= limit && most > 0;
-            most -= usize::from(goes);
-            !goes
-        });
     }
 }
 
@@ -181,7 +165,7 @@ fn is_user_data(path: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{FOLLOWED, Following, LAST_REQUESTS, is_user_data};
+    use super::{Following, LAST_REQUESTS, is_user_data};
     use crate::audit::{Entry, Path};
     use metadata_base::connection::Connection;
     use metadata_content::http::{Method, Status};
@@ -248,20 +232,6 @@ mod tests {
             following.note(&Entry { responses, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
             assert_eq!(following.guest(3).map(|guest| guest.requests), Some(requests), "{vm}");
         }
-    }
-
-    #[test]
-    fn beyond_the_limit_the_guests_that_were_quiet_longest_are_forgotten() {
-        let now = Instant::now();
-        let mut following = Following::new(now);
-        let most = u32::try_from(FOLLOWED).expect("a small limit");
-        for slot in 0..=most {
-            let at = now + Duration::from_millis(slot.into());
-            following.note(&entry(slot, "/", 200, "ec2"), Duration::ZERO, at);
-        }
-        assert_eq!(following.count(), FOLLOWED - FOLLOWED / 4 + 1);
-        assert!(following.guest(0).is_none() && following.guest(most).is_some());
-        assert!(following.guest(most / 4).is_some(), "it was not among the quietest quarter");
     }
 
     #[test]
