@@ -16,8 +16,10 @@ pub enum Reaction {
     Draw,
     /// Ask the agent at once, and draw.
     Ask,
-    /// End.
+    /// End the view.
     Quit,
+    /// End the view, and what it shows if that was started with it.
+    Interrupt,
 }
 
 impl Screen {
@@ -25,7 +27,7 @@ impl Screen {
     pub fn on_key(&mut self, key: KeyEvent) -> Reaction {
         if key.modifiers.contains(KeyModifiers::CONTROL) {
             return match key.code {
-                KeyCode::Char('c') => Reaction::Quit,
+                KeyCode::Char('c') => Reaction::Interrupt,
                 KeyCode::Char('l') => Reaction::Draw,
                 _ => Reaction::Nothing,
             };

@@ -11,7 +11,7 @@ use ratatui::crossterm::terminal;
 use ratatui::{DefaultTerminal, Frame};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use signal_hook::consts::{SIGHUP, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::draw::draw;
 use crate::{Asked, Documents, Look, Reaction, Screen};
@@ -41,25 +41,42 @@ pub fn can_draw() -> bool {
     io::stdout().is_terminal() && io::stdin().is_terminal() && !is_dumb
 }
 
-/// Shows the view until `q`, Ctrl-C, SIGTERM or `stop`. Asks every `interval`. The terminal is then as it was, also
-/// after a panic.
+/// Ends the process when its terminal is gone: there is nothing to leave as it was, and a read of it may not end.
+///
+/// # Errors
+/// The signal cannot be handled.
+pub fn exit_on_hang_up() -> io::Result<()> {
+    let always = Arc::new(AtomicBool::new(true));
+    signal_hook::flag::register_conditional_shutdown(SIGHUP, HUNG_UP, always).map(drop)
+}
+
+/// What ends the view, apart from `q`.
+#[derive(Clone, Debug, Default)]
+pub struct Ends {
+    /// There is nothing more to show.
+    pub over: Arc<AtomicBool>,
+    /// The user wants the program to end. Ctrl-C and signals set it, and go on doing so after the view.
+    pub interrupted: Arc<AtomicBool>,
+}
+
+impl Ends {
+    fn is_reached(&self) -> bool {
+        self.over.load(Ordering::Relaxed) || self.interrupted.load(Ordering::Relaxed)
+    }
+}
+
+/// Shows the view until it ends. Asks every `interval`. The terminal is then as it was, also after a panic.
 ///
 /// # Errors
 /// The terminal cannot be used.
-pub fn run(
-    screen: Screen,
-    look: Look,
-    interval: Duration,
-    fetch: Fetch,
-    stop: Arc<AtomicBool>,
-) -> io::Result<()> {
-    signal_hook::flag::register(SIGTERM, Arc::clone(&stop))?;
-    // The terminal is gone, so there is nothing to leave as it was, and a read of it may not end.
-    signal_hook::flag::register_conditional_shutdown(SIGHUP, HUNG_UP, Arc::new(AtomicBool::new(true)))?;
+pub fn run(screen: Screen, look: Look, interval: Duration, fetch: Fetch, ends: Ends) -> io::Result<()> {
+    for signal in [SIGTERM, SIGINT, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&ends.interrupted))?;
+    }
     let questions = Questions::start(fetch)?;
     // This also installs a hook that restores the terminal on a panic.
     let mut terminal = ratatui::try_init()?;
-    let shown = View { screen, look, interval, questions, stop }.show(&mut terminal);
+    let shown = View { screen, look, interval, questions, ends }.show(&mut terminal);
     let restored = ratatui::try_restore();
     shown.and(restored)
 }
@@ -91,13 +108,13 @@ struct View {
     look: Look,
     interval: Duration,
     questions: Questions,
-    stop: Arc<AtomicBool>,
+    ends: Ends,
 }
 
 impl View {
     fn show(mut self, terminal: &mut DefaultTerminal) -> io::Result<()> {
         let (mut ask_at, mut is_asking, mut changed) = (Instant::now(), false, true);
-        while !self.stop.load(Ordering::Relaxed) {
+        while !self.ends.is_reached() {
             if !is_asking && Instant::now() >= ask_at {
                 is_asking = self.questions.asked.send(self.screen.asked()).is_ok();
                 ask_at = Instant::now() + self.interval;
@@ -131,6 +148,7 @@ impl View {
                     Reaction::Draw => changed = true,
                     Reaction::Ask => (ask_at, changed) = (Instant::now(), true),
                     Reaction::Quit => return Ok(()),
+                    Reaction::Interrupt => self.ends.interrupted.store(true, Ordering::Relaxed),
                 },
                 Event::Resize(..) => changed = true,
                 _ => {}

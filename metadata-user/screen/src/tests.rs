@@ -246,7 +246,7 @@ fn keys_do_what_the_help_says() {
         assert_eq!(screen.shown, shown, "after {code:?}");
     }
     assert_eq!(screen.on_key(key(KeyCode::Char('q'))), Reaction::Quit);
-    assert_eq!(screen.on_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Reaction::Quit);
+    assert_eq!(screen.on_key(KeyEvent::new(KeyCode::Char('c'), KeyModifiers::CONTROL)), Reaction::Interrupt);
 }
 
 #[test]

@@ -4,12 +4,12 @@
 
 use std::io::{IsTerminal as _, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use metadata_control::status;
 use metadata_control::top::{LISTED_MOST, Sort, TopQuery};
-use metadata_screen::{Asked, Documents, Look, Screen, Shown, fetch, plain, terminal};
+use metadata_screen::terminal::{self, Ends};
+use metadata_screen::{Asked, Documents, Look, Screen, Shown, fetch, plain};
 
 use super::which;
 
@@ -86,7 +86,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
     if !terminal::can_draw() {
         return print_often(arguments, look, ask, out);
     }
-    Ok(terminal::run(arguments.screen(), look, arguments.interval, Box::new(ask), Arc::default())?)
+    terminal::exit_on_hang_up()?;
+    Ok(terminal::run(arguments.screen(), look, arguments.interval, Box::new(ask), Ends::default())?)
 }
 
 /// Prints the document that the agent makes: a list of pages if the arguments name a VM.

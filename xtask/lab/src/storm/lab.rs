@@ -65,12 +65,21 @@ impl Lab {
         }
     }
 
-    /// Runs a storm. `report` gets the numbers of finished boots and of failures.
-    pub(super) fn storm(&mut self, orders: &Orders, report: &mut dyn FnMut(u64, u64)) -> Result<Outcome> {
+    /// Runs a storm. `report` gets the numbers of finished boots and of failures; its error ends the generator.
+    pub(super) fn storm(
+        &mut self,
+        orders: &Orders,
+        report: &mut dyn FnMut(u64, u64) -> Result<()>,
+    ) -> Result<Outcome> {
         self.order(&Order::Storm(orders.clone()))?;
         loop {
             match self.reply()? {
-                Reply::Progress { boots, failures } => report(boots, failures),
+                Reply::Progress { boots, failures } => {
+                    if let Err(error) = report(boots, failures) {
+                        self.generator.kill()?;
+                        return Err(error);
+                    }
+                }
                 Reply::Stormed(outcome) => return Ok(*outcome),
                 other => bail!("expected an outcome, found the reply {other:?}"),
             }

@@ -183,11 +183,15 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     if args.is_watched() {
         environment.notes.push("watched in `xdp-imds top`".into());
     }
+    if args.watch && !metadata_screen::terminal::can_draw() {
+        progress(began, "no view: --watch needs a terminal that can move its cursor");
+    }
     if args.agent.is_some() {
         environment.notes.push(format!("agent {}", agent.display()));
     }
-    let versions = Default::default();
-    let mut run = Run { args, agent, lab: &mut lab, prices, began, cases: 0, configuration, versions };
+    let (versions, interrupted) = Default::default();
+    let lab = &mut lab;
+    let mut run = Run { args, agent, lab, prices, began, cases: 0, configuration, versions, interrupted };
     let mut cases = Vec::new();
     for dialect in &args.dialect {
         for user_data in &args.user_data {

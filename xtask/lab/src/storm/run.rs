@@ -14,6 +14,8 @@ use super::{Args, crawl::Dialect};
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
 
@@ -42,6 +44,8 @@ pub(super) struct Run<'a> {
     pub(super) configuration: Option<String>,
     /// The version of each prepared subject.
     pub(super) versions: BTreeMap<String, String>,
+    /// The user has ended the run in the view.
+    pub(super) interrupted: Arc<AtomicBool>,
 }
 
 impl Run<'_> {
@@ -120,6 +124,7 @@ impl Run<'_> {
         number: u32,
         pinned: Option<&[usize]>,
     ) -> Result<Round> {
+        go_on(&self.interrupted)?;
         let cores = self.server_cores()?;
         let kernel = memory::settled_kernel();
         // `self.lab` is borrowed for the storm while the subject runs in the namespace, so the namespace is opened
@@ -138,16 +143,19 @@ impl Run<'_> {
         let unsigned = Threads::read(&signer);
         let before = Clocks::read(self.lab.pid(), &pids)?;
         let watch = running.run_directory().filter(|_| self.args.is_watched());
-        let watch =
-            watch.map(|run| Watch::start(run, self.args.watch, self.args.record.is_some())).transpose()?;
+        let (shows, records) = (self.args.watch, self.args.record.is_some());
+        let watch = watch.map(|run| Watch::start(run, shows, records, &self.interrupted)).transpose()?;
         let (outcome, events) = {
             let is_shown = || watch.as_ref().is_some_and(Watch::is_shown);
             let (began, mut reported) = (self.began, Instant::now());
+            let interrupted = Arc::clone(&self.interrupted);
             let mut report = |boots: u64, failures: u64| {
+                go_on(&interrupted)?;
                 if !is_shown() && reported.elapsed() >= PROGRESS_INTERVAL {
                     reported = Instant::now();
                     super::progress(began, &format!("{label}: {boots} boots, {failures} failures"));
                 }
+                Ok(())
             };
             let (over, end) = std::sync::mpsc::channel::<()>();
             let (events, running) = (&self.args.event, running.as_mut());
@@ -257,6 +265,12 @@ impl Run<'_> {
     fn progress(&self, what: &str) {
         super::progress(self.began, what);
     }
+}
+
+/// Fails once the user has ended the run.
+fn go_on(interrupted: &AtomicBool) -> Result<()> {
+    ensure!(!interrupted.load(Ordering::Relaxed), "interrupted");
+    Ok(())
 }
 
 fn round_of(outcome: Outcome) -> Round {

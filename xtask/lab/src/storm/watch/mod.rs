@@ -2,8 +2,9 @@
 
 mod recording;
 
-use anyhow::{Context as _, Result, anyhow};
-use metadata_screen::{Asked, Look, Screen, fetch, plain, terminal};
+use anyhow::{Context as _, Result, anyhow, ensure};
+use metadata_screen::terminal::{self, Ends};
+use metadata_screen::{Asked, Look, Screen, fetch, plain};
 use recording::Recording;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,37 +16,44 @@ use std::time::{Duration, Instant};
 const EVERY: Duration = Duration::from_millis(250);
 /// How long the view continues after the storm, so that it shows the end.
 const AFTER: Duration = Duration::from_secs(2);
+/// Limit on the wait for the view's end. A read of a terminal that is gone may not end.
+const END_WITHIN: Duration = Duration::from_secs(5);
 
 /// The threads that show and record one storm.
 pub(super) struct Watch {
-    stop: Arc<AtomicBool>,
+    ends: Ends,
     view: Option<JoinHandle<std::io::Result<()>>>,
     recorder: Option<JoinHandle<Recording>>,
 }
 
 impl Watch {
-    /// Watches the agent of a run directory.
-    pub(super) fn start(run: PathBuf, shows: bool, records: bool) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+    /// Watches the agent of a run directory. Ctrl-C and signals set `interrupted`.
+    pub(super) fn start(
+        run: PathBuf,
+        shows: bool,
+        records: bool,
+        interrupted: &Arc<AtomicBool>,
+    ) -> Result<Self> {
+        let ends = Ends { interrupted: Arc::clone(interrupted), ..Ends::default() };
         let thread = |name: &str| std::thread::Builder::new().name(name.into());
         let recorder = match records {
             true => {
-                let (run, stop) = (run.clone(), Arc::clone(&stop));
-                Some(thread("storm-record").spawn(move || record(&run, &stop))?)
+                let (run, over) = (run.clone(), Arc::clone(&ends.over));
+                Some(thread("storm-record").spawn(move || record(&run, &over))?)
             }
             false => None,
         };
         let view = match shows && terminal::can_draw() {
             true => {
-                let stop = Arc::clone(&stop);
+                let ends = ends.clone();
                 let ask = move |asked: &Asked| fetch(&run, asked).map_err(|error| error.to_string());
                 let look = Look::of(|name| std::env::var(name).ok());
-                let body = move || terminal::run(Screen::default(), look, EVERY, Box::new(ask), stop);
+                let body = move || terminal::run(Screen::default(), look, EVERY, Box::new(ask), ends);
                 Some(thread("storm-view").spawn(body)?)
             }
             false => None,
         };
-        Ok(Self { stop, view, recorder })
+        Ok(Self { ends, view, recorder })
     }
 
     /// True while the view has the terminal.
@@ -68,11 +76,14 @@ impl Watch {
 
     /// Gives the terminal back.
     fn end_view(&mut self) -> Result<()> {
-        self.stop.store(true, Ordering::Relaxed);
-        match self.view.take() {
-            Some(view) => Ok(view.join().map_err(|_| anyhow!("the view of the storm panicked"))??),
-            None => Ok(()),
+        self.ends.over.store(true, Ordering::Relaxed);
+        let Some(view) = self.view.take() else { return Ok(()) };
+        let begun = Instant::now();
+        while !view.is_finished() {
+            ensure!(begun.elapsed() < END_WITHIN, "the view of the storm does not end");
+            std::thread::sleep(Duration::from_millis(10));
         }
+        Ok(view.join().map_err(|_| anyhow!("the view of the storm panicked"))??)
     }
 }
 
@@ -83,10 +94,10 @@ impl Drop for Watch {
     }
 }
 
-/// Records until `stop`.
-fn record(run: &Path, stop: &AtomicBool) -> Recording {
+/// Records until the storm is over.
+fn record(run: &Path, over: &AtomicBool) -> Recording {
     let (mut recording, mut screen, began) = (Recording::default(), Screen::default(), Instant::now());
-    while !stop.load(Ordering::Relaxed) {
+    while !over.load(Ordering::Relaxed) {
         screen.on_answer(fetch(run, &screen.asked()).map_err(|error| error.to_string()));
         recording.push(began.elapsed(), plain(&screen, terminal::SIZE, Look::PLAIN));
         std::thread::sleep(EVERY);
