@@ -29,8 +29,6 @@ pub const HISTORY: usize = 60;
 pub struct TopQuery {
     /// Number of VMs to list, [`LISTED`] by default and at most [`LISTED_MOST`].
     pub limit: Option<usize>,
-    /// Number of VMs to leave out first.
-    pub offset: usize,
     /// Their order.
     pub sort: Sort,
     /// List only VMs with this text in their name, UUID, port, MAC, dialect or stage.
@@ -43,13 +41,10 @@ impl TopQuery {
     /// The path and query of the request.
     #[must_use]
     pub fn path(&self) -> String {
-        let Self { limit, offset, sort, filter, guest } = self;
+        let Self { limit, sort, filter, guest } = self;
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("sort", sort.name());
         limit.iter().for_each(|limit| _ = query.append_pair("limit", &limit.to_string()));
-        if *offset > 0 {
-            query.append_pair("offset", &offset.to_string());
-        }
         if !filter.is_empty() {
             query.append_pair("filter", filter);
         }
@@ -121,6 +116,8 @@ pub struct Top {
     pub schema: String,
     /// The agent's version.
     pub version: String,
+    /// The name of the node's kernel (uname(2)).
+    pub node: String,
     /// Seconds since the agent started.
     pub uptime: f64,
     /// The phase of the agent's life.

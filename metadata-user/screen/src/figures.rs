@@ -73,7 +73,8 @@ pub fn bars(counts: &[u64], width: usize, bars: &[&str]) -> String {
     let shown = &counts[counts.len().saturating_sub(width)..];
     let most = shown.iter().copied().max().unwrap_or_default().max(1);
     let full = bars.len() as u64 - 1;
-    let bar = |count: &u64| bars[usize::try_from((count * full).div_ceil(most)).unwrap_or_default()];
+    let bar =
+        |count: &u64| bars[usize::try_from(count.saturating_mul(full).div_ceil(most)).unwrap_or_default()];
     shown.iter().map(bar).collect()
 }
 
@@ -107,9 +108,13 @@ mod tests {
     #[test]
     fn the_highest_bar_is_full_and_only_zero_is_empty() {
         let shapes = [" ", ".", ":", "#"];
-        for (counts, width, text) in
-            [(&[][..], 5, ""), (&[0, 0], 5, "  "), (&[0, 1, 50, 100], 5, " .:#"), (&[100, 1, 2, 3], 3, ".:#")]
-        {
+        for (counts, width, text) in [
+            (&[][..], 5, ""),
+            (&[0, 0], 5, "  "),
+            (&[0, 1, 50, 100], 5, " .:#"),
+            (&[100, 1, 2, 3], 3, ".:#"),
+            (&[u64::MAX, 0], 5, ". "),
+        ] {
             assert_eq!(bars(counts, width, &shapes), text, "{counts:?}");
         }
     }

@@ -74,6 +74,7 @@ fn node() -> Top {
     Top {
         schema: metadata_control::top::SCHEMA.into(),
         version: "0.1.0".into(),
+        node: "hv-1".into(),
         uptime: 11_520.0,
         phase: Phase::Serving,
         followed: 42.0,
@@ -185,7 +186,8 @@ fn screens_are_as_in_their_files() {
 
 #[test]
 fn a_screen_of_any_size_can_be_drawn() {
-    for (width, height) in [(0, 0), (1, 1), (2, 3), (10, 2), (39, 9), (79, 23), (300, 100), (9, 60)] {
+    let small = (0..=20).flat_map(|width| (0..=16).map(move |height| (width, height)));
+    for (width, height) in small.chain([(39, 9), (79, 23), (300, 100), (9, 60)]) {
         for shown in [Shown::Node, Shown::Vm("52:54:00:00:00:01".into()), Shown::Help] {
             let text = plain(&Screen { shown, ..filled() }, (width, height), ASCII);
             assert!(text.lines().count() <= usize::from(height.max(1)), "{width}x{height}:\n{text}");
@@ -197,10 +199,14 @@ fn a_screen_of_any_size_can_be_drawn() {
 fn what_a_guest_names_cannot_control_the_terminal() {
     let mut screen = filled();
     if let Some(documents) = &mut screen.documents {
-        documents.top.vms[0].path = Some("/\x1b[2J\u{7}x".into());
+        let hostile = |text: &str| Some(text.to_owned());
+        (documents.top.vms[0].path, documents.top.vms[0].vm) =
+            (hostile("/\x1b[2J\u{7}x"), hostile("a\u{9b}2J\u{202e}b"));
     }
     let text = plain(&screen, (120, 40), UNICODE);
-    assert!(text.contains("/?[2J?x") && !text.contains('\x1b'), "{text}");
+    assert!(text.contains("/?[2J?x") && text.contains("a?2Jb"), "{text}");
+    let controls = |c: char| c.is_control() && c != '\n' || matches!(c, '\u{202a}'..='\u{202e}');
+    assert!(!text.contains(controls), "{text:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use crate::figures::{count, time};
+use crate::figures::time;
 use crate::{Look, Screen, Shown};
 use metadata_control::top::{BootStage, Top};
 
@@ -32,6 +32,14 @@ const STAGES: [(BootStage, &str); 6] = [
     (BootStage::Quiet, "it has sent requests, and none for 3 s"),
     (BootStage::Silent, "it has sent no request since you watch"),
     (BootStage::Gone, "its record is gone; it gets 404"),
+];
+
+/// What other words of the screen mean.
+const WORDS: [(&str, &str); 4] = [
+    ("latency", "of the last 10 s: half, 90 %, 99 % and all took at most this"),
+    ("parked", "requests that wait for a record, the rate limit, or a change"),
+    ("hub", "a worker: its load, and the connections that it holds"),
+    ("UD, ST", "the guest has its user-data; the status of its last answer"),
 ];
 
 /// Draws the view. The area may have any size.
@@ -104,13 +112,9 @@ impl Page<'_> {
         let line = Rect { height: self.area.height.min(1), ..self.area };
         self.into.set_style(line, style);
         let text = match screen.top() {
-            Some(top) => format!(
-                "xdp-imds {}: {} for {}, {}",
-                top.version,
-                top.phase.name(),
-                time(top.uptime),
-                vms(top)
-            ),
+            Some(Top { version, node, phase, uptime, .. }) => {
+                format!("xdp-imds {version} on {node}: {}, up {}", phase.name(), time(*uptime))
+            }
             None => "xdp-imds".into(),
         };
         self.put(0, &text, self.width(), style);
@@ -126,6 +130,10 @@ impl Page<'_> {
         self.line("", plain);
         for (stage, what) in STAGES {
             self.line(&format!("  {:<16}{what}", stage.name()), plain);
+        }
+        self.line("", plain);
+        for (word, what) in WORDS {
+            self.line(&format!("  {word:<16}{what}"), plain);
         }
     }
 
@@ -152,17 +160,6 @@ impl Page<'_> {
 
 /// The width of labels.
 const LABEL: usize = 10;
-
-/// The VMs by stage, in words.
-fn vms(top: &Top) -> String {
-    let all: u64 = top.stages.values().sum();
-    let some = top.stages.iter().filter(|(stage, number)| **number > 0 && **stage != BootStage::Silent);
-    let each: Vec<_> = some.map(|(stage, number)| format!("{} {}", count(*number), stage.name())).collect();
-    match each.is_empty() {
-        true => format!("VMs {}", count(all)),
-        false => format!("VMs {}: {}", count(all), each.join(", ")),
-    }
-}
 
 /// The text for a terminal that shows only ASCII.
 fn ascii(text: &str) -> String {

@@ -14,7 +14,7 @@ const TROUBLE_LINES: usize = 2;
 /// Characters of a worker's bar.
 const LOAD: usize = 10;
 /// Width of one worker's figures.
-const WORKER: usize = 38;
+const WORKER: usize = 40;
 
 /// A column of the list.
 struct Column {
@@ -108,18 +108,10 @@ impl Page<'_> {
             self.put(from, &history, self.width(), self.look.busy());
         }
         self.labelled("requests", &text, Style::new());
-        let text = top.latency.map_or_else(
-            || "no answers lately".into(),
-            |it| {
-                format!(
-                    "50 % {}, 90 % {}, 99 % {}, all {}",
-                    bound(it.p50_us),
-                    bound(it.p90_us),
-                    bound(it.p99_us),
-                    bound(it.most_us)
-                )
-            },
-        );
+        let text = top.latency.map_or("no answers lately".into(), |it| {
+            let [p50, p90, p99, most] = [it.p50_us, it.p90_us, it.p99_us, it.most_us].map(bound);
+            format!("p50 {p50}, p90 {p90}, p99 {p99}, slowest {most}")
+        });
         self.labelled("latency", &text, Style::new());
         let parked = top.parked.iter().filter(|(_, number)| **number > 0);
         let parked: Vec<_> =
@@ -159,19 +151,7 @@ impl Page<'_> {
     }
 
     fn list(&mut self, screen: &Screen, top: &Top) {
-        let matching = match (&*screen.query.filter, top.matching) {
-            ("", _) => String::new(),
-            (filter, matching) => format!("{} match `{filter}`", count(matching)),
-        };
-        let listed = top.vms.len() as u64;
-        let more = if listed < top.matching {
-            format!("{listed} of {} listed", count(top.matching))
-        } else {
-            String::new()
-        };
-        let note =
-            [matching, more].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ");
-        self.line(&note, Style::new());
+        self.labelled("VMs", &vms(top, &screen.query.filter), Style::new());
         if self.room() == 0 {
             return;
         }
@@ -210,18 +190,34 @@ impl Page<'_> {
 
 fn worker_figures(worker: &Worker) -> String {
     if worker.heartbeat.is_none() {
-        return format!("{}: ended", worker.hub);
+        return format!("hub {} has ended", worker.hub);
     }
     let load = worker.load.clamp(0.0, 1.0);
     let full = (load * LOAD as f64).round() as usize;
     format!(
-        "{} [{}{}] {:>3.0} %, {} conns",
+        "hub {} [{}{}] {:>3.0} %, {} conns",
         worker.hub,
         "#".repeat(full),
         ".".repeat(LOAD - full),
         100.0 * load,
         count(worker.connections)
     )
+}
+
+/// The VMs by stage, after how many of them are listed.
+fn vms(top: &Top, filter: &str) -> String {
+    let all: u64 = top.stages.values().sum();
+    let mut text = count(all);
+    if !filter.is_empty() {
+        text.push_str(&format!(", {} match `{filter}`", count(top.matching)));
+    }
+    let listed = top.vms.len() as u64;
+    if listed < top.matching {
+        text.push_str(&format!(", {} listed", count(listed)));
+    }
+    let some = top.stages.iter().filter(|(_, number)| **number > 0);
+    let each: Vec<_> = some.map(|(stage, number)| format!("{} {}", count(*number), stage.name())).collect();
+    if each.is_empty() { text } else { format!("{text}: {}", each.join(", ")) }
 }
 
 fn or_none(text: &str) -> String {

@@ -40,6 +40,8 @@ const DAY: u64 = 86_400;
 /// Facts for reports that are neither in the catalogue nor in the ports.
 pub(in crate::agent) struct Reporter {
     started: Instant,
+    /// The node's name (uname(2)).
+    node: String,
     loads: Loads,
     /// Readings of counters while somebody follows the guests.
     samples: RefCell<Samples>,
@@ -60,6 +62,7 @@ impl Reporter {
     pub(in crate::agent) fn new(tallies: Vec<Arc<Tally>>) -> Self {
         Self {
             started: Instant::now(),
+            node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             loads: Loads::default(),
             samples: RefCell::default(),
             reloads: Reloads::default(),

@@ -29,6 +29,7 @@ impl Reporter {
         Top {
             schema: SCHEMA.into(),
             version: env!("CARGO_PKG_VERSION").into(),
+            node: self.node.clone(),
             uptime: self.started.elapsed().as_secs_f64(),
             phase: phase(health),
             followed: followed.as_secs_f64(),
