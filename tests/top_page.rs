@@ -149,8 +149,17 @@ fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
         guest.curl(&[&format!("http://{METADATA}/v1/user-data?q=hunter2")], PATIENCE)
     });
     fetched.expect("an answer");
-    let text = browser.wait_for(&["nocloud", "/v1/user-data", "sent", "0: "]);
+    let text = browser.wait_for(&["nocloud", "/v1/user-data", "sent", "hub 0: "]);
     assert!(!text.contains("hunter2"), "{text}");
+
+    browser.value("document.querySelector('#vms button').focus()");
+    guest.curl(&[&format!("http://{METADATA}/v1/meta-data")], PATIENCE).expect("an answer");
+    browser.wait_for(&["/v1/meta-data"]);
+    assert_eq!(
+        browser.value("document.activeElement.textContent"),
+        hostname,
+        "a new document leaves the focus"
+    );
 
     browser.value("document.querySelector('#vms button').click()");
     browser.wait_for(&["close", "steered by", "GET"]);
