@@ -5,10 +5,14 @@
 
 use std::fmt;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::http::Method;
+use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -29,8 +33,9 @@ pub(super) const HEAD_MAX: usize = 16 << 10;
 /// Limit on the duration of a connection, unless its answer is [`Lasting`].
 pub(super) const LIFE: Duration = Duration::from_secs(30);
 
-/// A response extension for an answer that lasts until the client closes it. Its connection is closed neither after
-/// [`LIFE`] nor for a new connection. The handler limits the number of such answers.
+/// A response extension for an answer that lasts until the client closes it. Its connection is not closed for a new
+/// connection, and after [`LIFE`] only if the client has read nothing for so long. The handler limits the number of such
+/// answers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lasting;
 
@@ -112,6 +117,8 @@ async fn attend<I>(peer: Peer, io: TokioIo<I>, app: Router, stay: Stay)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    // Of a lasting answer: whether the client has made room for more of it.
+    let goes_on = OnceLock::<Arc<AtomicBool>>::new();
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             info!(by = %peer, method = %request.method(), path = request.uri().path(), "request for a change");
@@ -119,13 +126,19 @@ where
         request.extensions_mut().insert(peer);
         request.extensions_mut().insert(stay.clone());
         let answer = TowerToHyperService::new(app.clone()).call(request);
-        let stay = &stay;
+        let (stay, goes_on) = (&stay, &goes_on);
         async move {
             let answer = answer.await?;
-            if answer.extensions().get::<Lasting>().is_some() {
-                stay.keep();
+            if answer.extensions().get::<Lasting>().is_none() {
+                return Ok::<_, std::convert::Infallible>(answer);
             }
-            Ok::<_, std::convert::Infallible>(answer)
+            stay.keep();
+            let goes_on = Arc::clone(goes_on.get_or_init(Arc::default));
+            let note = move |frame| {
+                goes_on.store(true, Ordering::Relaxed);
+                frame
+            };
+            Ok(answer.map(|body| Body::new(body.map_frame(note))))
         }
     });
     let mut http = http1::Builder::new();
@@ -135,8 +148,10 @@ where
         match tokio::time::timeout(LIFE, connection.as_mut()).await {
             Ok(Ok(())) => return,
             Ok(Err(error)) => return debug!(%peer, "a connection ended: {error}"),
-            Err(_) if stay.is_held() => {}
-            Err(_) => return debug!(%peer, "a connection lasted longer than {LIFE:?}"),
+            Err(_) if stay.is_held() && goes_on.get().is_none_or(|it| it.swap(false, Ordering::Relaxed)) => {}
+            Err(_) => {
+                return debug!(%peer, "a connection lasted longer than {LIFE:?}, or its client reads nothing");
+            }
         }
     }
 }
