@@ -50,6 +50,14 @@ pub fn exit_on_hang_up() -> io::Result<()> {
     signal_hook::flag::register_conditional_shutdown(SIGHUP, HUNG_UP, always).map(drop)
 }
 
+/// Sets a flag when the terminal is gone, instead of ending the process.
+///
+/// # Errors
+/// The signal cannot be handled.
+pub fn note_hang_up(flag: &Arc<AtomicBool>) -> io::Result<()> {
+    signal_hook::flag::register(SIGHUP, Arc::clone(flag)).map(drop)
+}
+
 /// What ends the view, apart from `q`.
 #[derive(Clone, Debug, Default)]
 pub struct Ends {
@@ -78,6 +86,10 @@ pub fn run(screen: Screen, look: Look, interval: Duration, fetch: Fetch, ends: E
     let mut terminal = ratatui::try_init()?;
     let shown = View { screen, look, interval, questions, ends }.show(&mut terminal);
     let restored = ratatui::try_restore();
+    if restored.is_err() || is_hung_up(Duration::ZERO).unwrap_or(true) {
+        // The terminal is gone. Dropping this value would write to it, and panic when that fails.
+        std::mem::forget(terminal);
+    }
     shown.and(restored)
 }
 

@@ -190,6 +190,10 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
         environment.notes.push(format!("agent {}", agent.display()));
     }
     let (versions, interrupted) = Default::default();
+    if args.is_watched() {
+        // The agent has to end with this program.
+        metadata_screen::terminal::note_hang_up(&interrupted)?;
+    }
     let lab = &mut lab;
     let mut run = Run { args, agent, lab, prices, began, cases: 0, configuration, versions, interrupted };
     let mut cases = Vec::new();
