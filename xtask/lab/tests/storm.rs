@@ -115,3 +115,14 @@ fn silent_guests_cost_little_memory_and_less_cpu_time_than_one_boot() {
     let boots = ["server_user_us", "server_system_us"].map(|what| number(&rounds[1]["cpu"][what]));
     assert!(idle < boots.iter().sum(), "{idle} µs without requests, {boots:?} µs to boot");
 }
+
+#[test]
+fn pve_imds_without_its_program_is_refused_with_the_option_that_names_it() {
+    for more in [&[][..], &["--pve-imds", "/absent"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-imds-lab"));
+        let output =
+            command.args(["storm", "--subjects", "pve-imds"]).args(more).output().expect("an answer");
+        let messages = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && messages.contains("--pve-imds FILE"), "{more:?}: {messages}");
+    }
+}

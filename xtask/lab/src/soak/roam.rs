@@ -237,6 +237,7 @@ fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> 
         flood: None,
         stall: 0.0,
         to_the_end: false,
+        any_octets: false,
         seed: seed ^ fastrand::u64(..),
     };
     let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;

@@ -37,6 +37,7 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
             flood: None,
             stall: 0.0,
             to_the_end: false,
+            any_octets: false,
             seed: seed.wrapping_add(round),
         };
         let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;

@@ -22,6 +22,8 @@ pub(crate) enum Dialect {
     Nocloud,
     /// 48 requests
     Openstack,
+    /// 8 requests: OpenStack's own documents, and only the listing of EC2's tree
+    OpenstackAlone,
     /// 46 requests, with a token
     Ec2,
     /// 1 request: for an identity token. This needs `identity` in the agent's configuration and `--subjects xdp-imds`
@@ -33,6 +35,7 @@ impl fmt::Display for Dialect {
         f.write_str(match self {
             Self::Nocloud => "nocloud",
             Self::Openstack => "openstack",
+            Self::OpenstackAlone => "openstack-alone",
             Self::Ec2 => "ec2",
             Self::Identity => "identity",
         })
@@ -54,6 +57,7 @@ impl Dialect {
         parse(match self {
             Self::Nocloud => include_str!("crawls/nocloud.txt"),
             Self::Openstack => include_str!("crawls/openstack.txt"),
+            Self::OpenstackAlone => include_str!("crawls/openstack-alone.txt"),
             Self::Ec2 => include_str!("crawls/ec2.txt"),
             Self::Identity => include_str!("crawls/identity.txt"),
         })
@@ -62,8 +66,11 @@ impl Dialect {
 
     /// Returns `serve.smbios` of the guests' records.
     pub(crate) fn smbios(self) -> String {
-        let cloud = if self == Self::Identity { Self::Nocloud } else { self };
-        cloud.to_string()
+        match self {
+            Self::Identity => Self::Nocloud.to_string(),
+            Self::OpenstackAlone => Self::Openstack.to_string(),
+            cloud => cloud.to_string(),
+        }
     }
 }
 
@@ -119,8 +126,13 @@ mod tests {
 
     #[test]
     fn crawls_have_their_recorded_length() {
-        let lengths =
-            [(Dialect::Nocloud, 4), (Dialect::Openstack, 48), (Dialect::Ec2, 46), (Dialect::Identity, 1)];
+        let lengths = [
+            (Dialect::Nocloud, 4),
+            (Dialect::Openstack, 48),
+            (Dialect::OpenstackAlone, 8),
+            (Dialect::Ec2, 46),
+            (Dialect::Identity, 1),
+        ];
         for (dialect, requests) in lengths {
             let crawl = dialect.crawl().expect("a crawl");
             assert_eq!(crawl.len(), requests, "{dialect}");

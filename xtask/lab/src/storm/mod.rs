@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// Clouds that the guests boot with; each is a case of its own
     #[arg(long, value_delimiter = ',', value_enum, default_values_t = [Dialect::Nocloud, Dialect::Openstack, Dialect::Ec2])]
     dialect: Vec<Dialect>,
-    /// The subjects to measure, one after the other: xdp-imds, nginx, haproxy, neutron
+    /// The subjects to measure, one after the other: xdp-imds, nginx, haproxy, neutron, pve-imds
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "xdp-imds,nginx,haproxy")]
     subjects: Vec<String>,
     /// Number of rounds of each subject
@@ -92,6 +92,9 @@ pub(crate) struct Args {
     /// Number of networks for haproxy and neutron, with a proxy each
     #[arg(long, value_name = "N", default_value_t = 8)]
     networks: usize,
+    /// The program of the subject pve-imds, which serves only the dialect openstack-alone
+    #[arg(long, value_name = "FILE")]
+    pve_imds: Option<PathBuf>,
     /// The core on which the generator runs
     #[arg(long, value_name = "CORE")]
     guest_cpu: Option<usize>,
@@ -145,7 +148,7 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
     }
     shell::go_on_as_root(&[])?;
     tools::ensure(tools::LAB)?;
-    if args.subjects.iter().any(|name| name != agent::NAME)
+    if args.subjects.iter().any(|name| ![agent::NAME, peer::PVE_IMDS].contains(&name.as_str()))
         && let Some(missing) = tools::missing_peers()
     {
         bail!("{missing}. Without them: --subjects {}", agent::NAME);
@@ -217,6 +220,10 @@ impl Args {
                 "there is no subject `{name}`; expected one of {}, {}",
                 agent::NAME,
                 peer::PEERS.join(", ")
+            );
+            ensure!(
+                name != peer::PVE_IMDS || self.pve_imds.as_ref().is_some_and(|file| file.is_file()),
+                "the subject {name} needs its program: --pve-imds FILE"
             );
         }
         ensure!(

@@ -110,7 +110,8 @@ impl Run<'_> {
                 let pins = (!self.args.event.is_empty()).then(Bpffs::mount).transpose()?;
                 return Ok(Box::new(Agent::new(self.agent.clone(), case.records(), configuration, pins)));
             }
-            peer::named(name, self.args.networks).with_context(|| format!("there is no subject `{name}`"))
+            peer::named(name, self.args.networks, self.args.pve_imds.as_deref())
+                .with_context(|| format!("there is no subject `{name}`"))
         };
         self.args.subjects.iter().map(named).collect()
     }
@@ -138,7 +139,7 @@ impl Run<'_> {
         let pids = running.pids();
         let silent = memory::since(kernel, &pids);
         let idle = self.idle(&pids);
-        let orders = self.orders(case.dialect, vms, number);
+        let orders = self.orders(subject, case.dialect, vms, number);
         let signer: Vec<u32> = running.signer().into_iter().collect();
         let unsigned = Threads::read(&signer);
         let before = Clocks::read(self.lab.pid(), &pids)?;
@@ -199,7 +200,7 @@ impl Run<'_> {
         Some(Idle { wall_us, server_us: used as f64 / 1e3 })
     }
 
-    fn orders(&self, dialect: Dialect, vms: usize, round: u32) -> Orders {
+    fn orders(&self, subject: &dyn Subject, dialect: Dialect, vms: usize, round: u32) -> Orders {
         let args = self.args;
         let arrival = if args.lone { Arrival::Lone } else { args.arrival };
         Orders {
@@ -214,6 +215,7 @@ impl Run<'_> {
             flood: args.flood,
             stall: 0.0,
             to_the_end: false,
+            any_octets: subject.makes_its_own_documents(),
             // All subjects of a round have the same seed. Each round has another, so that guests use other ports.
             seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
         }

@@ -20,6 +20,8 @@ pub(crate) struct Expected {
 pub(crate) enum Body {
     /// These octets of the file of bodies.
     Exactly { offset: u64, length: u64 },
+    /// Any octets.
+    Any,
     /// A token, which the guest sends with the following requests.
     Token,
 }
@@ -97,6 +99,7 @@ impl Answer {
                     return Progress::Wrong(Failure::Body);
                 }
             }
+            Body::Any => {}
             Body::Token => self.token.extend_from_slice(octets),
         }
         *seen += octets.len();
@@ -107,6 +110,7 @@ impl Answer {
 fn fits(length: usize, expected: Body) -> bool {
     match expected {
         Body::Exactly { length: exactly, .. } => length as u64 == exactly,
+        Body::Any => true,
         Body::Token => (1..=TOKEN_MOST).contains(&length),
     }
 }
@@ -194,6 +198,20 @@ mod tests {
             (ok(&"X: y\r\n".repeat(2_000)), Failure::Head),
         ] {
             assert_eq!(judged(&answer, &RIGHT, 1_460), Progress::Wrong(fault), "{answer:.60}");
+        }
+    }
+
+    #[test]
+    fn an_answer_with_any_octets_needs_status_and_length() {
+        let any = Expected { body: Body::Any, ..RIGHT };
+        let ok = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
+        for (answer, progress) in [
+            (format!("{ok}other"), DONE),
+            (format!("{ok}othe"), Progress::More),
+            (format!("{ok}others"), Progress::Wrong(Failure::Length)),
+            (ok.replace("200", "404"), Progress::Wrong(Failure::Status)),
+        ] {
+            assert_eq!(judged(&answer, &any, 1_460), progress, "{answer}");
         }
     }
 

@@ -62,10 +62,13 @@ pub(crate) struct Args {
     cpu: Option<usize>,
 }
 
-/// Returns the name of a tap.
+/// Returns the name of a tap: the one that Proxmox VE gives the first tap of a VM, since pve-imds serves no other.
 pub(crate) fn tap_name(number: usize) -> String {
-    format!("storm{number}")
+    format!("tap{}i0", FIRST_VM + number)
 }
+
+/// The number of the first VM (Proxmox VE's).
+const FIRST_VM: usize = 100;
 
 /// The link group of all taps. The kernel deletes a group in one step, but waits for a grace period for each descriptor
 /// that closes on its own.

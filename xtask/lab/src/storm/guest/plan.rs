@@ -74,6 +74,9 @@ pub(crate) struct Orders {
     /// The service closes each connection first. The requests must ask for it.
     #[serde(default)]
     pub(crate) to_the_end: bool,
+    /// The service makes its own documents: answers may have any octets.
+    #[serde(default)]
+    pub(crate) any_octets: bool,
     /// How often a guest repeats a failed request, a second after the failure, as clients in guests do.
     #[serde(default)]
     pub(crate) retries: u8,

@@ -180,8 +180,8 @@ impl<'a> Pump<'a> {
         );
         let vnet = self.taps[0].shape().vnet_hdr;
         let lone = orders.arrival == Arrival::Lone;
-        let Orders { keep_alive, to_the_end, retries, .. } = *orders;
-        self.manner = Manner { vnet, keep_alive, lone, to_the_end, retries };
+        let Orders { keep_alive, to_the_end, any_octets, retries, .. } = *orders;
+        self.manner = Manner { vnet, keep_alive, lone, to_the_end, any_octets, retries };
         let mut random = fastrand::Rng::with_seed(orders.seed);
         self.drain()?;
         for (number, guest) in self.guests.iter_mut().enumerate() {

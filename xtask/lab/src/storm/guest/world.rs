@@ -29,6 +29,8 @@ pub(super) struct Manner {
     pub(super) lone: bool,
     /// The service closes connections first, so the guest reads beyond its answer to the end of the connection.
     pub(super) to_the_end: bool,
+    /// Answers may have any octets.
+    pub(super) any_octets: bool,
     /// How often a failed request is repeated.
     pub(super) retries: u8,
 }

@@ -4,6 +4,7 @@ mod haproxy;
 mod network;
 mod nginx;
 mod process;
+mod pve_imds;
 mod site;
 #[cfg(test)]
 mod tests;
@@ -13,8 +14,9 @@ use bytes::Bytes;
 use haproxy::{Form, Haproxy};
 use metadata_common::mac::Mac;
 use nginx::Nginx;
+use pve_imds::PveImds;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use support::netns::Namespace;
 
@@ -54,6 +56,11 @@ pub(crate) trait Subject {
 
     /// Does the work that is not repeated each round: writes documents and makes configurations.
     fn prepare(&mut self, scene: &Scene<'_>) -> Result<()>;
+
+    /// Whether its documents differ from the agent's. Guests then check statuses and lengths of answers, and no octets.
+    fn makes_its_own_documents(&self) -> bool {
+        false
+    }
 
     /// Serves on the taps; returns when all guests would get answers.
     fn start<'a>(&'a self, scene: &'a Scene<'a>) -> Result<Box<dyn Running + 'a>>;
@@ -98,14 +105,18 @@ pub(crate) trait Running: Send {
 }
 
 /// The names of all peers.
-pub(crate) const PEERS: [&str; 3] = ["nginx", "haproxy", "neutron"];
+pub(crate) const PEERS: [&str; 4] = ["nginx", "haproxy", "neutron", PVE_IMDS];
+/// The name of the peer whose program the user names.
+pub(crate) use pve_imds::NAME as PVE_IMDS;
 
 /// Returns the peer with this name. Peers with a proxy per network distribute the guests over `networks` networks.
-pub(crate) fn named(name: &str, networks: usize) -> Option<Box<dyn Subject>> {
+/// Without its program `pve_imds`, that peer does not exist.
+pub(crate) fn named(name: &str, networks: usize, pve_imds: Option<&Path>) -> Option<Box<dyn Subject>> {
     match name {
         "nginx" => Some(Box::new(Nginx::default())),
         "haproxy" => Some(Box::new(Haproxy::new(Form::Answers, networks))),
         "neutron" => Some(Box::new(Haproxy::new(Form::Forwards, networks))),
+        PVE_IMDS => Some(Box::new(PveImds::new(pve_imds?))),
         _ => None,
     }
 }

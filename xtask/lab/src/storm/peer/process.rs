@@ -30,6 +30,8 @@ pub(super) enum Answers<'a> {
     At(Ipv4Addr),
     /// On a Unix socket.
     On(&'a Path),
+    /// On this number of devices, each of which gets an XDP program.
+    Attached(usize),
 }
 
 impl Server {
@@ -54,6 +56,10 @@ impl Server {
                     ns.run_in(|| TcpStream::connect_timeout(&to, Duration::from_secs(1))).map(drop)?;
                 }
                 Answers::On(path) => UnixStream::connect(path).map(drop)?,
+                Answers::Attached(devices) => {
+                    let attached = ns.links()?.iter().filter(|link| !link["xdp"].is_null()).count();
+                    ensure!(attached >= *devices, "{attached} of {devices} devices have an XDP program");
+                }
             }
             Ok(None)
         });

@@ -1,7 +1,7 @@
 //! The requests of a guest: it sends them, checks their answers, and closes or resets their connections.
 
 use super::{CLOSING_MOST, FIRST_PORT, Guest, PORTS, RETRY_PAUSE, State};
-use crate::storm::guest::answer::Progress;
+use crate::storm::guest::answer::{Body, Progress};
 use crate::storm::guest::tally::Failure;
 use crate::storm::guest::tcp::{Connection, Event, Send};
 use crate::storm::guest::wire::{self, Header};
@@ -139,8 +139,11 @@ impl Guest {
 
     fn feed(&mut self, octets: &[u8], world: &mut World<'_>) -> Option<Result<bool, Failure>> {
         self.progress_at = world.now;
-        let expected = &self.plan.answers[self.at];
-        match self.answer.feed(octets, expected, world.bodies) {
+        let mut expected = self.plan.answers[self.at];
+        if world.manner.any_octets {
+            expected.body = Body::Any;
+        }
+        match self.answer.feed(octets, &expected, world.bodies) {
             Progress::More => None,
             Progress::Done { keep } => Some(Ok(keep)),
             Progress::Wrong(failure) => Some(Err(failure)),
