@@ -4,7 +4,6 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::response::IntoResponse as _;
 use axum::routing::get;
-use futures_util::StreamExt as _;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
