@@ -1,5 +1,6 @@
 //! The VMs of the live view.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -83,18 +84,23 @@ impl<'a> View<'a> {
 
     /// Leaves the lines that a query lists, in its order; equal ones in the order of ports.
     fn cut(self, lines: &mut Vec<Line<'a>>, query: &TopQuery) {
-        let name = |line: &Line<'a>| self.record(line).map(|record| record.vm.name.as_str());
+        let most = query.most();
+        if query.sort == Sort::Name {
+            // A name is looked up once for each line, and not in each comparison.
+            let name = |line: &Line<'a>| self.record(line).map(|record| record.vm.name.as_str());
+            lines.sort_by_cached_key(|line| (name(line), line.who));
+            return lines.truncate(most);
+        }
         let compare = |one: &Line<'a>, other: &Line<'a>| {
             let order = match query.sort {
-                Sort::Name => name(one).cmp(&name(other)),
                 Sort::Newest => other.first().cmp(&one.first()).then(one.stage.cmp(&other.stage)),
                 Sort::Requests => other.requests().cmp(&one.requests()),
                 Sort::Failed => other.failed().cmp(&one.failed()),
                 Sort::Stage => one.stage.cmp(&other.stage),
+                Sort::Name => Ordering::Equal,
             };
             order.then_with(|| one.who.cmp(other.who))
         };
-        let most = query.most();
         if most < lines.len() {
             lines.select_nth_unstable_by(most, compare);
             lines.truncate(most);
