@@ -66,7 +66,7 @@ fn a_recorded_storm_shows_its_guests_and_what_they_found() {
     let record = ["--dialect", "nocloud", "--arrival", "ramp:2", "--record", file.to_str().expect("text")];
     assert_eq!(outcomes(&storm(&[&FEW[..], &record].concat())), [(32 * 4, 0)]);
     let text = std::fs::read_to_string(&file).expect("a recording");
-    for part in ["\"version\":2", "VMs 32", "guest-", "nocloud", "/v1/"] {
+    for part in ["\"version\":2", "VMs       32", "guest-", "nocloud", "/v1/"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
