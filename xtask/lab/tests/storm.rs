@@ -1,6 +1,12 @@
 //! A small boot storm as users run it: guests of three clouds boot at once, every answer is checked, and none fails.
 
-use std::process::Command;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use support::eventually::eventually;
 use support::{agent, privileged};
 
 /// Options of every test. Zero seconds give a single wave of boots.
@@ -68,6 +74,92 @@ fn a_recorded_storm_shows_its_guests_and_what_they_found() {
     let text = std::fs::read_to_string(&file).expect("a recording");
     for part in ["\"version\":2", "VMs       32", "guest-", "nocloud", "/v1/"] {
         assert!(text.contains(part), "{part}: {text}");
+    }
+}
+
+/// Limit on each wait for the view.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A long storm that somebody watches in a terminal, by script(1).
+struct Watched {
+    script: Child,
+    room: tempfile::TempDir,
+}
+
+impl Watched {
+    fn start() -> Result<Self> {
+        let room = tempfile::tempdir()?;
+        std::fs::create_dir(room.path().join("tmp"))?;
+        let (lab, agent, at) = (env!("CARGO_BIN_EXE_xdp-imds-lab"), agent::binary()?, room.path().display());
+        let words =
+            [&SMALL[..], &FEW, &["--dialect", "nocloud", "--arrival", "ramp:600", "--watch"]].concat();
+        let text = format!(
+            "stty rows 24 cols 80; echo $$ > {at}/pid; TERM=xterm TMPDIR={at}/tmp exec {lab} {} --agent {}",
+            words.join(" "),
+            agent.display()
+        );
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--flush", "--return", "--command", &text, "/dev/null"]);
+        let output = std::fs::File::create(room.path().join("output"))?;
+        let script =
+            script.stdin(Stdio::piped()).stdout(output).spawn().context("script(1) of util-linux")?;
+        let watched = Self { script, room };
+        eventually(PATIENCE, || {
+            let shown = String::from_utf8_lossy(&std::fs::read(watched.path("output"))?).into_owned();
+            ensure!(shown.contains("asking"), "no guest is shown yet: {shown:?}");
+            Ok(())
+        })?;
+        Ok(watched)
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.room.path().join(name)
+    }
+
+    /// Waits until the storm has ended; whoever inherits its process may leave it a zombie.
+    fn ended(&self) -> Result<()> {
+        let pid = std::fs::read_to_string(self.path("pid"))?;
+        eventually(PATIENCE, || {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", pid.trim())).unwrap_or_default();
+            ensure!(status.is_empty() || status.contains("\nState:\tZ"), "{status}");
+            Ok(())
+        })
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = self.script.kill();
+        let _ = self.script.wait();
+    }
+}
+
+/// Returns the command lines of processes that name a path.
+fn processes_that_name(path: &Path) -> Result<Vec<String>> {
+    let path = path.display().to_string();
+    let files = std::fs::read_dir("/proc")?.filter_map(|entry| Some(entry.ok()?.path().join("cmdline")));
+    let lines = files.filter_map(|file| Some(std::fs::read_to_string(file).ok()?.replace('\0', " ")));
+    Ok(lines.filter(|line| line.contains(&path)).collect())
+}
+
+#[test]
+fn a_watched_storm_that_is_interrupted_leaves_neither_agent_nor_files() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for closes in [false, true] {
+        let mut watched = Watched::start().expect("a storm in its view");
+        let temporary = watched.path("tmp");
+        assert_ne!(processes_that_name(&temporary).expect("processes"), [""; 0], "the agent runs");
+        if closes {
+            watched.script.kill().expect("it runs");
+        } else {
+            watched.script.stdin.as_mut().expect("a pipe").write_all(b"\x03").expect("Ctrl-C");
+        }
+        watched.ended().expect("an end");
+        assert_eq!(processes_that_name(&temporary).expect("processes"), [""; 0], "closes: {closes}");
+        let left: Vec<_> = std::fs::read_dir(&temporary).expect("a directory").collect();
+        assert!(left.is_empty(), "closes: {closes}: {left:?}");
     }
 }
 
