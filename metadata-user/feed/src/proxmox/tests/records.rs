@@ -126,7 +126,7 @@ fn only_cloudbase_init_gets_the_password_itself() {
     assert_eq!(with("ostype: l26\n")["admin"], json!({"user": "admin", "password": null}));
 }
 
-/// The user-data has these as they are. `qm set` takes them.
+/// `qm set` accepts these values. The user-data has them unchanged; a record's fields cannot have them.
 #[test]
 fn a_value_that_no_field_can_have_is_left_out_and_told() {
     let long = "a".repeat(256);

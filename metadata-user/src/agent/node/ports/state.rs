@@ -50,7 +50,7 @@ impl NodePorts {
         self.state_when(&who.port, self.bindings.get(who).map(|(_, serves)| serves))
     }
 
-    /// The state of a guest on a port whose slot serves this.
+    /// Like `guest_state`, for a caller that has already looked up what the guest's slot serves.
     #[must_use]
     pub(in crate::agent::node) fn state_when(&self, port: &PortName, serves: Option<&Serves>) -> GuestState {
         match serves {

@@ -110,7 +110,7 @@ pub(crate) const PEERS: [&str; 4] = ["nginx", "haproxy", "neutron", PVE_IMDS];
 pub(crate) use pve_imds::NAME as PVE_IMDS;
 
 /// Returns the peer with this name. Peers with a proxy per network distribute the guests over `networks` networks.
-/// Without its program `pve_imds`, that peer does not exist.
+/// `pve_imds` is the program of pve-imds; without it that peer is `None`.
 pub(crate) fn named(name: &str, networks: usize, pve_imds: Option<&Path>) -> Option<Box<dyn Subject>> {
     match name {
         "nginx" => Some(Box::new(Nginx::default())),

@@ -30,7 +30,7 @@ pub(super) enum Answers<'a> {
     At(Ipv4Addr),
     /// On a Unix socket.
     On(&'a Path),
-    /// On this number of devices, each of which gets an XDP program.
+    /// On its devices: it is ready once this many of them have an XDP program.
     Attached(usize),
 }
 
