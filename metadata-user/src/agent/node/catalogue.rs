@@ -2,7 +2,7 @@
 
 mod registered;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -146,9 +146,27 @@ impl Catalogue {
         touched
     }
 
-    /// Reserves memory for a record. Without memory, the record becomes a rejection.
+    /// The UUIDs that several VMs in force share, and their records.
+    pub(super) fn shared_uuids(&self) -> BTreeMap<&str, Vec<&RecordId>> {
+        let mut of_uuid: BTreeMap<&str, Vec<(&RecordId, &str)>> = BTreeMap::new();
+        for (id, record) in &self.records {
+            of_uuid.entry(record.vm.uuid.as_str()).or_default().push((id, record.owner_text()));
+        }
+        of_uuid.retain(|_, records| records.iter().any(|(_, owner)| *owner != records[0].1));
+        let ids = |records: Vec<(_, _)>| records.into_iter().map(|(id, _)| id).collect();
+        of_uuid.into_iter().map(|(uuid, records)| (uuid, ids(records))).collect()
+    }
+
+    /// Reserves memory for a record. Without memory, the record becomes a rejection. So does a record of a platform's
+    /// tenant without the owner that the platform assigned.
     fn admit(&mut self, source: Source, event: FeedEvent) -> FeedEvent {
         match event {
+            FeedEvent::Upsert { key, record } if !record.owner().fits(source) => {
+                let id = RecordId::new(source, &key);
+                warn!(record = %id, owner = record.owner_text(), "refused: the owner is not the platform's");
+                let reason = format!("expected the owner that {} assigned, found another", source.name());
+                FeedEvent::Rejected { key, error: FeedError::Vm { reason } }
+            }
             FeedEvent::Upsert { key, record } => {
                 let id = RecordId::new(source, &key);
                 let known = self.registry.record(&id);
@@ -176,9 +194,9 @@ impl Catalogue {
         debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record in force");
         let touched = self.plan.put(&id, Some(&record));
         if let Some(last) = self.records.insert(id, Arc::clone(&record))
-            && last.vm.uuid != record.vm.uuid
+            && last.owner_text() != record.owner_text()
         {
-            self.state.on_vm_removed(&last.vm.uuid);
+            self.state.on_vm_removed(last.owner());
         }
         touched
     }
@@ -194,7 +212,7 @@ impl Catalogue {
         debug!(record = %id, "record removed");
         self.renderer.forget(id);
         if let Some(record) = self.records.remove(id) {
-            self.state.on_vm_removed(&record.vm.uuid);
+            self.state.on_vm_removed(record.owner());
         }
         self.plan.put(id, None)
     }
@@ -219,8 +237,8 @@ impl Catalogue {
 
     /// Rotates old token keys, deletes unused mailboxes, and frees unused payloads.
     pub(super) fn tend(&mut self) {
-        let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
-        self.state.tend(|vm| known.contains(vm));
+        let known: HashSet<&str> = self.records.values().map(|record| record.owner_text()).collect();
+        self.state.tend(&known);
         self.renderer.sweep();
     }
 

@@ -12,8 +12,8 @@ use metadata_content::mailbox::{
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const RECORD: &str = include_str!("../../../../tests/vectors/record.yaml");
 
-fn uuid() -> Uuid {
-    serde_json::from_value(UUID.into()).expect("a UUID")
+fn uuid() -> Owner {
+    serde_json::from_value(UUID.into()).expect("an owner")
 }
 
 fn open(directory: &Path) -> (Mailboxes, Saves) {
@@ -84,7 +84,7 @@ fn a_file_of_a_later_version_stays_until_the_vm_writes_and_is_then_kept_beside()
         assert_eq!(fs::read_to_string(&kept).expect("it is kept"), later);
     }
     fs::write(&file, r#"{"version":2}"#).expect("written");
-    let text = read(&file).map(drop).expect_err("a refusal").to_string();
+    let text = read(&file, UUID).map(drop).expect_err("a refusal").to_string();
     for part in ["a mailbox of version 1, found version 2", "start a release that reads it", "`.v2`"] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
@@ -104,13 +104,16 @@ fn a_file_that_an_earlier_agent_wrote_is_read() {
 fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
     let (record, _) = Record::parse("record.yaml", RECORD).expect("a good record");
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
-    let first = mailboxes.for_record(&record);
+    let first = mailboxes.for_record(Source::File, "web.yaml", &record);
     first.take_password();
-    let again = mailboxes.for_record(&record);
+    let again = mailboxes.for_record(Source::File, "web.yaml", &record);
     assert!(Arc::ptr_eq(&first, &again));
     assert!(again.password_taken());
-    mailboxes.forget(&record.vm.uuid).expect("nothing on disk");
-    assert!(!mailboxes.for_record(&record).password_taken(), "the next VM of that UUID begins anew");
+    mailboxes.forget(&record.owner()).expect("nothing on disk");
+    assert!(
+        !mailboxes.for_record(Source::File, "web.yaml", &record).password_taken(),
+        "the next VM of that owner begins anew"
+    );
 }
 
 #[tokio::test]
@@ -209,7 +212,7 @@ fn only_files_of_ended_vms_are_removed() {
         fs::write(room.path().join(file), "{}").expect("written");
     }
     let (mailboxes, _saves) = open(room.path());
-    assert_eq!(mailboxes.sweep(|vm| vm == name(1, "")).expect("swept"), 3);
+    assert_eq!(mailboxes.sweep([&*name(1, "")]).expect("swept"), 3);
     let mut left: Vec<_> = fs::read_dir(room.path())
         .expect("listed")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
