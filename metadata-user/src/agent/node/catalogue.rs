@@ -254,10 +254,13 @@ mod tests {
     use crate::agent::state::State;
     use crate::config::Config;
     use metadata_base::port::PortName;
-    use metadata_content::record::{Dialect, Record};
+    use metadata_content::account::{Account, CONNECTIONS_PER_VM, Resource, Tab};
+    use metadata_content::record::{Dialect, Owner, Record};
     use metadata_content::source::Source;
-    use metadata_content::store::Responses;
+    use metadata_content::store::{Responses, Vm};
+    use metadata_content::token::Kind;
     use metadata_feed::FeedEvent;
+    use metadata_feed::registry::RecordId;
     use metadata_feed::room::Room;
     use std::sync::Arc;
 
@@ -291,6 +294,61 @@ mod tests {
         let removed = catalogue.on_event(Source::File, FeedEvent::Remove { key: "web".into() });
         assert_eq!(removed, Touched { others: ports(&["tap1"]), ..Touched::default() });
         assert_eq!(catalogue.room().usage().used, 0, "its memory is free again");
+    }
+
+    /// A record of KubeVirt with the UUID of [`upsert`].
+    fn owned(key: &str, owner: Option<Owner>, port: &str) -> FeedEvent {
+        let FeedEvent::Upsert { record, .. } = upsert(port, 1) else { unreachable!("an upsert") };
+        let mut record = (*record).clone();
+        record.vm.owner = owner;
+        FeedEvent::Upsert { key: key.into(), record: record.into() }
+    }
+
+    #[test]
+    fn vms_that_share_a_uuid_share_nothing_else_and_are_listed() {
+        let mut catalogue = catalogue();
+        let mut vm = |key: &str, namespace: &str, port: &str| {
+            let owner = Owner::kubevirt(namespace, "test", "u");
+            let _touched = catalogue.on_event(Source::Kubevirt, owned(key, Some(owner), port));
+            let id = RecordId::new(Source::Kubevirt, key);
+            catalogue.responses(&id).expect("it is in force").vm().clone()
+        };
+        let (victim, attacker) = (vm("a/test", "a", "tap0"), vm("b/test", "b", "tap1"));
+        let moved = vm("a/test@pod", "a", "tap2");
+        victim.mailbox.set_attribute("ns", "key", b"v").expect("small");
+        victim.mailbox.post_password(b"p").expect("the first");
+        assert_eq!(attacker.mailbox.attribute("ns", "key"), None);
+        assert_eq!(attacker.mailbox.posted_password(), "");
+        let token = victim.keyring.mint(Kind::Aws, &victim.owner, 60, 1);
+        assert!(victim.keyring.verify(Kind::Aws, &victim.owner, token.as_bytes(), 2));
+        assert!(!attacker.keyring.verify(Kind::Aws, &attacker.owner, token.as_bytes(), 2));
+        let worker = Arc::new(Account::of_worker());
+        let open = |_| Tab::open(Arc::clone(attacker.mailbox.account()), Arc::clone(&worker));
+        let _held: Vec<_> = (0..CONNECTIONS_PER_VM).map(open).collect();
+        let has_room = |vm: &Vm| vm.mailbox.account().has_room(Resource::Connections, 1);
+        assert_eq!([&attacker, &victim, &moved].map(has_room), [false, true, true]);
+        assert!(
+            Arc::ptr_eq(&victim.mailbox, &moved.mailbox),
+            "a VM that migrates within the node keeps its state"
+        );
+        let [(_, records)] = &catalogue.shared_uuids().into_iter().collect::<Vec<_>>()[..] else {
+            panic!("one UUID is shared")
+        };
+        let records: Vec<_> = records.iter().map(ToString::to_string).collect();
+        assert_eq!(records, ["kubevirt/a/test", "kubevirt/a/test@pod", "kubevirt/b/test"]);
+        let _touched = catalogue.on_event(Source::Kubevirt, FeedEvent::Remove { key: "b/test".into() });
+        assert!(catalogue.shared_uuids().is_empty(), "two records of one VM are no two VMs");
+    }
+
+    #[test]
+    fn a_record_of_a_tenant_without_its_platforms_owner_is_refused() {
+        let bare: Owner = serde_json::from_str("\"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d\"").expect("an owner");
+        for owner in [None, Some(bare), Some(Owner::proxmox("c", 1, "2"))] {
+            let mut catalogue = catalogue();
+            let _touched = catalogue.on_event(Source::Kubevirt, owned("a/test", owner.clone(), "tap0"));
+            assert!(catalogue.record(&RecordId::new(Source::Kubevirt, "a/test")).is_none(), "{owner:?}");
+            assert_eq!(catalogue.registry().refused().count(), 1);
+        }
     }
 
     #[test]
