@@ -17,3 +17,5 @@ mod node;
 mod outages;
 #[path = "kubevirt_node/passt.rs"]
 mod passt;
+#[path = "kubevirt_node/sharing.rs"]
+mod sharing;

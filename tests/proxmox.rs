@@ -24,7 +24,7 @@ use seat::Seat;
 use support::agent::{self, Agent};
 use support::cloudinit::{CloudInit, Release};
 use support::eventually::eventually;
-use support::guest::{Guest, Spec};
+use support::guest::{Guest, METADATA, Spec};
 use support::host::{self, Host};
 use support::netns::Namespace;
 use support::privileged;
@@ -163,6 +163,45 @@ fn a_vm_is_served_while_its_configuration_is_on_the_node() {
         Ok(())
     })
     .expect("one VM is left");
+}
+
+#[test]
+fn two_configurations_with_one_uuid_are_two_vms() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let victim = Identity::of(0);
+    let attacker = Identity { instance_id: victim.instance_id.clone(), ..Identity::of(1) };
+    let guests = [(100, &victim), (101, &attacker)].map(|(vmid, identity)| {
+        replace(&node.configuration(vmid), &configuration(&format!("vm-{vmid}"), identity)).expect("written");
+        node.guest(vmid, identity).expect("a guest")
+    });
+    let _agent = node.agent().expect("an agent");
+    for (guest, name) in guests.iter().zip(["vm-100", "vm-101"]) {
+        eventually(NOTICE, || has(guest, "/v1/meta-data", name)).expect("its own meta-data");
+    }
+    let ask = |guest: &Guest, words: &[&str], path: &str| {
+        let url = format!("http://{METADATA}{path}");
+        let words: Vec<_> = words.iter().copied().chain([&*url]).collect();
+        let got = guest.curl(&words, PATIENCE).unwrap_or_else(|error| panic!("{path}: {error:#}"));
+        (got.status, got.text())
+    };
+    let [victim, attacker] = &guests;
+    let google = "-HMetadata-Flavor: Google";
+    let attribute = "/computeMetadata/v1/instance/guest-attributes/hostkeys/ed25519";
+    assert_eq!(ask(victim, &[google, "-XPUT", "-dvictims-key"], attribute).0, 200);
+    assert_eq!(ask(attacker, &[google], attribute).0, 404);
+    assert_eq!(ask(attacker, &[google, "-XPUT", "-dforged"], attribute).0, 200);
+    assert_eq!(ask(victim, &[google], attribute).1, "victims-key");
+    for path in ["/latest/meta-data/instance-id", "/latest/dynamic/instance-identity/document"] {
+        let [first, second] = [victim, attacker].map(|guest| ask(guest, &[], path));
+        assert_eq!((first.0, second.0), (200, 200), "{path}: {first:?} {second:?}");
+        assert_ne!(first.1, second.1, "{path}");
+    }
+    let status = node.status().expect("a status");
+    let [shared] = &status.shared_uuids[..] else { panic!("{:?}", status.shared_uuids) };
+    assert_eq!(shared.records, ["proxmox/100", "proxmox/101"]);
 }
 
 #[test]

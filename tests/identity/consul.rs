@@ -64,7 +64,7 @@ fn method() -> String {
         "JWKSURL": KEYS,
         "BoundIssuer": ISSUER,
         "BoundAudiences": AUDIENCES,
-        "ClaimMappings": {"/vm/uuid": "uuid"},
+        "ClaimMappings": {"/vm/owner": "owner"},
         // A negative leeway is none.
         "ClockSkewLeeway": -1,
     });
@@ -124,7 +124,7 @@ impl<'a> Consul<'a> {
             self.operator(&["acl", "role", "create", "-name", &name, "-policy-name", &name])?;
             self.operator(&["kv", "put", &secret(guest), &guest.identity().hostname])?;
         }
-        let name = "vm-${value.uuid}";
+        let name = "vm-${value.owner}";
         self.operator(&[
             "acl",
             "binding-rule",

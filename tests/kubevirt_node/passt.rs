@@ -320,7 +320,8 @@ fn a_pod_on_passt_keeps_its_vms_rate_limit_and_is_audited_as_its_vm() {
     assert!(waits.map(|sample| sample.value).sum::<f64>() >= 2.0, "some waited");
     wait_for(&agent, "the audit log", || {
         let log = std::fs::read_to_string(&audit)?;
-        let mine = log.lines().filter(|line| line.contains(&pod.identity.instance_id)).count();
+        let owner = format!("kubevirt/{}/vmi-{}", pod.key(), pod.uid);
+        let mine = log.lines().filter(|line| line.contains(&owner)).count();
         ensure!(mine >= 6, "{mine} lines are of the VM: {log}");
         ensure!(log.contains(inlet::PORT), "the port is named: {log}");
         Ok(())

@@ -84,7 +84,7 @@ pub struct Mailbox {
 /// Values from the VM's record.
 struct Noted {
     name: Arc<str>,
-    /// SHA-256 over the VM's UUID and `admin.password`; empty without a password.
+    /// SHA-256 over a salt ([`State`]) and `admin.password`; empty without a password.
     password: Octets,
 }
 
@@ -100,7 +100,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Mailbox {
-    /// Creates an empty mailbox, in memory only, for the VM with this UUID.
+    /// Creates an empty mailbox, in memory only, for the VM of this owner.
     #[must_use]
     pub fn new(vm: &str, outbox: &Outbox) -> Self {
         Self::with(Kept::in_memory(vm), outbox)
@@ -127,7 +127,7 @@ impl Mailbox {
         &self.kept
     }
 
-    /// Returns the VM's UUID.
+    /// Returns the owner of the VM's state.
     #[must_use]
     pub fn vm(&self) -> &str {
         self.kept.vm()
@@ -154,7 +154,9 @@ impl Mailbox {
     /// even if the guest confirmed the former one.
     pub fn note_record(&self, name: &str, admin_password: Option<&str>) {
         let digest = Octets(admin_password.map_or_else(Bytes::new, |password| {
-            let salted = Sha256::new().chain_update(self.vm()).chain_update(":").chain_update(password);
+            let salt = self.kept.read(|state| state.salt.clone());
+            let salt = salt.as_deref().unwrap_or(self.vm());
+            let salted = Sha256::new().chain_update(salt).chain_update(":").chain_update(password);
             Bytes::copy_from_slice(&salted.finalize())
         }));
         let mut noted = locked(&self.noted);

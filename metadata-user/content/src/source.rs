@@ -42,6 +42,13 @@ impl Source {
         matches!(self, Self::Api)
     }
 
+    /// Returns whether tenants of a platform are the authors of this source's records. What such a record says of itself
+    /// identifies nobody: its owner is what the platform assigned ([`crate::record::Owner`]).
+    #[must_use]
+    pub fn is_of_tenants(self) -> bool {
+        matches!(self, Self::Kubevirt | Self::Proxmox)
+    }
+
     /// Returns the source with this name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! These 42 octets are 56 characters of standard base64 (RFC 4648 §4) without padding or newline, the length of AWS's
-//! tokens. The MAC (RFC 2104) covers the first 18 octets and the VM's UUID as text.
+//! tokens. The MAC (RFC 2104) covers the first 18 octets and the text of the VM's owner.
 
 #[cfg(test)]
 mod tests;
@@ -148,7 +148,7 @@ impl Keyring {
         self.keys.store(Arc::new(keys));
     }
 
-    /// Issues a token of `kind` for the VM with this UUID. It is valid for `ttl_seconds`, at most the kind's maximum.
+    /// Issues a token of `kind` for the VM of this owner. It is valid for `ttl_seconds`, at most the kind's maximum.
     ///
     /// The token has [`TOKEN_CHARS`] characters, all of them allowed in a header value.
     #[must_use]
@@ -164,7 +164,7 @@ impl Keyring {
         STANDARD.encode(token)
     }
 
-    /// Returns whether the token is of this `kind`, was issued for the VM with this UUID, and has not expired.
+    /// Returns whether the token is of this `kind`, was issued for the VM of this owner, and has not expired.
     ///
     /// The MAC is compared in constant time. After a rotation the former key stays valid for the maximum lifetime of
     /// the kind.

@@ -65,8 +65,11 @@ pub struct Name {
 pub struct Vm {
     /// Its name.
     pub name: String,
-    /// Its UUID.
+    /// The UUID of its firmware, which another VM may have too.
     pub uuid: String,
+    /// The owner of what the agent keeps and derives for it.
+    #[serde(default)]
+    pub owner: String,
 }
 
 /// The port of a NIC.

@@ -20,7 +20,8 @@ pub use client::{Answer, ClientError, Question, Reply, ask, get, open};
 pub const SCHEMA: &str = "status/1";
 /// Most ports to list by default; the status counts the others.
 pub const LISTED_PORTS: usize = 64;
-/// Most conflicts, most refused records and most shadowed records to list.
+/// Most conflicts, most refused records, most shadowed records and most shared UUIDs to list, and most records of one
+/// shared UUID.
 pub const LISTED_COMPLAINTS: usize = 32;
 /// Most guests to list under one name.
 pub const LISTED_GUESTS: usize = 64;
@@ -77,6 +78,9 @@ pub struct Status {
     /// Records shadowed by one of a higher source; at most [`LISTED_COMPLAINTS`].
     #[serde(default)]
     pub shadowed: Vec<Shadowed>,
+    /// UUIDs that several VMs share; at most [`LISTED_COMPLAINTS`]. No fault: each VM is known by its owner.
+    #[serde(default)]
+    pub shared_uuids: Vec<SharedUuid>,
     /// The state of the API server; `None` without a feed that uses one.
     #[serde(default)]
     pub api_server: Option<ApiServer>,
@@ -93,6 +97,18 @@ pub struct Status {
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
     pub lately: Vec<RecentWarning>,
+}
+
+/// A UUID that several VMs have in their firmware.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SharedUuid {
+    /// The UUID.
+    pub uuid: String,
+    /// Records of these VMs; at most [`LISTED_COMPLAINTS`].
+    pub records: Vec<String>,
+    /// Number of further records.
+    #[serde(default)]
+    pub unlisted: u64,
 }
 
 /// The issuer of identity tokens.
@@ -388,6 +404,9 @@ pub struct Guest {
     pub vm: Option<String>,
     /// The VM's UUID, from the record.
     pub uuid: Option<String>,
+    /// The owner of what the agent keeps and derives for its VM.
+    #[serde(default)]
+    pub owner: Option<String>,
     /// How its requests are answered.
     pub state: GuestState,
     /// The fault of its port.

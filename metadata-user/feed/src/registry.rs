@@ -1,7 +1,7 @@
 //! The registry: the records of all sources, and which of them are in force.
 //!
-//! Each feed names its records by its own keys. Records with the same `vm.uuid` belong to one VM, even from different
-//! sources. Those of the highest source are in force. The others stay shadowed until they are the highest. One source
+//! Each feed names its records by its own keys. Records with the same owner ([`Record::owner`]) belong to one VM, even from
+//! different sources. A UUID that two VMs share does not join them. Those of the highest source are in force. The others stay shadowed until they are the highest. One source
 //! may have several records of a VM in force, because a VM that migrates within its node exists twice for a while.
 //!
 //! A refused record leaves the last good one in force. This module uses no clock, file or network: events go in, and
@@ -20,8 +20,7 @@ use metadata_common::mac::Mac;
 
 use crate::FeedEvent;
 use metadata_base::port::PortName;
-use metadata_content::record::Record;
-use metadata_content::record::values::Uuid;
+use metadata_content::record::{Owner, Record};
 use metadata_content::source::Source;
 
 /// Most records of one source; the registry refuses the rest.
@@ -136,7 +135,7 @@ pub struct Registry {
     /// Expected records; the limit of good records applies to them too.
     expected: BTreeSet<RecordId>,
     /// Good records by VM. The source of the first decides which are in force.
-    by_vm: BTreeMap<Uuid, SortedIds>,
+    by_vm: BTreeMap<Owner, SortedIds>,
     /// The counts and the current round of each source.
     sources: BTreeMap<Source, Told>,
     refusals: u64,
@@ -223,13 +222,13 @@ impl Registry {
     #[must_use]
     pub fn standing(&self, id: &RecordId) -> Option<Standing> {
         let Some(record) = &self.held.get(id)?.record else { return Some(Standing::Rejected) };
-        let first = self.by_vm.get(&record.vm.uuid)?.first()?;
+        let first = self.by_vm.get(&record.owner())?.first()?;
         let is_first = first.source == id.source;
         Some(if is_first { Standing::InForce } else { Standing::Shadowed { by: first.clone() } })
     }
 
     /// The good records of a VM, the highest source first.
-    pub fn of_vm(&self, vm: &Uuid) -> impl Iterator<Item = &RecordId> {
+    pub fn of_vm(&self, vm: &Owner) -> impl Iterator<Item = &RecordId> {
         self.by_vm.get(vm).into_iter().flat_map(|ids| ids.iter())
     }
 
@@ -267,10 +266,11 @@ impl Registry {
             return Vec::new();
         }
         let round = told.round;
-        let vm = record.vm.uuid.clone();
-        let before = self.in_force([former.as_ref().map(|former| &former.vm.uuid), Some(&vm)]);
-        if let Some(former) = &former {
-            self.unlist(&former.vm.uuid, &id);
+        let vm = record.owner();
+        let former_vm = former.as_ref().map(|former| former.owner());
+        let before = self.in_force([former_vm.as_ref(), Some(&vm)]);
+        if let Some(former_vm) = &former_vm {
+            self.unlist(former_vm, &id);
         } else {
             told_of(&mut self.sources, &id).records += 1;
         }
@@ -282,7 +282,7 @@ impl Registry {
         held.round = round;
         let changed = former.as_ref().is_none_or(|former| **former != *record);
         held.record = Some(record);
-        let after = self.in_force([former.as_ref().map(|former| &former.vm.uuid), Some(&vm)]);
+        let after = self.in_force([former_vm.as_ref(), Some(&vm)]);
         self.changes(&before, &after, Some(&id).filter(|_| changed))
     }
 
@@ -294,10 +294,10 @@ impl Registry {
             return Vec::new();
         };
         told.records -= 1;
-        let vm = Some(&record.vm.uuid);
-        let before = self.in_force([vm, None]);
-        self.unlist(&record.vm.uuid, id);
-        self.changes(&before, &self.in_force([vm, None]), None)
+        let vm = record.owner();
+        let before = self.in_force([Some(&vm), None]);
+        self.unlist(&vm, id);
+        self.changes(&before, &self.in_force([Some(&vm), None]), None)
     }
 
     /// Expects a record, unless a good one of that id exists.
@@ -332,7 +332,7 @@ impl Registry {
         old.iter().flat_map(|id| self.take(id)).collect()
     }
 
-    fn unlist(&mut self, vm: &Uuid, id: &RecordId) {
+    fn unlist(&mut self, vm: &Owner, id: &RecordId) {
         if let Some(ids) = self.by_vm.get_mut(vm) {
             ids.remove(id);
             if ids.is_empty() {
@@ -342,7 +342,7 @@ impl Registry {
     }
 
     /// The records of up to two VMs that are in force.
-    fn in_force(&self, vms: [Option<&Uuid>; 2]) -> BTreeSet<RecordId> {
+    fn in_force(&self, vms: [Option<&Owner>; 2]) -> BTreeSet<RecordId> {
         let all = vms.into_iter().flatten().filter_map(|vm| self.by_vm.get(vm));
         let highest = all.flat_map(|ids| {
             let source = ids.first().map(|first| first.source);

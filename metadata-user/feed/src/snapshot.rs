@@ -12,10 +12,12 @@
 //! 0600. It is replaced as a whole. The agent ignores a snapshot that differs from what was written
 //! ([`metadata_state::form`]).
 
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -78,6 +80,27 @@ struct Line<'a> {
     record: &'a RawValue,
 }
 
+/// The ids of a record in a line.
+#[derive(Deserialize)]
+struct Ids {
+    #[serde(default)]
+    source: Option<String>,
+    key: String,
+    record: IdsOfRecord,
+}
+
+#[derive(Deserialize)]
+struct IdsOfRecord {
+    vm: IdsOfVm,
+}
+
+#[derive(Deserialize)]
+struct IdsOfVm {
+    uuid: String,
+    #[serde(default)]
+    owner: Option<IgnoredAny>,
+}
+
 /// Replaces the snapshot at `path`.
 ///
 /// # Errors
@@ -92,14 +115,40 @@ pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Wri
 /// # Errors
 /// [`SnapshotError`] if no snapshot exists, or if it is damaged.
 pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
-    let failed = |error| match error {
+    decode(open(path)?, limits).map_err(|error| failed(path, error))
+}
+
+fn open(path: &Path) -> Result<BufReader<File>, SnapshotError> {
+    let file = private_file::open(path).map_err(|error| failed(path, error.into()))?;
+    file.map(BufReader::new).ok_or_else(|| SnapshotError::Absent { path: path.into() })
+}
+
+fn failed(path: &Path, error: FormError) -> SnapshotError {
+    match error {
         FormError::Io(source) => SnapshotError::Io { path: path.into(), source },
         FormError::Damaged(expected) => SnapshotError::Damaged { path: path.into(), expected },
         FormError::Version(source) => SnapshotError::Version { path: path.into(), source },
-    };
-    let file = private_file::open(path).map_err(FormError::Io).map_err(failed)?;
-    let file = file.ok_or_else(|| SnapshotError::Absent { path: path.into() })?;
-    decode(BufReader::new(file), limits).map_err(failed)
+    }
+}
+
+/// Returns the UUIDs of the records in the snapshot at `path` that have no owner besides. Of a platform's tenants only an
+/// earlier release wrote such records.
+///
+/// # Errors
+/// [`SnapshotError`] if no snapshot exists, or if it is damaged.
+pub fn uuids_as_owners(path: &Path) -> Result<Vec<(RecordId, String)>, SnapshotError> {
+    let mut found = Vec::new();
+    let file = open(path)?;
+    let read = FORM.read(file, |line| {
+        let Ids { source, key, record: IdsOfRecord { vm } } =
+            serde_json::from_slice(line).map_err(|_| "a record in each line")?;
+        if vm.owner.is_none() {
+            let source = source.as_deref().and_then(Source::of).unwrap_or_default();
+            found.push((RecordId::new(source, &key), vm.uuid));
+        }
+        Ok(())
+    });
+    read.map(|()| found).map_err(|error| failed(path, error))
 }
 
 /// Returns the lines of records, in the order of their names.

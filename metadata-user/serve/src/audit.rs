@@ -57,7 +57,7 @@ impl Default for AuditConfig {
 pub struct Line<'a> {
     /// Time of the answer (RFC 3339, UTC).
     pub time: &'a str,
-    /// The VM's UUID; absent while its record has not arrived.
+    /// The VM's owner: `vm.owner` of its record, or else the UUID; absent while its record has not arrived.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vm: Option<&'a str>,
     /// The VM's name.
@@ -97,7 +97,7 @@ pub struct Line<'a> {
 pub struct TokenLine<'a> {
     /// Time of the signature (RFC 3339, UTC).
     pub time: &'a str,
-    /// The VM's UUID.
+    /// The VM's owner.
     pub vm: &'a str,
     /// The VM's name.
     pub name: &'a str,

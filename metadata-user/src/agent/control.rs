@@ -115,7 +115,13 @@ impl ControlLoop {
         node.set_shelf(Shelving { shelf: registrar.shelf(), limits, most });
         let mut snapshots = Snapshots::new(&config);
         for (RecordId { source, key }, record) in snapshots.read_for_absent_sources(&config) {
-            node.on_event(source, FeedEvent::Upsert { key: key.as_ref().into(), record: record.into() });
+            let key = key.as_ref().into();
+            // An earlier release kept records of tenants without the owner that the platform assigned: they stay expected.
+            let event = match record.owner().fits(source) {
+                true => FeedEvent::Upsert { key, record: record.into() },
+                false => FeedEvent::Expect { key, identities: record.identities() },
+            };
+            node.on_event(source, event);
         }
         node.reporter.set_from_snapshot(snapshots.are_served());
         let feeds = Feeds::start(&config, snapshots.sources(), &mut node, &mut tasks);

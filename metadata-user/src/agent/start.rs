@@ -78,6 +78,9 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
             info!("no agent runs with {}: nothing to take over", config.run.display());
         }
         let (mut state, errands) = State::open(&config)?;
+        if taking.is_none() {
+            state.take_charge();
+        }
         if let Some(identity) = &identity {
             state.set_issuer(identity.issuer().clone());
         }

@@ -1,6 +1,6 @@
 //! State that outlives the agent (token keys, mailboxes), and messages from guests to sinks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -9,17 +9,19 @@ use anyhow::Context as _;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::shelf::Shelf;
 use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
 use metadata_content::identity::Issuer;
-use metadata_content::record::Record;
-use metadata_content::record::values::Uuid;
+use metadata_content::record::{Limits, Owner, Record};
 use metadata_content::sink::Outbox;
 use metadata_content::store::Vm;
 use metadata_content::token::Keyring;
+use metadata_feed::registry::RecordId;
+use metadata_feed::snapshot::{self, SnapshotError};
 use metadata_state::asked::{self, Asked};
-use metadata_state::mailboxes::{self, Mailboxes, Saves};
+use metadata_state::mailboxes::{self, FormerRecords, Mailboxes, Saves};
 use metadata_state::token_file;
 
 /// The key file's name in the state directory.
@@ -46,7 +48,7 @@ pub struct State {
     /// The issuer of identity tokens, if the node has one.
     issuer: Option<Issuer>,
     /// VMs without a record, and since when.
-    without: HashMap<Uuid, Instant>,
+    without: HashMap<Owner, Instant>,
     /// When to remove mailbox files without a record. `None` once they are removed.
     sweep_at: Option<Instant>,
 }
@@ -83,6 +85,28 @@ fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
     Ok(keyring.map(|keyring| (keyring, path.to_owned())))
 }
 
+/// Finds out which records had the UUIDs by which an earlier release named mailboxes. None if the snapshot was written by
+/// this release, which names them by owner.
+fn former_records(state: &Path) -> FormerRecords {
+    let mut former = FormerRecords::default();
+    let records = snapshot::uuids_as_owners(&state.join(snapshot::FILE)).unwrap_or_else(|error| {
+        if !matches!(error, SnapshotError::Absent { .. }) {
+            warn!("what an earlier release kept of VMs by their UUIDs cannot be taken over: {error}");
+        }
+        Vec::new()
+    });
+    if !records.iter().any(|(id, _)| id.source.is_of_tenants()) {
+        return former;
+    }
+    let registered = Shelf::below(Some(state)).read(&Limits::DEFAULT);
+    let registered = registered.into_iter().filter(|(_, record)| record.vm.owner.is_none());
+    let registered = registered.map(|(id, record)| (id, record.vm.uuid.to_string()));
+    for (RecordId { source, key }, uuid) in records.into_iter().chain(registered) {
+        former.note(&uuid, source, &key);
+    }
+    former
+}
+
 /// Reads which dialects guests use. Without the file, each is rendered when its guest asks for it.
 fn read_asked(path: &Path) -> Asked {
     asked::read(path).unwrap_or_else(|error| {
@@ -108,6 +132,7 @@ impl State {
                     || format!("opening the state directory {}; --state names another", directory.display());
                 let (mailboxes, saves) =
                     Mailboxes::open(&directory.join(MAILBOXES), outbox.clone()).with_context(hint)?;
+                mailboxes.set_former(former_records(directory));
                 let key_file = directory.join(KEY_FILE);
                 let keyring = token_file::open(&key_file, unix_now()).with_context(hint)?;
                 (keyring, Some(key_file), mailboxes, Some(saves))
@@ -140,10 +165,16 @@ impl State {
         Ok((state, Errands { deliveries, saves }))
     }
 
+    /// Takes charge of the files: no other agent writes to them. [`reload`](Self::reload) does so too.
+    pub fn take_charge(&self) {
+        self.mailboxes.take_charge();
+    }
+
     /// Returns the VM of a record, for answers that are computed per request.
     #[must_use]
-    pub fn vm(&self, record: &Record) -> Vm {
-        let vm = Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(record));
+    pub fn vm(&self, id: &RecordId, record: &Record) -> Vm {
+        let mailbox = self.mailboxes.for_record(id.source, &id.key, record);
+        let vm = Vm::of(record, Arc::clone(&self.keyring), mailbox);
         match &self.issuer {
             Some(issuer) => vm.issued_by(issuer, record),
             None => vm,
@@ -161,13 +192,13 @@ impl State {
     }
 
     /// Notes that a VM no longer has a record.
-    pub fn on_vm_removed(&mut self, vm: &Uuid) {
-        self.without.insert(vm.clone(), Instant::now());
+    pub fn on_vm_removed(&mut self, vm: Owner) {
+        self.without.insert(vm, Instant::now());
     }
 
     /// Replaces the token key if it is old, or reads the key that the operator maintains again. Deletes the mailboxes
     /// of VMs that have been without a record for ten minutes. Writes which dialects guests use. Call it about once a minute.
-    pub fn tend(&mut self, is_known: impl Fn(&str) -> bool) {
+    pub fn tend(&mut self, known: &HashSet<&str>) {
         if let Some(path) = &self.key_file {
             self.rotate(path);
         }
@@ -179,15 +210,16 @@ impl State {
         let now = Instant::now();
         let (mailboxes, due) = (&self.mailboxes, |since: &Instant| now >= *since + FORGET_AFTER);
         self.without.retain(|vm, since| {
-            if due(since) && !is_known(vm.as_str()) {
+            let is_known = known.contains(vm.as_str());
+            if due(since) && !is_known {
                 warn_of(mailboxes.forget(vm));
             }
-            !due(since) && !is_known(vm.as_str())
+            !due(since) && !is_known
         });
         self.save_asked();
         if self.sweep_at.is_some_and(|at| now >= at) {
             self.sweep_at = None;
-            warn_of(mailboxes.sweep(is_known));
+            warn_of(mailboxes.sweep(known.iter().copied()));
         }
     }
 

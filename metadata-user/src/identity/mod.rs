@@ -54,7 +54,7 @@ pub struct Event {
 pub struct Signed {
     /// What it is ([`Order::kind`]).
     pub kind: &'static str,
-    /// UUID of the VM.
+    /// Owner of the VM.
     pub vm: String,
     /// Name of the VM.
     pub name: String,

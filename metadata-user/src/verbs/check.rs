@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use metadata_base::port::PortName;
 use metadata_content::dialect;
-use metadata_content::record::values::{NicMac, Uuid};
-use metadata_content::record::{Limits, Record, Step, Warning};
+use metadata_content::record::values::NicMac;
+use metadata_content::record::{Limits, Owner, Record, Step, Warning};
 use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, Vm};
 use metadata_feed::directory;
 
@@ -61,10 +61,10 @@ fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{plural}")
 }
 
-/// The UUIDs and MACs of earlier records, with the name of the record.
+/// The owners and MACs of earlier records, with the name of the record.
 #[derive(Default)]
 struct Seen {
-    uuids: HashMap<Uuid, String>,
+    owners: HashMap<Owner, String>,
     macs: HashMap<NicMac, Vec<(Option<PortName>, String)>>,
 }
 
@@ -100,7 +100,7 @@ impl Check<'_> {
             return Ok(());
         }
         self.findings.good += 1;
-        let vm = Vm::alone(record.vm.uuid.as_str());
+        let vm = Vm::alone(record.owner_text());
         let responses = dialect::render(&record, &mut self.interner, vm);
         print(name, &record, out)?;
         if self.paths { print_paths(&responses, out) } else { print_dialects(&responses, out) }
@@ -116,15 +116,18 @@ impl Check<'_> {
         writeln!(err, "error: {error}")
     }
 
-    /// Reports a UUID that an earlier record has too, and a MAC that an earlier record has on the same port.
+    /// Reports an owner that an earlier record has too, and a MAC that an earlier record has on the same port.
     /// Warns of an equal MAC if one of the records names no port.
     fn conflicts(&mut self, record: &Record, name: &str, path: &Path, err: &mut dyn Write) -> io::Result<()> {
-        if let Some(other) = self.seen.uuids.insert(record.vm.uuid.clone(), name.to_owned()) {
-            let place = place(path, &["vm".into(), "uuid".into()]);
-            let remedy = "give each VM a UUID of its own";
+        if let Some(other) = self.seen.owners.insert(record.owner(), name.to_owned()) {
+            let (field, what, remedy) = match record.vm.owner {
+                Some(_) => ("owner", "owner", "give each VM an owner of its own"),
+                None => ("uuid", "UUID", "give each VM a UUID of its own"),
+            };
+            let place = place(path, &["vm".into(), field.into()]);
             self.fail(
                 err,
-                format_args!("{place}: {} is already the UUID of {other}; {remedy}", record.vm.uuid),
+                format_args!("{place}: {} is already the {what} of {other}; {remedy}", record.owner_text()),
             )?;
         }
         for (n, nic) in record.network.nics.iter().enumerate() {

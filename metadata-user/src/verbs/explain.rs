@@ -120,7 +120,7 @@ fn rendered(question: &Question) -> anyhow::Result<Responses> {
     let loaded = directory::load(dir, name, &question.limits)
         .with_context(|| format!("{}: expected a record (*.yaml, *.yml or *.json)", path.display()))?;
     let (record, _) = loaded.record?;
-    Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str())))
+    Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.owner_text())))
 }
 
 /// Prints the route and whether its conditions hold.

@@ -117,7 +117,7 @@ struct Documents {
 
 impl Documents {
     fn of(record: &Record) -> Self {
-        let vm = Vm::alone(record.vm.uuid.as_str());
+        let vm = Vm::alone(record.owner_text());
         Self { responses: dialect::render(record, &mut Interner::new(), vm) }
     }
 

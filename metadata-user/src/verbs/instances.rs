@@ -9,7 +9,7 @@ use anyhow::{Context as _, anyhow, bail};
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
-use metadata_control::instances::{Failure, Instance, Port, is_name};
+use metadata_control::instances::{Failure, Instance, Port, Vm, is_name};
 use metadata_control::status::ClientError;
 use metadata_feed::directory;
 
@@ -283,6 +283,14 @@ fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
+/// Name and UUID of a VM, and its owner if that is not the UUID.
+fn described(vm: &Vm) -> String {
+    let Vm { name, uuid, owner } = vm;
+    let has_own = !owner.is_empty() && owner != uuid;
+    let owner = if has_own { format!(", owner {owner}") } else { String::new() };
+    format!("{name}, {uuid}{owner}")
+}
+
 fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
     let row = |out: &mut dyn Write, name: &str, value: &str| writeln!(out, "{name:12}{value}");
     row(out, "name", &instance.name)?;
@@ -291,7 +299,7 @@ fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
     for (name, value) in [
         ("shadowed by", instance.shadowed_by.as_ref().map(|by| format!("{}/{}", by.source.name(), by.name))),
         ("refused", instance.refused.clone()),
-        ("vm", instance.vm.as_ref().map(|vm| format!("{}, {}", vm.name, vm.uuid))),
+        ("vm", instance.vm.as_ref().map(described)),
         ("generation", instance.generation.map(|generation| generation.to_string())),
         ("etag", instance.etag.clone()),
         ("withheld", instance.withheld.as_ref().filter(|fields| !fields.is_empty()).map(|f| f.join(", "))),
@@ -339,7 +347,7 @@ mod tests {
             refused: None,
             etag: Some("\"0a\"".into()),
             generation: Some(7),
-            vm: Some(Vm { name: "web-1".into(), uuid: "7c0f".into() }),
+            vm: Some(Vm { name: "web-1".into(), uuid: "7c0f".into(), owner: "7c0f".into() }),
             ports: vec![Port {
                 port: "vnet0".into(),
                 mac: "52:54:00:00:00:01".into(),

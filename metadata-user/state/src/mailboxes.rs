@@ -1,9 +1,10 @@
 //! The mailboxes of all VMs and their files. A task off the packet path writes a VM's data to disk.
 
+mod former;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -13,14 +14,18 @@ use std::time::Duration;
 
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use metadata_base::hex::hex;
 use metadata_content::mailbox::{Kept, Mailbox, State};
-use metadata_content::record::Record;
-use metadata_content::record::values::{Secret, Uuid, is_uuid};
+use metadata_content::record::values::{Secret, is_uuid};
+use metadata_content::record::{Owner, Record};
 use metadata_content::sink::Outbox;
+use metadata_content::source::Source;
+use sha2::{Digest as _, Sha256};
 
 use crate::asked::Asked;
 use crate::form::{OtherVersion, set_aside};
 use crate::private_file;
+pub use former::FormerRecords;
 
 /// How long to gather changes before a save. It limits how often a guest can cause a write.
 const SAVE_PAUSE: Duration = Duration::from_millis(250);
@@ -45,11 +50,11 @@ fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Mailbox
 pub struct MailboxCounts {
     /// Files that could not be written.
     pub saves_failed: u64,
-    /// Files that could not be read; their VMs start with an empty mailbox.
+    /// Files that could not be read, or whose VM is unknown; their VMs start with an empty mailbox.
     pub loads_failed: u64,
 }
 
-/// The mailboxes of all VMs by UUID, each loaded on first use. Loading reads files, so only the control side may use
+/// The mailboxes of all VMs by owner, each loaded on first use. Loading reads files, so only the control side may use
 /// this.
 #[derive(Debug)]
 pub struct Mailboxes {
@@ -60,6 +65,20 @@ pub struct Mailboxes {
     asked: Mutex<Asked>,
     saves: Arc<Outcomes>,
     loads_failed: AtomicU64,
+    /// The records of the UUIDs by which an earlier release named files.
+    former: Mutex<FormerRecords>,
+    /// Files of an earlier release that are loaded and not taken over yet, by owner.
+    pending: Mutex<HashMap<Owner, Former>>,
+    /// No other agent writes to the files any more.
+    in_charge: AtomicBool,
+}
+
+/// A file that an earlier release named by the VM's UUID.
+#[derive(Clone, Debug)]
+struct Former {
+    uuid: String,
+    /// Where the file waits for its record.
+    waiting: PathBuf,
 }
 
 #[derive(Debug)]
@@ -79,6 +98,9 @@ impl Mailboxes {
             asked: Mutex::default(),
             saves: Arc::default(),
             loads_failed: AtomicU64::new(0),
+            former: Mutex::default(),
+            pending: Mutex::default(),
+            in_charge: AtomicBool::new(false),
         }
     }
 
@@ -97,18 +119,25 @@ impl Mailboxes {
         Ok((mailboxes, Saves { queue, outcomes }))
     }
 
-    /// The mailbox of the VM with this UUID.
+    /// The mailbox of the VM of this owner.
     ///
-    /// Renames an unreadable file to `<uuid>.json.bad` with a warning; the VM then starts with an empty mailbox.
+    /// Renames an unreadable file to end in `.json.bad` with a warning; the VM then starts with an empty mailbox.
     #[must_use]
-    pub fn get(&self, vm: &Uuid) -> Arc<Mailbox> {
+    pub fn get(&self, owner: &Owner) -> Arc<Mailbox> {
+        self.get_or_take_over(owner, None)
+    }
+
+    fn get_or_take_over(&self, owner: &Owner, former: Option<Former>) -> Arc<Mailbox> {
         let mut table = locked(&self.table);
-        if let Some(mailbox) = table.get(vm.as_str()) {
+        if let Some(mailbox) = table.get(owner.as_str()) {
             return Arc::clone(mailbox);
         }
-        let mailbox = Arc::new(Mailbox::with(self.load(vm.as_str()), &self.outbox));
-        mailbox.note_asked(locked(&self.asked).remove(vm.as_str()).unwrap_or_default());
-        table.insert(vm.as_str().to_owned(), Arc::clone(&mailbox));
+        let names = [Some(owner.as_str().to_owned()), former.as_ref().map(|former| former.uuid.clone())];
+        let mailbox = Arc::new(Mailbox::with(self.load(owner, former), &self.outbox));
+        for name in names.iter().flatten() {
+            mailbox.note_asked(locked(&self.asked).remove(name).unwrap_or_default());
+        }
+        table.insert(owner.as_str().to_owned(), Arc::clone(&mailbox));
         mailbox
     }
 
@@ -137,19 +166,21 @@ impl Mailboxes {
     /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_record`]). Call this for each record that
     /// is rendered.
     #[must_use]
-    pub fn for_record(&self, record: &Record) -> Arc<Mailbox> {
-        let mailbox = self.get(&record.vm.uuid);
+    pub fn for_record(&self, source: Source, key: &str, record: &Record) -> Arc<Mailbox> {
+        let owner = record.owner();
+        let former = self.former_of(&owner, source, key, record.vm.uuid.as_str());
+        let mailbox = self.get_or_take_over(&owner, former);
         let password = record.admin.as_ref().and_then(|admin| admin.password.as_ref()).map(Secret::expose);
         mailbox.note_record(record.vm.name.as_str(), password);
         mailbox
     }
 
-    /// Forgets a VM after its record is gone, and removes its file. A later VM of that UUID starts with an empty
+    /// Forgets a VM after its record is gone, and removes its file. A later VM of that owner starts with an empty
     /// mailbox.
     ///
     /// # Errors
     /// [`MailboxError`] if the file cannot be removed.
-    pub fn forget(&self, vm: &Uuid) -> Result<(), MailboxError> {
+    pub fn forget(&self, vm: &Owner) -> Result<(), MailboxError> {
         // The lock stays held, so that nothing loads the file during its removal.
         let mut table = locked(&self.table);
         locked(&self.asked).remove(vm.as_str());
@@ -163,22 +194,25 @@ impl Mailboxes {
             .try_for_each(|path| private_file::remove(path).map(drop).map_err(error("remove", path)))
     }
 
-    /// Removes the files of VMs that ended while no agent ran. A VM has ended if it is not loaded and
-    /// `is_known` returns false for its UUID. Returns the number of removed files.
+    /// Removes the files of VMs that ended while no agent ran. A VM has ended if it is not loaded and `known` does not have
+    /// its owner. Returns the number of removed files.
     ///
     /// # Errors
     /// [`MailboxError`] if the directory cannot be listed, or a file cannot be removed.
-    pub fn sweep(&self, is_known: impl Fn(&str) -> bool) -> Result<usize, MailboxError> {
+    pub fn sweep<'a>(&self, known: impl IntoIterator<Item = &'a str>) -> Result<usize, MailboxError> {
         let Some(disk) = &self.disk else { return Ok(0) };
         let table = locked(&self.table);
-        locked(&self.asked).retain(|vm, _| is_known(vm));
+        let known: HashSet<&str> = known.into_iter().collect();
+        locked(&self.asked).retain(|vm, _| known.contains(&**vm));
+        let stems: HashSet<String> =
+            known.into_iter().chain(table.keys().map(|vm| &**vm)).map(stem).collect();
         let mut removed = 0;
         for entry in fs::read_dir(&disk.directory).map_err(error("list", &disk.directory))? {
             let path = entry.map_err(error("list", &disk.directory))?.path();
-            let Some(vm) = path.file_name().and_then(|name| vm_of(name.to_str()?)) else {
+            let Some(stem) = path.file_name().and_then(|name| stem_of(name.to_str()?)) else {
                 continue;
             };
-            if table.contains_key(vm) || is_known(vm) {
+            if stems.contains(stem) {
                 continue;
             }
             private_file::remove(&path).map_err(error("remove", &path))?;
@@ -187,12 +221,13 @@ impl Mailboxes {
         Ok(removed)
     }
 
-    /// Reads the file of each loaded mailbox again, because another agent wrote it until now. An unreadable file leaves
-    /// its mailbox unchanged. The call blocks on the disk.
+    /// Takes charge of the files, and reads that of each loaded mailbox again, because another agent wrote it until now.
+    /// An unreadable file leaves its mailbox unchanged. The call blocks on the disk.
     pub fn reload(&self) {
+        self.take_charge();
         let Some(disk) = &self.disk else { return };
         for mailbox in locked(&self.table).values() {
-            match read(&disk.file(mailbox.vm())) {
+            match read(&disk.file(mailbox.vm()), mailbox.vm()) {
                 Ok(state) => mailbox.replace(state),
                 Err(error) => {
                     self.loads_failed.fetch_add(1, Ordering::Relaxed);
@@ -217,10 +252,16 @@ impl Mailboxes {
         }
     }
 
-    fn load(&self, vm: &str) -> Kept {
+    fn load(&self, owner: &Owner, former: Option<Former>) -> Kept {
+        let vm = owner.as_str();
         let Some(disk) = &self.disk else { return Kept::in_memory(vm) };
         let path = disk.file(vm);
-        let state = read(&path).unwrap_or_else(|error| {
+        let found = match former {
+            Some(former) => self.read_former(owner, former, &path),
+            None if self.is_anothers(owner) => Ok(State::default()),
+            None => read(&path, vm),
+        };
+        let state = found.unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
             if let Unreadable::Version(error) = &error {
                 tracing::warn!(vm, %error, "the VM's mailbox starts empty");
@@ -238,8 +279,19 @@ impl Mailboxes {
 
 impl Disk {
     fn file(&self, vm: &str) -> PathBuf {
-        self.directory.join(format!("{vm}.json"))
+        self.directory.join(format!("{}.json", stem(vm)))
     }
+}
+
+/// The name of the file of a VM's state, without its ending, by the VM's owner: the owner itself if that is a UUID, or
+/// else a hash of it, because an owner may be any text. The file then names the owner.
+fn stem(owner: &str) -> String {
+    if is_uuid(owner) {
+        return owner.to_owned();
+    }
+    let kind = owner.split_once('/').map_or("", |(kind, _)| kind);
+    let kind = Source::of(kind).map_or("owner", Source::name);
+    format!("{kind}-{}", hex(&Sha256::digest(owner)))
 }
 
 /// Why a state file cannot be used.
@@ -248,15 +300,24 @@ enum Unreadable {
     /// It cannot be read, or is no mailbox.
     #[error(transparent)]
     Io(#[from] io::Error),
+    /// It is not the file of this VM.
+    #[error("expected the mailbox of this VM, found another's")]
+    Owner,
     /// Another release wrote it, in a version that this one does not read. It stays where it is, because that release
     /// may still run: this one may be about to take over from it.
     #[error(transparent)]
     Version(OtherVersion),
 }
 
-/// Reads a state file; a missing file is an empty state.
-fn read(path: &Path) -> Result<State, Unreadable> {
-    let Some(text) = private_file::read(path, FILE_OCTETS)? else { return Ok(State::default()) };
+/// Reads the state file of an owner; a missing file is an empty state.
+fn read(path: &Path, owner: &str) -> Result<State, Unreadable> {
+    let Some(state) = read_any(path)? else { return Ok(State::default()) };
+    let is_its_own = state.owner() == Some(owner).filter(|owner| !is_uuid(owner));
+    if is_its_own { Ok(state) } else { Err(Unreadable::Owner) }
+}
+
+fn read_any(path: &Path) -> Result<Option<State>, Unreadable> {
+    let Some(text) = private_file::read(path, FILE_OCTETS)? else { return Ok(None) };
     if let Some(found) = State::version_of(&text).filter(|found| *found != State::VERSION) {
         let (oldest, newest) = (State::VERSION, State::VERSION);
         return Err(Unreadable::Version(OtherVersion { kind: "a mailbox", found, oldest, newest }));
@@ -266,7 +327,7 @@ fn read(path: &Path) -> Result<State, Unreadable> {
         let place = format!("expected a mailbox, found something else at line {}", error.line());
         io::Error::new(io::ErrorKind::InvalidData, format!("{place}, column {}", error.column()))
     };
-    Ok(serde_json::from_slice(&text).map_err(place)?)
+    Ok(Some(serde_json::from_slice(&text).map_err(place)?))
 }
 
 /// The path of an unreadable file after its rename.
@@ -274,14 +335,20 @@ fn bad(path: &Path) -> PathBuf {
     path.with_extension("json.bad")
 }
 
-/// The VM of a state file; `None` for any other file in the directory.
-fn vm_of(name: &str) -> Option<&str> {
-    let (vm, rest) = name.split_once(".json")?;
+/// The name of a state file without its ending; `None` for any other file in the directory.
+fn stem_of(name: &str) -> Option<&str> {
+    let (stem, rest) = name.split_once(".json")?;
     let is_version = |rest: &str| rest.strip_prefix(".v").is_some_and(|number| number.parse::<u32>().is_ok());
     if !(matches!(rest, "" | ".bad") || is_version(rest)) {
         return None;
     }
-    (is_uuid(vm) && !vm.bytes().any(|b| b.is_ascii_uppercase())).then_some(vm)
+    let is_hash = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_hashed = || {
+        let (kind, hash) = stem.rsplit_once('-')?;
+        Some(is_hash(hash) && (kind == "owner" || kind == former::KIND || Source::of(kind).is_some()))
+    };
+    let is_lower = !stem.bytes().any(|byte| byte.is_ascii_uppercase());
+    (is_lower && (is_uuid(stem) || is_hashed() == Some(true))).then_some(stem)
 }
 
 /// Locks, even after a panic elsewhere: no operation leaves the table inconsistent.

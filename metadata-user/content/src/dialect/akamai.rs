@@ -148,7 +148,7 @@ impl Live for Mint {
             return Response::error(Status(400), &[]).into();
         };
         let vm = call.vm;
-        let token = vm.keyring.mint(Kind::Akamai, &vm.uuid, seconds, call.now.unix_seconds);
+        let token = vm.keyring.mint(Kind::Akamai, &vm.owner, seconds, call.now.unix_seconds);
         let fields = [(EXPIRY, &*seconds.to_string())];
         Response::new(Status(200), Some(TEXT), &fields, token).within(self.hop_limit).into()
     }

@@ -84,7 +84,7 @@ fn document(record: &Record) -> Value {
         "network-type": "vpc",
         "owner-account-id": record.vm.project.account.as_str(),
         "region-id": record.placement.region.as_str(),
-        "serial-number": record.vm.uuid.as_str(),
+        "serial-number": record.unique_uuid(),
         "vpc-id": record.vpc_id(),
         "zone-id": record.placement.zone.as_str(),
     });

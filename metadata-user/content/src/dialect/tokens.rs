@@ -68,7 +68,7 @@ impl Live for Tokens {
             return OPTIONS.clone().into();
         }
         let Some(ttl) = self.ttl(call) else { return Response::error(Status(400), &[]).into() };
-        let token = call.vm.keyring.mint(self.kind, &call.vm.uuid, ttl, call.now.unix_seconds);
+        let token = call.vm.keyring.mint(self.kind, &call.vm.owner, ttl, call.now.unix_seconds);
         let response = Response::new(Status(200), Some(TEXT), &[(self.ttl, &ttl.to_string())], token);
         response.within(self.hop_limit).into()
     }

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::wanted::Form;
 use crate::record::Record;
+use crate::record::identity::escape_parts;
 
 /// What the tokens of one VM say, besides audience and times.
 #[derive(Debug)]
@@ -22,6 +23,7 @@ impl Claims {
         let host = record.placement.host.as_ref().map(|host| host.as_str());
         let namespace = Some(record.namespace()).filter(|namespace| !namespace.is_empty());
         let members = [
+            ("owner", Some(record.owner_text())),
             ("uuid", Some(vm.uuid.as_str())),
             ("name", Some(vm.name.as_str())),
             ("namespace", namespace),
@@ -68,16 +70,20 @@ impl Claims {
     }
 }
 
-/// Returns the subject: a SPIFFE ID with a trust domain.
+/// Returns the subject: a SPIFFE ID with a trust domain. By default it names the VM's place on its platform, which the
+/// platform assigned; the claim `vm.owner` also tells the VM from an earlier one in that place.
 fn subject(record: &Record, trust_domain: Option<&str>) -> String {
     let template = record.identity.as_ref().and_then(|identity| identity.subject.as_ref());
     // The parser refuses a record that lacks a value of its template.
     let given = template.and_then(|template| template.fill(record).ok());
-    let uuid = &record.vm.uuid;
+    let owner = record.owner();
+    let (kind, text) = owner.place();
+    let mut place = String::new();
+    escape_parts(text, &mut place);
     match (trust_domain, given) {
         (Some(domain), Some(path)) => format!("spiffe://{domain}/{path}"),
-        (Some(domain), None) => format!("spiffe://{domain}/vm/{uuid}"),
+        (Some(domain), None) => format!("spiffe://{domain}/{kind}/{place}"),
         (None, Some(given)) => given,
-        (None, None) => format!("vm:{uuid}"),
+        (None, None) => format!("{kind}:{place}"),
     }
 }

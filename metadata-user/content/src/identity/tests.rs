@@ -5,12 +5,13 @@ use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use serde_json::{Value, json};
 
+use super::claims::Claims;
 use super::{
     Answer, CACHED_PER_VM, IdentityCounts, Issuer, Order, Refusal, SIGNINGS_BURST, Token, VmIssuer, WAITING,
     WAITING_PER_VM,
 };
-use crate::record::Record;
 use crate::record::identity::Audience;
+use crate::record::{Owner, Record};
 
 const NOW: u64 = 1_000_000;
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
@@ -66,6 +67,32 @@ impl Node {
 
     fn next(&self) -> Order {
         self.orders.lock().expect("sound").remove(0)
+    }
+}
+
+#[test]
+fn a_subject_names_the_vms_place_on_its_platform_and_a_claim_its_owner() {
+    let given = |text: &str| serde_json::from_value::<Owner>(text.into()).expect("an owner");
+    for (owner, subject, path) in [
+        (None, format!("vm:{UUID}"), format!("vm/{UUID}")),
+        (Some(Owner::kubevirt("a", "test", "u1")), "kubevirt:a/test".into(), "kubevirt/a/test".into()),
+        (Some(Owner::proxmox("pve", 100, "17")), "proxmox:pve/100".into(), "proxmox/pve/100".into()),
+        (Some(given("kubevirt/a/test/u1")), "kubevirt:a/test".into(), "kubevirt/a/test".into()),
+        (Some(given("acme/7")), "vm:acme/7".into(), "vm/acme/7".into()),
+        (Some(given("a=b/..")), "vm:a%3Db/%2E%2E".into(), "vm/a%3Db/%2E%2E".into()),
+    ] {
+        let mut record = parse(&full());
+        record.vm.owner = owner;
+        for (domain, subject) in [(None, subject), (Some("d"), format!("spiffe://d/{path}"))] {
+            let claims = Claims::of(&record, domain);
+            assert_eq!(claims.subject(), subject);
+            let claims = claims.for_audience("a", None);
+            assert_eq!(
+                (&claims["sub"], &claims["vm"]["owner"]),
+                (&json!(subject), &json!(record.owner_text()))
+            );
+            assert_eq!(claims["vm"]["uuid"], json!(UUID));
+        }
     }
 }
 

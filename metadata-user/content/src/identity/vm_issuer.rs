@@ -14,8 +14,8 @@ use metadata_common::maps::Slot;
 use super::claims::Claims;
 use super::wanted::Wanted;
 use super::{Issuer, Permit, count};
-use crate::record::Record;
 use crate::record::identity::Audience;
+use crate::record::{Owner, Record};
 pub use order::Order;
 
 /// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
@@ -152,7 +152,7 @@ impl TokenCache {
 pub struct VmIssuer {
     issuer: Issuer,
     number: u64,
-    uuid: Box<str>,
+    owner: Owner,
     name: Box<str>,
     claims: Claims,
     audiences: Option<Box<[Audience]>>,
@@ -184,7 +184,7 @@ impl VmIssuer {
             signs_documents: issuer.signs_documents() && !allows_none,
             issuer: issuer.clone(),
             number: issuer.next_number(),
-            uuid: record.vm.uuid.as_str().into(),
+            owner: record.owner(),
             name: record.vm.name.as_str().into(),
             claims: Claims::of(record, issuer.trust_domain()),
             audiences: audiences.map(Into::into),

@@ -33,20 +33,21 @@ struct Changing {
 }
 
 impl Kept {
-    /// Creates an empty state without a file for the VM with this UUID.
+    /// Creates an empty state without a file for the VM of this owner.
     #[must_use]
     pub fn in_memory(vm: &str) -> Self {
         Self::new(vm, State::default(), None, None)
     }
 
-    /// Creates the state of the VM with this UUID, with its file and the scheduler of saves.
+    /// Creates the state of the VM of this owner, with its file and the scheduler of saves.
     #[must_use]
-    pub fn new(vm: &str, state: State, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
+    pub fn new(vm: &str, mut state: State, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
+        state.set_owner(vm);
         let changing = Mutex::new(Changing { state, ..Changing::default() });
         Self { vm: vm.into(), changing, queued: AtomicBool::new(false), file: Mutex::new(file), saver }
     }
 
-    /// Returns the VM's UUID.
+    /// Returns the owner of the VM's state.
     #[must_use]
     pub fn vm(&self) -> &str {
         &self.vm
@@ -84,7 +85,8 @@ impl Kept {
     }
 
     /// Replaces the state by the content that another agent wrote to the file.
-    pub(super) fn replace(&self, state: State) {
+    pub(super) fn replace(&self, mut state: State) {
+        state.set_owner(&self.vm);
         let mut changing = locked(&self.changing);
         changing.state = state;
         changing.saved = changing.revision;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::Document;
 use super::attributes::Attributes;
+use crate::record::values::is_uuid;
 
 /// Octets whose text form is base64.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,6 +34,12 @@ impl<'de> Deserialize<'de> for Octets {
 #[serde(deny_unknown_fields)]
 pub struct State {
     pub(super) version: Version,
+    /// The owner, unless that is a UUID: the file's name has a hash of it then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<Box<str>>,
+    /// With what the digest of the record's password is salted, if not with the owner: an earlier release used the UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) salt: Option<Box<str>>,
     /// Digest of the record's password that the guest saved.
     pub(super) taken_password: Option<Octets>,
     pub(super) posted_password: Option<Octets>,
@@ -41,6 +48,25 @@ pub struct State {
 }
 
 impl State {
+    /// Returns the owner that the file names; `None` if the file's name is the owner.
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    pub(super) fn set_owner(&mut self, owner: &str) {
+        self.owner = (!is_uuid(owner)).then(|| owner.into());
+    }
+
+    /// Returns the state for another owner than the UUID by which an earlier release kept it. A password that the guest
+    /// has confirmed stays confirmed.
+    #[must_use]
+    pub fn taken_over(mut self, uuid: &str, owner: &str) -> Self {
+        self.salt.get_or_insert_with(|| uuid.into());
+        self.set_owner(owner);
+        self
+    }
+
     /// The version of the file format.
     pub const VERSION: u32 = 1;
 

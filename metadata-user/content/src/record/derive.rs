@@ -6,8 +6,12 @@ use sha2::{Digest as _, Sha256};
 
 use metadata_base::hex::hex;
 
+use super::values::is_uuid;
 use super::vm::Iam;
 use super::{Nic, Record};
+
+/// Bytes of the hash in an OCID, whose unique part has 60 characters.
+const OCID_BYTES: usize = 30;
 
 /// Returns the first 17 hex digits of SHA-256 over `prefix` and `value`.
 fn h17(prefix: &str, value: &str) -> String {
@@ -27,18 +31,18 @@ impl Record {
         self.vm.instance_id.as_ref().map_or(self.vm.uuid.as_str(), |id| id.as_str())
     }
 
-    /// Returns `vm.ec2_id`; `i-` and a hash of the UUID if it is not set.
+    /// Returns `vm.ec2_id`; `i-` and a hash of the owner if it is not set.
     #[must_use]
     pub fn ec2_id(&self) -> String {
-        let derived = || format!("i-{}", h17("ec2:", self.vm.uuid.as_str()));
+        let derived = || format!("i-{}", h17("ec2:", self.owner_text()));
         self.vm.ec2_id.as_ref().map_or_else(derived, ToString::to_string)
     }
 
-    /// Returns `vm.numeric_id`; the top 52 bits of a hash of the UUID, never 0, if it is not set.
+    /// Returns `vm.numeric_id`; the top 52 bits of a hash of the owner, never 0, if it is not set.
     #[must_use]
     pub fn numeric_id(&self) -> u64 {
         let derived = || {
-            let [a, b, c, d, e, f, g, h, ..] = digest("num:", self.vm.uuid.as_str());
+            let [a, b, c, d, e, f, g, h, ..] = digest("num:", self.owner_text());
             (u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 12).max(1)
         };
         self.vm.numeric_id.map_or_else(derived, |id| id.get())
@@ -70,10 +74,28 @@ impl Record {
         format!("AIPA{}", h17(&owner, iam.role.as_str()).to_ascii_uppercase())
     }
 
-    /// Returns the Oracle instance id, which contains the UUID.
+    /// Returns the Oracle instance id. It contains the owner if that is a UUID, or else a hash of it.
     #[must_use]
     pub fn ocid(&self) -> String {
-        format!("ocid1.instance.oc1..{}", self.vm.uuid)
+        let owner = self.owner_text();
+        let is_uuid = is_uuid(owner);
+        let unique = if is_uuid { owner.to_owned() } else { hex(&digest("ocid:", owner)[..OCID_BYTES]) };
+        format!("ocid1.instance.oc1..{unique}")
+    }
+
+    /// Returns a UUID that no other VM has, for documents that others verify: the owner if that is a UUID, or else one of
+    /// version 8 (RFC 9562 §5.8) made of a hash of it. The UUID of the firmware may be a tenant's choice.
+    #[must_use]
+    pub fn unique_uuid(&self) -> String {
+        let owner = self.owner_text();
+        if is_uuid(owner) {
+            return owner.to_owned();
+        }
+        let mut bytes = digest("uuid:", owner);
+        bytes[6] = bytes[6] & 0x0f | 0x80;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        let digits = hex(&bytes[..16]);
+        [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
     }
 
     /// Returns the Vultr region code: the first three characters of the region in upper case.

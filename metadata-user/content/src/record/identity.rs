@@ -21,8 +21,10 @@ pub const SUBJECT_OCTETS: usize = 1_024;
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Identity {
-    /// Subject of the VM's tokens, with `{uuid}`, `{name}`, `{namespace}` and `{project}` for values of the record. With
-    /// a trust domain it is the path of the SPIFFE ID. Default: `vm/{uuid}`, or `vm:{uuid}` without a trust domain.
+    /// Subject of the VM's tokens, with `{owner}`, `{uuid}`, `{name}`, `{namespace}` and `{project}` for values of the
+    /// record. With a trust domain it is the path of the SPIFFE ID. Default: `vm/{owner}`, or `vm:{owner}` without a trust
+    /// domain; for VMs of KubeVirt `kubevirt/NAMESPACE/NAME` or `kubevirt:NAMESPACE/NAME`, of Proxmox VE
+    /// `proxmox/CLUSTER/VMID` or `proxmox:CLUSTER/VMID`.
     pub subject: Option<Subject>,
     /// Audiences for which the guest may get a token; any by default, none with an empty list.
     pub audiences: Option<Vec<Audience>>,
@@ -73,6 +75,7 @@ impl<'de> Deserialize<'de> for Audience {
 /// A value of the record that a template names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Value {
+    Owner,
     Uuid,
     Name,
     Namespace,
@@ -80,7 +83,8 @@ enum Value {
 }
 
 impl Value {
-    const ALL: [(&'static str, Self); 4] = [
+    const ALL: [(&'static str, Self); 5] = [
+        ("{owner}", Self::Owner),
         ("{uuid}", Self::Uuid),
         ("{name}", Self::Name),
         ("{namespace}", Self::Namespace),
@@ -89,6 +93,7 @@ impl Value {
 
     fn of(self, record: &Record) -> &str {
         match self {
+            Self::Owner => record.owner_text(),
             Self::Uuid => record.vm.uuid.as_str(),
             Self::Name => record.vm.name.as_str(),
             Self::Namespace => record.namespace(),
@@ -109,7 +114,8 @@ pub struct Subject(Vec<Part>);
 
 impl Subject {
     /// Fills the template in with values of a record. In values, octets other than letters, digits, `.`, `_`, `~` and
-    /// `-` are percent-encoded, so that no value can add a `/` or become `..`.
+    /// `-` are percent-encoded, so that no value can add a `/` or become `..`. The owner keeps its own `/`: the platform or
+    /// the operator has put them there.
     ///
     /// # Errors
     /// The name of a value that the record does not have.
@@ -120,16 +126,36 @@ impl Subject {
                 Part::Literal(literal) => subject.push_str(literal),
                 Part::Value(value) => match value.of(record) {
                     "" => return Err(name(*value)),
+                    text if *value == Value::Owner => escape_parts(text, &mut subject),
                     text => escape(text, &mut subject),
                 },
             }
         }
         Ok(subject)
     }
+
+    /// Returns a value in the template that tenants choose, if the template does not name the owner as well. Such a
+    /// subject may be that of another VM.
+    #[must_use]
+    pub fn chosen_by_tenants(&self) -> Option<&'static str> {
+        let has = |value| self.0.contains(&Part::Value(value));
+        let chosen = [Value::Uuid, Value::Name].into_iter().find(|value| has(*value));
+        chosen.filter(|_| !has(Value::Owner)).map(name)
+    }
 }
 
 fn name(value: Value) -> &'static str {
     Value::ALL.into_iter().find(|(_, known)| *known == value).map_or("", |(name, _)| name)
+}
+
+/// Escapes each part between `/`.
+pub(crate) fn escape_parts(text: &str, out: &mut String) {
+    for (at, part) in text.split('/').enumerate() {
+        if at > 0 {
+            out.push('/');
+        }
+        escape(part, out);
+    }
 }
 
 fn escape(text: &str, out: &mut String) {
@@ -146,8 +172,8 @@ fn escape(text: &str, out: &mut String) {
 }
 
 impl Text for Subject {
-    const EXPECTED: &'static str = "1 to 255 letters, digits and `._~:/-` with `{uuid}`, `{name}`, `{namespace}` or \
-        `{project}`, and no empty segment";
+    const EXPECTED: &'static str = "1 to 255 letters, digits and `._~:/-` with `{owner}`, `{uuid}`, `{name}`, \
+        `{namespace}` or `{project}`, and no empty segment";
 
     fn read(text: &str) -> Option<Self> {
         let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");

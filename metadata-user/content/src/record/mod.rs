@@ -11,6 +11,7 @@ mod error;
 pub mod identity;
 mod metadata;
 pub mod network;
+mod owner;
 mod parse;
 mod serving;
 mod sink;
@@ -22,6 +23,8 @@ pub mod vm;
 mod tests;
 
 use bytes::Bytes;
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
 use serde::{Deserialize, Serialize};
 
 pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
@@ -29,6 +32,7 @@ pub use dialects::{Carried, Dialect, Dialects, Smbios};
 pub use error::{Place, RecordError, Warning};
 pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, is_instance_tag, is_segment};
 pub use network::{Nic, Role};
+pub use owner::{OWNER_BYTES, Owner};
 pub use parse::Step;
 pub use serving::{
     AbsentSeed, DateTree, Imdsv2, Serve, ServeLimits, Switch, USER_DATA_DEFAULT, USER_DATA_MAX,
@@ -229,6 +233,13 @@ impl Record {
     pub fn role(&self, index: usize) -> Role {
         let default = if index == 0 { Role::Public } else { Role::Private };
         self.network.nics.get(index).and_then(|nic| nic.role).unwrap_or(default)
+    }
+
+    /// Returns the ports and MACs of the NICs that name a port.
+    #[must_use]
+    pub fn identities(&self) -> Vec<(PortName, Mac)> {
+        let nics = self.network.nics.iter();
+        nics.filter_map(|nic| Some((nic.port.as_ref()?.into(), nic.mac?.0))).collect()
     }
 
     /// Returns user-data and both vendor-data fields with their field names.

@@ -57,7 +57,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
         (
             "  name: web-1",
             "  nmae: web-1",
-            "r.yaml:5:3: vm.nmae: unknown field `nmae`, expected one of `uuid`, `name`",
+            "r.yaml:5:3: vm.nmae: unknown field `nmae`, expected one of `uuid`, `owner`, `name`",
         ),
         ("  name: web-1", "  name: web-1\n  name: web-2", "r.yaml:4:3: vm: duplicate field `name`"),
         ("vm:", "vm: 3\nx:", "r.yaml:3:5: vm: invalid type: integer `3`, expected a mapping"),

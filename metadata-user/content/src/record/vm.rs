@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::owner::Owner;
 use super::sink::Sink;
 use super::values::{
     Account, AnyLine, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey, RoleName, Secret,
@@ -26,15 +27,20 @@ pub enum Schema {
 pub struct Vm {
     /// SMBIOS system UUID.
     pub uuid: Uuid,
+    /// Owner of what the agent keeps and derives for the VM: what its guest wrote, its session tokens, ids and subject. The
+    /// UUID by default. Set it if others than you choose UUIDs. Records of KubeVirt and Proxmox VE have the owner that the
+    /// platform assigned; give the same one here to stand in front of such a VM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<Owner>,
     /// Display name.
     pub name: Line,
     /// Tenant or Kubernetes namespace.
     pub namespace: Option<AnyLine>,
     /// `instance-id` of NoCloud and OpenStack; the UUID by default. It must not change during the VM's life.
     pub instance_id: Option<Line>,
-    /// Instance id of EC2 and AliYun; derived from the UUID by default.
+    /// Instance id of EC2 and AliYun; derived from the owner by default.
     pub ec2_id: Option<Ec2Id>,
-    /// Instance id of dialects with numeric ids; derived from the UUID by default.
+    /// Instance id of dialects with numeric ids; derived from the owner by default.
     pub numeric_id: Option<NumericId>,
     /// Index of the VM among those launched together, from 0; 0 by default.
     #[serde(default)]

@@ -46,7 +46,7 @@ impl Condition {
             headers.get(name).is_some_and(|found| found.eq_ignore_ascii_case(value.as_bytes()))
         };
         let good =
-            |kind, token: &[u8]| call.vm.keyring.verify(kind, &call.vm.uuid, token, call.now.unix_seconds);
+            |kind, token: &[u8]| call.vm.keyring.verify(kind, &call.vm.owner, token, call.now.unix_seconds);
         match self {
             Self::HeaderIs { name, value } => is(&(name, value)),
             Self::HeaderIsOneOf(fields) => fields.iter().any(is),

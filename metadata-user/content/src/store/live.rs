@@ -17,8 +17,8 @@ use metadata_base::time::Now;
 /// State of the VM for live answers.
 #[derive(Clone, Debug)]
 pub struct Vm {
-    /// UUID of the VM; tokens are bound to it.
-    pub uuid: Box<str>,
+    /// Owner of the VM's state; tokens are bound to it.
+    pub owner: Box<str>,
     /// Keys that issue and check tokens.
     pub keyring: Arc<Keyring>,
     /// State that the guest wrote or confirmed.
@@ -33,9 +33,9 @@ impl Vm {
     /// Builds the state from a record. Sets the VM's connection limit to the record's.
     #[must_use]
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
-        let uuid = record.vm.uuid.as_str().into();
+        let owner = record.owner_text().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
-        Self { uuid, keyring, mailbox, sinks: record.sinks.clone(), issuer: None }
+        Self { owner, keyring, mailbox, sinks: record.sinks.clone(), issuer: None }
     }
 
     /// Returns the VM with an issuer of its identity tokens.
@@ -47,10 +47,10 @@ impl Vm {
 
     /// Builds a VM with its own key and mailbox, to inspect a record without serving it.
     #[must_use]
-    pub fn alone(uuid: &str) -> Self {
-        let mailbox = Arc::new(Mailbox::new(uuid, &Outbox::detached()));
+    pub fn alone(owner: &str) -> Self {
+        let mailbox = Arc::new(Mailbox::new(owner, &Outbox::detached()));
         Self {
-            uuid: uuid.into(),
+            owner: owner.into(),
             keyring: Arc::new(Keyring::ephemeral()),
             mailbox,
             sinks: Sinks::default(),

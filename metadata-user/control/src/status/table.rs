@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed, Status,
-    Unread,
+    ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed,
+    SharedUuid, Status, Unread,
 };
 
 /// Width of the left column, in characters.
@@ -47,6 +47,11 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     )?;
     let shadowed = status.shadowed.iter();
     list("shadowed", shadowed.map(|Shadowed { record, by }| format!("{record}: by {by}")), out)?;
+    let shared = status.shared_uuids.iter().map(|SharedUuid { uuid, records, unlisted }| {
+        let more = if *unlisted > 0 { format!(" and {unlisted} more") } else { String::new() };
+        format!("{uuid}: {}{more}", records.join(", "))
+    });
+    list("shared UUID", shared, out)?;
     status.api_server.as_ref().map_or(Ok(()), |server| api_server(server, out))?;
     status.proxmox.as_ref().map_or(Ok(()), |node| proxmox(node, out))?;
     let width = status.counters.keys().map(String::len).max().unwrap_or_default();

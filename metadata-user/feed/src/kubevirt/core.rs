@@ -108,6 +108,8 @@ struct Known {
     /// When it lost its last origin.
     lost_at: Option<Instant>,
     instances: BTreeMap<PodUid, Instance>,
+    /// Pods that it names and that are another VMI's.
+    contested: BTreeSet<PodUid>,
 }
 
 impl Origin {
@@ -166,8 +168,11 @@ impl Core {
     }
 
     /// Handles a VMI that is new or has changed.
-    pub fn applied(&mut self, origin: Origin, vmi: Vmi, now: Instant) {
+    pub fn applied(&mut self, origin: Origin, mut vmi: Vmi, now: Instant) {
         let key = vmi.key();
+        if origin != Origin::Kept {
+            vmi.metadata.owner_references.get_or_insert_default();
+        }
         match self.vmis.get(&key) {
             Some(_) if origin == Origin::Kept => return,
             // The watch has the newer version; the hook only adds that the VMI is about to run.
@@ -201,6 +206,7 @@ impl Core {
             ran: false,
             lost_at: None,
             instances: BTreeMap::new(),
+            contested: BTreeSet::new(),
         });
         self.changed |= known.vmi != vmi;
         (known.vmi, known.octets) = (vmi, octets);
@@ -363,6 +369,16 @@ impl Core {
             self.actions.extend(known.instances.remove(&uid).map(|mut past| past.end()).unwrap_or_default());
         }
         for uid in &pods {
+            // Who named a pod first keeps it, whatever its name.
+            if let Some(holder) = self.owners.get(uid).filter(|holder| *holder != key) {
+                if known.contested.insert(uid.clone()) {
+                    let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
+                    let (key, error) = (key.to_owned(), FeedError::Vm { reason });
+                    self.actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
+                }
+                continue;
+            }
+            known.contested.remove(uid);
             if !known.instances.contains_key(uid) {
                 let alone = known.instances.values().all(|other| other.has_ended() || other.key != *key);
                 let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
@@ -371,6 +387,7 @@ impl Core {
                 self.actions.push(Action::Watch(uid.clone(), BTreeSet::new()));
             }
         }
+        known.contested.retain(|uid| pods.contains(uid));
         pods.iter().for_each(|uid| self.refresh(key, uid, now));
     }
 
@@ -397,7 +414,8 @@ impl Core {
             self.actions.push(Action::Inlet(uid.clone(), wanted));
         }
         instance.inlet = wanted;
-        let outcome = instance.admitted(translation.outcome, &former, &self.admit);
+        let outcome = instance.owned(translation.outcome, &known.vmi);
+        let outcome = instance.admitted(outcome, &former, &self.admit);
         let volumes = volumes.into_inner();
         if instance.volumes != volumes {
             instance.volumes.clone_from(&volumes);

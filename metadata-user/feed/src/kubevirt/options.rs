@@ -1,10 +1,13 @@
 //! The section `kubevirt` of the configuration.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
 
 use metadata_content::record::Serve;
+use metadata_content::record::values::Account;
 
 /// The environment variable with the node's name; a DaemonSet sets it from `spec.nodeName`.
 pub const NODE_VARIABLE: &str = "NODE_NAME";
@@ -40,6 +43,9 @@ pub struct Options {
     pub region: String,
     /// The zone of all VMs, preferably `<region>-<x>`.
     pub zone: String,
+    /// The project and account number of each namespace, 12 digits in quotes. A namespace without one gets a number that is
+    /// derived from its name and identifies nobody: whoever may choose namespaces finds two with one number.
+    pub accounts: BTreeMap<String, Account>,
     /// The `serve` section of every VM's record.
     pub serve: Serve,
     /// A kubeconfig file with a token or a certificate; by default the agent uses the cluster it runs in.
@@ -68,6 +74,7 @@ impl Default for Options {
             vendor_data: None,
             region: "local".into(),
             zone: "local-a".into(),
+            accounts: BTreeMap::new(),
             serve: Serve::default(),
             kubeconfig: None,
             watch: true,
@@ -83,6 +90,32 @@ impl Options {
     pub fn pods(&self) -> PathBuf {
         self.kubelet.join("pods")
     }
+
+    /// The number of a namespace, for clouds whose projects and accounts have numbers: the configured one, or else one
+    /// derived from its name that no other namespace is configured with.
+    pub(super) fn account_of(&self, namespace: &str) -> u64 {
+        if let Some(number) = self.accounts.get(namespace).map(number) {
+            return number;
+        }
+        let tries = (0..=self.accounts.len()).map(|at| match at {
+            0 => derived(namespace),
+            _ => derived(&format!("{namespace}/{at}")),
+        });
+        // Each configured number stands in the way of one try.
+        let is_free = |number: &u64| !self.accounts.values().any(|taken| self::number(taken) == *number);
+        tries.fold(None, |found, number| found.or(Some(number).filter(is_free))).unwrap_or_default()
+    }
+}
+
+/// The digits of a configured account.
+fn number(account: &Account) -> u64 {
+    account.as_str().parse().unwrap_or_default()
+}
+
+/// A number of twelve digits derived from a text.
+fn derived(text: &str) -> u64 {
+    let hash: [u8; 32] = Sha256::digest(text).into();
+    hash.iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) % 1_000_000_000_000
 }
 
 /// `instance_id`.
@@ -92,7 +125,8 @@ pub enum InstanceId {
     /// The firmware's UUID: it survives restarts and migrations, and a clone has another.
     #[default]
     Uuid,
-    /// `<namespace>-<name>`, as in kubevirt-imds.
+    /// `<namespace>-<name>`, as in kubevirt-imds; `<namespace>/<name>` for a namespace with a hyphen, because two VMs
+    /// could have the same id otherwise.
     NamespaceName,
 }
 
@@ -112,6 +146,22 @@ pub enum Passt {
 mod tests {
     use super::{InstanceId, Options, Passt};
     use std::path::Path;
+
+    #[test]
+    fn a_namespace_has_its_configured_number_and_no_derived_number_is_a_configured_one() {
+        let mut options = Options::default();
+        let derived = options.account_of("shop");
+        assert!(derived < 1_000_000_000_000);
+        assert_ne!(derived, options.account_of("bank"));
+        // An attacker has found a namespace whose derived number is that of another tenant.
+        let text = format!("{{accounts: {{bank: '{derived:012}'}}}}");
+        options = serde_yaml::from_str(&text).expect("options");
+        assert_eq!(options.account_of("bank"), derived);
+        assert_ne!(options.account_of("shop"), derived);
+        for text in ["{accounts: {a: 1}}", "{accounts: {a: '1'}}", "{accounts: {a: 'x00000000000'}}"] {
+            serde_yaml::from_str::<Options>(text).expect_err(text);
+        }
+    }
 
     #[test]
     fn absent_options_have_defaults_and_unknown_ones_are_refused() {

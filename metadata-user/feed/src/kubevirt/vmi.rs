@@ -10,6 +10,7 @@ use serde::de::{Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::room;
+use metadata_content::record::Owner;
 
 /// The label with the node a VMI runs on, set from the moment that node takes it over.
 pub const NODE_LABEL: &str = "kubevirt.io/nodeName";
@@ -78,6 +79,27 @@ impl Vmi {
         format!("{}/{}", self.metadata.namespace, self.metadata.name)
     }
 
+    /// The owner of what the agent keeps for the VM, by what the API server assigned: namespace, name, and the UID of the
+    /// VirtualMachine, which survives stop and start, or that of a VMI without one.
+    ///
+    /// A tenant may write an owner reference into a VMI of its own. It reaches nothing of another tenant by that, because
+    /// namespace and name are the VMI's own, and no two VMIs have the same ones at a time. The cluster's garbage collector
+    /// deletes an object whose owner does not exist.
+    #[must_use]
+    pub fn owner(&self) -> Owner {
+        let Meta { namespace, name, uid, owner_references, .. } = &self.metadata;
+        let is_vm = |owner: &&OwnerReference| {
+            let group = owner.api_version.split_once('/').map(|(group, _)| group);
+            owner.controller
+                && owner.kind == "VirtualMachine"
+                && group == Some("kubevirt.io")
+                && owner.name == *name
+                && !owner.uid.is_empty()
+        };
+        let vm = owner_references.iter().flatten().find(is_vm);
+        Owner::kubevirt(namespace, name, vm.map_or(uid, |vm| &vm.uid))
+    }
+
     /// The value of an annotation.
     #[must_use]
     pub fn annotation(&self, name: &str) -> Option<&str> {
@@ -108,6 +130,22 @@ pub struct Meta {
     pub labels: BTreeMap<String, String>,
     #[serde(deserialize_with = "or_default")]
     pub annotations: BTreeMap<String, String>,
+    /// `None` if it is unknown: an earlier release did not keep it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner_references: Option<Vec<OwnerReference>>,
+}
+
+/// One of `metadata.ownerReferences`.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+#[expect(missing_docs, reason = "the names are the API's")]
+pub struct OwnerReference {
+    pub api_version: String,
+    pub kind: String,
+    pub name: String,
+    pub uid: String,
+    #[serde(deserialize_with = "or_default")]
+    pub controller: bool,
 }
 
 /// `spec`.

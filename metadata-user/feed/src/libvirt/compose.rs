@@ -22,8 +22,8 @@ pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value
     let mut record = domain.implied();
     let parts = [part(files, DEFAULTS, |_| {})?, domain.instance.clone(), own];
     parts.into_iter().flatten().for_each(|part| merge(&mut record, part));
-    // libvirt decides the domain's identity.
-    merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": domain.uuid}}));
+    // libvirt decides the domain's identity: `null` removes an owner, so that the UUID is the owner.
+    merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": domain.uuid, "owner": null}}));
     name_nics(&mut record);
     if !tells_of_network(&record) {
         merge(&mut record, json!({"network": {"mode": "none"}}));

@@ -23,6 +23,9 @@ use metadata_content::record::Limits;
 /// Largest number of a VM in Proxmox VE (`pve-vmid` in pve-common's JSONSchema.pm).
 pub(super) const VMID_MOST: u32 = 999_999_999;
 
+/// The name of a cluster in the owner of a VM whose node has none.
+const NO_CLUSTER: &str = "local";
+
 /// SHA-256 of everything that makes a record.
 pub(super) type Digest = [u8; 32];
 
@@ -187,18 +190,34 @@ impl Loading {
         if config.is_template() {
             return Ok(Outcome::Template);
         }
+        let cluster = self.cluster(path, options)?;
         let host = self.read(&options.resolv_conf, FILE_OCTETS)?.unwrap_or_default();
         let mut given = Given {
             host: Dns::of_host(&String::from_utf8_lossy(&host)),
             custom: self.custom(&config, options)?,
             defaults: self.part(&options.files, DEFAULTS)?,
             own: self.part(&options.files, &format!("{vmid}.yaml"))?,
+            cluster,
             generation: 0,
         };
         given.generation = generation(self.hash.clone().finalize().into());
         let mut made = translate(vmid, &config, &given, options, limits)?;
         made.problems.splice(..0, dropped);
         Ok(Outcome::Record(Box::new(made)))
+    }
+
+    /// The name of the cluster. A file system that goes away must not look like a node without a cluster.
+    fn cluster(&mut self, configuration: &Path, options: &Options) -> Result<String, Fault> {
+        if let Some(name) = &options.cluster {
+            self.hash.update(name);
+            return Ok(name.clone());
+        }
+        let found = self.read(&options.corosync, FILE_OCTETS)?;
+        if found.is_none() && !configuration.exists() {
+            let error = super::io_error(configuration, "a file that can be read", ErrorKind::NotFound.into());
+            return Err(Fault::Io(error));
+        }
+        Ok(cluster_of(&String::from_utf8_lossy(&found.unwrap_or_default())).unwrap_or(NO_CLUSTER).to_owned())
     }
 
     /// Reads at most `limit + 1` octets; `None` if the file does not exist.
@@ -250,6 +269,24 @@ impl Loading {
     }
 }
 
+/// The name of the cluster in corosync.conf, within `totem`.
+fn cluster_of(text: &str) -> Option<&str> {
+    let mut sections = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(section) = line.strip_suffix('{') {
+            sections.push(section.trim());
+        } else if line == "}" {
+            sections.pop();
+        } else if sections == ["totem"]
+            && let Some((key, value)) = line.split_once(':')
+            && key.trim() == "cluster_name"
+        {
+            return Some(value.trim()).filter(|name| !name.is_empty());
+        }
+    }
+    None
+}
+
 /// A generation that is another one for any other content. JSON numbers are exact up to 2⁵³.
 fn generation(digest: Digest) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = digest;
@@ -258,9 +295,21 @@ fn generation(digest: Digest) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::within;
+    use super::{cluster_of, within};
     use std::sync::mpsc;
     use std::time::Duration;
+
+    #[test]
+    fn the_clusters_name_is_that_of_its_section() {
+        let text = "logging {\n  cluster_name: no\n}\n\ntotem {\n  cluster_name: prod-1\n  interface {\n    \
+                    linknumber: 0\n  }\n}\n";
+        assert_eq!(cluster_of(text), Some("prod-1"));
+        for text in
+            ["", "cluster_name: x", "totem {\n}\ncluster_name: x", "totem {\n cluster_name:\n}", "}}{"]
+        {
+            assert_eq!(cluster_of(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn work_that_waits_without_end_is_left_alone() {

@@ -20,6 +20,11 @@ pub struct Options {
     pub files: PathBuf,
     /// The configuration of the cluster's storages, which hold the files that `cicustom` names.
     pub storages: PathBuf,
+    /// The name of the cluster, in the subjects and ids of its VMs; by default that of `corosync`, and `local` for a node
+    /// without a cluster. Set it before such a node joins one: with another name its VMs have other owners.
+    pub cluster: Option<String>,
+    /// The configuration of the cluster, which names it.
+    pub corosync: PathBuf,
     /// The node's resolvers, for VMs without `nameserver` or `searchdomain`.
     pub resolv_conf: PathBuf,
     /// The region of all VMs.
@@ -34,6 +39,8 @@ impl Default for Options {
             directory: DEFAULT_DIRECTORY.into(),
             files: DEFAULT_FILES.into(),
             storages: "/etc/pve/storage.cfg".into(),
+            cluster: None,
+            corosync: "/etc/pve/corosync.conf".into(),
             resolv_conf: "/etc/resolv.conf".into(),
             region: "local".into(),
             zone: "local-a".into(),

@@ -48,6 +48,15 @@ pub enum Problem {
     /// A file beside the configuration.
     #[error(transparent)]
     Part(#[from] PartError),
+    /// The template of the subject lets a tenant choose another VM's subject.
+    #[error(
+        "identity.subject: expected `{{owner}}` beside `{value}`, which whoever may change a VM's options chooses; add it, or \
+         leave `subject` out"
+    )]
+    Subject {
+        /// The value in the template.
+        value: &'static str,
+    },
     /// The record that all of these make.
     #[error(transparent)]
     Record(#[from] RecordError),

@@ -15,8 +15,9 @@ use super::{Options, Problem, VmConfig, block};
 use crate::merge::{merge, name_nics};
 use crate::part::{Firmware, label, stamp};
 use metadata_base::hex::hex;
+use metadata_content::record::identity::Subject;
 use metadata_content::record::values::{FQDN_OCTETS, Line, Secret, is_uuid};
-use metadata_content::record::{Limits, Record, USER_DATA_MAX, is_network_config};
+use metadata_content::record::{Limits, Owner, Record, USER_DATA_MAX, is_network_config};
 
 /// Longest domain behind any first label, in octets (RFC 1035 §2.3.4, §3.1).
 const DOMAIN_OCTETS: usize = FQDN_OCTETS - 64;
@@ -40,6 +41,8 @@ pub struct Given {
     pub defaults: Option<Value>,
     /// The part of a record for this VM.
     pub own: Option<Value>,
+    /// The name of the cluster.
+    pub cluster: String,
     /// The record's generation.
     pub generation: u64,
 }
@@ -79,11 +82,16 @@ pub fn translate(
     let identity = json!({
         "schema": "vmrecord/1",
         "generation": given.generation,
-        "vm": {"uuid": uuid(vmid, config, &mut problems)},
+        "vm": {"uuid": uuid(vmid, config, &mut problems), "owner": null},
     });
     merge(&mut record, identity);
     name_nics(&mut record);
-    let (record, _) = Record::parse_within(limits, &format!("{vmid}.json"), &record.to_string())?;
+    let (mut record, _) = Record::parse_within(limits, &format!("{vmid}.json"), &record.to_string())?;
+    record.vm.owner = Some(owner(vmid, config, &given.cluster));
+    let subject = record.identity.as_ref().and_then(|identity| identity.subject.as_ref());
+    if let Some(value) = subject.and_then(Subject::chosen_by_tenants) {
+        return Err(Problem::Subject { value });
+    }
     Ok(Translation { record, problems })
 }
 
@@ -241,6 +249,20 @@ fn payload(octets: &[u8]) -> Value {
     json!({"base64": STANDARD.encode(octets)})
 }
 
+/// The owner of what the agent keeps for a VM. Whoever may change a VM's options sets its UUID and its description, but
+/// neither its VMID nor `meta`, which is read-only in Proxmox VE's API (`json_config_properties` in QemuServer.pm):
+/// qemu-server writes it when it makes or clones a VM, and restores it from a backup. VMs made before Proxmox VE 7.1 have
+/// none; each later VM of their VMID has one.
+fn owner(vmid: u32, config: &VmConfig, cluster: &str) -> Owner {
+    let made = made(config).filter(|made| made.bytes().all(|byte| byte.is_ascii_digit()));
+    Owner::proxmox(cluster, vmid, made.unwrap_or_default())
+}
+
+/// The time when the VM was made.
+fn made(config: &VmConfig) -> Option<&str> {
+    config.get("meta").and_then(|meta| list(meta, None).ok()?.get("ctime").copied())
+}
+
 /// The UUID that the guest sees in its firmware. A VM without one gets a number of its own: `vmid` and the time when the
 /// VM was made, because a later VM may have the same `vmid`.
 fn uuid(vmid: u32, config: &VmConfig, problems: &mut Vec<Problem>) -> String {
@@ -252,8 +274,7 @@ fn uuid(vmid: u32, config: &VmConfig, problems: &mut Vec<Problem>) -> String {
             Err(expected) => problems.push(Problem::setting("smbios1", expected, "something else")),
         }
     }
-    let made = config.get("meta").and_then(|meta| list(meta, None).ok()?.get("ctime").copied());
-    let digest = Sha256::digest(format!("proxmox:{vmid}:{}", made.unwrap_or_default()));
+    let digest = Sha256::digest(format!("proxmox:{vmid}:{}", made(config).unwrap_or_default()));
     let digits = hex(&digest[..16]);
     let ends = [8, 12, 16, 20, 32];
     let parts: Vec<_> =

@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use super::{Change, Limits, RecordId, Registry, Source, Standing};
 use crate::{FeedError, FeedEvent};
-use metadata_content::record::Record;
+use metadata_content::record::{Owner, Record};
 
 const A: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000a";
 const B: &str = "7c0f1a52-3b5e-4d1a-9d2c-00000000000b";
@@ -208,5 +208,29 @@ fn changes_add_up_to_the_records_in_force() {
                 .collect();
             assert_eq!(in_force, expected);
         }
+    }
+}
+
+#[test]
+fn records_of_two_owners_with_one_uuid_are_in_force_apart() {
+    let mut registry = Registry::default();
+    let owned = |key: &str, owner: Owner| {
+        let mut record = (*record(A, 1)).clone();
+        record.vm.owner = Some(owner);
+        FeedEvent::Upsert { key: key.into(), record: record.into() }
+    };
+    let of = |namespace| Owner::kubevirt(namespace, "test", "u");
+    let front: Owner = serde_json::from_value("kubevirt/b/test/u".into()).expect("an owner");
+    let steps: [(Source, FeedEvent, &[&str]); 6] = [
+        (Source::Kubevirt, owned("a/test", of("a")), &["+kubevirt/a/test 1"]),
+        (Source::Kubevirt, owned("b/test", of("b")), &["+kubevirt/b/test 1"]),
+        // A record that names the UUID alone is another VM's.
+        (Source::Api, upsert("uuid", A, 2), &["+api/uuid 2"]),
+        (Source::Api, owned("front", front), &["-kubevirt/b/test", "+api/front 1"]),
+        (Source::Api, remove("front"), &["-api/front", "+kubevirt/b/test 1"]),
+        (Source::Kubevirt, remove("a/test"), &["-kubevirt/a/test"]),
+    ];
+    for (n, (source, event, expected)) in steps.into_iter().enumerate() {
+        assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
     }
 }

@@ -117,7 +117,7 @@ impl Collector {
     /// Assigns a slot to a guest, after it has made lines of the answers recorded for the former guest.
     pub fn is_now(&mut self, slot: Slot, port: String, mac: String, vm: Option<(&str, &str)>) {
         self.collect(Instant::now());
-        let vm = vm.map(|(uuid, name)| (uuid.to_owned(), name.to_owned()));
+        let vm = vm.map(|(owner, name)| (owner.to_owned(), name.to_owned()));
         if let Some(log) = &mut self.log {
             log.who.insert(slot, Who { port, mac, vm });
         }
@@ -219,14 +219,14 @@ fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u
     let time = OffsetDateTime::from_unix_timestamp(seconds).ok().and_then(|at| at.format(&Rfc3339).ok());
     let who = who.get(&entry.slot);
     let known = who.and_then(|who| who.vm.as_ref());
-    let uuid = entry.responses.as_ref().map(|responses| &*responses.vm().uuid);
-    let vm = uuid.or(known.map(|(uuid, _)| uuid.as_str()));
+    let owner = entry.responses.as_ref().map(|responses| &*responses.vm().owner);
+    let vm = owner.or(known.map(|(owner, _)| owner.as_str()));
     let endpoint = |(address, port)| std::net::SocketAddr::new(address, port).to_string();
     let line = Line {
         time: time.as_deref().unwrap_or_default(),
         vm,
         // `who` names the slot's current guest, which may not be the one that was answered.
-        name: known.filter(|(uuid, _)| Some(uuid.as_str()) == vm).map(|(_, name)| name.as_str()),
+        name: known.filter(|(owner, _)| Some(owner.as_str()) == vm).map(|(_, name)| name.as_str()),
         port: who.map(|who| who.port.as_str()),
         mac: who.map(|who| who.mac.as_str()),
         client: &endpoint(entry.remote),

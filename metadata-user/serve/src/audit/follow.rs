@@ -28,7 +28,7 @@ pub struct Following {
 /// What one guest has asked.
 #[derive(Debug)]
 pub struct FollowedGuest {
-    /// The UUID of its VM; `None` while its record has not arrived.
+    /// The owner of its VM; `None` while its record has not arrived.
     pub vm: Option<Box<str>>,
     /// When its first answer was collected.
     pub first: Instant,
@@ -98,7 +98,7 @@ impl Following {
     }
 
     pub(crate) fn note(&mut self, entry: &Entry, took: Duration, now: Instant) {
-        let vm = entry.responses.as_ref().map(|responses| &*responses.vm().uuid);
+        let vm = entry.responses.as_ref().map(|responses| &*responses.vm().owner);
         // The slot has another guest now.
         if let (Some(guest), Some(vm)) = (self.guests.get(&entry.slot), vm)
             && guest.vm.as_deref().is_some_and(|former| former != vm)

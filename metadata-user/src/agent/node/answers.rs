@@ -64,7 +64,7 @@ impl Answers {
         serves: &Serves,
     ) -> Result<(), SlotOutOfRange> {
         if self.collector.borrow().has_log() {
-            let vm = record.map(|record| (record.vm.uuid.as_str(), record.vm.name.as_str()));
+            let vm = record.map(|record| (record.owner_text(), record.vm.name.as_str()));
             self.collector.borrow_mut().is_now(slot, spoken(&who.port), who.mac.to_string(), vm);
         }
         if let Serves::Responses(responses) = serves

@@ -2,7 +2,7 @@
 
 mod registered;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -146,9 +146,27 @@ impl Catalogue {
         touched
     }
 
-    /// Reserves memory for a record. Without memory, the record becomes a rejection.
+    /// The UUIDs that several VMs in force share, and their records.
+    pub(super) fn shared_uuids(&self) -> BTreeMap<&str, Vec<&RecordId>> {
+        let mut of_uuid: BTreeMap<&str, Vec<(&RecordId, &str)>> = BTreeMap::new();
+        for (id, record) in &self.records {
+            of_uuid.entry(record.vm.uuid.as_str()).or_default().push((id, record.owner_text()));
+        }
+        of_uuid.retain(|_, records| records.iter().any(|(_, owner)| *owner != records[0].1));
+        let ids = |records: Vec<(_, _)>| records.into_iter().map(|(id, _)| id).collect();
+        of_uuid.into_iter().map(|(uuid, records)| (uuid, ids(records))).collect()
+    }
+
+    /// Reserves memory for a record. Without memory, the record becomes a rejection. So does a record of a platform's
+    /// tenant without the owner that the platform assigned.
     fn admit(&mut self, source: Source, event: FeedEvent) -> FeedEvent {
         match event {
+            FeedEvent::Upsert { key, record } if !record.owner().fits(source) => {
+                let id = RecordId::new(source, &key);
+                warn!(record = %id, owner = record.owner_text(), "refused: the owner is not the platform's");
+                let reason = format!("expected the owner that {} assigned, found another", source.name());
+                FeedEvent::Rejected { key, error: FeedError::Vm { reason } }
+            }
             FeedEvent::Upsert { key, record } => {
                 let id = RecordId::new(source, &key);
                 let known = self.registry.record(&id);
@@ -176,9 +194,9 @@ impl Catalogue {
         debug!(record = %id, generation = record.generation, vm = %record.vm.name, "record in force");
         let touched = self.plan.put(&id, Some(&record));
         if let Some(last) = self.records.insert(id, Arc::clone(&record))
-            && last.vm.uuid != record.vm.uuid
+            && last.owner_text() != record.owner_text()
         {
-            self.state.on_vm_removed(&last.vm.uuid);
+            self.state.on_vm_removed(last.owner());
         }
         touched
     }
@@ -194,7 +212,7 @@ impl Catalogue {
         debug!(record = %id, "record removed");
         self.renderer.forget(id);
         if let Some(record) = self.records.remove(id) {
-            self.state.on_vm_removed(&record.vm.uuid);
+            self.state.on_vm_removed(record.owner());
         }
         self.plan.put(id, None)
     }
@@ -219,8 +237,8 @@ impl Catalogue {
 
     /// Rotates old token keys, deletes unused mailboxes, and frees unused payloads.
     pub(super) fn tend(&mut self) {
-        let known: HashSet<&str> = self.records.values().map(|record| record.vm.uuid.as_str()).collect();
-        self.state.tend(|vm| known.contains(vm));
+        let known: HashSet<&str> = self.records.values().map(|record| record.owner_text()).collect();
+        self.state.tend(&known);
         self.renderer.sweep();
     }
 
@@ -236,10 +254,13 @@ mod tests {
     use crate::agent::state::State;
     use crate::config::Config;
     use metadata_base::port::PortName;
-    use metadata_content::record::{Dialect, Record};
+    use metadata_content::account::{Account, CONNECTIONS_PER_VM, Resource, Tab};
+    use metadata_content::record::{Dialect, Owner, Record};
     use metadata_content::source::Source;
-    use metadata_content::store::Responses;
+    use metadata_content::store::{Responses, Vm};
+    use metadata_content::token::Kind;
     use metadata_feed::FeedEvent;
+    use metadata_feed::registry::RecordId;
     use metadata_feed::room::Room;
     use std::sync::Arc;
 
@@ -273,6 +294,61 @@ mod tests {
         let removed = catalogue.on_event(Source::File, FeedEvent::Remove { key: "web".into() });
         assert_eq!(removed, Touched { others: ports(&["tap1"]), ..Touched::default() });
         assert_eq!(catalogue.room().usage().used, 0, "its memory is free again");
+    }
+
+    /// A record of KubeVirt with the UUID of [`upsert`].
+    fn owned(key: &str, owner: Option<Owner>, port: &str) -> FeedEvent {
+        let FeedEvent::Upsert { record, .. } = upsert(port, 1) else { unreachable!("an upsert") };
+        let mut record = (*record).clone();
+        record.vm.owner = owner;
+        FeedEvent::Upsert { key: key.into(), record: record.into() }
+    }
+
+    #[test]
+    fn vms_that_share_a_uuid_share_nothing_else_and_are_listed() {
+        let mut catalogue = catalogue();
+        let mut vm = |key: &str, namespace: &str, port: &str| {
+            let owner = Owner::kubevirt(namespace, "test", "u");
+            let _touched = catalogue.on_event(Source::Kubevirt, owned(key, Some(owner), port));
+            let id = RecordId::new(Source::Kubevirt, key);
+            catalogue.responses(&id).expect("it is in force").vm().clone()
+        };
+        let (victim, attacker) = (vm("a/test", "a", "tap0"), vm("b/test", "b", "tap1"));
+        let moved = vm("a/test@pod", "a", "tap2");
+        victim.mailbox.set_attribute("ns", "key", b"v").expect("small");
+        victim.mailbox.post_password(b"p").expect("the first");
+        assert_eq!(attacker.mailbox.attribute("ns", "key"), None);
+        assert_eq!(attacker.mailbox.posted_password(), "");
+        let token = victim.keyring.mint(Kind::Aws, &victim.owner, 60, 1);
+        assert!(victim.keyring.verify(Kind::Aws, &victim.owner, token.as_bytes(), 2));
+        assert!(!attacker.keyring.verify(Kind::Aws, &attacker.owner, token.as_bytes(), 2));
+        let worker = Arc::new(Account::of_worker());
+        let open = |_| Tab::open(Arc::clone(attacker.mailbox.account()), Arc::clone(&worker));
+        let _held: Vec<_> = (0..CONNECTIONS_PER_VM).map(open).collect();
+        let has_room = |vm: &Vm| vm.mailbox.account().has_room(Resource::Connections, 1);
+        assert_eq!([&attacker, &victim, &moved].map(has_room), [false, true, true]);
+        assert!(
+            Arc::ptr_eq(&victim.mailbox, &moved.mailbox),
+            "a VM that migrates within the node keeps its state"
+        );
+        let [(_, records)] = &catalogue.shared_uuids().into_iter().collect::<Vec<_>>()[..] else {
+            panic!("one UUID is shared")
+        };
+        let records: Vec<_> = records.iter().map(ToString::to_string).collect();
+        assert_eq!(records, ["kubevirt/a/test", "kubevirt/a/test@pod", "kubevirt/b/test"]);
+        let _touched = catalogue.on_event(Source::Kubevirt, FeedEvent::Remove { key: "b/test".into() });
+        assert!(catalogue.shared_uuids().is_empty(), "two records of one VM are no two VMs");
+    }
+
+    #[test]
+    fn a_record_of_a_tenant_without_its_platforms_owner_is_refused() {
+        let bare: Owner = serde_json::from_str("\"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d\"").expect("an owner");
+        for owner in [None, Some(bare), Some(Owner::proxmox("c", 1, "2"))] {
+            let mut catalogue = catalogue();
+            let _touched = catalogue.on_event(Source::Kubevirt, owned("a/test", owner.clone(), "tap0"));
+            assert!(catalogue.record(&RecordId::new(Source::Kubevirt, "a/test")).is_none(), "{owner:?}");
+            assert_eq!(catalogue.registry().refused().count(), 1);
+        }
     }
 
     #[test]

@@ -47,7 +47,7 @@ impl Renderer {
         if let Some(rendered) = self.rendered.get(id).filter(|r| Arc::ptr_eq(&r.record, record)) {
             return Arc::clone(&rendered.responses);
         }
-        let vm = state.vm(record);
+        let vm = state.vm(id, record);
         let asked = Some(vm.mailbox.asked()).filter(|asked| !asked.is_empty());
         let asked = asked.unwrap_or_else(|| dialect::expected(record));
         let start = Instant::now();

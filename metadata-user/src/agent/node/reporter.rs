@@ -130,6 +130,7 @@ impl Reporter {
             conflicts: view.conflicts(),
             refused: view.refused(),
             shadowed: view.shadowed(),
+            shared_uuids: view.shared_uuids(),
             api_server: self.api_server(),
             identity: self.identity_report(),
             proxmox: self.proxmox(),

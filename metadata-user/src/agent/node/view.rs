@@ -11,7 +11,7 @@ use metadata_base::port::PortName;
 use metadata_content::source::Source;
 use metadata_control::status::{
     About, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS, Port, PortState,
-    Ports as PortsReport, Refused, Shadowed,
+    Ports as PortsReport, Refused, Shadowed, SharedUuid,
 };
 use metadata_feed::registry::{RecordId, Standing};
 use metadata_links::inlet;
@@ -123,6 +123,19 @@ impl<'a> View<'a> {
     pub(super) fn refused(self) -> Vec<Refused> {
         let refused = self.catalogue.registry().refused().take(LISTED_COMPLAINTS);
         refused.map(|(id, reason)| Refused { record: id.to_string(), reason: reason.to_owned() }).collect()
+    }
+
+    /// UUIDs that several VMs share, [`LISTED_COMPLAINTS`] at most.
+    pub(super) fn shared_uuids(self) -> Vec<SharedUuid> {
+        let shared = self.catalogue.shared_uuids().into_iter().take(LISTED_COMPLAINTS);
+        let listed =
+            |ids: &[&RecordId]| ids.iter().take(LISTED_COMPLAINTS).map(ToString::to_string).collect();
+        let shared = shared.map(|(uuid, ids)| SharedUuid {
+            uuid: uuid.to_owned(),
+            records: listed(&ids),
+            unlisted: ids.len().saturating_sub(LISTED_COMPLAINTS) as u64,
+        });
+        shared.collect()
     }
 
     /// Records shadowed by another source's record of the same VM, [`LISTED_COMPLAINTS`] at most.

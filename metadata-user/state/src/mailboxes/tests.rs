@@ -12,8 +12,8 @@ use metadata_content::mailbox::{
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const RECORD: &str = include_str!("../../../../tests/vectors/record.yaml");
 
-fn uuid() -> Uuid {
-    serde_json::from_value(UUID.into()).expect("a UUID")
+fn uuid() -> Owner {
+    serde_json::from_value(UUID.into()).expect("an owner")
 }
 
 fn open(directory: &Path) -> (Mailboxes, Saves) {
@@ -84,7 +84,7 @@ fn a_file_of_a_later_version_stays_until_the_vm_writes_and_is_then_kept_beside()
         assert_eq!(fs::read_to_string(&kept).expect("it is kept"), later);
     }
     fs::write(&file, r#"{"version":2}"#).expect("written");
-    let text = read(&file).map(drop).expect_err("a refusal").to_string();
+    let text = read(&file, UUID).map(drop).expect_err("a refusal").to_string();
     for part in ["a mailbox of version 1, found version 2", "start a release that reads it", "`.v2`"] {
         assert!(text.contains(part), "no `{part}` in: {text}");
     }
@@ -104,13 +104,16 @@ fn a_file_that_an_earlier_agent_wrote_is_read() {
 fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
     let (record, _) = Record::parse("record.yaml", RECORD).expect("a good record");
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
-    let first = mailboxes.for_record(&record);
+    let first = mailboxes.for_record(Source::File, "web.yaml", &record);
     first.take_password();
-    let again = mailboxes.for_record(&record);
+    let again = mailboxes.for_record(Source::File, "web.yaml", &record);
     assert!(Arc::ptr_eq(&first, &again));
     assert!(again.password_taken());
-    mailboxes.forget(&record.vm.uuid).expect("nothing on disk");
-    assert!(!mailboxes.for_record(&record).password_taken(), "the next VM of that UUID begins anew");
+    mailboxes.forget(&record.owner()).expect("nothing on disk");
+    assert!(
+        !mailboxes.for_record(Source::File, "web.yaml", &record).password_taken(),
+        "the next VM of that owner begins anew"
+    );
 }
 
 #[tokio::test]
@@ -209,7 +212,7 @@ fn only_files_of_ended_vms_are_removed() {
         fs::write(room.path().join(file), "{}").expect("written");
     }
     let (mailboxes, _saves) = open(room.path());
-    assert_eq!(mailboxes.sweep(|vm| vm == name(1, "")).expect("swept"), 3);
+    assert_eq!(mailboxes.sweep([&*name(1, "")]).expect("swept"), 3);
     let mut left: Vec<_> = fs::read_dir(room.path())
         .expect("listed")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
@@ -283,4 +286,162 @@ fn a_state_path_that_is_no_directory_is_refused() {
     fs::write(&file, "").expect("written");
     let error = Mailboxes::open(&file, Outbox::detached()).expect_err("a file is no directory");
     assert!(error.to_string().contains("check the state directory"), "{error}");
+}
+
+fn names(directory: &Path) -> Vec<String> {
+    let entries = fs::read_dir(directory).expect("listed");
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("text")).collect();
+    names.sort();
+    names
+}
+
+/// A record with this owner and the UUID of the others.
+fn owned(owner: Option<Owner>) -> Record {
+    let (mut record, _) = Record::parse("record.yaml", RECORD).expect("a good record");
+    record.vm.owner = owner;
+    record.admin = serde_json::from_str(r#"{"password":"secret"}"#).expect("an account");
+    record
+}
+
+#[test]
+fn vms_of_one_uuid_share_nothing_in_memory_and_on_disk() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (a, b) = (Owner::kubevirt("a", "test", "1"), Owner::kubevirt("b", "test", "2"));
+    let records = [owned(Some(a)), owned(Some(b)), owned(Some(Owner::proxmox("c", 1, "2"))), owned(None)];
+    let (mailboxes, _saves) = open(room.path());
+    let [victim, others @ ..] =
+        &records.each_ref().map(|record| mailboxes.for_record(Source::Api, "x", record));
+    fill(victim);
+    for other in others {
+        assert_empty(other);
+        assert!(!Arc::ptr_eq(other.account(), victim.account()), "one account");
+        other.set_attribute("ns", "key", other.vm().as_bytes()).expect("small");
+    }
+    mailboxes.save_all();
+    let files = names(room.path());
+    assert_eq!(files.len(), 4);
+    assert!(files.contains(&format!("{UUID}.json")), "{files:?}");
+    for file in &files {
+        assert!(file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-.".contains(&byte)), "{file}");
+    }
+    let (mailboxes, _saves) = open(room.path());
+    for (at, record) in records.iter().enumerate() {
+        let found = mailboxes.get(&record.owner());
+        match at {
+            0 => assert_filled(&found),
+            _ => assert_eq!(found.attribute("ns", "key").as_deref(), Some(record.owner_text().as_bytes())),
+        }
+    }
+    assert_eq!(mailboxes.sweep([records[0].owner_text()]).expect("swept"), 0, "they are loaded");
+    let (mailboxes, _saves) = open(room.path());
+    assert_eq!(mailboxes.sweep([records[0].owner_text()]).expect("swept"), 3);
+    assert_filled(&mailboxes.get(&records[0].owner()));
+}
+
+#[test]
+fn a_file_of_another_owner_is_set_aside() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (a, b) = (Owner::kubevirt("a", "test", "1"), Owner::kubevirt("b", "test", "2"));
+    let (mailboxes, _saves) = open(room.path());
+    fill(&mailboxes.get(&a));
+    mailboxes.save_all();
+    let [file] = &names(room.path())[..] else { panic!("one file") };
+    for (owner, moved) in [(&b, format!("{}.json", stem(b.as_str()))), (&uuid(), format!("{UUID}.json"))] {
+        fs::copy(room.path().join(file), room.path().join(&moved)).expect("copied");
+        let (mailboxes, _saves) = open(room.path());
+        assert_empty(&mailboxes.get(owner));
+        assert_eq!(mailboxes.counts().loads_failed, 1, "{moved}");
+        assert!(names(room.path()).contains(&format!("{moved}.bad")), "{:?}", names(room.path()));
+    }
+}
+
+/// What an earlier release kept by UUID, and which records had the UUID.
+fn former(records: &[(Source, &str)]) -> (tempfile::TempDir, FormerRecords) {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, _saves) = open(room.path());
+    fill(&mailboxes.get(&uuid()));
+    mailboxes.save_all();
+    let mut former = FormerRecords::default();
+    for (source, key) in records {
+        former.note(UUID, *source, key);
+    }
+    (room, former)
+}
+
+#[test]
+fn what_an_earlier_release_kept_by_uuid_goes_to_the_one_record_that_had_it() {
+    let ours = [(Source::Kubevirt, "a/test")];
+    let moving = [(Source::Kubevirt, "a/test"), (Source::Kubevirt, "a/test@pod-2")];
+    let shared = [(Source::Kubevirt, "a/test"), (Source::Kubevirt, "b/test")];
+    let in_front = [(Source::File, "x.yaml"), (Source::Kubevirt, "a/test")];
+    let operators = [(Source::File, "x.yaml"), (Source::Api, "x")];
+    let a = || owned(Some(Owner::kubevirt("a", "test", "1")));
+    let b = || owned(Some(Owner::kubevirt("b", "test", "2")));
+    let none: [(Source, &str); 0] = [];
+    for (case, had, (source, key), record, is_taken, left) in [
+        ("the one record", &ours[..], (Source::Kubevirt, "a/test"), a(), true, ""),
+        ("twice, for a migration within the node", &moving, (Source::Kubevirt, "a/test"), a(), true, ""),
+        ("another VM with that UUID", &ours, (Source::Kubevirt, "b/test"), b(), false, "former-"),
+        ("an operator's new record", &ours, (Source::Api, "x"), owned(None), false, "former-"),
+        ("two VMs", &shared, (Source::Kubevirt, "a/test"), a(), false, ".shared"),
+        ("a record in front of it", &in_front, (Source::Kubevirt, "a/test"), a(), false, ".shared"),
+        ("operators' records", &operators, (Source::File, "x.yaml"), owned(None), true, UUID),
+        ("nothing is known", &none, (Source::Kubevirt, "a/test"), a(), false, UUID),
+    ] {
+        // With and without an earlier agent that runs until this one takes over.
+        for takes_over in [false, true] {
+            let (room, former) = former(had);
+            let (mailboxes, _saves) = open(room.path());
+            mailboxes.set_former(former);
+            let mailbox = if takes_over {
+                let before = names(room.path());
+                let mailbox = mailboxes.for_record(source, key, &record);
+                assert_eq!(names(room.path()), before, "{case}: the earlier agent still writes");
+                mailboxes.reload();
+                mailbox
+            } else {
+                mailboxes.take_charge();
+                mailboxes.for_record(source, key, &record)
+            };
+            let found = mailbox.posted_password();
+            assert_eq!(found == "posted", is_taken, "{case}, {takes_over}: {:?}", names(room.path()));
+            let files = names(room.path());
+            let is_left = files.iter().any(|file| file.contains(left) && !file.starts_with("kubevirt-"));
+            assert!(left.is_empty() || is_left, "{case}, {takes_over}: {files:?}");
+            assert_eq!(mailboxes.counts().loads_failed, u64::from(left == ".shared"), "{case}");
+            if is_taken {
+                mailbox.note_record("web", Some("secret"));
+                assert!(mailbox.password_taken(), "{case}: a password that was taken comes back");
+                mailbox.set_attribute("ns", "late", b"v").expect("small");
+                mailboxes.save_all();
+                let again = open(room.path()).0.get(&record.owner());
+                assert_eq!(again.attribute("ns", "late").as_deref(), Some(b"v".as_slice()), "{case}");
+                again.note_record("web", Some("secret"));
+                assert!(again.password_taken(), "{case}: after a restart");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_waits_for_its_record_survives_a_restart_and_goes_with_its_vm() {
+    let (room, former) = former(&[(Source::Proxmox, "100")]);
+    let (mailboxes, _saves) = open(room.path());
+    mailboxes.set_former(former);
+    mailboxes.take_charge();
+    // The agent ends before the record arrives. The next one knows nothing of earlier records.
+    let (mailboxes, _saves) = open(room.path());
+    mailboxes.take_charge();
+    let record = owned(Some(Owner::proxmox("pve", 100, "17")));
+    let stranger = owned(Some(Owner::proxmox("pve", 101, "17")));
+    assert_empty(&mailboxes.for_record(Source::Proxmox, "101", &stranger));
+    assert_filled(&mailboxes.for_record(Source::Proxmox, "100", &record));
+
+    let (room, former) = self::former(&[(Source::Proxmox, "100")]);
+    let (mailboxes, _saves) = open(room.path());
+    mailboxes.set_former(former);
+    mailboxes.take_charge();
+    assert_eq!(mailboxes.sweep([]).expect("swept"), 1, "its VM ended");
+    assert!(names(room.path()).is_empty());
 }

@@ -50,7 +50,7 @@ fn document(record: &Record) -> Value {
         "instance-type": record.instance_type(),
         "owner-account-id": record.vm.project.account.as_str(),
         "region-id": record.placement.region.as_str(),
-        "serial-number": record.vm.uuid.as_str(),
+        "serial-number": record.unique_uuid(),
         "zone-id": record.placement.zone.as_str(),
     });
     let nics = &record.network.nics;

@@ -64,7 +64,7 @@ fn statement(record: &Record) -> Map<String, Value> {
         "plan": { "name": "", "product": "", "publisher": "" },
         "sku": image(|image| &image.sku),
         "subscriptionId": subscription(record),
-        "vmId": record.vm.uuid.as_str(),
+        "vmId": record.unique_uuid(),
     });
     match statement {
         Value::Object(members) => members,

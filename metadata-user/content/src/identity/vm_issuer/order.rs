@@ -50,10 +50,10 @@ impl Order {
         self.slot
     }
 
-    /// Returns the VM's UUID and name.
+    /// Returns the VM's owner and name.
     #[must_use]
     pub fn vm(&self) -> (&str, &str) {
-        (&self.vm_issuer.uuid, &self.vm_issuer.name)
+        (self.vm_issuer.owner.as_str(), &self.vm_issuer.name)
     }
 
     /// Returns the MAC of the NIC that asks, if it is known.

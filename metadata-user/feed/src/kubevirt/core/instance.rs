@@ -97,6 +97,17 @@ impl Instance {
         !self.ended && self.problems.iter().any(lacks)
     }
 
+    /// Returns the outcome if the VM's owner is known. Otherwise notes the problem and expects the record's identities.
+    pub(super) fn owned(&mut self, outcome: Outcome, vmi: &Vmi) -> Outcome {
+        match outcome {
+            Outcome::Record(record) if vmi.metadata.owner_references.is_none() => {
+                self.problems.push(Problem::Owner);
+                Outcome::Expect(record.identities())
+            }
+            outcome => outcome,
+        }
+    }
+
     /// Returns the outcome if there is memory for its record. Otherwise notes the problem and expects the record's
     /// identities.
     pub(super) fn admitted(&mut self, outcome: Outcome, former: &[Problem], admit: &Admit) -> Outcome {
@@ -107,8 +118,7 @@ impl Instance {
             |problem| matches!(problem, Problem::Room(former) if former.wants == no_room.wants && former.limit == no_room.limit),
         );
         self.problems.push(same.cloned().unwrap_or(Problem::Room(no_room)));
-        let nics = record.network.nics.iter();
-        Outcome::Expect(nics.filter_map(|nic| Some((nic.port.as_ref()?.into(), nic.mac?.0))).collect())
+        Outcome::Expect(record.identities())
     }
 
     /// Notes an outcome, and returns an event if something changed. A good record stays when the data no longer gives

@@ -31,7 +31,8 @@ struct Story {
 fn vmi(pods: &[&str]) -> Value {
     let active: BTreeMap<_, _> = pods.iter().map(|uid| (*uid, "here")).collect();
     json!({
-        "metadata": {"name": "web", "namespace": "shop", "uid": "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10"},
+        "metadata": {"name": "web", "namespace": "shop", "uid": "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10",
+            "ownerReferences": []},
         "spec": {
             "domain": {
                 "firmware": {"uuid": "5d307ca9-b3ef-428c-8861-06e72d69f223"},

@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use metadata_common::mac::Mac;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 pub use data::{METADATA_CHARS, METADATA_KEYS};
 pub use problem::Problem;
@@ -111,6 +110,8 @@ fn record(
     let document = document(vmi, nics, found, options, token.is_some());
     let (mut record, _) =
         Record::parse_within(limits, "vmi.json", &document.to_string()).map_err(|error| error.to_string())?;
+    // Never by what the VMI says of itself.
+    record.vm.owner = Some(vmi.owner());
     (record.user_data, record.vendor_data) = (user.map(Into::into), vendor.map(Into::into));
     record.serve = options.serve.clone();
     // A Secret may be as large as this limit, and KubeVirt accepts it whole.
@@ -127,7 +128,7 @@ fn record(
 /// The record as a document, without payloads.
 fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &Options, with_token: bool) -> Value {
     let (meta, spec) = (&vmi.metadata, &vmi.spec);
-    let number = tenant(&meta.namespace);
+    let number = options.account_of(&meta.namespace);
     let mut document = json!({
         "schema": "vmrecord/1",
         "generation": 0,
@@ -144,8 +145,7 @@ fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &Options, with_tok
         "credentials": { "service_account": account(vmi, with_token) },
     });
     if options.instance_id == InstanceId::NamespaceName {
-        let id = format!("{}-{}", meta.namespace, meta.name);
-        document["vm"]["instance_id"] = id.into();
+        document["vm"]["instance_id"] = joined(&meta.namespace, &meta.name).into();
     }
     let mut add = |key: &str, value: Value| document[key] = value;
     if let Some(kind) = INSTANCE_TYPES.iter().find_map(|name| vmi.annotation(name)) {
@@ -173,10 +173,11 @@ fn hostname(vmi: &Vmi) -> &str {
     given.unwrap_or_else(|| label.get(..HOSTNAME_OCTETS).unwrap_or(label).trim_end_matches('-'))
 }
 
-/// A twelve-digit number derived from a namespace, for clouds whose projects have numbers.
-fn tenant(namespace: &str) -> u64 {
-    let hash: [u8; 32] = Sha256::digest(namespace).into();
-    hash.iter().take(8).fold(0_u64, |number, byte| number << 8 | u64::from(*byte)) % 1_000_000_000_000
+/// Namespace and name as one text, different for every two VMs: by a hyphen, as in kubevirt-imds, where the first hyphen
+/// is the one between them, and by a slash in a namespace with hyphens. Neither a namespace nor a name has a slash.
+fn joined(namespace: &str, name: &str) -> String {
+    let between = if namespace.contains('-') { '/' } else { '-' };
+    format!("{namespace}{between}{name}")
 }
 
 /// The kernel's name (`uname -m`) of an architecture in Go's spelling.

@@ -155,6 +155,9 @@ pub enum Problem {
     /// The service account's token is not a JWT with an expiry.
     #[error("token: expected a JWT with an expiry, found something else")]
     Token,
+    /// The list of VMIs that an earlier release kept lacks what names the VM's owner.
+    #[error("the VM's owner is not known until the API server answers: an earlier release did not keep it")]
+    Owner,
     /// The record exceeds the memory for records.
     #[error("{0}")]
     Room(NoRoom),
@@ -175,6 +178,7 @@ impl Problem {
                 | Self::Key { .. }
                 | Self::Base64 { .. }
                 | Self::TooLarge { .. }
+                | Self::Owner
                 | Self::Room(_)
                 | Self::Record(_)
         )
@@ -191,6 +195,7 @@ impl Problem {
                 | Self::PluginTap { .. }
                 | Self::Inlet { .. }
                 | Self::Launcher { .. }
+                | Self::Owner
         )
     }
 }

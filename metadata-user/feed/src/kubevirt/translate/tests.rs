@@ -357,6 +357,76 @@ fn without_a_firmware_uuid_the_vmis_uid_is_used() {
 }
 
 #[test]
+fn a_vmis_owner_is_what_the_api_server_assigned_and_nothing_that_it_says() {
+    let reference = |changes: Value| {
+        let mut reference = json!({"apiVersion": "kubevirt.io/v1", "kind": "VirtualMachine", "name": "web-1",
+            "uid": "vm-uid", "controller": true, "blockOwnerDeletion": true});
+        merge(&mut reference, &changes);
+        json!({"metadata": {"ownerReferences": [reference]}})
+    };
+    let own = "kubevirt/shop/web-1/b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10";
+    for (vmi, owner) in [
+        (json!({}), own),
+        (json!({"metadata": {"ownerReferences": null}}), own),
+        // A restarted VM has another VMI, and the same owner.
+        (reference(json!({})), "kubevirt/shop/web-1/vm-uid"),
+        (reference(json!({"controller": null})), own),
+        (reference(json!({"kind": "VirtualMachineInstanceReplicaSet"})), own),
+        (reference(json!({"apiVersion": "example.org/v1"})), own),
+        (reference(json!({"name": "another"})), own),
+        (reference(json!({"uid": ""})), own),
+        // Whatever uid a tenant invents, the namespace is its own, and no text adds a part.
+        (reference(json!({"uid": "../bank/vault/x"})), "kubevirt/shop/web-1/..%2Fbank%2Fvault%2Fx"),
+        (json!({"spec": {"domain": {"firmware": {"uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"}}}}), own),
+        (json!({"metadata": {"annotations": {"imds.kubevirt.io/owner": "x", "vm.owner": "x"}}}), own),
+    ] {
+        let record = record(with(vmi.clone(), &[], json!({})));
+        assert_eq!(record.owner_text(), owner, "{vmi}");
+    }
+}
+
+#[test]
+fn two_vms_of_one_uuid_share_no_derived_id() {
+    let of = |namespace: &str| record(with(json!({"metadata": {"namespace": namespace}}), &[], json!({})));
+    let (a, b) = (of("a"), of("b"));
+    assert_eq!(a.vm.uuid, b.vm.uuid, "the guests see what their firmware says");
+    assert_eq!(a.instance_id(), b.instance_id(), "and so does NoCloud's document");
+    let ids = |record: &Record| {
+        [
+            record.owner_text().to_owned(),
+            record.ec2_id(),
+            record.reservation_id(),
+            record.numeric_id().to_string(),
+            record.ocid(),
+            record.unique_uuid(),
+            record.vm.project.account.to_string(),
+            record.vm.project.number.to_string(),
+        ]
+    };
+    for (of_a, of_b) in ids(&a).iter().zip(&ids(&b)) {
+        assert_ne!(of_a, of_b);
+    }
+    assert!(metadata_content::record::values::is_uuid(&a.unique_uuid()), "{}", a.unique_uuid());
+}
+
+#[test]
+fn no_two_vms_have_one_joined_instance_id() {
+    let options = json!({"instance_id": "namespace-name"});
+    let mut seen = std::collections::HashSet::new();
+    for (namespace, name) in
+        [("a-b", "c"), ("a", "b-c"), ("a", "b.c"), ("a-b", "c.d"), ("a", "b"), ("a-b-c", "d")]
+    {
+        let vmi = json!({"metadata": {"namespace": namespace, "name": name}});
+        let id = record(with(vmi, &[], options.clone())).instance_id().to_owned();
+        assert!(seen.insert(id.clone()), "{id} twice");
+    }
+    assert!(
+        seen.contains("a-b-c") && seen.contains("a-b/c"),
+        "kubevirt-imds' id where it is clear: {seen:?}"
+    );
+}
+
+#[test]
 fn no_problem_repeats_a_secret() {
     let secret = "hunter2";
     let volumes = json!([{"name": "ci", "cloudInitNoCloud": {

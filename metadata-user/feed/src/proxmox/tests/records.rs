@@ -95,6 +95,71 @@ fn a_clone_is_another_instance() {
 }
 
 #[test]
+fn two_configurations_with_one_uuid_are_two_vms() {
+    let other = GUIDE.replace("ctime=1725975013", "ctime=1725975099");
+    let of = |vmid: u32, text: &str| {
+        let given = Given { cluster: "pve".into(), ..given() };
+        translate(vmid, &parsed(text), &given, &Options::default(), &Limits::DEFAULT)
+            .expect("a record")
+            .record
+    };
+    let (one, two) = (of(123, GUIDE), of(124, GUIDE));
+    assert_eq!(one.vm.uuid, two.vm.uuid, "the guests see what their firmware says");
+    assert_eq!(one.owner_text(), "proxmox/pve/123/1725975013");
+    assert_eq!(two.owner_text(), "proxmox/pve/124/1725975013");
+    assert_eq!(of(123, &other).owner_text(), "proxmox/pve/123/1725975099", "a later VM of the VMID");
+    let ids =
+        |r: &Record| [r.ec2_id(), r.reservation_id(), r.numeric_id().to_string(), r.ocid(), r.unique_uuid()];
+    for (of_one, of_two) in ids(&one).iter().zip(&ids(&two)) {
+        assert_ne!(of_one, of_two);
+    }
+    // The UUID may change, and the VM stays the same.
+    assert_eq!(ids(&of(123, &GUIDE.replace("b3247ab1", "c4358bc2"))), ids(&one));
+}
+
+#[test]
+fn no_part_of_a_record_names_its_owner() {
+    let forged = json!({"vm": {"owner": "proxmox/pve/100/1"}});
+    let block = "description: %0A```imds%0Avm%3A {owner%3A x}%0A```\n";
+    let error = made(&format!("{GUIDE}{block}"), &given()).expect_err("the block has no `vm`").to_string();
+    assert!(error.contains("`vm`"), "{error}");
+    for given in [
+        Given { defaults: Some(forged.clone()), ..given() },
+        Given { own: Some(forged), ..given() },
+        Given {
+            custom: Custom { meta: Some("owner: x\nvm: {owner: x}\n".into()), ..Custom::default() },
+            ..given()
+        },
+    ] {
+        let owner = made(GUIDE, &given).expect("a record").record.owner();
+        assert_eq!(owner.as_str(), "proxmox/-/123/1725975013", "{given:?}");
+    }
+    // Without a time of creation, as before Proxmox VE 7.1, or with another text.
+    for meta in ["", "meta: creation-qemu=6.1\n", "meta: ctime=1/2\n"] {
+        let text = GUIDE.replace("meta: creation-qemu=9.0.2,ctime=1725975013\n", meta);
+        assert_eq!(record(&text).owner_text(), "proxmox/-/123/-", "{meta}");
+    }
+}
+
+#[test]
+fn a_subject_of_values_that_tenants_choose_needs_the_owner() {
+    for (template, refused) in [
+        ("vm/{uuid}", Some("{uuid}")),
+        ("vm/{name}", Some("{name}")),
+        ("{project}/{name}", Some("{name}")),
+        ("{owner}/{name}", None),
+        ("vm/{project}", None),
+    ] {
+        let part = Some(json!({"identity": {"subject": template}}));
+        let made = made(GUIDE, &Given { defaults: part, ..given() });
+        assert_eq!(made.is_err(), refused.is_some(), "{template}");
+        if let (Some(value), Err(error)) = (refused, made) {
+            assert!(error.to_string().contains(value), "{error}");
+        }
+    }
+}
+
+#[test]
 fn a_vm_without_a_uuid_gets_one_of_its_own() {
     let without = GUIDE.replace("smbios1: uuid=b3247ab1-1fe6-428e-965b-08a1b64a8746\n", "");
     let uuid = record(&without).vm.uuid;

@@ -109,7 +109,7 @@ pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
         }
         Clash::SameVm { by } => {
             let detail = format!(
-                "the VM of {id} is registered as {by}; remove {by} first, or give the VM a vm.uuid of its own"
+                "the VM of {id} is registered as {by}; remove {by} first, or give the VM a vm.uuid or vm.owner of its own"
             );
             (by, detail)
         }

@@ -220,7 +220,7 @@ impl Change {
             let (shelf, id) = (registrar.shelf.clone(), id.clone());
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
-        let (about, vm) = (id.clone(), record.vm.uuid.clone());
+        let (about, vm) = (id.clone(), record.owner());
         let ask = |reply| Request::Instances(Ask::Put { id: about, tagged, reply });
         let instance = agent.ask_patiently(ask).await?;
         let created = former.is_none();

@@ -128,8 +128,8 @@ impl Catalogue {
         record: &Record,
         waits: bool,
     ) -> Result<(), Clash> {
-        let vm = &record.vm.uuid;
-        let same = self.registry.of_vm(vm).find(|other| other.source == id.source && *other != id);
+        let vm = record.owner();
+        let same = self.registry.of_vm(&vm).find(|other| other.source == id.source && *other != id);
         if let Some(by) = same {
             return Err(Clash::SameVm { by: by.clone() });
         }
@@ -139,7 +139,8 @@ impl Catalogue {
         }
         for identity in places {
             let holder = self.plan.holder(&identity).filter(|holder| *holder != id);
-            let other = holder.filter(|holder| self.record(holder).is_some_and(|r| r.vm.uuid != *vm));
+            let other =
+                holder.filter(|holder| self.record(holder).is_some_and(|r| r.owner_text() != vm.as_str()));
             if let Some(by) = other.cloned() {
                 return Err(Clash::Taken { identity, by });
             }

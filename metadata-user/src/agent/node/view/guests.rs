@@ -13,7 +13,7 @@ use crate::agent::slots::IdentityName;
 pub(in crate::agent) type AskedGuest = (Guest, Option<oneshot::Receiver<SlotStats>>);
 
 impl<'a> View<'a> {
-    /// The guests known by a name: a port, a MAC, a VM's name or UUID, or a record. [`LISTED_GUESTS`] at most.
+    /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record. [`LISTED_GUESTS`] at most.
     #[must_use]
     pub(in crate::agent) fn guests(self, name: &str) -> Vec<AskedGuest> {
         let known = self.catalogue.plan().all_identities().filter(|(who, id)| self.is_called(name, who, *id));
@@ -27,7 +27,7 @@ impl<'a> View<'a> {
             || who.mac.to_string().eq_ignore_ascii_case(name)
     }
 
-    /// The identities of the VMs with this name or UUID, or with this record: [`LISTED_GUESTS`] at most.
+    /// The identities of the VMs with this name, UUID or owner, or with this record: [`LISTED_GUESTS`] at most.
     pub(super) fn identities_of_vm(self, name: &str) -> Vec<&'a IdentityName> {
         let known = self.catalogue.plan().all_identities();
         let known = known.filter(|(_, id)| id.is_some_and(|id| self.is_vm(name, id)));
@@ -37,7 +37,9 @@ impl<'a> View<'a> {
     fn is_vm(self, name: &str, id: &RecordId) -> bool {
         let record = self.catalogue.record(id);
         record.is_some_and(|record| {
-            record.vm.name.as_str() == name || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
+            record.vm.name.as_str() == name
+                || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
+                || record.owner_text() == name
         }) || &*id.key == name
             || id.to_string() == name
     }
@@ -51,6 +53,7 @@ impl<'a> View<'a> {
             record: id.map(RecordId::to_string),
             vm: record.map(|record| record.vm.name.to_string()),
             uuid: record.map(|record| record.vm.uuid.as_str().to_owned()),
+            owner: record.map(|record| record.owner_text().to_owned()),
             state: self.ports.guest_state(who),
             reason: self.ports.state_of(&who.port).1.map(str::to_owned),
             slot,

@@ -28,6 +28,7 @@ impl View<'_> {
             vm: record.map(|record| Vm {
                 name: record.vm.name.to_string(),
                 uuid: record.vm.uuid.as_str().to_owned(),
+                owner: record.owner_text().to_owned(),
             }),
             ports: ports.collect(),
             record: None,

@@ -151,13 +151,13 @@ impl<'a> View<'a> {
         now: Instant,
     ) -> Line<'a> {
         let serves = bound.map(|(_, serves)| serves);
-        let uuid = match serves {
-            Some(Serves::Responses(responses)) => Some(&*responses.vm().uuid),
+        let owner = match serves {
+            Some(Serves::Responses(responses)) => Some(&*responses.vm().owner),
             _ => None,
         };
         // The slot may have had another guest.
         let is_its =
-            |seen: &&FollowedGuest| seen.vm.is_none() || uuid.is_none() || seen.vm.as_deref() == uuid;
+            |seen: &&FollowedGuest| seen.vm.is_none() || owner.is_none() || seen.vm.as_deref() == owner;
         let seen = bound.and_then(|(slot, _)| following.guest(slot)).filter(is_its);
         let stage = match (self.ports.state_when(&who.port, serves), seen) {
             (GuestState::Unbound | GuestState::Unreachable, _) => BootStage::Unattached,

@@ -120,3 +120,26 @@ fn vmis_beyond_the_octet_limit_are_refused_and_known_ones_stay() {
     story.core.gone(Origin::Here, "shop/a", story.now);
     assert_eq!(story.core.octets, 0);
 }
+
+#[test]
+fn a_vmi_kept_without_its_owner_is_expected_until_the_api_server_names_it() {
+    let mut story = Story::begin();
+    let mut former = vmi(&["p"]);
+    former["metadata"].as_object_mut().expect("an object").remove("ownerReferences");
+    assert_eq!(story.apply(Origin::Kept, former.clone()), ["watch p"]);
+    assert_eq!(story.found("p"), ["?shop/web 1"], "an earlier release did not keep its owner");
+    // In the API, no reference means no owner.
+    assert_eq!(story.apply(Origin::Here, former), ["+shop/web 101", "ImdsReady web"]);
+}
+
+#[test]
+fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
+    let mut story = Story::begin();
+    story.apply(Origin::Here, vmi(&["p"]));
+    assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
+    let attacker = named("aaa");
+    assert_eq!(story.apply(Origin::Here, attacker.clone()), ["!shop/aaa"], "it would be first by its name");
+    assert_eq!(story.apply(Origin::Here, attacker.clone()), NOTHING, "said once");
+    assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
+    assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
+}
