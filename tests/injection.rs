@@ -115,10 +115,9 @@ fn the_webhook_gives_the_results_in_the_table() {
 
 /// Finds a document of a manifest by kind and name.
 fn document(text: &str, kind: &str, name: &str) -> Value {
-    let mut documents =
-        serde_yaml::Deserializer::from_str(text).map(|document| Value::deserialize(document).expect("YAML"));
+    let documents: Vec<Value> = serde_yaml::from_multiple(text).expect("YAML");
     let is_it = |document: &Value| document["kind"] == kind && document["metadata"]["name"] == name;
-    documents.find(is_it).expect(name)
+    documents.into_iter().find(is_it).expect(name)
 }
 
 /// A CEL evaluator with the variables an API server provides.

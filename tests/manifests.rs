@@ -1,8 +1,8 @@
 //! The manifests fit the agent: it can read the configuration, has the capabilities it needs and no other, answers the
 //! probes, and exports every metric of an alert or a panel. `cargo xtask manifests` checks the rest against schemas.
 
+use metadata_feed::room;
 use metadata_user::config::Config;
-use serde::Deserialize as _;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -39,7 +39,23 @@ fn read(path: &str) -> String {
 
 fn documents(path: &str) -> Vec<Value> {
     let text = read(path);
-    serde_yaml::Deserializer::from_str(&text).map(|one| Value::deserialize(one).expect(path)).collect()
+    serde_yaml::from_multiple(&text).expect(path)
+}
+
+#[test]
+fn the_packaged_unit_bounds_memory_and_lets_vms_outlive_the_agent() {
+    let unit = read("systemd/xdp-imds.service");
+    let setting = |name: &str| {
+        let mut values = unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+        values.next().unwrap_or_else(|| panic!("{name} is not set"))
+    };
+    let gib: u64 = setting("MemoryMax").strip_suffix('G').and_then(|gib| gib.parse().ok()).expect("GiB");
+    // Two workers is what an eighth of the limit has room for.
+    assert!(room::within(Some(gib << 30), 2) >= room::DEFAULT_OCTETS, "{gib} GiB");
+    assert!(((gib << 30) / 8) as usize / room::WORKER_OCTETS == 2, "{gib} GiB");
+    // libvirt and Proxmox VE leave QEMU at 0. The kernel adds thousandths of all memory, so only 1000 is beyond a VM
+    // that has all of it.
+    assert_eq!(setting("OOMScoreAdjust"), "1000");
 }
 
 fn agent() -> Value {

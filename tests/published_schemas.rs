@@ -1,7 +1,6 @@
 //! Objects of other projects match the schemas those projects publish: in manifests, in examples and in the API server
 //! of the tests. An unknown field is refused at any place.
 
-use serde::Deserialize as _;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -15,8 +14,7 @@ fn top() -> PathBuf {
 
 fn documents(path: &Path) -> Vec<Value> {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    let documents = serde_yaml::Deserializer::from_str(&text);
-    documents.map(|one| Value::deserialize(one).expect("YAML")).filter(|one| !one.is_null()).collect()
+    serde_yaml::from_multiple(&text).expect("YAML")
 }
 
 /// Collects every YAML file below a directory.

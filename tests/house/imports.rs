@@ -50,6 +50,19 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
     graph
 }
 
+/// The words of each file below `src`, a crate's directory of sources, without those of its tests.
+pub(crate) fn product(src: &Path) -> Vec<(PathBuf, Vec<String>)> {
+    let mut files = Vec::new();
+    collect(src, &mut files);
+    let sources: Vec<_> = files.into_iter().map(|file| (module(src, &file), Source::read(&file), file)).collect();
+    let tests: Vec<Vec<String>> = sources
+        .iter()
+        .flat_map(|(at, source, _)| source.tests.iter().map(|name| [&at[..], std::slice::from_ref(name)].concat()))
+        .collect();
+    let is_product = |at: &[String]| !tests.iter().any(|test| at.starts_with(test));
+    sources.into_iter().filter(|(at, ..)| is_product(at)).map(|(_, source, file)| (file, source.words)).collect()
+}
+
 /// A shortest cycle of imports, as the text of each import; `None` if there is no cycle.
 pub(crate) fn circle(graph: &Graph) -> Option<Vec<String>> {
     let circles = graph.keys().filter_map(|start| {

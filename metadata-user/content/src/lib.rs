@@ -16,6 +16,7 @@ pub mod http;
 pub mod identity;
 pub mod mailbox;
 pub mod on_demand;
+pub mod parser;
 pub mod record;
 pub mod sink;
 pub mod source;

@@ -10,6 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
+use metadata_content::parser;
 use metadata_content::record::{Limits, USER_DATA_MAX};
 
 /// The file that applies to all VMs of the host.
@@ -63,15 +64,14 @@ pub(crate) fn part(files: &Path, name: &str, mut saw: impl FnMut(&Path)) -> Resu
     if octets.len() > FILE_OCTETS {
         return wrong("at most 4 MiB; keep large user-data in a file of its own, named by `source`", "more");
     }
-    let mut value = match serde_yaml::from_slice(&octets) {
+    let mut value = match parser::yaml(&octets) {
         Ok(value @ Value::Object(_)) => value,
         // An empty file asks for a record, and adds nothing to it.
         Ok(Value::Null) => json!({}),
         Ok(_) => return wrong("a mapping, part of a record", "something else"),
         // The parser's message could repeat the content.
         Err(error) => {
-            let at = error.location().map_or(0, |at| at.line());
-            return wrong("a mapping in YAML", &format!("something else, from line {at} on"));
+            return wrong("a mapping in YAML", &format!("something else, from line {} on", error.line()));
         }
     };
     for field in PAYLOADS {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use metadata_content::parser;
 use metadata_steer::HUBS_OF_A_SIDE;
 
 use super::Config;
@@ -60,8 +61,7 @@ impl Config {
         if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return Ok(Self::default());
         }
-        let yaml = serde_yaml::Deserializer::from_str(text);
-        serde_path_to_error::deserialize(yaml).map_err(|error| format!("{}: {}", error.path(), error.inner()))
+        parser::yaml(text).map_err(|error| error.to_string())
     }
 }
 

@@ -18,6 +18,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::config::Sandbox;
+use metadata_content::parser;
 
 /// Maximum size of a file of public keys, in octets.
 pub const JWKS_OCTETS: u64 = 16 << 20;
@@ -155,7 +156,7 @@ fn of_file(path: &Path) -> anyhow::Result<serde_json::Value> {
         path.display()
     );
     // The parser's message could repeat a part of a private key.
-    serde_json::from_slice(&octets).map_err(|error| {
+    parser::json(&octets).map_err(|error| {
         anyhow::anyhow!("{}: expected JSON, found an error in line {}", path.display(), error.line())
     })
 }

@@ -18,7 +18,7 @@ pub fn check(guest: &Identity, path: &str, status: u16, body: &[u8]) -> Result<(
     ensure!(status == 200, "{who}: expected status 200, got {status}: {text}");
     match path {
         "/v1/meta-data" => {
-            let document: serde_yaml::Value = serde_yaml::from_str(text).with_context(|| who.clone())?;
+            let document: serde_json::Value = serde_yaml::from_str(text).with_context(|| who.clone())?;
             ensure_same(&who, "instance-id", &guest.instance_id, document["instance-id"].as_str())?;
             ensure_same(&who, "local-hostname", &name(guest), document["local-hostname"].as_str())?;
             ensure_same(&who, "public-keys", &guest.ssh_key, document["public-keys"][0].as_str())

@@ -85,7 +85,7 @@ fn unserved(container: &Container<'_>) -> String {
 fn configuration() -> Result<String> {
     let path = shell::top().join(CONFIGMAP);
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let map: serde_yaml::Value = serde_yaml::from_str(&text)?;
+    let map: serde_json::Value = serde_yaml::from_str(&text)?;
     let config = map["data"]["config.yaml"].as_str().context("the ConfigMap has no config.yaml")?;
     Ok(config.to_owned())
 }

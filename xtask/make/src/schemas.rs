@@ -9,7 +9,6 @@ use crate::image::sha256;
 use anyhow::{Context as _, Result, ensure};
 use clap::Args as Arguments;
 use prune::{closure, definitions_of_crd, prune};
-use serde::Deserialize as _;
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::fs;
@@ -147,7 +146,7 @@ fn take(
             );
         }
         Form::Crd { without } => {
-            let crd = Value::deserialize(serde_yaml::Deserializer::from_str(text))?;
+            let crd = yaml(text)?;
             for (kind, schema) in definitions_of_crd(&crd, without)? {
                 kinds.insert(kind.clone(), kind.clone().into());
                 definitions.insert(kind, schema);
@@ -157,13 +156,18 @@ fn take(
             let begins = format!("\"{entry}\": `openAPIV3Schema:\n");
             let at = text.find(&begins).with_context(|| format!("there is no entry {entry}"))? + begins.len();
             let schema = text[at..].split('`').next().unwrap_or_default();
-            let schema = Value::deserialize(serde_yaml::Deserializer::from_str(schema))?;
+            let schema = yaml(schema)?;
             let kind = format!("{group} {kind}");
             kinds.insert(kind.clone(), kind.clone().into());
             definitions.insert(kind, prune::with_metadata(prune(&schema)?));
         }
     }
     Ok(())
+}
+
+/// Parses a published definition, which may be longer than the parser's usual budget.
+fn yaml(text: &str) -> Result<Value> {
+    Ok(serde_yaml::from_str_with_options(text, serde_yaml::options! { budget: None })?)
 }
 
 /// Writes one definition per line, so that a changed definition is a changed line.

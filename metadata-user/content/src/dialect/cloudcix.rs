@@ -47,19 +47,17 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 }
 
 fn network(network: &Network) -> Value {
-    match (network.mode, &network.raw) {
-        (Mode::Auto, _) if !network.nics.is_empty() => version_2(network),
-        // Validation ensures that the text parses.
-        (Mode::Raw, Some(Value::String(text))) => serde_yaml::from_str(text).map_or(Value::Null, bare),
-        (Mode::Raw, Some(mapping)) => bare(mapping.clone()),
+    match network.mode {
+        Mode::Auto if !network.nics.is_empty() => version_2(network),
+        Mode::Raw => network.raw_document().map_or(Value::Null, bare),
         _ => Value::Null,
     }
 }
 
 /// Returns the configuration inside a `network` member, if there is one.
-fn bare(mut config: Value) -> Value {
-    match config.get_mut("network") {
-        Some(inner @ Value::Object(_)) => inner.take(),
-        _ => config,
+fn bare(config: &Value) -> Value {
+    match config.get("network") {
+        Some(inner @ Value::Object(_)) => inner.clone(),
+        _ => config.clone(),
     }
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::parse::{Step, way};
 use super::values::{Line, Secret, Text as _, Timestamp};
 use super::vm::{Credentials, Iam, ManagedIdentity, Source, Token};
+use crate::parser;
 
 /// Maximum size of a credential file, in octets.
 pub const CREDENTIAL_OCTETS: usize = 65_536;
@@ -150,7 +151,7 @@ fn managed_identity(identity: &mut ManagedIdentity, octets: &[u8]) -> Result<(),
 
 /// Parses JSON. Drops the parser's message, which would repeat secret content.
 fn json<T: DeserializeOwned>(octets: &[u8], expected: &'static str) -> Result<T, CredentialError> {
-    serde_json::from_slice(octets).map_err(|_| CredentialError { expected, found: "something else" })
+    parser::json(octets).map_err(|_| CredentialError { expected, found: "something else" })
 }
 
 /// Parses one line of text and drops a final newline.
@@ -165,7 +166,7 @@ fn expiry(jwt: &str) -> Option<Timestamp> {
     let mut parts = jwt.split('.');
     let (_, claims, _) = (parts.next()?, parts.next()?, parts.next()?);
     let claims = URL_SAFE_NO_PAD.decode(claims.trim_end_matches('=')).ok()?;
-    let claims: Value = serde_json::from_slice(&claims).ok()?;
+    let claims: Value = parser::json(&claims).ok()?;
     // A NumericDate may have a fraction; a `Timestamp` has whole seconds.
     let digits = claims.get("exp")?.to_string();
     Timestamp::at(digits.split('.').next()?.parse().ok()?)

@@ -199,7 +199,8 @@ impl Record {
             });
         }
         let text = parse::Text { source: source_name, text };
-        let record = text.read()?;
+        let mut record = text.read()?;
+        record.network.parse_raw();
         let warnings = validate::validate(&record, text, limits)?;
         Ok((record, warnings))
     }

@@ -1,10 +1,12 @@
 //! `network`: the network configuration that the guest reads.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use super::values::{Cidr, Device, Domain, Id, Ip, Line, Mtu, Netns, NicMac, VlanId};
+use crate::parser;
 use metadata_base::port::PortName;
 
 /// `network`: network configuration of the guest.
@@ -24,6 +26,30 @@ pub struct Network {
     pub search: Vec<Domain>,
     /// NICs of the guest; the first is the primary one.
     pub nics: Vec<Nic>,
+    /// The document in `raw`, if that is text and in force. It is parsed once, with the record, so that no dialect
+    /// parses it again while a guest waits.
+    #[serde(skip)]
+    document: Option<Arc<serde_json::Value>>,
+}
+
+impl Network {
+    /// Parses the text in `raw`; a text that is no document leaves none.
+    pub(super) fn parse_raw(&mut self) {
+        self.document = match (self.mode, &self.raw) {
+            (Mode::Raw, Some(serde_json::Value::String(text))) => parser::yaml(text).ok().map(Arc::new),
+            _ => None,
+        };
+    }
+
+    /// The network-config of mode `raw` as a document, whether it was given as a mapping or as text.
+    #[must_use]
+    pub fn raw_document(&self) -> Option<&serde_json::Value> {
+        match (self.mode, &self.raw) {
+            (Mode::Raw, Some(serde_json::Value::String(_))) => self.document.as_deref(),
+            (Mode::Raw, mapping) => mapping.as_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// `network.mode`: source of the network documents.

@@ -2,46 +2,16 @@
 
 use std::fmt;
 
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-
 use super::Record;
 use super::error::{Place, RecordError};
-
-/// Syntax of a record's text.
-///
-/// JSON has its own parser, because YAML does not read JSON's surrogate pairs (`\ud83d\ude80`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Syntax {
-    Yaml,
-    Json,
-}
+pub use crate::parser::Step;
+use crate::parser::{self, Syntax};
 
 /// A record's text and its source.
 #[derive(Clone, Copy)]
 pub(super) struct Text<'a> {
     pub(super) source: &'a str,
     pub(super) text: &'a str,
-}
-
-/// One step of a path into a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// The value of a key in a mapping.
-    Key(String),
-    /// A member of a list, counted from 0.
-    Index(usize),
-}
-
-impl From<&str> for Step {
-    fn from(key: &str) -> Self {
-        Self::Key(key.to_owned())
-    }
-}
-
-impl From<usize> for Step {
-    fn from(index: usize) -> Self {
-        Self::Index(index)
-    }
 }
 
 /// Builds a path into a document from its steps.
@@ -59,63 +29,27 @@ impl Text<'_> {
 
     /// Parses the record. Checks the form of each value, not whether values are consistent with each other.
     pub(super) fn read(&self) -> Result<Record, RecordError> {
-        match self.syntax() {
-            Syntax::Yaml => serde_path_to_error::deserialize(serde_yaml::Deserializer::from_str(self.text))
-                .map_err(|error| {
-                    let at = error.inner().location().map(|l| (l.line(), l.column()));
-                    self.unreadable(error.path(), at, error.inner())
-                }),
-            Syntax::Json => {
-                let mut json = serde_json::Deserializer::from_str(self.text);
-                let record: Record = serde_path_to_error::deserialize(&mut json).map_err(|error| {
-                    let at = (error.inner().line(), error.inner().column());
-                    self.unreadable(error.path(), Some(at), error.inner())
-                })?;
-                let rest = json.end();
-                rest.map_err(|error| {
-                    let place = Box::new(self.place_at(Some((error.line(), error.column())), String::new()));
-                    RecordError::Unreadable { place, reason: bare(&error, "") }
-                })?;
-                Ok(record)
+        parser::parse(self.syntax(), self.text).map_err(|error| {
+            let mut reason = bare(&error.reason, &error.field);
+            if may_be_secret(&error.field) {
+                reason = without_value(&reason);
             }
-        }
-    }
-
-    fn unreadable(
-        &self,
-        path: &serde_path_to_error::Path,
-        at: Option<(usize, usize)>,
-        error: &dyn fmt::Display,
-    ) -> RecordError {
-        let field = match path.to_string() {
-            root if matches!(root.as_str(), "." | "?") => String::new(),
-            field => field,
-        };
-        let mut reason = bare(error, &field);
-        if may_be_secret(&field) {
-            reason = without_value(&reason);
-        }
-        RecordError::Unreadable { place: Box::new(self.place_at(at, field)), reason }
+            RecordError::Unreadable { place: Box::new(self.place_at(error.position, error.field)), reason }
+        })
     }
 
     fn place_at(&self, position: Option<(usize, usize)>, field: String) -> Place {
         Place { source: self.source.to_owned(), position, field }
     }
 
+    /// Returns the place of a field without its line and column.
+    pub(super) fn name(&self, path: &[Step]) -> Place {
+        self.place_at(None, name(path))
+    }
+
     /// Finds a field; returns the place of its nearest ancestor if it is absent.
     pub(super) fn place(&self, path: &[Step]) -> Place {
-        let seek = Seek(path);
-        let position = match self.syntax() {
-            Syntax::Yaml => seek
-                .deserialize(serde_yaml::Deserializer::from_str(self.text))
-                .err()
-                .and_then(|error| error.location().map(|l| (l.line(), l.column()))),
-            Syntax::Json => seek
-                .deserialize(&mut serde_json::Deserializer::from_str(self.text))
-                .err()
-                .map(|error| (error.line(), error.column())),
-        };
-        self.place_at(position, name(path))
+        self.place_at(parser::locate(self.syntax(), self.text, path), name(path))
     }
 }
 
@@ -154,11 +88,8 @@ fn without_value(reason: &str) -> String {
     format!("{start}{kind}{}", &reason[end..])
 }
 
-/// Removes the field and the position from a parser's message, because the [`Place`] has both.
-fn bare(error: &dyn fmt::Display, field: &str) -> String {
-    let text = error.to_string();
-    let text =
-        text.rfind(" at line ").filter(|_| !text.contains(", while ")).map_or(&text[..], |at| &text[..at]);
+/// Removes the field from a parser's message, because the [`Place`] has it.
+fn bare(text: &str, field: &str) -> String {
     let mut outer = field;
     loop {
         if let Some(rest) = text.strip_prefix(outer).and_then(|rest| rest.strip_prefix(": ")) {
@@ -168,47 +99,5 @@ fn bare(error: &dyn fmt::Display, field: &str) -> String {
             Some(end) => outer = &outer[..end],
             None => return text.to_owned(),
         }
-    }
-}
-
-/// Walks a document to a value and fails there on purpose: the parser adds the position to the error.
-struct Seek<'p>(&'p [Step]);
-
-const ARRIVED: &str = "arrived";
-
-impl<'de> DeserializeSeed<'de> for Seek<'_> {
-    type Value = ();
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Seek<'_> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a path into the document")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        if let [Step::Key(wanted), rest @ ..] = self.0 {
-            while let Some(key) = map.next_key::<String>()? {
-                if key == *wanted {
-                    return map.next_value_seed(Seek(rest));
-                }
-                map.next_value::<IgnoredAny>()?;
-            }
-        }
-        Err(serde::de::Error::custom(ARRIVED))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        if let [Step::Index(wanted), rest @ ..] = self.0 {
-            for _ in 0..*wanted {
-                seq.next_element::<IgnoredAny>()?;
-            }
-            seq.next_element_seed(Seek(rest))?;
-        }
-        Err(serde::de::Error::custom(ARRIVED))
     }
 }

@@ -16,10 +16,19 @@ use super::serving::{Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::values::{FQDN_OCTETS, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
+use crate::parser;
+
+/// Warnings of a record get a line and a column until its text was read again so many times, and
+/// [`READ_AGAIN_BYTES`] more. Later ones name their field alone: a text of 4 MiB may earn hundreds of warnings.
+const READ_AGAIN_TIMES: usize = 4;
+/// Bytes that may be read again for the places of warnings, in a record of any length.
+const READ_AGAIN_BYTES: usize = 1 << 20;
 
 /// Checks one record and collects warnings.
 pub(super) struct Validator<'a> {
     text: Text<'a>,
+    /// Bytes that were read again to find the places of warnings.
+    read_again: usize,
     pub(super) limits: &'a Limits,
     warnings: Vec<Warning>,
 }
@@ -32,7 +41,7 @@ pub(super) fn validate(
     text: Text<'_>,
     limits: &Limits,
 ) -> Result<Vec<Warning>, RecordError> {
-    let mut validator = Validator { text, limits, warnings: Vec::new() };
+    let mut validator = Validator { text, read_again: 0, limits, warnings: Vec::new() };
     validator.counts(record)?;
     validator.hostname(record)?;
     validator.payloads(record)?;
@@ -59,7 +68,11 @@ impl Validator<'_> {
     }
 
     pub(super) fn warn(&mut self, path: &[Step], message: impl Into<String>) {
-        let place = self.text.place(path);
+        self.read_again += self.text.text.len();
+        let place = match self.read_again <= READ_AGAIN_TIMES * self.text.text.len() + READ_AGAIN_BYTES {
+            true => self.text.place(path),
+            false => self.text.name(path),
+        };
         self.warnings.push(Warning { place, message: message.into() });
     }
 
@@ -362,7 +375,7 @@ impl Validator<'_> {
         if network.raw.is_none() && network.network_data.is_none() {
             return Err(self.refuse(&here, "`raw` with mode raw", "none", remedy));
         }
-        if network.raw.as_ref().is_some_and(|raw| !is_network_config(raw)) {
+        if network.raw.is_some() && !network.raw_document().is_some_and(configures_network) {
             let expected = "a mapping with `version: 1`, `version: 2` or `network`";
             return Err(self.refuse(&here, expected, "something else", remedy));
         }
@@ -469,14 +482,15 @@ impl Validator<'_> {
 /// Returns whether cloud-init accepts the value as network-config. Text is parsed as YAML.
 #[must_use]
 pub fn is_network_config(raw: &serde_json::Value) -> bool {
-    let mapping = |value: &serde_json::Value| {
-        let version = value.get("version").and_then(serde_json::Value::as_u64);
-        matches!(version, Some(1 | 2)) || value.get("network").is_some_and(serde_json::Value::is_object)
-    };
     match raw {
-        serde_json::Value::String(text) => serde_yaml::from_str(text).is_ok_and(|value| mapping(&value)),
-        value => mapping(value),
+        serde_json::Value::String(text) => parser::yaml(text).is_ok_and(|value| configures_network(&value)),
+        value => configures_network(value),
     }
+}
+
+fn configures_network(document: &serde_json::Value) -> bool {
+    let version = document.get("version").and_then(serde_json::Value::as_u64);
+    matches!(version, Some(1 | 2)) || document.get("network").is_some_and(serde_json::Value::is_object)
 }
 
 /// Returns whether clients accept the value as OpenStack's `network_data.json`. Text is parsed as JSON. `links` must
@@ -488,7 +502,7 @@ pub fn is_network_data(given: &serde_json::Value) -> bool {
         list("links").is_some_and(|links| !links.is_empty()) && list("networks").is_some()
     };
     match given {
-        serde_json::Value::String(text) => serde_json::from_str(text).is_ok_and(|value| object(&value)),
+        serde_json::Value::String(text) => parser::json(text).is_ok_and(|value| object(&value)),
         value => object(value),
     }
 }

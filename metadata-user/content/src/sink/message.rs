@@ -12,6 +12,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::{MessageKind, Place};
+use crate::parser;
 use crate::record::Sink;
 
 /// Maximum number of form fields that are parsed; cloud-init sends seven.
@@ -73,7 +74,7 @@ fn body(kind: MessageKind, octets: &[u8]) -> Value {
     match kind {
         MessageKind::PhoneHome => form(octets),
         MessageKind::Password => text(octets),
-        MessageKind::Ready | MessageKind::Event => match serde_json::from_slice(octets) {
+        MessageKind::Ready | MessageKind::Event => match parser::json(octets) {
             Ok(value @ (Value::Object(_) | Value::Array(_))) => value,
             _ => text(octets),
         },

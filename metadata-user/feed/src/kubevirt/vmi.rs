@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use metadata_content::parser;
 use serde::de::{Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -50,9 +51,7 @@ impl Vmi {
     /// # Errors
     /// [`VmiError`] with the field of unexpected form.
     pub fn read(json: &[u8]) -> Result<Self, VmiError> {
-        let mut json = serde_json::Deserializer::from_slice(json);
-        let vmi: Self = serde_path_to_error::deserialize(&mut json)
-            .map_err(|error| VmiError { field: error.path().to_string() })?;
+        let vmi: Self = parser::json(json).map_err(|error| VmiError { field: error.field })?;
         match vmi.metadata.name.is_empty() || vmi.metadata.namespace.is_empty() {
             true => Err(VmiError { field: "metadata.name".into() }),
             false => Ok(vmi),

@@ -39,6 +39,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use metadata_content::parser;
 use roxmltree::Node;
 use serde_json::{Map, Value, json};
 
@@ -204,7 +205,7 @@ fn address(nics: &mut Vec<Value>, node: Node<'_, '_>) -> Read<()> {
 fn document(node: Node<'_, '_>) -> Read<Value> {
     attributes(node, &[])?;
     let expected = "a mapping in YAML or JSON in <record>";
-    match serde_yaml::from_str::<Value>(body(node)?) {
+    match parser::yaml::<Value>(body(node)?) {
         Ok(value @ Value::Object(_)) => {
             // Permission to define a domain must not give access to the host's files.
             let sourced = PAYLOADS.iter().find(|field| !value[**field]["source"].is_null());
@@ -220,7 +221,7 @@ fn document(node: Node<'_, '_>) -> Read<Value> {
         Ok(_) => Err(wrong(node, expected, "something else")),
         // The parser's message could repeat the content.
         Err(error) => {
-            let at = error.location().map_or(String::new(), |at| format!(" from its line {} on", at.line()));
+            let at = error.position.map_or(String::new(), |(line, _)| format!(" from its line {line} on"));
             Err(wrong(node, expected, format_args!("something else{at}")))
         }
     }

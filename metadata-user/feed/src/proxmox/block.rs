@@ -13,6 +13,7 @@
 //! block may say what the guest is told about itself, and nothing that decides which guest is asked, where secrets come
 //! from, or how much of the node it may use.
 
+use metadata_content::parser;
 use serde_json::{Value, json};
 
 use super::Problem;
@@ -43,12 +44,12 @@ pub(super) fn part(description: &str) -> Result<Option<Value>, Problem> {
             None => return wrong("a line ``` at its end", "none".into()),
         }
     }
-    let fields = match serde_yaml::from_str(&text) {
+    let fields = match parser::yaml(&text) {
         Ok(Value::Object(fields)) => fields,
         Ok(Value::Null) => return Ok(Some(json!({}))),
         Ok(_) => return wrong("a mapping in YAML", "something else".into()),
         Err(error) => {
-            let line = error.location().map_or(0, |at| at.line());
+            let line = error.line();
             return wrong("a mapping in YAML", format!("something else, from its line {line} on"));
         }
     };

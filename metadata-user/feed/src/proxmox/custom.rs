@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::property::{is_space, list};
 use super::{Problem, VmConfig};
 use crate::merge::merge;
+use metadata_content::parser;
 use metadata_content::record::values::excerpt;
 
 /// Most octets of a file that `cicustom` names (`read_cloudinit_snippets_file` in Cloudinit.pm).
@@ -100,7 +101,7 @@ pub(super) fn meta(octets: &[u8]) -> Result<Value, Problem> {
     let wrong = |found: &str| Problem::custom("meta", "a mapping in YAML or JSON", found);
     // The parser's message could repeat the content.
     let document =
-        serde_yaml::from_slice::<Map<String, Value>>(octets).map_err(|_| wrong("something else"))?;
+        parser::yaml::<Map<String, Value>>(octets).map_err(|_| wrong("something else"))?;
     let mut part = json!({});
     let mut words = Map::new();
     for (key, value) in document {

@@ -96,8 +96,18 @@ mod tests {
         const NONE_V1: &str = "9223372036854771712\n";
         type Files = &'static [(&'static str, &'static str)];
         type Case = (&'static str, &'static str, &'static [&'static str], Files, Option<u64>);
-        let cases: [Case; 13] = [
+        let cases: [Case; 14] = [
             ("v2", "0::/a/b\n", &[V2], &[("/sys/fs/cgroup/a/b/memory.max", "1000\n")], Some(1000)),
+            (
+                "v2, a unit of systemd with MemoryMax",
+                "0::/system.slice/xdp-imds.service\n",
+                &[V2],
+                &[
+                    ("/sys/fs/cgroup/system.slice/memory.max", "max\n"),
+                    ("/sys/fs/cgroup/system.slice/xdp-imds.service/memory.max", "3221225472\n"),
+                ],
+                Some(3 << 30),
+            ),
             (
                 "v2, above",
                 "0::/a/b\n",

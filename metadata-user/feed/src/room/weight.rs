@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 use bytes::Bytes;
 use foldhash::fast::RandomState;
 use serde::Serialize;
+use serde_json::Value;
 
 use metadata_content::record::{Carried, Dialect, Record};
 
@@ -52,7 +53,13 @@ impl Weight {
                 seen.push((content, taken(&octets, in_documents, record)));
             }
         }
-        let own = RECORD_OCTETS + TEXT_FACTOR * length(&text);
+        let documents = [text.network.raw.as_ref(), text.network.network_data.as_ref()];
+        let mut own = RECORD_OCTETS + TEXT_FACTOR * length(&text);
+        own += documents.into_iter().flatten().map(held).sum::<usize>();
+        // The document of a text is kept beside it, and CloudCIX serves it.
+        if let (Some(Value::String(_)), Some(document)) = (&text.network.raw, text.network.raw_document()) {
+            own += held(document) + TEXT_FACTOR * length(document);
+        }
         Self { own, contents: seen }
     }
 
@@ -113,6 +120,27 @@ fn escaped(octets: &[u8]) -> usize {
 
 fn as_base64(octets: usize) -> usize {
     octets.div_ceil(3) * 4
+}
+
+/// Bytes of a node of a mapping, which has room for eleven members and at least five (`alloc::collections::btree`).
+const MAPPING_NODE: usize = 16 + 11 * (size_of::<String>() + size_of::<Value>());
+/// Fewest members of a node of a mapping beside the first.
+const MAPPING_MEMBERS: usize = 5;
+
+/// Bytes that a parsed document takes beyond its text: a list of single digits takes sixteen times its JSON, a mapping
+/// of one member a hundred times.
+fn held(value: &Value) -> usize {
+    match value {
+        Value::Array(values) => {
+            values.capacity() * size_of::<Value>() + values.iter().map(held).sum::<usize>()
+        }
+        Value::Object(members) => {
+            members.len().div_ceil(MAPPING_MEMBERS) * MAPPING_NODE
+                + members.iter().map(|(name, value)| name.capacity() + held(value)).sum::<usize>()
+        }
+        Value::String(text) => text.capacity(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
 }
 
 /// Octets of a value as JSON, without writing the JSON.

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::rules::{Judgement, Operation};
+use metadata_content::parser::{self, ParseError};
 
 const VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
@@ -23,7 +24,10 @@ const UID_MAX: usize = 256;
 pub enum ReviewError {
     /// The body is not JSON, or lacks a field.
     #[error("expected an AdmissionReview of admission.k8s.io/v1, found: {0}")]
-    Malformed(#[from] serde_json::Error),
+    Malformed(#[from] ParseError),
+    /// The answer cannot be written.
+    #[error("cannot write the answer to an AdmissionReview: {0}")]
+    Unwritable(#[from] serde_json::Error),
     /// The body has another version or kind.
     #[error(
         "expected {KIND} of {VERSION}, found {kind} of {version}; `admissionReviewVersions` must be [v1]"
@@ -101,7 +105,7 @@ pub type Judge = fn(Operation, &Value, &Value) -> Judgement;
 /// # Errors
 /// [`ReviewError`]: the body is not a review.
 pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
-    let Question { api_version: version, kind, request } = serde_json::from_slice(body)?;
+    let Question { api_version: version, kind, request } = parser::json(body)?;
     if version != VERSION || kind != KIND {
         let short = |text: String| text.chars().take(64).collect();
         return Err(ReviewError::Version { kind: short(kind), version: short(version) });

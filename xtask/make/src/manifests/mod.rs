@@ -19,7 +19,6 @@ mod python;
 mod roles;
 
 use anyhow::{Context as _, Result, ensure};
-use serde::Deserialize as _;
 use serde_json::Value;
 use std::fs;
 
@@ -82,15 +81,8 @@ pub(crate) fn run(_: &Args) -> Result<()> {
 
 /// Parses the objects of a YAML text, in its order.
 fn documents(text: &str) -> Result<Vec<Value>> {
-    let mut objects = Vec::new();
-    for document in serde_yaml::Deserializer::from_str(text) {
-        match Value::deserialize(document)? {
-            // Templates that render nothing leave an empty document.
-            Value::Null => {}
-            object => objects.push(object),
-        }
-    }
-    Ok(objects)
+    // Templates that render nothing leave an empty document, which is left out.
+    Ok(serde_yaml::from_multiple(text)?)
 }
 
 /// Returns kind, namespace and name, which identify an object in findings.

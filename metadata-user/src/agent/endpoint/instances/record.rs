@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::super::listen::Peer;
 use super::answer::{bad_request, forbidden, media_type, not_kept, record as refused, too_large};
 use super::blocking;
+use metadata_content::parser;
 use metadata_content::record::{Credential, Limits, Record, RecordError};
 use metadata_control::instances::Problem;
 
@@ -100,8 +101,8 @@ fn parse(octets: &[u8], is_json: Option<bool>, limits: &Limits, peer: Peer) -> R
 /// True if the text is a mapping, though not a valid record.
 fn is_mapping(json: bool, text: &str) -> bool {
     match json {
-        true => serde_json::from_str::<Map<String, Value>>(text).is_ok(),
-        false => serde_yaml::from_str::<serde_yaml::Mapping>(text).is_ok(),
+        true => parser::json::<Map<String, Value>>(text).is_ok(),
+        false => parser::yaml::<Map<String, Value>>(text).is_ok(),
     }
 }
 

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::super::JWKS_OCTETS;
+use metadata_content::parser;
 
 /// What a URL begins with. Agents publish without TLS, in the network of their nodes.
 pub(super) const SCHEME: &str = "http://";
@@ -63,6 +64,6 @@ async fn fetch(address: SocketAddr, url: &Uri) -> anyhow::Result<Value> {
     let body = Limited::new(answer.into_body(), limit).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!("expected at most {limit} octets: {error}"))?;
     // The parser's message could repeat a part of what is no key set.
-    serde_json::from_slice(&body.to_bytes())
+    parser::json(body.to_bytes())
         .map_err(|_| anyhow::anyhow!("expected JSON, found something else"))
 }
