@@ -232,3 +232,42 @@ fn the_imports_of_modules_form_no_circle() {
         .collect();
     assert!(circles.is_empty(), "modules that import each other:\n{}", circles.join("\n"));
 }
+
+/// Files that may write to standard output or standard error, and why that is safe.
+const PRINTERS: [(&str, &str); 7] = [
+    ("metadata-user/src/output.rs", "it escapes what it writes"),
+    ("metadata-user/screen/src/terminal.rs", "it writes cells, which `draw` fills with printable characters"),
+    ("metadata-user/serve/src/audit/write.rs", "it writes lines of `audit/json.rs`, which escapes them"),
+    ("metadata-user/feed/src/libvirt/syslog.rs", "it writes `Printable`"),
+    ("metadata-user/datapath/src/afxdp/model.rs", "it prints the seed of a test"),
+    ("metadata-user/signer/src/openssl.rs", "it is a module of tests"),
+    ("metadata-user/build-id/build.rs", "it talks to cargo"),
+];
+
+#[test]
+fn only_modules_that_escape_write_to_the_terminal() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let room = top.join("metadata-user");
+    let crates = std::fs::read_dir(&room).expect("a directory").map(|entry| entry.expect("an entry").path());
+    let sources = crates.map(|path| path.join("src")).chain([room.join("src")]).filter(|path| path.is_dir());
+    let ways: [&[&str]; 7] = [
+        &["println", "!"],
+        &["eprintln", "!"],
+        &["print", "!"],
+        &["eprint", "!"],
+        &["dbg", "!"],
+        &["stdout", "(", ")"],
+        &["stderr", "(", ")"],
+    ];
+    let mut found = Vec::new();
+    for (file, words) in sources.flat_map(|path| imports::sources(&path)) {
+        let name = file.strip_prefix(&top).expect("below the top").to_str().expect("UTF-8").to_owned();
+        let is_test = name.ends_with("tests.rs") || name.contains("/tests/");
+        if is_test || PRINTERS.iter().any(|(printer, _)| *printer == name) {
+            continue;
+        }
+        let prints = |way: &&&[&str]| words.windows(way.len()).any(|at| at == **way);
+        found.extend(ways.iter().filter(prints).map(|way| format!("{name}: {}", way.concat())));
+    }
+    assert!(found.is_empty(), "use `output`, which escapes what others wrote: {found:#?}");
+}

@@ -435,8 +435,8 @@ impl Webhook {
         }
     }
 
-    /// Sends a request like an API server that trusts only this certificate.
-    fn ask(&self, trusted: &CertificateDer<'static>, request: &str) -> Result<String> {
+    /// A connection before its handshake, like that of an API server that trusts only this certificate.
+    fn connect(&self, trusted: &CertificateDer<'static>) -> Result<StreamOwned<ClientConnection, TcpStream>> {
         let mut roots = RootCertStore::empty();
         roots.add(trusted.clone())?;
         let config = ClientConfig::builder_with_provider(Arc::new(default_provider()))
@@ -446,7 +446,12 @@ impl Webhook {
         let tls = ClientConnection::new(Arc::new(config), ServerName::try_from(NAME)?)?;
         let tcp = TcpStream::connect(self.address)?;
         tcp.set_read_timeout(Some(PATIENCE))?;
-        let mut stream = StreamOwned::new(tls, tcp);
+        Ok(StreamOwned::new(tls, tcp))
+    }
+
+    /// Sends a request like an API server that trusts only this certificate.
+    fn ask(&self, trusted: &CertificateDer<'static>, request: &str) -> Result<String> {
+        let mut stream = self.connect(trusted)?;
         stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer) {
@@ -536,4 +541,70 @@ fn invalid_reviews_and_bodies_too_long_or_late_are_refused() {
     let mut answer = Vec::new();
     let read = plain.read_to_end(&mut answer);
     assert!(read.is_err() || !answer.starts_with(b"HTTP"), "{answer:?}");
+}
+
+/// What a peer sends that takes a place and asks for nothing.
+#[derive(Clone, Copy, Debug)]
+enum Squatter {
+    /// Nothing after TCP's handshake.
+    Silent,
+    /// The first bytes of a ClientHello.
+    HalfHandshake,
+    /// Nothing after the handshake of TLS.
+    Idle,
+    /// A part of a request's head.
+    HalfHead,
+    /// A request's head and a part of its body.
+    HalfBody,
+}
+
+impl Squatter {
+    const ALL: [Self; 5] =
+        [Self::Silent, Self::HalfHandshake, Self::Idle, Self::HalfHead, Self::HalfBody];
+
+    fn sit(self, webhook: &Webhook, trusted: &CertificateDer<'static>) -> Result<TcpStream> {
+        let mut stream = webhook.connect(trusted)?;
+        match self {
+            Self::Silent => {}
+            Self::HalfHandshake => stream.sock.write_all(&[22, 3, 1, 2, 0, 1, 0])?,
+            Self::Idle => _ = stream.conn.complete_io(&mut stream.sock)?,
+            Self::HalfHead => stream.write_all(b"POST /mutate HTTP/1.1\r\nHost:")?,
+            Self::HalfBody => {
+                stream.write_all(b"POST /mutate HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")?;
+            }
+        }
+        Ok(stream.sock)
+    }
+}
+
+/// Returns true if the peer has closed the connection. Reads and drops what it has sent before.
+fn is_closed(mut stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).expect("a flag");
+    let mut rest = [0; 4_096];
+    loop {
+        match stream.read(&mut rest) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+#[test]
+fn a_review_is_answered_while_idle_and_slow_peers_hold_every_connection() {
+    let room = tempfile::tempdir().expect("a directory");
+    let trusted = certify(room.path());
+    let webhook = Webhook::start(room.path()).expect("a webhook");
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {
+        "uid": "u-1", "operation": "CREATE", "object": {}}});
+    let most = metadata_user::verbs::webhook::CONNECTIONS;
+    for squatter in Squatter::ALL {
+        let seats: Vec<_> =
+            (0..most + 8).map(|_| squatter.sit(&webhook, &trusted).expect("a connection")).collect();
+        let answer = webhook.post(&trusted, &review.to_string()).expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{squatter:?}: {answer}");
+        // The review did not wait until a time limit closed them all.
+        let closed = seats.iter().filter(|seat| is_closed(seat)).count();
+        assert!(closed < most / 2, "{squatter:?}: {closed} of {} were closed before", seats.len());
+    }
 }

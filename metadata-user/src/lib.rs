@@ -11,7 +11,9 @@
 pub mod agent;
 pub mod config;
 pub mod delivery;
+mod http_connection;
 pub mod identity;
 pub mod metrics;
+pub mod output;
 pub mod recent;
 pub mod verbs;

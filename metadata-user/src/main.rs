@@ -1,12 +1,13 @@
 //! The `xdp-imds` command.
 
-use std::io::{self, IsTerminal as _, Write as _};
+use std::io::{self, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use metadata_base::printable::Printable;
 use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
@@ -14,12 +15,15 @@ use metadata_state::token_file;
 use metadata_steer::{Guarded, Released};
 use metadata_user::agent;
 use metadata_user::config::{self, Config};
+use metadata_user::output;
 use metadata_user::recent::Recent;
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{check, doctor, explain, export, identity, instances, pages, top, trace, which};
+use tracing_subscriber::field::MakeExt as _;
 use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
@@ -298,8 +302,16 @@ struct Log {
 impl Log {
     fn start(asked: Option<String>, ansi: bool) -> Self {
         let (layer, filter) = reload::Layer::new(Self::filter(asked.as_deref().unwrap_or("info")));
-        let lines =
-            tracing_subscriber::fmt::layer().with_writer(io::stderr).with_ansi(ansi).with_target(false);
+        // Messages and fields repeat what others wrote: names, paths, errors of servers.
+        let fields = format::debug_fn(|out, field, value| match field.name() {
+            "message" => write!(out, "{}", Printable(format_args!("{value:?}"))),
+            name => write!(out, "{name}={}", Printable(format_args!("{value:?}"))),
+        });
+        let lines = tracing_subscriber::fmt::layer()
+            .fmt_fields(fields.delimited(" "))
+            .with_writer(io::stderr)
+            .with_ansi(ansi)
+            .with_target(false);
         tracing_subscriber::registry()
             .with(lines.with_filter(layer))
             .with(Recent.with_filter(
@@ -335,12 +347,12 @@ fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
 
 /// Prints the agent's status.
 fn print_status(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Result<ExitCode> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = io::BufWriter::new(output::stdout());
     let outcome = status::run(run, guest, all, json, &mut out);
     out.flush()?;
     let outcome = outcome.or_else(|error| match error.downcast_ref() {
         Some(ClientError::NoAgent { .. } | ClientError::Forbidden { .. }) => {
-            eprintln!("xdp-imds: {}", described(&error));
+            output::report(described(&error));
             Ok(Outcome::NoAgent)
         }
         _ => Err(error),
@@ -351,22 +363,21 @@ fn print_status(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyho
 /// Prints a key file.
 fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
-    println!("{}", token_file::generate(after, now)?);
-    Ok(())
+    Ok(writeln!(output::stdout(), "{}", token_file::generate(after, now)?)?)
 }
 
 /// Removes the pins and prints their number.
 fn release(pins: Option<&Path>, force: bool) -> anyhow::Result<()> {
     let Some(pins) = pins else {
-        println!("this agent pins nothing; the kernel removes its programs when it ends");
-        return Ok(());
+        let text = "this agent pins nothing; the kernel removes its programs when it ends";
+        return Ok(writeln!(output::stdout(), "{text}")?);
     };
     let Released { links, maps } = metadata_steer::release(pins, force)?;
-    match (links, maps) {
-        (0, 0) => println!("nothing is pinned in {}", pins.display()),
-        _ => println!("removed {links} programs from their devices, and {maps} maps"),
-    }
-    Ok(())
+    let mut out = output::stdout();
+    Ok(match (links, maps) {
+        (0, 0) => writeln!(out, "nothing is pinned in {}", Printable(pins.display()))?,
+        _ => writeln!(out, "removed {links} programs from their devices, and {maps} maps")?,
+    })
 }
 
 /// An error with its causes. A cause that the text already contains is left out.
@@ -382,12 +393,12 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) if hook::is_asked(std::env::args_os()) => {
             // libvirt interprets standard output and the exit code. A failure to write the log must not change them.
-            let _ = write!(io::stderr(), "{error}");
+            let _ = write!(output::stderr(), "{error}");
             return ExitCode::SUCCESS;
         }
         Err(error) => error.exit(),
     };
-    let ansi = io::stderr().is_terminal();
+    let ansi = output::is_error_terminal();
     let log = Log::start(cli.log, ansi);
     // Every verb reads records, which hold secrets.
     if let Err(error) = sandbox::keep_memory_private() {
@@ -401,24 +412,22 @@ fn main() -> ExitCode {
             });
             served.map(|()| ExitCode::SUCCESS)
         }
-        Verb::Doctor(arguments) => doctor::run(&arguments.question(), &mut io::stdout().lock()),
-        Verb::Trace(arguments) => {
-            trace::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
-        }
-        Verb::Top(arguments) => top::run(&arguments, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS),
-        Verb::Register(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
+        Verb::Doctor(arguments) => doctor::run(&arguments.question(), &mut output::stdout()),
+        Verb::Trace(arguments) => trace::run(&arguments, &mut output::stdout()).map(|()| ExitCode::SUCCESS),
+        Verb::Top(arguments) => top::run(&arguments, &mut output::stdout()).map(|()| ExitCode::SUCCESS),
+        Verb::Register(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
         Verb::Ls(verb) => {
-            let mut out = io::BufWriter::new(io::stdout().lock());
+            let mut out = io::BufWriter::new(output::stdout());
             let code = verb.run(&mut out).map(ExitCode::from);
             out.flush().map_err(Into::into).and(code)
         }
-        Verb::Get(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
-        Verb::Rm(verb) => verb.run(&mut io::stdout().lock()).map(ExitCode::from),
+        Verb::Get(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
+        Verb::Rm(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
         Verb::Status { guest, agent, all, json } => {
             agent.run().and_then(|run| print_status(guest.as_deref(), &run, all, json))
         }
         Verb::TokenKey { after } => token_key(after.as_deref()).map(|()| ExitCode::SUCCESS),
-        Verb::Identity(verb) => verb.run(&mut io::stdout().lock()).map(|()| ExitCode::SUCCESS),
+        Verb::Identity(verb) => verb.run(&mut output::stdout()).map(|()| ExitCode::SUCCESS),
         #[cfg(feature = "kubevirt")]
         Verb::Webhook(arguments) => webhook::run(&arguments).map(|()| ExitCode::SUCCESS),
         Verb::Release { agent, pins, force } => {
@@ -431,18 +440,18 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Explain(question) => {
-            let mut out = io::BufWriter::new(io::stdout().lock());
+            let mut out = io::BufWriter::new(output::stdout());
             let explained = question.question().and_then(|question| explain::run(&question, &mut out));
             out.flush().map_err(Into::into).and(explained).map(|()| ExitCode::SUCCESS)
         }
         Verb::Export { form, records, dir, config } => configured(config.as_deref()).and_then(|config| {
-            export::run(form.into(), &records, &config.record_limits(), &dir, &mut io::stdout())?;
+            export::run(form.into(), &records, &config.record_limits(), &dir, &mut output::stdout())?;
             Ok(ExitCode::SUCCESS)
         }),
         Verb::Check { dir, paths, config } => {
-            let mut out = io::BufWriter::new(io::stdout().lock());
+            let mut out = io::BufWriter::new(output::stdout());
             let checked = configured(config.as_deref()).and_then(|config| {
-                check::run(&dir, &config.record_limits(), paths, &mut out, &mut io::stderr())
+                check::run(&dir, &config.record_limits(), paths, &mut out, &mut output::stderr())
             });
             checked.and_then(|findings| {
                 out.flush()?;
@@ -451,7 +460,7 @@ fn main() -> ExitCode {
         }
     };
     done.unwrap_or_else(|error| {
-        eprintln!("xdp-imds: {}", described(&error));
+        output::report(described(&error));
         ExitCode::FAILURE
     })
 }

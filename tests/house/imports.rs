@@ -92,6 +92,15 @@ pub(crate) fn rooms(directory: &Path) -> Vec<PathBuf> {
     std::iter::once(directory.to_owned()).chain(below).collect()
 }
 
+/// Every file below `directory`, with its words outside of comments, strings and code under `#[cfg(test)]`.
+pub(crate) fn sources(directory: &Path) -> Vec<(PathBuf, Vec<String>)> {
+    let mut files = Vec::new();
+    collect(directory, &mut files);
+    let main = directory.join("main.rs");
+    files.extend(Some(main).filter(|main| main.exists()));
+    files.into_iter().map(|file| (file.clone(), Source::read(&file).words)).collect()
+}
+
 fn collect(directory: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).expect("a directory of modules") {
         let path = entry.expect("an entry").path();

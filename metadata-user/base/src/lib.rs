@@ -7,5 +7,6 @@ pub mod addresses;
 pub mod connection;
 pub mod hex;
 pub mod port;
+pub mod printable;
 pub mod run;
 pub mod time;

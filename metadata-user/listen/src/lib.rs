@@ -1,24 +1,62 @@
 //! The loop that accepts connections, with a limit on concurrent connections.
 //!
+//! A connection either waits for its peer (a handshake, the next request, the rest of a body, room for an answer), or
+//! the peer waits for us: it is [held](Stay::hold). When the table is full, a connection that waits for its peer makes
+//! room ([`WhenFull::Evict`]), so idle and slow peers cannot keep others out. The peer with the most connections loses
+//! one first, so a peer with few keeps them.
+//!
 //! The loop logs the first of consecutive errors of `accept`, pauses for [`PAUSE`] after each, and continues.
 //! Without the pause it would use all CPU time while the process has no free file descriptor.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::Instant;
 use tracing::{debug, warn};
 
 /// Pause after an error that does not concern only one connection.
 pub const PAUSE: Duration = Duration::from_millis(100);
+/// How long a new connection waits for a place while every other is held. Then it is closed.
+pub const PLACE_WITHIN: Duration = Duration::from_secs(1);
+/// How often it looks.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Who has a connection, so that each gets a share of the places.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Holder {
+    /// Nobody is told apart.
+    #[default]
+    Unknown,
+    /// A host, by its IPv4 address or the /64 of its IPv6 address, which is what one host is given (RFC 6177).
+    Host(IpAddr),
+    /// A user of this machine.
+    User(u32),
+}
+
+impl Holder {
+    /// The holder of a connection from an address.
+    #[must_use]
+    pub fn at(address: IpAddr) -> Self {
+        Self::Host(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = address.to_bits() & !u128::from(u64::MAX);
+                IpAddr::V6(network.into())
+            }
+            v4 => v4,
+        })
+    }
+}
 
 /// A socket that accepts connections.
 pub trait Listener: Send + Sync {
@@ -27,6 +65,11 @@ pub trait Listener: Send + Sync {
 
     /// Waits for the next connection. Dropping the future loses no connection.
     fn accept(&self) -> impl Future<Output = io::Result<Self::Stream>> + Send;
+
+    /// Who has a connection.
+    fn holder(_: &Self::Stream) -> Holder {
+        Holder::Unknown
+    }
 }
 
 impl Listener for TcpListener {
@@ -34,6 +77,10 @@ impl Listener for TcpListener {
 
     async fn accept(&self) -> io::Result<TcpStream> {
         self.accept().await.map(|(stream, _)| stream)
+    }
+
+    fn holder(stream: &TcpStream) -> Holder {
+        stream.peer_addr().map_or(Holder::Unknown, |address| Holder::at(address.ip()))
     }
 }
 
@@ -43,18 +90,21 @@ impl Listener for UnixListener {
     async fn accept(&self) -> io::Result<UnixStream> {
         self.accept().await.map(|(stream, _)| stream)
     }
+
+    fn holder(stream: &UnixStream) -> Holder {
+        stream.peer_cred().map_or(Holder::Unknown, |peer| Holder::User(peer.uid()))
+    }
 }
 
 /// What happens to a new connection beyond the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhenFull {
-    /// It stays in the kernel's queue until another connection ends.
-    Wait,
     /// It is closed.
     Refuse,
-    /// It replaces the oldest connection that is not [held](Stay::hold), which is closed. If all are held, the new one
-    /// is closed.
-    EndOldest,
+    /// It replaces a connection that is not [held](Stay::hold), which is closed: of the peer with the most connections
+    /// the one that has waited longest for its peer. If all are held, the new one waits for [`PLACE_WITHIN`] and is
+    /// closed then.
+    Evict,
 }
 
 /// The limit on concurrent connections of one listener.
@@ -68,10 +118,26 @@ pub struct Places {
     pub when_full: WhenFull,
 }
 
-/// Protects a connection from being closed for a new one ([`WhenFull::EndOldest`]). The caller limits how many
-/// connections it holds.
-#[derive(Clone, Debug, Default)]
-pub struct Stay(Arc<AtomicBool>);
+/// Protects a connection from being closed for a new one ([`WhenFull::Evict`]) while its peer waits for us. The caller
+/// limits how long and how many connections it holds.
+#[derive(Clone, Debug)]
+pub struct Stay(Arc<StayState>);
+
+#[derive(Debug)]
+struct StayState {
+    /// Number of reasons to hold the connection.
+    holds: AtomicUsize,
+    /// Milliseconds from `begun` to the last time when the connection ceased to be held.
+    waits_since: AtomicU64,
+    begun: Instant,
+}
+
+impl Default for Stay {
+    fn default() -> Self {
+        let (holds, waits_since) = Default::default();
+        Self(Arc::new(StayState { holds, waits_since, begun: Instant::now() }))
+    }
+}
 
 impl Stay {
     /// Holds the connection until the result is dropped.
@@ -83,13 +149,18 @@ impl Stay {
 
     /// Holds the connection until it ends.
     pub fn keep(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.holds.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Returns whether the connection is held.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.holds.load(Ordering::Relaxed) > 0
+    }
+
+    /// Since when the connection waits for its peer, if it is not held.
+    fn waits_since(&self) -> Instant {
+        self.0.begun + Duration::from_millis(self.0.waits_since.load(Ordering::Relaxed))
     }
 }
 
@@ -99,7 +170,10 @@ pub struct Staying(Stay);
 
 impl Drop for Staying {
     fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Relaxed);
+        let state = &self.0.0;
+        let elapsed = u64::try_from(state.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        state.waits_since.store(elapsed, Ordering::Relaxed);
+        state.holds.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -116,16 +190,15 @@ where
     let mut taken = Taken::default();
     let mut failing = false;
     loop {
-        let waits = places.when_full == WhenFull::Wait && taken.count() >= places.most;
         tokio::select! {
             Some(_) = taken.tasks.join_next() => {}
-            accepted = listener.accept(), if !waits => match accepted {
+            accepted = listener.accept() => match accepted {
                 Ok(stream) => {
                     failing = false;
-                    if taken.make_room(places) {
-                        let stay = Stay::default();
+                    if taken.find_room(places).await {
+                        let (stay, holder) = (Stay::default(), L::holder(&stream));
                         let task = taken.tasks.spawn(attend(stream, stay.clone()));
-                        taken.oldest_first.push_back((task, stay));
+                        taken.places.push(Place { task, stay, holder });
                     }
                 }
                 Err(error) if is_of_one_connection(&error) => debug!("{}: {error}", places.name),
@@ -140,32 +213,57 @@ where
     }
 }
 
+/// An open connection.
+struct Place {
+    task: AbortHandle,
+    stay: Stay,
+    holder: Holder,
+}
+
 /// The open connections.
 #[derive(Default)]
 struct Taken {
-    oldest_first: VecDeque<(AbortHandle, Stay)>,
+    places: Vec<Place>,
     tasks: JoinSet<()>,
 }
 
 impl Taken {
-    fn count(&mut self) -> usize {
-        self.oldest_first.retain(|(task, _)| !task.is_finished());
-        self.oldest_first.len()
+    /// Makes room for a new connection, and waits a while if there is none. Returns false if the new connection is to
+    /// be closed instead.
+    async fn find_room(&mut self, limit: Places) -> bool {
+        let until = Instant::now() + PLACE_WITHIN;
+        loop {
+            if self.make_room(limit) {
+                return true;
+            }
+            if limit.when_full == WhenFull::Refuse || Instant::now() >= until {
+                debug!("{}: refused a connection: {} are open", limit.name, limit.most);
+                return false;
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 
-    /// Makes room for a new connection. Returns false if the new connection is to be closed instead.
-    fn make_room(&mut self, places: Places) -> bool {
-        if self.count() < places.most {
+    fn make_room(&mut self, limit: Places) -> bool {
+        self.places.retain(|place| !place.task.is_finished());
+        if self.places.len() < limit.most {
             return true;
         }
-        let ends =
-            |(_, stay): &(AbortHandle, Stay)| places.when_full == WhenFull::EndOldest && !stay.is_held();
-        let oldest = self.oldest_first.iter().position(ends);
-        let Some((task, _)) = oldest.and_then(|at| self.oldest_first.remove(at)) else {
-            debug!("{}: refused a connection: {} are open", places.name, places.most);
+        if limit.when_full == WhenFull::Refuse {
             return false;
-        };
+        }
+        let mut counts = HashMap::<Holder, usize>::new();
+        for place in &self.places {
+            *counts.entry(place.holder).or_default() += 1;
+        }
+        let waiting = self.places.iter().enumerate().filter(|(_, place)| !place.stay.is_held());
+        let victim = waiting.min_by_key(|(_, Place { stay, holder, .. })| {
+            (Reverse(counts.get(holder).copied().unwrap_or_default()), stay.waits_since())
+        });
+        let Some((at, _)) = victim else { return false };
+        let Place { task, .. } = self.places.remove(at);
         task.abort();
+        debug!("{}: a connection that waited for its peer made room: {} are open", limit.name, limit.most);
         true
     }
 }

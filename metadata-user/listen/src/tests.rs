@@ -1,50 +1,53 @@
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 
-use super::{Listener, PAUSE, Places, Stay, WhenFull, serve};
+use super::{Holder, Listener, PAUSE, Places, Stay, Staying, WhenFull, serve};
 
 /// Accepts the connections and errors that the test sends.
 struct Queue {
-    queue: Mutex<mpsc::UnboundedReceiver<io::Result<DuplexStream>>>,
-    accepts: Arc<AtomicUsize>,
+    queue: Mutex<mpsc::UnboundedReceiver<io::Result<Connection>>>,
 }
 
-impl Listener for Queue {
-    type Stream = DuplexStream;
+/// A connection of a user.
+struct Connection(DuplexStream, u32);
 
-    async fn accept(&self) -> io::Result<DuplexStream> {
+impl Listener for Queue {
+    type Stream = Connection;
+
+    async fn accept(&self) -> io::Result<Connection> {
         match self.queue.lock().await.recv().await {
-            Some(next) => {
-                self.accepts.fetch_add(1, Ordering::Relaxed);
-                next
-            }
+            Some(next) => next,
             None => std::future::pending().await,
         }
+    }
+
+    fn holder(stream: &Connection) -> Holder {
+        Holder::User(stream.1)
     }
 }
 
 struct Server {
-    connect: mpsc::UnboundedSender<io::Result<DuplexStream>>,
-    accepts: Arc<AtomicUsize>,
+    connect: mpsc::UnboundedSender<io::Result<Connection>>,
 }
 
-/// Starts a server that writes one octet to each connection, and one for each octet it reads. Octet `h` holds the
-/// connection.
+/// Starts a server that writes one byte to each connection, and one for each byte it reads. Byte `h` holds the
+/// connection, and `f` frees it.
 fn server(most: usize, when_full: WhenFull) -> Server {
     let (connect, queue) = mpsc::unbounded_channel();
-    let accepts = Arc::<AtomicUsize>::default();
-    let listener = Queue { queue: Mutex::new(queue), accepts: Arc::clone(&accepts) };
-    let attend = async |mut stream: DuplexStream, stay: Stay| {
-        let (mut octet, mut held) = ([0], Vec::new());
+    let listener = Queue { queue: Mutex::new(queue) };
+    let attend = async |Connection(mut stream, _): Connection, stay: Stay| {
+        let (mut byte, mut held) = ([0], None::<Staying>);
         stream.write_all(b"!").await.expect("the client is there");
-        while matches!(stream.read(&mut octet).await, Ok(1)) {
-            held.extend((octet == *b"h").then(|| stay.hold()));
+        while matches!(stream.read(&mut byte).await, Ok(1)) {
+            match &byte {
+                b"h" => held = Some(stay.hold()),
+                b"f" => drop(held.take()),
+                _ => {}
+            }
             stream.write_all(b"!").await.expect("the client is there");
         }
     };
@@ -52,21 +55,26 @@ fn server(most: usize, when_full: WhenFull) -> Server {
         let places = Places { name: "test", most, when_full };
         serve(&listener, places, attend).await
     });
-    Server { connect, accepts }
+    Server { connect }
 }
 
 impl Server {
-    fn connect(&self) -> DuplexStream {
+    fn connect(&self, user: u32) -> DuplexStream {
         let (client, server) = duplex(16);
-        self.connect.send(Ok(server)).expect("the server runs");
+        self.connect.send(Ok(Connection(server, user))).expect("the server runs");
         client
     }
 
-    async fn served(&self) -> DuplexStream {
-        let mut client = self.connect();
+    async fn served(&self, user: u32) -> DuplexStream {
+        let mut client = self.connect(user);
         assert!(is_answered(&mut client).await, "a connection is not served");
         client
     }
+}
+
+/// Sends a byte, and waits for the answer.
+async fn ask(client: &mut DuplexStream, byte: &[u8; 1]) -> bool {
+    client.write_all(byte).await.is_ok() && is_answered(client).await
 }
 
 /// Waits for the server's octet; returns false if the connection is closed instead.
@@ -74,45 +82,73 @@ async fn is_answered(client: &mut DuplexStream) -> bool {
     client.read_u8().await.is_ok()
 }
 
-#[tokio::test]
-async fn a_new_connection_replaces_the_oldest_that_is_not_held() {
-    let server = server(2, WhenFull::EndOldest);
-    let (mut first, mut second) = (server.served().await, server.served().await);
-    first.write_all(b"h").await.expect("it is served");
-    assert!(is_answered(&mut first).await);
-    let mut third = server.served().await;
-    assert!(!is_answered(&mut second).await, "the second is the oldest that is not held");
-    third.write_all(b"h").await.expect("it is served");
-    assert!(is_answered(&mut third).await);
-    assert!(!is_answered(&mut server.connect()).await, "all are held");
-    drop(first);
-    while !is_answered(&mut server.connect()).await {}
+#[tokio::test(start_paused = true)]
+async fn a_new_connection_replaces_the_one_that_waits_longest_for_its_peer() {
+    let server = server(3, WhenFull::Evict);
+    let mut clients = Vec::new();
+    for _ in 0..3 {
+        clients.push(server.served(0).await);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    // The first has the oldest connection, and has asked last.
+    assert!(ask(&mut clients[0], b"h").await && ask(&mut clients[0], b"f").await);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(ask(&mut clients[1], b"h").await);
+    clients.push(server.served(0).await);
+    assert!(!is_answered(&mut clients[2]).await, "it has waited longest of those that are not held");
+    for at in [0, 1, 3] {
+        assert!(ask(&mut clients[at], b"h").await, "{at}");
+    }
+    assert!(!is_answered(&mut server.connect(0)).await, "all are held");
+    let (mut new, freed) = (server.connect(0), ask(&mut clients[1], b"f"));
+    let (served, freed) = tokio::join!(is_answered(&mut new), freed);
+    assert!(served && freed, "a new connection waits a moment while all are held");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_peer_with_the_most_connections_loses_one_first() {
+    let server = server(4, WhenFull::Evict);
+    let mut few = server.served(1).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut many = Vec::new();
+    for _ in 0..8 {
+        many.push(server.served(2).await);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert!(ask(&mut few, b"x").await, "the oldest connection is that of the peer with one");
+    for (at, client) in many.iter_mut().enumerate() {
+        assert_eq!(ask(client, b"x").await, at >= 5, "{at}");
+    }
+}
+
+#[test]
+fn hosts_are_told_apart_by_what_one_host_is_given() {
+    let at = |text: &str| Holder::at(text.parse().expect("an address"));
+    for (one, other, same) in [
+        ("10.0.0.1", "10.0.0.2", false),
+        ("10.0.0.1", "::ffff:10.0.0.1", true),
+        ("2001:db8::1", "2001:db8::ffff:0:0:1", true),
+        ("2001:db8::1", "2001:db8:0:1::1", false),
+    ] {
+        assert_eq!(at(one) == at(other), same, "{one} {other}");
+    }
 }
 
 #[tokio::test]
-async fn a_connection_beyond_the_limit_is_closed_or_waits() {
+async fn a_connection_beyond_the_limit_is_closed() {
     let refusing = server(1, WhenFull::Refuse);
-    let mut first = refusing.served().await;
-    assert!(!is_answered(&mut refusing.connect()).await);
-    first.write_all(b"x").await.expect("the first is still served");
-    assert!(is_answered(&mut first).await);
-
-    let waiting = server(1, WhenFull::Wait);
-    let first = waiting.served().await;
-    let mut second = waiting.connect();
-    tokio::task::yield_now().await;
-    assert_eq!(waiting.accepts.load(Ordering::Relaxed), 1, "the second is accepted before the first ends");
-    drop(first);
-    assert!(is_answered(&mut second).await);
+    let mut first = refusing.served(0).await;
+    assert!(!is_answered(&mut refusing.connect(0)).await);
+    assert!(ask(&mut first, b"x").await, "the first is still served");
 }
 
 #[tokio::test(start_paused = true)]
 async fn only_errors_of_the_process_pause_the_loop() {
-    let (server, begun) = (server(1, WhenFull::Wait), Instant::now());
+    let (server, begun) = (server(1, WhenFull::Evict), Instant::now());
     for error in [io::ErrorKind::ConnectionAborted.into(), io::Error::from_raw_os_error(24)] {
         server.connect.send(Err(error)).expect("the server runs");
     }
-    let _served = server.served().await;
+    let _served = server.served(0).await;
     let (least, most) = (PAUSE, PAUSE + Duration::from_millis(1));
     assert!((least..=most).contains(&begun.elapsed()), "{:?}", begun.elapsed());
 }

@@ -16,6 +16,7 @@
 
 mod collect;
 pub mod follow;
+mod json;
 mod tape;
 mod write;
 

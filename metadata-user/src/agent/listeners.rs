@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::endpoint::{self, ControlSocket, Registrar, Request, Routers};
+use super::endpoint::{self, ControlSocket, PageHosts, Registrar, Request, Routers};
 use super::handover::{Call, TakeoverListener};
 use super::health::Health;
 use crate::config::Config;
@@ -41,8 +41,9 @@ impl Listeners {
         succeeds: bool,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> anyhow::Result<Self> {
+        let page = config.page.then(|| PageHosts::new(&config.page_hosts));
         let Routers { metrics, control, requests } =
-            Routers::new(Arc::clone(health), Arc::clone(registrar), config.page);
+            Routers::new(Arc::clone(health), Arc::clone(registrar), page);
         let metrics = match publication {
             Some(publication) => metrics.merge(identity::routes(Arc::clone(publication))),
             None => metrics,

@@ -48,7 +48,9 @@ const RESTART: [Field; 16] = [
     ("steer", |a, b| a.steer != b.steer),
     ("guard", |a, b| a.guard != b.guard),
     ("hub", |a, b| a.hub != b.hub),
-    ("metrics, page", |a, b| (a.metrics, a.page) != (b.metrics, b.page)),
+    ("metrics, page, page_hosts", |a, b| {
+        (a.metrics, a.page, &a.page_hosts) != (b.metrics, b.page, &b.page_hosts)
+    }),
     ("state", |a, b| a.state != b.state),
     ("token_key", |a, b| a.token_key != b.token_key),
     ("pins", |a, b| a.pins != b.pins),

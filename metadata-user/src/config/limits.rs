@@ -10,7 +10,7 @@ use metadata_feed::registry::MAX_RECORDS;
 use metadata_feed::room;
 use metadata_steer::HUB_PREFIX_MAX;
 
-use super::{Config, ConfigError};
+use super::{Config, ConfigError, PAGE_HOSTS};
 
 impl Config {
     /// Validates ranges and combinations of values.
@@ -35,6 +35,16 @@ impl Config {
                 "a level, or a filter of the tracing crate".into(),
                 format!("`{log}`: {error}"),
             );
+        }
+        if self.page_hosts.len() > PAGE_HOSTS {
+            return value(
+                "page_hosts",
+                format!("at most {PAGE_HOSTS} names"),
+                self.page_hosts.len().to_string(),
+            );
+        }
+        if let Some(name) = self.page_hosts.iter().find(|name| !is_host_name(name)) {
+            return value("page_hosts", "host names without a port".into(), format!("`{name}`"));
         }
         self.validate_addresses()?;
         if let Some(identity) = &self.identity {
@@ -106,6 +116,11 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// True for a name of letters, digits, `-`, `_` and `.`, at most as long as DNS allows (RFC 1035 §2.3.4).
+fn is_host_name(name: &str) -> bool {
+    (1..=253).contains(&name.len()) && name.bytes().all(is_ifname_byte)
 }
 
 fn is_ifname_byte(byte: u8) -> bool {

@@ -47,6 +47,9 @@ pub const DEFAULT_STATE: &str = "/var/lib/xdp-imds";
 /// Default of `pins`: a directory on the bpffs that systemd mounts.
 pub const DEFAULT_PINS: &str = "/sys/fs/bpf/xdp-imds";
 
+/// Most names in `page_hosts`.
+pub const PAGE_HOSTS: usize = 16;
+
 /// The configuration of the agent.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -90,6 +93,9 @@ pub struct Config {
     /// Whether `/` of `metrics` is a page with the live view of the node: names, ports and MACs of VMs, and the paths
     /// that they ask for. Everybody who reaches the address sees it. `false` by default.
     pub page: bool,
+    /// Further names by which browsers reach the page, such as that of a proxy: the page answers only requests whose
+    /// `Host` is an IP address, `localhost`, the node's name or one of these, at most [`PAGE_HOSTS`]. Default: none.
+    pub page_hosts: Vec<String>,
     /// The audit log of requests; off by default.
     pub audit: AuditConfig,
     /// The issuer of identity tokens, which others can verify; `None` (default) issues none.
@@ -152,6 +158,7 @@ impl Default for Config {
             hub: "imds".into(),
             metrics: None,
             page: false,
+            page_hosts: Vec::new(),
             audit: AuditConfig::default(),
             identity: None,
             state: Some(DEFAULT_STATE.into()),

@@ -3,6 +3,8 @@
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
+use metadata_base::printable::is_printable;
+
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -102,7 +104,8 @@ impl Exposition {
     }
 }
 
-/// Displays a help text or label value. Backslashes and line feeds are escaped, and quotes if `quotes` is true.
+/// Displays a help text or label value. Backslashes and line feeds are escaped, unprintable characters are shown, and
+/// quotes are escaped if `quotes` is true.
 struct Escaped<'a> {
     text: &'a str,
     quotes: bool,
@@ -115,7 +118,9 @@ impl fmt::Display for Escaped<'_> {
                 '\\' => f.write_str("\\\\")?,
                 '\n' => f.write_str("\\n")?,
                 '"' if self.quotes => f.write_str("\\\"")?,
-                c => f.write_char(c)?,
+                c if is_printable(c) => f.write_char(c)?,
+                // As others print it. The backslash is one of the text.
+                c => write!(f, "\\{}", c.escape_unicode())?,
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use metadata_base::port::PortName;
+use metadata_base::printable::Printable;
 use metadata_content::dialect;
 use metadata_content::record::values::NicMac;
 use metadata_content::record::{Limits, Owner, Record, Step, Warning};
@@ -49,7 +50,7 @@ pub fn run(
     }
     let Findings { good, errors, warnings } = check.findings;
     if names.is_empty() {
-        writeln!(out, "no records (*.yaml, *.yml, *.json) in {}", path.display())?;
+        writeln!(out, "no records (*.yaml, *.yml, *.json) in {}", Printable(path.display()))?;
     } else {
         writeln!(out, "{good} served, {}, {}", count(errors, "error"), count(warnings, "warning"))?;
     }
@@ -108,12 +109,12 @@ impl Check<'_> {
 
     fn warn(&mut self, err: &mut dyn Write, warning: impl std::fmt::Display) -> io::Result<()> {
         self.findings.warnings += 1;
-        writeln!(err, "warning: {warning}")
+        writeln!(err, "warning: {}", Printable(warning))
     }
 
     fn fail(&mut self, err: &mut dyn Write, error: impl std::fmt::Display) -> io::Result<()> {
         self.findings.errors += 1;
-        writeln!(err, "error: {error}")
+        writeln!(err, "error: {}", Printable(error))
     }
 
     /// Reports an owner that an earlier record has too, and a MAC that an earlier record has on the same port.
@@ -202,12 +203,12 @@ impl Row {
 }
 
 fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{name}: {} ({})", record.vm.name, record.vm.uuid)?;
+    writeln!(out, "{}: {} ({})", Printable(name), Printable(&record.vm.name), record.vm.uuid)?;
     for nic in record.network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {
         let port = nic.port.as_ref().map(PortName::from);
         let mac = nic.mac.map(|mac| mac.to_string()).unwrap_or_default();
         match port {
-            Some(port) => writeln!(out, "  NIC {mac} on {port}")?,
+            Some(port) => writeln!(out, "  NIC {mac} on {}", Printable(port))?,
             None => writeln!(
                 out,
                 "  NIC {mac}, served on the port that --port or the configuration gives for its MAC"

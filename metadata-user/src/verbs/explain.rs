@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
+use metadata_base::printable::{Printable, printable_lines};
 use metadata_base::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::target::normalise;
@@ -101,7 +102,14 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
     let now = Now { mono: Duration::ZERO, unix_seconds };
     let remote = (addresses::METADATA.into(), question.source_port);
     let connection = Connection { slot: 0, local, remote };
-    writeln!(out, "{} {} at {} port {}", question.method, target.target().path, local.0, local.1)?;
+    writeln!(
+        out,
+        "{} {} at {} port {}",
+        Printable(&question.method),
+        Printable(target.target().path),
+        local.0,
+        local.1
+    )?;
     why(&responses, now, &connection, &request, out)?;
     match responses.answer(now, &connection, &request, None) {
         Outcome::Ready(response) | Outcome::Changed(response) => answer(&response, method, out)?,
@@ -134,7 +142,7 @@ fn why(
     match responses.explain(Host::at(connection.local), request) {
         Explained::Route { path, route, rest } => {
             writeln!(out, "  dialect     {}", route.dialect())?;
-            writeln!(out, "  route       {} {path}{}", route.allowed(), below(route))?;
+            writeln!(out, "  route       {} {}{}", route.allowed(), Printable(path), below(route))?;
             let call = Call { now, connection, request, rest, vm: responses.vm(), parked: None };
             for guard in route.guards() {
                 let holds = guard.condition.holds(&call);
@@ -156,8 +164,9 @@ fn why(
                 let header = route.header().map(|header| format!(" with {header}")).unwrap_or_default();
                 writeln!(
                     out,
-                    "              {} {path}{} ({}){header}",
+                    "              {} {}{} ({}){header}",
                     route.allowed(),
+                    Printable(path),
                     below(route),
                     route.dialect()
                 )?;
@@ -184,14 +193,19 @@ fn answer(response: &Response, method: Method, out: &mut dyn Write) -> anyhow::R
         response.status().0,
         response.status().reason()
     )?;
-    out.write_all(response.head())?;
+    // Without the carriage returns, and each field on its own line.
+    for line in String::from_utf8_lossy(response.head()).lines() {
+        writeln!(out, "{}", Printable(line))?;
+    }
     writeln!(out)?;
     let body = response.body().to_bytes();
     if method == Method::Head || body.is_empty() {
         return Ok(());
     }
     match std::str::from_utf8(&body) {
-        Ok(text) if body.len() <= SHOWN_OCTETS => writeln!(out, "{}", text.trim_end_matches('\n'))?,
+        Ok(text) if body.len() <= SHOWN_OCTETS => {
+            writeln!(out, "{}", printable_lines(text.trim_end_matches('\n')))?
+        }
         _ => writeln!(out, "({} octets)", body.len())?,
     }
     Ok(())
@@ -231,7 +245,7 @@ mod tests {
         let said = explained("GET", "//v1//user-data", &[]);
         let wanted = "GET /v1/user-data at 169.254.169.254 port 80\n  dialect     nocloud\n  route       \
                       GET, HEAD /v1/user-data\n  computed    once for each version of the record\n  answer      200 OK\n\n\
-                      HTTP/1.1 200 OK\r\n";
+                      HTTP/1.1 200 OK\n";
         assert!(said.starts_with(wanted), "{said}");
         assert!(said.ends_with("\n#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n"), "{said}");
     }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
 
+use metadata_base::printable::{Printable, printable};
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
@@ -14,6 +15,7 @@ use metadata_control::status::ClientError;
 use metadata_feed::directory;
 
 use super::which::Agent;
+use crate::output;
 
 /// The exit codes of the verbs.
 pub const EXIT: &str = "\
@@ -154,7 +156,7 @@ impl Register {
         };
         self.common.finish(out, done, |(instance, created), out| {
             let done = if *created { "registered" } else { "up to date" };
-            writeln!(out, "{name}: {done}, {}", instance.state.name())?;
+            writeln!(out, "{}: {done}, {}", Printable(&name), instance.state.name())?;
             ports(&instance.ports, out)
         })
     }
@@ -194,7 +196,7 @@ impl Rm {
         if self.common.json && removed.is_ok() {
             return Ok(0);
         }
-        self.common.finish(out, removed, |(), out| writeln!(out, "{}: removed", self.name))
+        self.common.finish(out, removed, |(), out| writeln!(out, "{}: removed", Printable(&self.name)))
     }
 }
 
@@ -219,7 +221,7 @@ impl Common {
                         serde_json::to_writer(&mut *out, problem)?;
                         writeln!(out)?;
                     }
-                    failure => eprintln!("xdp-imds: {failure}"),
+                    failure => output::report(failure),
                 }
                 Ok(code(&failure))
             }
@@ -256,7 +258,7 @@ fn read(path: &Path) -> anyhow::Result<Record> {
     let missing = || anyhow!("expected a record, found no file {}", path.display());
     let loaded = directory::load(&dir, name, &limits).ok_or_else(missing)?;
     let (record, warnings) = loaded.record?;
-    warnings.iter().for_each(|warning| eprintln!("xdp-imds: {warning}"));
+    warnings.iter().for_each(output::report);
     Ok(record)
 }
 
@@ -272,6 +274,7 @@ fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
             vm,
             ports.join(" "),
         ]
+        .map(printable)
     });
     let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
     let widths: [usize; 5] =
@@ -292,7 +295,7 @@ fn described(vm: &Vm) -> String {
 }
 
 fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
-    let row = |out: &mut dyn Write, name: &str, value: &str| writeln!(out, "{name:12}{value}");
+    let row = |out: &mut dyn Write, name: &str, value: &str| writeln!(out, "{name:12}{}", Printable(value));
     row(out, "name", &instance.name)?;
     row(out, "source", instance.source.name())?;
     row(out, "state", instance.state.name())?;
@@ -316,7 +319,8 @@ fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
         let reason = port.reason.as_ref().map(|reason| format!(", {reason}"));
         let (name, state) = (if n == 0 { "ports" } else { "" }, state.as_str().unwrap_or_default());
         let more = [held, reason].into_iter().flatten().collect::<String>();
-        writeln!(out, "{name:12}{} {} {state}{more}", port.port, port.mac)?;
+        let line = format!("{} {} {state}{more}", port.port, port.mac);
+        writeln!(out, "{name:12}{}", Printable(line))?;
     }
     Ok(())
 }

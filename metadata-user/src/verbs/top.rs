@@ -2,7 +2,7 @@
 //!
 //! The agent follows its guests while it is asked, and makes the documents; [`metadata_screen`] draws them.
 
-use std::io::{IsTerminal as _, Write};
+use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,7 @@ use metadata_screen::terminal::{self, Ends};
 use metadata_screen::{Asked, Documents, Look, Screen, Shown, fetch, plain};
 
 use super::which;
+use crate::output;
 
 /// Least and most seconds between two questions. The agent stops to follow guests if it is not asked for longer.
 const INTERVAL: std::ops::RangeInclusive<f64> = 0.2..=20.0;
@@ -79,7 +80,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
         return print_json(arguments, &run, out);
     }
     let look = Look::of(|name| std::env::var(name).ok());
-    if arguments.once || !std::io::stdout().is_terminal() {
+    if arguments.once || !output::is_terminal() {
         return print_once(arguments, &run, look, out);
     }
     let ask = move |asked: &Asked| fetch(&run, asked).map_err(|error| error.to_string());

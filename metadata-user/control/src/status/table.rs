@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
+use metadata_base::printable::{Printable, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
@@ -18,6 +19,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let state = if status.troubles.is_empty() { "healthy" } else { "degraded" };
     let Status { version, pid, uptime, phase, side, .. } = status;
     let (phase, up) = (phase.name(), Span(*uptime));
+    let version = Printable(version);
     writeln!(out, "xdp-imds {version}: {state}, {phase}, up {up}, process {pid}, side {side}")?;
     list("troubles", status.troubles.iter(), out)?;
     workers(status, out)?;
@@ -144,12 +146,13 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
     if guests.is_empty() {
         return writeln!(
             out,
-            "no guest is known as {name}: expected a port, a MAC, a VM's name or UUID, or a record; `xdp-imds status` names \
-             records that are refused"
+            "no guest is known as {}: expected a port, a MAC, a VM's name or UUID, or a record; `xdp-imds status` names \
+             records that are refused",
+            Printable(name)
         );
     }
     for guest in guests {
-        writeln!(out, "{} on {}", guest.mac, guest.port)?;
+        writeln!(out, "{} on {}", Printable(&guest.mac), Printable(&guest.port))?;
         let state = match guest.state {
             GuestState::Served => "served",
             GuestState::Awaited => "its requests are held until its record comes",
@@ -180,7 +183,7 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
 }
 
 fn row(name: &str, value: &dyn Display, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{name:MARGIN$}{value}")
+    writeln!(out, "{name:MARGIN$}{}", Printable(value))
 }
 
 /// Prints lines below a name, and nothing if there are none.
@@ -190,6 +193,7 @@ fn list(name: &str, lines: impl Iterator<Item = impl Display>, out: &mut dyn Wri
 
 /// Prints columns as wide as their widest cell; the last one may exceed its width.
 fn grid<const N: usize>(name: &str, rows: Vec<[String; N]>, out: &mut dyn Write) -> io::Result<()> {
+    let rows: Vec<_> = rows.into_iter().map(|row| row.map(printable)).collect();
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default();
     let widths: [usize; N] = std::array::from_fn(width);
     let lines = rows.iter().map(|row| {

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use tracing::debug;
 
 use super::core::Report;
+use metadata_base::printable::printable;
 use metadata_content::record::values::Timestamp;
 
 /// Most reports that wait to be written; the caller drops the rest.
@@ -38,8 +39,9 @@ fn now() -> Option<Timestamp> {
 }
 
 fn event(report: &Report, node: &str, now: Option<Timestamp>) -> Option<Event> {
-    let message = report.message.char_indices().find(|(at, char)| at + char.len_utf8() > MESSAGE);
-    let message = message.map_or(report.message.as_str(), |(at, _)| &report.message[..at]);
+    let text = printable(&report.message);
+    let message = text.char_indices().find(|(at, char)| at + char.len_utf8() > MESSAGE);
+    let message = message.map_or(text.as_str(), |(at, _)| &text[..at]);
     let now = now.as_ref().map(Timestamp::as_str);
     serde_json::from_value(json!({
         "metadata": { "generateName": format!("{}.", report.name), "namespace": report.namespace },
@@ -83,6 +85,12 @@ mod tests {
             (Some("ImdsDegraded"), Some("Warning"))
         );
         assert!(event.first_timestamp.is_some());
+    }
+
+    #[test]
+    fn a_message_shows_what_others_wrote_as_text() {
+        let event = event(&report("tap \x1b[2J\n\u{202e}".into()), "n", None).expect("an Event");
+        assert_eq!(event.message.as_deref(), Some("tap \\u{1b}[2J\\u{a}\\u{202e}"));
     }
 
     #[test]

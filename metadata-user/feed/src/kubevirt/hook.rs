@@ -32,7 +32,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use metadata_listen::{Places, WhenFull};
+use metadata_listen::{Places, Stay, WhenFull};
 use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -43,8 +43,10 @@ use crate::FeedError;
 
 /// Longest wait for a VMI's record.
 pub const WAIT: Duration = Duration::from_secs(2);
-/// Most calls in progress; more wait.
+/// Most connections. Beyond it, one without a whole call makes room.
 pub const CALLS: usize = 64;
+/// Longest life of a connection.
+pub const LIFE: Duration = Duration::from_secs(8);
 /// Most octets of a call. etcd accepts objects of 1.5 MiB, and JSON needs more octets for the same object.
 pub const OCTETS: usize = 4 << 20;
 
@@ -138,20 +140,20 @@ pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
 
 /// Serves calls until the receiver is dropped.
 pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
-    let places = Places { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Wait };
-    let attend = |stream, _| attend(stream, calls.clone());
+    let places = Places { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Evict };
+    let attend = |stream, stay| attend(stream, calls.clone(), stay);
     tokio::select! {
         never = metadata_listen::serve(&listener, places, attend) => match never {},
         () = calls.closed() => {}
     }
 }
 
-async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) {
-    let answer = service_fn(move |request| answer(request, calls.clone()));
+async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>, stay: Stay) {
+    let answer = service_fn(move |request| answer(request, calls.clone(), stay.clone()));
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.max_concurrent_streams(1);
     let conversation = server.serve_connection(TokioIo::new(stream), answer);
-    if let Ok(Err(error)) = tokio::time::timeout(WAIT * 4, conversation).await {
+    if let Ok(Err(error)) = tokio::time::timeout(LIFE, conversation).await {
         debug!("a caller of the node hook: {error}");
     }
 }
@@ -159,8 +161,9 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>) {
 async fn answer(
     request: Request<Incoming>,
     calls: mpsc::Sender<Call>,
+    stay: Stay,
 ) -> Result<Response<impl Body<Data = Bytes, Error = Infallible>>, Infallible> {
-    let (status, message) = match handle(request, &calls).await {
+    let (status, message) = match handle(request, &calls, &stay).await {
         Ok(()) => (Status::Ok, String::new()),
         Err(refusal) => refusal,
     };
@@ -182,12 +185,13 @@ async fn answer(
     Ok(response)
 }
 
-async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>) -> Result<(), Refusal> {
+async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>, stay: &Stay) -> Result<(), Refusal> {
     if request.uri().path() != METHOD {
         return Err((Status::Unimplemented, format!("expected {METHOD}")));
     }
     let body = Limited::new(request.into_body(), OCTETS + PREFIX).collect().await;
     let body = body.map_err(|_| (Status::ResourceExhausted, format!("expected at most {OCTETS} octets")))?;
+    let _stay = stay.hold();
     let asked = read(&body.to_bytes())?;
     let Some(point) = Point::of(&asked.hook_point) else { return Ok(()) };
     let vmi = Vmi::read(&asked.vmi).map_err(|error| (Status::InvalidArgument, error.to_string()))?;
@@ -222,7 +226,7 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bytes, Call, ExecuteNodeHookRequest, METHOD, NodeContext, OCTETS, Point, Vmi, WAIT, open, serve,
+        Bytes, CALLS, Call, ExecuteNodeHookRequest, METHOD, NodeContext, OCTETS, Point, Vmi, WAIT, open, serve,
     };
     use http_body_util::{BodyExt as _, Full};
     use hyper::Request;
@@ -313,6 +317,22 @@ mod tests {
             assert_eq!(call(&socket, METHOD, message(name, VMI)).await, (0, 5), "{name}");
             assert_eq!(calls.try_recv().ok().map(|call| call.point), point, "{name}");
         }
+    }
+
+    #[tokio::test]
+    async fn idle_connections_make_room_for_a_call() {
+        let (_dir, socket, _calls) = hook();
+        let mut idle = Vec::new();
+        for _ in 0..=CALLS {
+            idle.push(UnixStream::connect(&socket).await.expect("a connection"));
+        }
+        assert_eq!(call(&socket, METHOD, message("PostVMStart", VMI)).await, (0, 5));
+        let is_closed = |stream: &&UnixStream| {
+            let reads = std::iter::from_fn(|| stream.try_read(&mut [0; 4_096]).ok());
+            reads.take(64).any(|length| length == 0)
+        };
+        let closed = idle.iter().filter(is_closed).count();
+        assert!(closed <= 2, "{closed} ended before the call: it waited for their limit");
     }
 
     #[tokio::test]

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
 use super::domain::shown;
+use metadata_base::printable::Printable;
 
 /// The datagram socket of syslog and the journal (RFC 3164).
 pub const SOCKET: &str = "/dev/log";
@@ -45,7 +46,7 @@ impl Log {
     /// Logs a text, one message for each line.
     pub fn say(&self, severity: Severity, text: &str) {
         for line in text.lines().filter(|line| !line.is_empty()) {
-            let mut line = format!("{}: {line}", self.guest);
+            let mut line = format!("{}: {}", self.guest, Printable(line));
             line.truncate(line.floor_char_boundary(LINE));
             let written = writeln!(io::stderr(), "xdp-imds: {line}");
             let sent = self.socket.as_ref().map(|(own, socket)| {

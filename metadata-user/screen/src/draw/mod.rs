@@ -3,6 +3,7 @@
 mod node;
 mod vm;
 
+use metadata_base::printable::is_printable;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
@@ -84,7 +85,7 @@ impl Page<'_> {
     fn put_at(&mut self, x: usize, y: u16, text: &str, width: usize, style: Style) {
         let Ok(x) = u16::try_from(x) else { return };
         if x < self.area.width && y < self.area.height {
-            let text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            let text: String = text.chars().map(|c| if is_printable(c) { c } else { '?' }).collect();
             let text = if self.look.unicode { text } else { ascii(&text) };
             self.into.set_stringn(x, y, text, width.min(usize::from(self.area.width - x)), style);
         }

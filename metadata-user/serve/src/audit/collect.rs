@@ -12,7 +12,7 @@ use time::format_description::well_known::Rfc3339;
 use super::follow::Following;
 use super::tape::{CAPACITY, Entry, Item};
 use super::write::{Target, Writer};
-use super::{AuditConfig, Line, Tape, TokenLine};
+use super::{AuditConfig, Line, Tape, TokenLine, json};
 
 /// Interval at which the tapes are emptied.
 pub const COLLECT_EVERY: Duration = Duration::from_millis(50);
@@ -155,7 +155,7 @@ impl Collector {
     pub fn token_signed(&mut self, line: &TokenLine<'_>) {
         let Some(log) = &mut self.log else { return };
         let mut chunk = Vec::new();
-        if serde_json::to_writer(&mut chunk, line).is_ok() {
+        if json::write(&mut chunk, line).is_ok() {
             chunk.push(b'\n');
             log.queue_full += u64::from(!log.writer.write(chunk, 1));
         }
@@ -240,7 +240,7 @@ fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u
         sampled: entry.sampled,
     };
     let before = out.len();
-    if serde_json::to_writer(&mut *out, &line).is_err() {
+    if json::write(out, &line).is_err() {
         out.truncate(before);
         return 0;
     }

@@ -48,6 +48,7 @@ use instances::Ask;
 pub(super) use instances::Registrar;
 pub(super) use listen::serve;
 use listen::{Lasting, Peer};
+pub(super) use page::PageHosts;
 pub(super) use socket::{ControlSocket, SocketError, make_run};
 
 /// Limit on requests that wait for the control loop; further ones are answered 503.
@@ -99,8 +100,8 @@ pub(super) struct Routers {
 }
 
 impl Routers {
-    /// With `shows`, the metrics address also has the page with the live view.
-    pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>, shows: bool) -> Self {
+    /// With `page`, the metrics address also has the page with the live view, for these hosts.
+    pub(super) fn new(health: Arc<Health>, registrar: Arc<Registrar>, page: Option<PageHosts>) -> Self {
         let (sender, requests) = mpsc::channel(QUEUE);
         let agent = Agent { health, registrar, requests: sender };
         let both = Router::new()
@@ -112,7 +113,10 @@ impl Routers {
         let control = control.route("/v1/top", get(top::top));
         let routes = instances::routes().into_iter();
         let control = routes.fold(control, |control, (path, methods)| control.route(path, methods));
-        let metrics = if shows { page::routes(both) } else { both };
+        let metrics = match page {
+            Some(hosts) => page::routes(both, hosts),
+            None => both,
+        };
         Self { metrics: metrics.with_state(agent.clone()), control: control.with_state(agent), requests }
     }
 }

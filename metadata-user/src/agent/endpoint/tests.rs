@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 
 use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, serve};
 use super::page::VIEWERS;
-use super::{ANSWER_WITHIN, QUEUE, Registrar, Request, Routers};
+use super::{ANSWER_WITHIN, PageHosts, QUEUE, Registrar, Request, Routers};
 use crate::agent::Health;
 use crate::config::Config;
 use metadata_control::status::{About, Status};
@@ -40,8 +40,9 @@ impl Bench {
     /// With `shows`, the metrics address has the page.
     async fn with(answers: bool, shows: bool) -> Self {
         let health = Health::new(vec![(0, Default::default())]);
+        let page = shows.then(|| PageHosts::new(&[]));
         let Routers { metrics, mut requests, .. } =
-            Routers::new(Arc::clone(&health), Registrar::new(&Config::default()), shows);
+            Routers::new(Arc::clone(&health), Registrar::new(&Config::default()), page);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let door = tokio::spawn(async { serve(listener, metrics).await.expect("a door stays open") });
@@ -81,7 +82,7 @@ impl Bench {
     /// The head of an answer, and its body up to the end of the `events`th event.
     async fn stream(&self, path: &str, events: usize) -> String {
         let mut stream = self.connect().await;
-        let question = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let question = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         stream.write_all(question.as_bytes()).await.expect("room");
         let mut text = String::new();
         let reading = async {
@@ -97,8 +98,11 @@ impl Bench {
     }
 
     async fn ask(&self, path: &str) -> (u16, String) {
-        ask(self.connect().await, &format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"))
-            .await
+        ask(
+            self.connect().await,
+            &format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"),
+        )
+        .await
     }
 }
 
@@ -175,21 +179,45 @@ async fn a_viewer_gets_the_node_and_the_vm_that_it_shows_each_second() {
 }
 
 #[tokio::test]
-async fn viewers_beyond_the_limit_are_refused_until_one_leaves() {
+async fn a_viewer_beyond_the_limit_gets_the_seat_of_one_that_is_told() {
     let bench = Bench::with(true, true).await;
     let mut viewers = Vec::new();
     for _ in 0..VIEWERS {
         let mut stream = bench.connect().await;
-        stream.write_all(b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
+        stream.write_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("room");
         stream.read_u8().await.expect("an answer");
         viewers.push(stream);
     }
-    assert_eq!(bench.ask("/events").await.0, 503);
-    assert_eq!(bench.ask("/").await.0, 200, "the page itself says so");
-    viewers.pop();
-    let begun = Instant::now();
-    while !bench.stream("/events", 0).await.starts_with("HTTP/1.1 200") {
-        assert!(begun.elapsed() < PATIENCE, "the seat is not free");
+    assert!(bench.stream("/events", 1).await.contains("event: top"), "the new one watches");
+    let mut rest = String::new();
+    let read = tokio::time::timeout(PATIENCE, viewers[0].read_to_string(&mut rest)).await;
+    read.expect("an end in time").expect("text");
+    let (_, told) = rest.rsplit_once("event: ").expect("a last event");
+    assert!(told.starts_with("lost\ndata: \"") && told.contains("Reload"), "{told}");
+}
+
+#[tokio::test]
+async fn the_page_and_its_stream_refuse_hosts_and_sites_of_others() {
+    let bench = Bench::with(true, true).await;
+    for (path, fields, expected) in [
+        ("/", "Host: 127.0.0.1:9177", 200),
+        ("/", "Host: evil.example", 421),
+        ("/events", "Host: evil.example:9177", 421),
+        ("http://evil.example/", "Host: localhost", 421),
+        ("/", "Host: localhost\r\nHost: evil.example", 421),
+        ("/", "X: y", 421),
+        ("/events?sort=size", "Host: localhost\r\nSec-Fetch-Site: same-origin", 400),
+        ("/events?sort=size", "Host: localhost\r\nOrigin: http://localhost", 400),
+        ("/events", "Host: localhost\r\nSec-Fetch-Site: cross-site", 403),
+        ("/events", "Host: localhost\r\nOrigin: http://evil.example", 403),
+        ("/events", "Host: localhost\r\nOrigin: null", 403),
+        ("/metrics", "Host: prometheus.example", 200),
+        ("/healthz", "Host: probe.example", 200),
+    ] {
+        let octets = format!("GET {path} HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n");
+        let (status, body) = ask(bench.connect().await, &octets).await;
+        assert_eq!(status, expected, "{path} {fields}: {body}");
+        assert!(status != 421 || body.contains("`page_hosts`"), "{body}");
     }
 }
 
@@ -200,7 +228,7 @@ async fn probes_are_answered_while_the_control_loop_is_busy() {
     let start = Instant::now();
     for _ in 0..QUEUE {
         let mut stream = bench.connect().await;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").await.expect("room");
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n").await.expect("room");
         waiting.push(stream);
     }
     // Once the queue is full, one more request is refused at once.
@@ -276,7 +304,7 @@ async fn a_connection_ends_after_its_life_unless_its_answer_lasts_and_is_read() 
     let mut streams = Vec::new();
     for (asked, ends) in [("/stuck", true), ("/lasts", false), ("/unread", true)] {
         let mut stream = UnixStream::connect(&path).await.expect("a connection");
-        let question = format!("GET {asked} HTTP/1.1\r\nHost: x\r\n\r\n");
+        let question = format!("GET {asked} HTTP/1.1\r\nHost: localhost\r\n\r\n");
         stream.write_all(question.as_bytes()).await.expect("room");
         streams.push((asked, stream, ends));
     }
@@ -298,7 +326,7 @@ async fn requests_at_the_control_socket_carry_the_peers_credentials() {
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), app));
     let stream = UnixStream::connect(&path).await.expect("a connection");
-    let (_, said) = ask(stream, "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+    let (_, said) = ask(stream, "GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").await;
     let user = rustix::process::geteuid().as_raw();
     assert!(said.starts_with(&format!("user {user}, ")), "{said}");
     assert!(said.ends_with(&format!("process {}", std::process::id())), "{said}");
@@ -308,7 +336,7 @@ async fn requests_at_the_control_socket_carry_the_peers_credentials() {
 #[tokio::test]
 async fn the_control_socket_serves_the_status() {
     let Routers { control, mut requests, .. } =
-        Routers::new(Health::new(vec![]), Registrar::new(&Config::default()), false);
+        Routers::new(Health::new(vec![]), Registrar::new(&Config::default()), None);
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), control));
@@ -335,7 +363,7 @@ async fn the_control_socket_serves_the_status() {
         ("/v1/status?guest=52%3a54", "[]"),
     ] {
         let stream = UnixStream::connect(&path).await.expect("a connection");
-        let octets = format!("GET {path_asked} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        let octets = format!("GET {path_asked} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         let (status, body) = ask(stream, &octets).await;
         assert!(status == 200 && body.starts_with(start), "{path_asked}: {status} {body}");
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use metadata_base::printable::printable;
 use serde::Serialize;
 
 use super::{Check, Status};
@@ -56,9 +57,8 @@ fn line(check: &Check) -> String {
     let subject = subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
     let expected = expected.as_ref().map_or_else(String::new, |expected| format!("; expected {expected}"));
     let remedy = remedy.as_ref().map_or_else(String::new, |remedy| format!(". {remedy}"));
-    // The name of a file or a program can contain a line break. Spaces replace line breaks and other control
-    // characters, so that a name cannot imitate the line of a check.
-    format!("{word}  {name}{subject}: {found}{expected}{remedy}").replace(|c: char| c.is_control(), " ")
+    // The name of a file or a program can contain a line break, which must not imitate the line of a check.
+    printable(format_args!("{word}  {name}{subject}: {found}{expected}{remedy}"))
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
             ),
             (
                 Check::fail("tun", "none\nok    tun: fine", "one", "Load it."),
-                "FAIL  tun: none ok    tun: fine; expected one. Load it.",
+                "FAIL  tun: none\\u{a}ok    tun: fine; expected one. Load it.",
             ),
         ];
         for (check, expected) in cases {

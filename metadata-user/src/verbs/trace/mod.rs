@@ -19,11 +19,13 @@ use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 
 use capture::Capture;
+use metadata_base::printable::Printable;
 use metadata_control::status::{Answer, Question, open};
 use metadata_control::trace::wire::{Line, SCHEMA};
 use print::Tally;
 
 use super::which::{Agent, GUEST};
+use crate::output;
 
 /// Maximum time without data from the agent. The agent sends an empty line each second.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -163,9 +165,9 @@ impl Seen {
             }
             Line::Begin { who, unseen, monotonic_ns, unix_ns, .. } => {
                 self.tally.begin(monotonic_ns);
-                writeln!(out, "tracing {who}; Ctrl-C ends")?;
+                writeln!(out, "tracing {}; Ctrl-C ends", Printable(&who))?;
                 if let Some(unseen) = unseen {
-                    writeln!(out, "note: {unseen}")?;
+                    writeln!(out, "note: {}", Printable(unseen))?;
                 }
                 if let Some(file) = self.file.take() {
                     self.capture = Some(Capture::begin(file, &who, monotonic_ns, unix_ns)?);
@@ -212,5 +214,5 @@ fn warn(path: &Path, payload: bool) {
     } else {
         "will contain headers only (with --payload also payload, including secrets)"
     };
-    eprintln!("xdp-imds: {} {what}", path.display());
+    output::report(format_args!("{} {what}", path.display()));
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
+use metadata_base::printable::Printable;
 use metadata_common::verdict::{Fate, Verdict};
 
 use metadata_control::trace::sketch;
@@ -64,7 +65,7 @@ impl Tally {
             frame.length,
             sketch::words(&captured)
         );
-        writeln!(out, "{}", line.replace(|c: char| c.is_control(), "?"))
+        writeln!(out, "{}", Printable(line))
     }
 
     /// Writes the table of verdicts.
@@ -72,7 +73,7 @@ impl Tally {
         let all: u64 = self.verdicts.values().map(|(frames, _)| frames).sum();
         writeln!(out, "\n{:>9}  {:>11}  way     verdict", "frames", "octets")?;
         for ((to_guest, name), (frames, length)) in &self.verdicts {
-            writeln!(out, "{frames:>9}  {length:>11}  {}  {}", way(*to_guest), verdict(name))?;
+            writeln!(out, "{frames:>9}  {length:>11}  {}  {}", way(*to_guest), Printable(verdict(name)))?;
         }
         writeln!(out, "{all:>9}  frames seen, {} lost", self.lost)
     }

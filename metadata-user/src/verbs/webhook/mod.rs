@@ -23,18 +23,17 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
-use metadata_listen::{Places, WhenFull};
+use metadata_listen::{Places, Stay, WhenFull};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::Semaphore;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tracing::{debug, info, warn};
 
+use crate::http_connection::{self, HttpLimits};
 use certificate::Certificate;
 pub use certificate::CertificateError;
 pub use review::{Judge, ReviewError, Reviewed, answer};
@@ -42,14 +41,26 @@ pub use review::{Judge, ReviewError, Reviewed, answer};
 /// Maximum size of a review, in octets. A review holds the object before and after the change, and the API server
 /// limits the size of each.
 pub const BODY_MAX: usize = 8 << 20;
-/// Maximum number of connections; further ones wait. An API server keeps a few open.
+/// Maximum number of connections. Beyond it, one that waits for its peer makes room: of the peer with the most
+/// connections, the one that has waited longest. An API server keeps a few open, and opens another when it finds one
+/// closed.
 pub const CONNECTIONS: usize = 256;
-/// Time limit for a TLS handshake.
-pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// Time limit for a TLS handshake. The API server waits 3 s for its answer (`timeoutSeconds`), so more is of no use.
+pub const HANDSHAKE_WITHIN: Duration = Duration::from_secs(3);
+/// Time limit from the handshake, or from an answer, to the end of the next request's head.
+pub const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// Maximum size of a request's head, in bytes.
+pub const HEAD_MAX: usize = 16 << 10;
 /// Time limit for the receipt of a body.
-pub const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Maximum lifetime of a connection.
-pub const LIFE: Duration = Duration::from_secs(600);
+pub const BODY_WITHIN: Duration = Duration::from_secs(3);
+/// Time after which a connection ends with the answer to its present request.
+pub const LIFE: Duration = Duration::from_secs(60);
+/// Time limit for the rest of a connection after [`LIFE`].
+pub const END_WITHIN: Duration = Duration::from_secs(5);
+/// A body up to this size, in bytes, needs no place among [`LARGE_BODIES`].
+pub const SMALL_BODY_MAX: usize = 64 << 10;
+/// Maximum number of larger bodies that are in memory at the same time; further ones wait within [`BODY_WITHIN`].
+pub const LARGE_BODIES: usize = 4;
 /// Interval between two checks of the certificate's files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Time that the server continues after SIGTERM, because the API server still sends reviews for a moment.
@@ -114,8 +125,8 @@ impl Server {
 
     async fn serve(mut self, listener: TcpListener) -> Infallible {
         let (app, tls) = (app(), self.tls.clone());
-        let places = Places { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Wait };
-        let attend = |stream, _| attend(stream, tls.clone(), app.clone());
+        let places = Places { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Evict };
+        let attend = |stream, stay| attend(stream, tls.clone(), app.clone(), stay);
         let mut serving = pin!(metadata_listen::serve(&listener, places, attend));
         let mut check = interval(CHECK_INTERVAL);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -148,23 +159,33 @@ impl Server {
 }
 
 fn app() -> Router {
-    let vms = async |fields: HeaderMap, body: Body| mutate(fields, body, rules::judge).await;
-    let pods = async |fields: HeaderMap, body: Body| mutate(fields, body, pods::judge_made).await;
+    let large = Arc::new(Semaphore::new(LARGE_BODIES));
+    let by = |judge: Judge| {
+        let large = Arc::clone(&large);
+        post(move |fields: HeaderMap, body: Body| async move { mutate(fields, body, &large, judge).await })
+    };
     Router::new()
-        .route("/mutate", post(vms))
-        .route("/mutate-pods", post(pods))
+        .route("/mutate", by(rules::judge))
+        .route("/mutate-pods", by(pods::judge_made))
         .route("/healthz", get(async || "ok\n"))
 }
 
-async fn mutate(fields: HeaderMap, body: Body, judge: Judge) -> Response {
+async fn mutate(fields: HeaderMap, body: Body, large: &Semaphore, judge: Judge) -> Response {
     let announced =
         fields.get(header::CONTENT_LENGTH).and_then(|text| text.to_str().ok()?.parse::<usize>().ok());
-    if announced.is_some_and(|octets| octets > BODY_MAX) {
+    if announced.is_some_and(|bytes| bytes > BODY_MAX) {
         return too_large();
     }
-    let body = match timeout(BODY_WITHIN, to_bytes(body, BODY_MAX)).await {
-        Ok(Ok(body)) => body,
-        Ok(Err(_)) => return too_large(),
+    let received = timeout(BODY_WITHIN, async {
+        let place = match announced {
+            Some(..=SMALL_BODY_MAX) => None,
+            _ => large.acquire().await.ok(),
+        };
+        (to_bytes(body, BODY_MAX).await, place)
+    });
+    let (body, _place) = match received.await {
+        Ok((Ok(body), place)) => (body, place),
+        Ok((Err(_), _)) => return too_large(),
         Err(_) => return (StatusCode::REQUEST_TIMEOUT, "the body is late\n").into_response(),
     };
     match answer(&body, judge) {
@@ -182,22 +203,16 @@ async fn mutate(fields: HeaderMap, body: Body, judge: Judge) -> Response {
 }
 
 fn too_large() -> Response {
-    (StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {BODY_MAX} octets\n")).into_response()
+    (StatusCode::PAYLOAD_TOO_LARGE, format!("expected at most {BODY_MAX} bytes\n")).into_response()
 }
 
-async fn attend(stream: TcpStream, tls: TlsAcceptor, app: Router) {
+async fn attend(stream: TcpStream, tls: TlsAcceptor, app: Router, stay: Stay) {
+    const LIMITS: HttpLimits =
+        HttpLimits { head_within: HEAD_WITHIN, head_max: HEAD_MAX, life: LIFE, end_within: END_WITHIN };
     let peer = stream.peer_addr().ok();
-    let stream = match timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => return debug!(?peer, "no TLS: {error}"),
-        Err(_) => return debug!(?peer, "no TLS within {HANDSHAKE_WITHIN:?}"),
-    };
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(LIFE);
-    let served = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
-    match timeout(LIFE, served).await {
-        Ok(Ok(())) => {}
-        Ok(Err(error)) => debug!(?peer, "a connection ended: {error}"),
-        Err(_) => debug!(?peer, "a connection lasted longer than {LIFE:?}"),
+    match timeout(HANDSHAKE_WITHIN, tls.accept(stream)).await {
+        Ok(Ok(stream)) => http_connection::serve(stream, app, LIMITS, stay, |_| {}).await,
+        Ok(Err(error)) => debug!(?peer, "no TLS: {error}"),
+        Err(_) => debug!(?peer, "no TLS within {HANDSHAKE_WITHIN:?}"),
     }
 }

@@ -136,7 +136,8 @@ impl Shared {
     /// Records an expectation that was not met, and prints it.
     pub(super) fn breach(&self, what: String) {
         add(&self.counts.breaches, 1);
-        eprintln!("BREACH: {what}");
+        // It may quote what a hostile guest sent.
+        eprintln!("BREACH: {}", metadata_base::printable::Printable(&what));
         let mut breaches = self.breaches.lock().unwrap_or_else(PoisonError::into_inner);
         if breaches.len() < BREACHES_KEPT {
             breaches.push(what);

@@ -279,6 +279,7 @@ impl Args {
 
 /// Prints a progress line on standard error.
 fn progress(began: Instant, what: &str) {
+    let what = metadata_base::printable::Printable(what);
     eprintln!("[{:>6.1} s] {what}", began.elapsed().as_secs_f64());
 }
 

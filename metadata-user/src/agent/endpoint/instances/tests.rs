@@ -126,7 +126,7 @@ impl Bench {
         let room = tempfile::tempdir().expect("a directory");
         let config = Config { state: Some(room.path().into()), ..Config::default() };
         let Routers { control, requests, .. } =
-            Routers::new(Health::new(vec![]), Registrar::new(&config), false);
+            Routers::new(Health::new(vec![]), Registrar::new(&config), None);
         let listener = UnixListener::bind(room.path().join("socket")).expect("a socket");
         let door = tokio::spawn(async { listen::serve(listener, control).await.expect("a door stays open") });
         let book = Arc::new(Mutex::new(Book::default()));
