@@ -71,11 +71,23 @@ pub fn impatient_storm(
     patience: Duration,
     attempt: Duration,
 ) -> Vec<Outcome> {
+    storm_until(guests, paths, patience, attempt, &AtomicBool::new(false))
+}
+
+/// Like [`impatient_storm`], and ends within an attempt after `stop`.
+#[must_use]
+pub fn storm_until(
+    guests: Vec<(Identity, Arc<Tap>)>,
+    paths: &[&str],
+    patience: Duration,
+    attempt: Duration,
+    stop: &AtomicBool,
+) -> Vec<Outcome> {
     let started = Instant::now();
     let mut clients: Vec<Client> =
         guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
     clients.iter_mut().for_each(|client| client.attempt = attempt);
-    while started.elapsed() < patience {
+    while started.elapsed() < patience && !stop.load(Ordering::Relaxed) {
         let now = moment(started);
         for client in clients.iter_mut().filter(|client| client.is_due(now)) {
             client.turn(now, started);

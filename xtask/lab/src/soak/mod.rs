@@ -79,7 +79,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
     /// Instead of churn: hostile tenants, who may create VMs, all at once, and a modest one whose new VMs are measured
-    #[arg(long, conflicts_with_all = ["taps", "no_pins", "seed"])]
+    #[arg(long, conflicts_with_all = ["taps", "no_pins"])]
     tenants: bool,
     /// With `--tenants`: only these attacks
     #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "tenants")]

@@ -28,7 +28,7 @@ macro_rules! attacks {
 /// All attacks.
 pub(super) const ATTACKS: &[Attack] = attacks! {
     "equal-uuid", "a VM with the firmware UUID of another tenant's reads and overwrites its state", guests::equal_uuid;
-    "yaml-bomb", "networkData of 807 bytes with five nested anchors", bulk::yaml_bomb;
+    "yaml-bomb", "800 bytes of networkData with five nested anchors", bulk::yaml_bomb;
     "render-bomb", "anchors that pass as a record, and a guest that asks for CloudCIX", guests::render_bomb;
     "ssh-keys", "12 Secrets of 1 MiB of short lines in accessCredentials", bulk::ssh_keys;
     "patch-loop", "a patch every 1.5 s to a VMI with two such Secrets", bulk::patch_slowly;
@@ -42,7 +42,7 @@ pub(super) const ATTACKS: &[Attack] = attacks! {
     "slow-connections", "a guest with 140 connections that send a byte now and then", guests::slow_connections;
     "attributes", "two guests that write attributes as fast as they can", guests::attributes;
     "proxmox-uuid", "two VMs of Proxmox VE with one smbios1 UUID", proxmox::equal_uuid;
-    "proxmox-bomb", "a description of 823 bytes with nested anchors", proxmox::bomb;
+    "proxmox-bomb", "a description of 823 bytes with the same anchors", proxmox::bomb;
 };
 
 /// Returns the attacks of these names, or all.
@@ -105,6 +105,15 @@ pub(super) struct Tally {
 #[cfg(test)]
 mod tests {
     use super::{ATTACKS, chosen};
+
+    #[test]
+    fn the_book_lists_every_attack_with_the_same_words() {
+        let page = include_str!("../../../../../docs/src/contribute/tenants.md");
+        for attack in ATTACKS {
+            let row = format!("| `{}` | {} |\n", attack.name, attack.about);
+            assert!(page.contains(&row), "{row}");
+        }
+    }
 
     #[test]
     fn attacks_have_different_names_and_unknown_names_are_refused() {

@@ -10,6 +10,9 @@ use support::eventually::eventually;
 /// The longest time until a group without processes can be removed.
 const REMOVED_WITHIN: Duration = Duration::from_secs(10);
 
+/// Names of groups begin with this; the id of the process that made the group follows.
+const PREFIX: &str = "xdp-imds-soak-";
+
 /// The version of control groups that limits memory on this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
@@ -39,7 +42,8 @@ impl MemoryGroup {
     /// Creates the group.
     pub(super) fn new(limit: u64) -> Result<Self> {
         let (parent, version) = controller()?;
-        let path = parent.join(format!("xdp-imds-soak-{}", std::process::id()));
+        sweep(&parent);
+        let path = parent.join(format!("{PREFIX}{}", std::process::id()));
         fs::create_dir(&path).with_context(|| format!("cannot make the control group {}", path.display()))?;
         let group = Self { path, version };
         let limits: &[&str] = match version {
@@ -106,6 +110,18 @@ impl Drop for MemoryGroup {
     fn drop(&mut self) {
         if let Err(error) = eventually(REMOVED_WITHIN, || Ok(fs::remove_dir(&self.path)?)) {
             eprintln!("cannot remove the control group {}: {error:#}", self.path.display());
+        }
+    }
+}
+
+/// Removes groups whose process was killed. A group with processes stays.
+fn sweep(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let maker = name.strip_prefix(PREFIX).and_then(|pid| pid.parse::<u32>().ok());
+        if maker.is_some_and(|pid| !Path::new(&format!("/proc/{pid}")).exists()) {
+            // An agent that outlived its maker is in it; its group is removed once it ends.
+            _ = fs::remove_dir(entry.path());
         }
     }
 }

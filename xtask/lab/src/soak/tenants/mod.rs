@@ -126,6 +126,8 @@ struct Watch<'a> {
     attacked_at: AtomicU64,
     ended_at: AtomicU64,
     events: AtomicU64,
+    /// True once no new VM can be served any more.
+    stop: AtomicBool,
 }
 
 impl<'a> Watch<'a> {
@@ -139,6 +141,7 @@ impl<'a> Watch<'a> {
             attacked_at: AtomicU64::new(0),
             ended_at: AtomicU64::new(0),
             events: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
         }
     }
 
@@ -166,7 +169,8 @@ impl<'a> Watch<'a> {
         while !self.shared.is_over() && self.is_alive() {
             let began = Instant::now();
             let is_good = matches!(self.agent.ask("/healthz"), Ok((200, _)));
-            if !self.is_alive() || self.shared.is_over() {
+            // The end of the agent is a finding of its own.
+            if has_ended(self.agent.pid()) || self.shared.is_over() {
                 break;
             }
             let took_ms = began.elapsed().as_secs_f64() * 1_000.0;
@@ -197,6 +201,9 @@ impl<'a> Watch<'a> {
                 self.attacks.breach(format!("the agent ended {after:.0} s after the attacks began; {killed} processes were killed for memory"));
                 self.attacks.end();
             }
+            if self.shared.interrupted.load(Ordering::Relaxed) || !self.is_alive() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
             // Memory grows fast under attack, and the end of the agent ends the soak.
             self.shared.sleep(INTERVAL / 4);
         }
@@ -206,7 +213,7 @@ impl<'a> Watch<'a> {
     /// Runs a new VM of the modest tenant.
     fn new_vm(&self) -> NewVm {
         let at_s = self.at_s();
-        match modest::serve_new_vm(self.node) {
+        match modest::serve_new_vm(self.node, &self.stop) {
             Ok(took) => NewVm { at_s, took_ms: took.as_secs_f64() * 1_000.0, served: true },
             Err(error) => {
                 let text = format!("{error:#}");

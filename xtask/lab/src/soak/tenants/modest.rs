@@ -2,9 +2,10 @@
 
 use super::node::{Node, from_secret};
 use anyhow::{Context as _, Result, ensure};
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 use support::tap::Shape;
-use support::tap_client::impatient_storm;
+use support::tap_client::storm_until;
 
 /// The namespace of the modest tenant.
 pub(super) const NAMESPACE: &str = "modest";
@@ -15,15 +16,15 @@ const ATTEMPT: Duration = Duration::from_millis(250);
 const PATH: &str = "/v1/user-data";
 
 /// Runs a new VM, and returns the time from its VMI and pod to the first answer with its own data. Its pod is complete
-/// before: the time that the lab takes to make devices does not count.
-pub(super) fn serve_new_vm(node: &Node) -> Result<Duration> {
+/// before: the time that the lab takes to make devices does not count. Gives up once `stop` is true.
+pub(super) fn serve_new_vm(node: &Node, stop: &AtomicBool) -> Result<Duration> {
     let pod = node.pod(NAMESPACE)?;
     let text = format!("#cloud-config\n# {}\n", pod.uid);
     pod.user_data(text.as_bytes())?;
     let tap = pod.tap(Shape::default())?;
     let began = Instant::now();
     pod.put(pod.vmi(&from_secret()));
-    let outcomes = impatient_storm(vec![(pod.identity.clone(), tap)], &[PATH], PATIENCE, ATTEMPT);
+    let outcomes = storm_until(vec![(pod.identity.clone(), tap)], &[PATH], PATIENCE, ATTEMPT, stop);
     let took = began.elapsed();
     let key = pod.key();
     pod.end()?;

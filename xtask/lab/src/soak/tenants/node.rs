@@ -87,7 +87,8 @@ impl Node {
     /// Makes the key that signs identity tokens.
     fn make_key(&self) -> Result<()> {
         let mut command = Command::new(&self.agent);
-        let output = command.args(["identity", "key"]).arg(self.path("keys")).stdin(Stdio::null()).output()?;
+        let output =
+            command.args(["identity", "key"]).arg(self.path("keys")).stdin(Stdio::null()).output()?;
         let errors = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "`xdp-imds identity key`: {}: {errors}", output.status);
         Ok(())

@@ -95,7 +95,8 @@ impl Unit {
     fn show(self, value: f64) -> String {
         match self {
             Self::Number => units::number(value),
-            Self::Times => format!("{value:.2} x"),
+            Self::Times if value.is_finite() => format!("{value:.2} x"),
+            Self::Times => "no VM".into(),
             Self::Bytes => units::memory(value),
         }
     }
@@ -154,7 +155,10 @@ impl Report {
             "new VM of the modest tenant", "VMs", "median", "p95", "worst", "never"
         );
         for (when, vms) in [("alone", alone), ("under attack", attacked), ("afterwards", after)] {
-            let time = |share| units::time(quantile(vms, share) * 1_000.0);
+            let time = |share| match vms.is_empty() {
+                true => "-".to_owned(),
+                false => units::time(quantile(vms, share) * 1_000.0),
+            };
             let unserved = vms.iter().filter(|vm| !vm.served).count();
             let _ = writeln!(
                 text,
