@@ -117,17 +117,12 @@ fn patch(ground: &Ground<'_>, namespace: &str, pause: Duration) -> Result<()> {
 }
 
 pub(super) fn vmi_bytes(ground: &Ground<'_>) -> Result<()> {
-    /// Labels of 250 bytes: 1.4 MiB, a little less than etcd accepts for an object.
-    const LABELS: usize = 5_600;
+    /// A little less than etcd accepts for an object.
+    const BYTES: usize = 1_400 << 10;
     let times = (22, ground.hold(), Duration::from_secs(5));
     repeat(ground, "bulky", times, |pod| {
-        let mut vmi = pod.vmi(&json!({}));
-        for number in 0..LABELS {
-            let (prefix, value) = ("p".repeat(63), "v".repeat(63));
-            vmi["metadata"]["labels"][format!("{prefix}.{prefix}.example/{number:05}-{}", &prefix[..40])] =
-                value.into();
-        }
-        Ok(vmi)
+        let text = format!("#cloud-config\n# {}\n", "x".repeat(BYTES));
+        Ok(pod.vmi(&json!({"volumes": [{"name": "ci", "cloudInitNoCloud": {"userData": text}}]})))
     })
 }
 
@@ -146,8 +141,10 @@ pub(super) fn record_memory(ground: &Ground<'_>) -> Result<()> {
 
 pub(super) fn taps(ground: &Ground<'_>) -> Result<()> {
     const TAPS: usize = 1_500;
-    /// Taps of one batch: the attack ends between batches.
-    const BATCH: usize = 100;
+    /// Taps of one batch. Each batch holds the kernel's lock of all network devices, and the modest tenant's devices need
+    /// that lock, too: whoever makes taps for tenants makes them one after the other.
+    const BATCH: usize = 20;
+    const PAUSE: Duration = Duration::from_millis(200);
     while !ground.is_over() {
         let pod = ground.node.pod("taps")?;
         let tap = pod.tap(Shape::default())?;
@@ -162,6 +159,7 @@ pub(super) fn taps(ground: &Ground<'_>) -> Result<()> {
                 ground.act();
             }
             pod.ns()?.ip_batch(&lines)?;
+            ground.sleep(PAUSE);
         }
         ground.sleep(ground.hold());
         drop(tap);

@@ -47,6 +47,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 const SETTLES_WITHIN: Duration = Duration::from_secs(180);
 /// Interval of probes and of samples of memory.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time for an answer of `/healthz`: the DaemonSet's `timeoutSeconds`.
+const LIVENESS: Duration = Duration::from_secs(5);
 /// Time in which memory must not fall for the base to be taken.
 const CALM: Duration = Duration::from_secs(3);
 /// Changes that the API server keeps for watches.
@@ -168,7 +170,7 @@ impl<'a> Watch<'a> {
         let mut health = Health::default();
         while !self.shared.is_over() && self.is_alive() {
             let began = Instant::now();
-            let is_good = matches!(self.agent.ask("/healthz"), Ok((200, _)));
+            let is_good = matches!(self.agent.ask("/healthz"), Ok((200, _))) && began.elapsed() <= LIVENESS;
             // The end of the agent is a finding of its own.
             if has_ended(self.agent.pid()) || self.shared.is_over() {
                 break;
