@@ -81,6 +81,8 @@ struct Kept {
     history: Vec<(u64, Option<Value>, Option<Value>)>,
     /// Watches from an older version get an event with 410.
     oldest: u64,
+    /// The newest change that [`ApiServer::compact`] dropped.
+    compacted: u64,
     manner: Manner,
     outages: u64,
     /// Number of requests for VMIs, with any answer.
@@ -232,6 +234,17 @@ impl ApiServer {
         state.oldest = state.version;
     }
 
+    /// Drops the history but for the newest `keep` changes, as a server compacts its store. Watches that have not seen
+    /// the dropped ones get an event with 410.
+    pub fn compact(&self, keep: usize) {
+        let mut state = self.shared.lock();
+        let dropped = state.history.len().saturating_sub(keep);
+        let last = state.history.drain(..dropped).next_back().map(|(version, ..)| version);
+        if let Some(version) = last {
+            (state.oldest, state.compacted) = (state.oldest.max(version), version);
+        }
+    }
+
     /// If `away`, ends all watches and answers all requests with 503. Otherwise serves again.
     pub fn be_away(&self, away: bool) {
         self.behave(if away { Manner::Away } else { Manner::Well });
@@ -297,6 +310,12 @@ impl ApiServer {
     #[must_use]
     pub fn authorization(&self) -> Option<String> {
         self.shared.lock().authorization.clone()
+    }
+
+    /// Returns and forgets the number of created Events.
+    #[must_use]
+    pub fn take_events(&self) -> usize {
+        std::mem::take(&mut self.shared.lock().events).len()
     }
 
     /// The created Events, as `reason namespace/name`.
@@ -446,16 +465,20 @@ fn watched(shared: Arc<Shared>, outages: u64, selector: &str, from: &str, second
 async fn tell(shared: &Shared, outages: u64, selector: &str, mut from: u64, sender: &mpsc::Sender<Bytes>) {
     let mut changed = shared.changed.subscribe();
     loop {
-        let (lines, pause) = {
+        let (lines, pause, ends) = {
             let state = shared.lock();
             if state.outages != outages {
                 return;
             }
-            let new = state.history.iter().filter(|(version, ..)| *version > from);
-            let lines: Vec<_> =
-                new.filter_map(|(version, before, after)| line(selector, *version, before, after)).collect();
+            let ends = from < state.compacted;
+            let lines: Vec<_> = if ends {
+                vec![json!({"type": "ERROR", "object": status(410, "Expired")})]
+            } else {
+                let new = state.history.iter().filter(|(version, ..)| *version > from);
+                new.filter_map(|(version, before, after)| line(selector, *version, before, after)).collect()
+            };
             from = from.max(state.version);
-            (lines, state.part_pause)
+            (lines, state.part_pause, ends)
         };
         for line in lines {
             let text = Bytes::from(format!("{line}\n"));
@@ -466,6 +489,9 @@ async fn tell(shared: &Shared, outages: u64, selector: &str, mut from: u64, send
                 }
                 tokio::time::sleep(pause).await;
             }
+        }
+        if ends {
+            return;
         }
         tokio::select! {
             () = sender.closed() => return,

@@ -71,11 +71,23 @@ pub fn impatient_storm(
     patience: Duration,
     attempt: Duration,
 ) -> Vec<Outcome> {
+    storm_until(guests, paths, patience, attempt, &AtomicBool::new(false))
+}
+
+/// Like [`impatient_storm`], and ends within an attempt after `stop`.
+#[must_use]
+pub fn storm_until(
+    guests: Vec<(Identity, Arc<Tap>)>,
+    paths: &[&str],
+    patience: Duration,
+    attempt: Duration,
+    stop: &AtomicBool,
+) -> Vec<Outcome> {
     let started = Instant::now();
     let mut clients: Vec<Client> =
         guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
     clients.iter_mut().for_each(|client| client.attempt = attempt);
-    while started.elapsed() < patience {
+    while started.elapsed() < patience && !stop.load(Ordering::Relaxed) {
         let now = moment(started);
         for client in clients.iter_mut().filter(|client| client.is_due(now)) {
             client.turn(now, started);
@@ -160,6 +172,19 @@ fn moment(started: Instant) -> Moment {
     Moment::from_micros(started.elapsed().as_micros() as i64)
 }
 
+/// The network interface of a guest that has not sent anything yet.
+fn interface(identity: &Identity, device: &mut TapDevice, now: Moment) -> Interface {
+    let mut config = Config::new(EthernetAddress(identity.mac.0).into());
+    config.random_seed = u64::from(identity.number) + 1 + now.total_micros().unsigned_abs();
+    let mut interface = Interface::new(config, device, now);
+    interface.update_ip_addrs(|addresses| {
+        // All addresses are on-link, because smoltcp accepts ARP answers only from its own network.
+        let own = IpCidr::new(IpAddress::Ipv4(identity.address), 0);
+        addresses.push(own).expect("a new interface has room for an address");
+    });
+    interface
+}
+
 /// The stage of a client's connection.
 enum Stage {
     /// No connection.
@@ -202,14 +227,7 @@ impl Client {
     fn new(identity: Identity, tap: Arc<Tap>, paths: &[&str], started: Instant) -> Self {
         let now = moment(started);
         let mut device = TapDevice::new(tap);
-        let mut config = Config::new(EthernetAddress(identity.mac.0).into());
-        config.random_seed = u64::from(identity.number) + 1;
-        let mut interface = Interface::new(config, &mut device, now);
-        interface.update_ip_addrs(|addresses| {
-            // All addresses are on-link, because smoltcp accepts ARP answers only from its own network.
-            let own = IpCidr::new(IpAddress::Ipv4(identity.address), 0);
-            addresses.push(own).expect("a new interface has room for an address");
-        });
+        let interface = interface(&identity, &mut device, now);
         Self {
             identity,
             device,
@@ -244,7 +262,7 @@ impl Client {
 
     fn turn(&mut self, now: Moment, started: Instant) {
         if self.gives_up.is_some_and(|end| end <= now) {
-            self.give_up();
+            self.give_up(now);
         }
         loop {
             self.interface.poll(now, &mut self.device, &mut self.sockets);
@@ -273,9 +291,11 @@ impl Client {
         self.deadline = timer.into_iter().chain(rests_until).chain(self.gives_up).min();
     }
 
-    /// Drops the connection without sending a segment, and opens another one.
-    fn give_up(&mut self) {
+    /// Drops the connection without sending a segment, and opens another one. A new interface asks for the address at
+    /// once; the former one asks once a second.
+    fn give_up(&mut self, now: Moment) {
         self.gives_up = None;
+        self.interface = interface(&self.identity, &mut self.device, now);
         self.stage = Stage::Idle;
         if let Some(handle) = self.socket.take() {
             self.sockets.remove(handle);

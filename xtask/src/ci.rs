@@ -32,6 +32,7 @@ const STEPS: &[Step] = &[
     ("fuzz targets", fuzz_targets),
     ("Miri", miri),
     ("soak", soak),
+    ("hostile tenants", tenants),
     ("kernels", kernels),
 ];
 
@@ -158,6 +159,12 @@ fn miri() -> Result<()> {
 fn soak() -> Result<()> {
     let agent = shell::target().join("debug/xdp-imds");
     xtask(&["soak", "--minutes", "1", "--agent", &agent.to_string_lossy()])
+}
+
+/// Serves a modest tenant among hostile ones for a minute, with the agent that the tests built.
+fn tenants() -> Result<()> {
+    let agent = shell::target().join("debug/xdp-imds");
+    xtask(&["soak", "--tenants", "--minutes", "1", "--agent", &agent.to_string_lossy()])
 }
 
 /// Boots an old and a new kernel, and one for arm64, with the agent that the tests built.

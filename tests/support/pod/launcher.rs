@@ -14,8 +14,8 @@ use super::{Cgroups, Driver, Kubelet};
 use crate::netns::Namespace;
 use crate::privilege::QEMU;
 
-/// Time limit of a stand-in in seconds, in case its test does not end it.
-const LIFE: &str = "600";
+/// Time limit of a stand-in in seconds, in case its test does not end it. The longest user is an hour of soak.
+const LIFE: &str = "7200";
 /// File name of the socket.
 const SOCKET: &[u8] = b"launcher-sock";
 

@@ -20,6 +20,7 @@ mod roam;
 mod script;
 mod shared;
 mod steady;
+mod tenants;
 mod watch;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -68,7 +69,7 @@ pub(crate) struct Args {
     /// Also write all results as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Also write a page with charts
+    /// Also write a page with charts; with `--tenants` and a name in `.svg`, only the picture
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Pin nothing: no agent takes over from another, and none leaves anything behind
@@ -77,6 +78,15 @@ pub(crate) struct Args {
     /// The agent to run, instead of building an optimised one
     #[arg(long, value_name = "FILE")]
     agent: Option<PathBuf>,
+    /// Instead of churn: hostile tenants, who may create VMs, all at once, and a modest one whose new VMs are measured
+    #[arg(long, conflicts_with_all = ["taps", "no_pins"])]
+    tenants: bool,
+    /// With `--tenants`: only these attacks
+    #[arg(long, value_name = "NAME", value_delimiter = ',', requires = "tenants")]
+    only: Vec<String>,
+    /// With `--tenants`: memory limit of the agent in MiB, by default that of the DaemonSet
+    #[arg(long, value_name = "MIB", default_value_t = 1_536, requires = "tenants", value_parser = clap::value_parser!(u64).range(256..=65_536))]
+    memory: u64,
 }
 
 fn minutes(text: &str) -> Result<f64, String> {
@@ -101,11 +111,29 @@ pub(crate) fn run(args: Args) -> Result<()> {
         signal_hook::flag::register_conditional_default(signal, Arc::clone(&interrupted))?;
         signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
     }
+    if args.tenants {
+        return hostile_tenants(&args, agent, interrupted);
+    }
     let report = soak(&args, agent, interrupted)?;
     print!("{}", report.text());
     report.write(args.json.as_deref(), args.report.as_deref())?;
     let broken = report.broken();
     ensure!(broken.is_empty(), "the soak failed: {}", broken.join("; "));
+    Ok(())
+}
+
+fn hostile_tenants(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) -> Result<()> {
+    let plan = tenants::Plan {
+        agent,
+        length: Duration::from_secs_f64(args.minutes * 60.0),
+        only: args.only.clone(),
+        limit: args.memory << 20,
+    };
+    let report = tenants::soak(&plan, interrupted)?;
+    print!("{}", report.text());
+    report.write(args.json.as_deref(), args.report.as_deref())?;
+    let broken = report.broken();
+    ensure!(broken.is_empty(), "the soak failed:\n- {}", broken.join("\n- "));
     Ok(())
 }
 

@@ -255,7 +255,7 @@ impl Node {
 }
 
 /// Whether a child has ended, before anything waits for it (Linux: Documentation/filesystems/proc.rst, `stat`).
-fn has_ended(pid: u32) -> bool {
+pub(super) fn has_ended(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // The name, in parentheses, may contain anything.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());

@@ -1,0 +1,341 @@
+//! `cargo xtask soak --tenants`: tenants that are adversaries, and one that is modest.
+//!
+//! ```text
+//!  attacks ── one thread each: VMIs, Secrets, taps, guests, connections, Proxmox VE's files
+//!  modest ─── a new VM at a time: alone, under attack, afterwards
+//!  watch ──── /healthz as the kubelet asks, memory of the agent's control group, the agent's process
+//!                                                                        └─ report (table, picture, JSON)
+//! ```
+//!
+//! The agent runs as in the DaemonSet: with its memory limit, KubeVirt's VMIs from a simulated API server, and all taps
+//! guarded. It also reads the configurations of a simulated Proxmox VE. All of it is in namespaces and control groups of
+//! the soak.
+
+mod attack;
+mod bulk;
+mod guests;
+mod http;
+mod limit;
+mod modest;
+mod node;
+mod proxmox;
+mod report;
+mod webhook;
+mod yaml;
+
+use super::node::has_ended;
+use super::shared::{EndsWithMe, Shared};
+use anyhow::{Result, bail};
+use attack::{Attack, Ground, Tally};
+use node::{LOOK, Node};
+use report::{Health, Measured, MemorySample, NewVm, most_after, unserved};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use support::agent::Agent;
+
+pub(super) use report::Report;
+
+/// New VMs of the modest tenant alone, before the attacks.
+const ALONE: usize = 9;
+/// New VMs after them.
+const AFTER: usize = 3;
+/// Pause between two new VMs.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The longest time until memory is back at its base.
+const SETTLES_WITHIN: Duration = Duration::from_secs(180);
+/// Interval of probes and of samples of memory.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// The longest time for an answer of `/healthz`: the DaemonSet's `timeoutSeconds`.
+const LIVENESS: Duration = Duration::from_secs(5);
+/// Time in which memory must not fall for the base to be taken.
+const CALM: Duration = Duration::from_secs(3);
+/// Changes that the API server keeps for watches.
+const HISTORY: usize = 2_000;
+/// Interval of progress lines.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
+/// Lines of the agent's log that explain its end.
+const LOG_LINES: usize = 15;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// The agent's file.
+    pub(super) agent: PathBuf,
+    /// Length of the attacks.
+    pub(super) length: Duration,
+    /// Names of the attacks; none means all.
+    pub(super) only: Vec<String>,
+    /// Memory limit of the agent, in bytes.
+    pub(super) limit: u64,
+}
+
+/// Runs the soak.
+pub(super) fn soak(plan: &Plan, interrupted: Arc<AtomicBool>) -> Result<Report> {
+    let attacks = attack::chosen(&plan.only).map_err(anyhow::Error::msg)?;
+    let node = Node::new(plan.agent.clone(), plan.limit)?;
+    let agent = node.start()?;
+    eprintln!(
+        "agent {} with {} MiB ({}); {} attacks for {:.1} minutes",
+        agent.pid(),
+        plan.limit >> 20,
+        node.memory.kind(),
+        attacks.len(),
+        plan.length.as_secs_f64() / 60.0
+    );
+    let watch = Watch::new(&node, &agent, Arc::clone(&interrupted));
+    let (mut measured, tallies) = std::thread::scope(|scope| {
+        let _ends = EndsWithMe(&watch.shared);
+        let health = scope.spawn(|| watch.ask_health());
+        let memory = scope.spawn(|| watch.sample_memory());
+        let measured = measure(&watch, &attacks, plan.length);
+        watch.shared.end();
+        let (mut measured, tallies) = measured?;
+        measured.health = health.join().unwrap_or_default();
+        measured.memory = memory.join().unwrap_or_default();
+        anyhow::Ok((measured, tallies))
+    })?;
+    let usage = node.memory.usage()?;
+    (measured.peak_bytes, measured.killed) = (usage.peak, usage.killed);
+    measured.ended_s = watch.ended();
+    measured.events = watch.events.load(Ordering::Relaxed) as usize;
+    let breaches = watch.attacks.breaches();
+    if measured.ended_s.is_some() {
+        let log = agent.log();
+        let lines: Vec<_> = log.lines().collect();
+        eprintln!("the agent's last lines:\n{}", lines[lines.len().saturating_sub(LOG_LINES)..].join("\n"));
+    }
+    drop(agent);
+    node.release()?;
+    if interrupted.load(Ordering::Relaxed) {
+        bail!("interrupted");
+    }
+    let limit = (plan.limit, node.memory.kind());
+    Ok(Report::new(plan.length.as_secs_f64() / 60.0, limit, tallies, breaches, measured))
+}
+
+/// Watches the agent.
+struct Watch<'a> {
+    node: &'a Node,
+    agent: &'a Agent<'a>,
+    began: Instant,
+    /// Over once nothing is left to watch.
+    shared: Shared,
+    /// Over once the attacks must end. It keeps the breaches.
+    attacks: Shared,
+    /// Milliseconds after `began` at which the attacks began and the agent ended; 0 before.
+    attacked_at: AtomicU64,
+    ended_at: AtomicU64,
+    events: AtomicU64,
+    /// True once no new VM can be served any more.
+    stop: AtomicBool,
+}
+
+impl<'a> Watch<'a> {
+    fn new(node: &'a Node, agent: &'a Agent<'a>, interrupted: Arc<AtomicBool>) -> Self {
+        Self {
+            node,
+            agent,
+            began: Instant::now(),
+            shared: Shared::new(Arc::clone(&interrupted)),
+            attacks: Shared::new(interrupted),
+            attacked_at: AtomicU64::new(0),
+            ended_at: AtomicU64::new(0),
+            events: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    fn at_s(&self) -> f64 {
+        self.began.elapsed().as_secs_f64()
+    }
+
+    fn at_ms(&self) -> u64 {
+        self.began.elapsed().as_millis() as u64
+    }
+
+    fn is_alive(&self) -> bool {
+        self.ended_at.load(Ordering::Relaxed) == 0
+    }
+
+    /// Seconds from the start of the attacks to the agent's end.
+    fn ended(&self) -> Option<f64> {
+        let [from, to] = [&self.attacked_at, &self.ended_at].map(|at| at.load(Ordering::Relaxed));
+        (to > 0).then(|| to.saturating_sub(from) as f64 / 1_000.0)
+    }
+
+    /// Asks for `/healthz` as the kubelet does: an answer other than 200, or none within 5 s, is a failure.
+    fn ask_health(&self) -> Health {
+        let mut health = Health::default();
+        while !self.shared.is_over() && self.is_alive() {
+            let began = Instant::now();
+            let is_good = matches!(self.agent.ask("/healthz"), Ok((200, _))) && began.elapsed() <= LIVENESS;
+            // The end of the agent is a finding of its own.
+            if has_ended(self.agent.pid()) || self.shared.is_over() {
+                break;
+            }
+            let took_ms = began.elapsed().as_secs_f64() * 1_000.0;
+            health.asked += 1;
+            health.failed += u64::from(!is_good);
+            health.slowest_ms = health.slowest_ms.max(took_ms);
+            if !is_good {
+                eprintln!("[{:>6.0} s] /healthz: no good answer after {took_ms:.0} ms", self.at_s());
+            }
+            self.shared.sleep(INTERVAL.saturating_sub(began.elapsed()));
+        }
+        health
+    }
+
+    /// Samples memory, and notices the end of the agent.
+    fn sample_memory(&self) -> Vec<MemorySample> {
+        let mut samples = Vec::new();
+        while !self.shared.is_over() {
+            if let Ok(usage) = self.node.memory.usage() {
+                samples.push(MemorySample { at_s: self.at_s(), bytes: usage.anonymous });
+            }
+            self.events.fetch_add(self.node.server.take_events() as u64, Ordering::Relaxed);
+            self.node.server.compact(HISTORY);
+            if self.is_alive() && has_ended(self.agent.pid()) {
+                self.ended_at.store(self.at_ms().max(1), Ordering::Relaxed);
+                let killed = self.node.memory.usage().map_or(0, |usage| usage.killed);
+                let after = self.ended().unwrap_or_default();
+                self.attacks.breach(format!("the agent ended {after:.0} s after the attacks began; {killed} processes were killed for memory"));
+                self.attacks.end();
+            }
+            if self.shared.interrupted.load(Ordering::Relaxed) || !self.is_alive() {
+                self.stop.store(true, Ordering::Relaxed);
+            }
+            // Memory grows fast under attack, and the end of the agent ends the soak.
+            self.shared.sleep(INTERVAL / 4);
+        }
+        samples
+    }
+
+    /// Runs a new VM of the modest tenant.
+    fn new_vm(&self) -> NewVm {
+        let at_s = self.at_s();
+        match modest::serve_new_vm(self.node, &self.stop) {
+            Ok(took) => NewVm { at_s, took_ms: took.as_secs_f64() * 1_000.0, served: true },
+            Err(error) => {
+                let text = format!("{error:#}");
+                eprintln!("[{at_s:>6.0} s] a new VM: {text}");
+                if text.contains("ISOLATION") {
+                    self.attacks.breach(text);
+                }
+                unserved(at_s)
+            }
+        }
+    }
+
+    /// Runs new VMs until `is_done`, or until the agent has ended.
+    fn new_vms(&self, mut is_done: impl FnMut(usize) -> bool, mut each: impl FnMut(&[NewVm])) -> Vec<NewVm> {
+        let mut vms = Vec::new();
+        while self.is_alive() && !self.shared.is_over() && !is_done(vms.len()) {
+            let vm = self.new_vm();
+            // What happens once the agent has ended is no measurement.
+            if self.is_alive() {
+                vms.push(vm);
+            }
+            each(&vms);
+            self.shared.sleep(PAUSE);
+        }
+        vms
+    }
+
+    fn memory(&self) -> Result<u64> {
+        Ok(self.node.memory.usage()?.anonymous)
+    }
+
+    /// Returns memory once it has not fallen for some time.
+    fn base(&self) -> Result<u64> {
+        let (mut least, mut since) = (self.memory()?, Instant::now());
+        while since.elapsed() < CALM && !self.shared.is_over() {
+            std::thread::sleep(LOOK);
+            let now = self.memory()?;
+            if now < least {
+                (least, since) = (now, Instant::now());
+            }
+        }
+        Ok(least)
+    }
+
+    /// Waits until memory is back, and returns it with the seconds that it took.
+    fn settle(&self, base: u64) -> Result<(u64, f64)> {
+        let began = Instant::now();
+        let mut least = self.memory()?;
+        while least > most_after(base)
+            && began.elapsed() < SETTLES_WITHIN
+            && self.is_alive()
+            && !self.shared.is_over()
+        {
+            std::thread::sleep(LOOK);
+            least = least.min(self.memory()?);
+        }
+        Ok((least, began.elapsed().as_secs_f64()))
+    }
+}
+
+/// Runs the three parts: alone, under attack, afterwards.
+fn measure(
+    watch: &Watch<'_>,
+    attacks: &[&'static Attack],
+    length: Duration,
+) -> Result<(Measured, Vec<Tally>)> {
+    let mut measured = Measured::default();
+    // The first VM makes what all share.
+    watch.new_vm();
+    eprintln!("[{:>6.0} s] alone: {ALONE} new VMs", watch.at_s());
+    measured.alone = watch.new_vms(|count| count >= ALONE, |_| ());
+    measured.base_bytes = watch.base()?;
+    eprintln!("[{:>6.0} s] attacks begin; memory {} MiB", watch.at_s(), measured.base_bytes >> 20);
+    let grounds: Vec<_> = attacks.iter().map(|_| Ground::new(watch.node, &watch.attacks, length)).collect();
+    watch.attacked_at.store(watch.at_ms(), Ordering::Relaxed);
+    measured.attacked = std::thread::scope(|scope| {
+        let _ends = EndsWithMe(&watch.attacks);
+        for (attack, ground) in attacks.iter().zip(&grounds) {
+            scope.spawn(|| {
+                if let Err(error) = (attack.run)(ground)
+                    && watch.is_alive()
+                {
+                    watch.attacks.breach(format!("the lab cannot run the attack {}: {error:#}", attack.name));
+                }
+            });
+        }
+        let began = Instant::now();
+        let mut printed = began;
+        let vms = watch.new_vms(
+            |_| began.elapsed() >= length,
+            |vms| {
+                if printed.elapsed() >= PROGRESS_INTERVAL {
+                    printed = Instant::now();
+                    progress(watch, began, length, vms);
+                }
+            },
+        );
+        watch.attacks.end();
+        eprintln!("[{:>6.0} s] attacks end", watch.at_s());
+        vms
+    });
+    let tally = |(attack, ground): (&&'static Attack, &Ground<'_>)| Tally {
+        attack: attack.name,
+        about: attack.about,
+        acts: ground.acts.load(Ordering::Relaxed),
+    };
+    let tallies = attacks.iter().zip(&grounds).map(tally).collect();
+    measured.after = watch.new_vms(|count| count >= AFTER, |_| ());
+    (measured.after_bytes, measured.settled_s) = watch.settle(measured.base_bytes)?;
+    Ok((measured, tallies))
+}
+
+fn progress(watch: &Watch<'_>, began: Instant, length: Duration, vms: &[NewVm]) {
+    let last = vms.last().map_or(0.0, |vm| vm.took_ms);
+    let unserved = vms.iter().filter(|vm| !vm.served).count();
+    eprintln!(
+        "[{:>6.0} of {:.0} s] memory {} MiB; {} new VMs, the last after {last:.0} ms, {unserved} never served",
+        began.elapsed().as_secs_f64(),
+        length.as_secs_f64(),
+        watch.memory().unwrap_or_default() >> 20,
+        vms.len()
+    );
+}
