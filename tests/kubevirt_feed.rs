@@ -16,6 +16,7 @@ use metadata_feed::FeedEvent;
 use metadata_feed::contact::Contact;
 use metadata_feed::kubevirt::{self, Feed, Launchers, Options, Pace, follow};
 use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
+use metadata_state::save_queue::SaveQueue;
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
 use support::pod::{Kubelet, Plugin};
@@ -129,8 +130,20 @@ impl Node {
         let volumes = Volumes::new(kubelet.pods());
         let (contact, limits) = (kubevirt::contact(), Limits::DEFAULT);
         let reports = Arc::clone(&contact);
-        let feed =
-            Feed { options, limits, kept, volumes, launchers, pod_events, hook, pace, contact: reports };
+        let saves = SaveQueue::default();
+        tokio::spawn(saves.clone().run());
+        let feed = Feed {
+            options,
+            limits,
+            kept,
+            saves,
+            volumes,
+            launchers,
+            pod_events,
+            hook,
+            pace,
+            contact: reports,
+        };
         let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
         let (known, refused) = (BTreeMap::new(), BTreeMap::new());
         Self { events, known, refused, synced: false, pods, contact, feed }
@@ -455,8 +468,13 @@ async fn a_feed_without_kubelets_pod_directory_does_not_start() {
         let options = json!({"node": "n1", "kubelet": kubelet, "kubeconfig": kubeconfig});
         let options: Options = serde_json::from_value(options).unwrap();
         let (tx, _events) = mpsc::channel(1);
-        let served =
-            kubevirt::serve((options, Inlets::default()), Limits::DEFAULT, None, kubevirt::contact(), tx);
+        let served = kubevirt::serve(
+            (options, Inlets::default()),
+            Limits::DEFAULT,
+            (None, SaveQueue::default()),
+            kubevirt::contact(),
+            tx,
+        );
         let error = timeout(PATIENCE, served).await.expect("it ends").expect_err("no VM could be served");
         let (error, pods) = (error.to_string(), kubelet.join("pods").display().to_string());
         assert!(error.contains("kubevirt.kubelet") && error.contains(&pods), "{error}");

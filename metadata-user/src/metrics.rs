@@ -157,6 +157,8 @@ pub struct Errands {
     pub messages: SinkCounts,
     /// Data that guests store with the agent.
     pub mailboxes: MailboxCounts,
+    /// Files of the state directory whose last write failed.
+    pub unsaved: u64,
 }
 
 /// Renders a snapshot as Prometheus text.

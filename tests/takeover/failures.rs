@@ -91,7 +91,7 @@ fn a_newer_protocol_and_a_second_takeover_are_refused_with_advice() {
     let (node, guest) = one_guest(|_| {});
     let _agent = node.agent(&[guest.identity().clone()], &[]);
     let mut newer = node.taker();
-    newer.transmit(&json!({"say": "hello", "oldest": 2, "newest": 7, "release": "99.0"}));
+    newer.transmit(&json!({"say": "hello", "oldest": 3, "newest": 7, "release": "99.0"}));
     let refused = newer.receive();
     assert_eq!(refused["say"], "no");
     assert!(

@@ -49,6 +49,13 @@ impl Source {
         matches!(self, Self::Kubevirt | Self::Proxmox)
     }
 
+    /// Returns whether the snapshot holds the records of this source: the agent starts with them while the source is
+    /// unavailable. The others deliver their records at every start, or keep them in files of their own.
+    #[must_use]
+    pub fn is_in_snapshot(self) -> bool {
+        matches!(self, Self::File | Self::Proxmox)
+    }
+
     /// Returns the source with this name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {

@@ -29,6 +29,10 @@ pub const TOKEN_CHARS: usize = 56;
 /// Minimum time between two key rotations: the longest lifetime of a token, because only one former key is kept.
 pub const SHORTEST_ROTATION: Duration = Duration::from_secs(86_400);
 
+/// How far the node's clock may have stepped back before tokens and keys from the time ahead are no longer trusted, in
+/// seconds. Without a limit, a token or key made while the clock was years ahead would stay in use for years.
+pub const CLOCK_BACK_SECONDS: u64 = 86_400;
+
 const VERSION: u8 = 1;
 const HEAD_OCTETS: usize = 18;
 const TAG_OCTETS: usize = 24;
@@ -109,13 +113,22 @@ impl Keys {
     /// Returns the former key while tokens that it signed may still be valid.
     fn overlapping(&self, kind: Kind, now_unix: u64) -> Option<&Key> {
         let age = now_unix.saturating_sub(self.since_unix);
-        self.previous.as_ref().filter(|_| age < u64::from(kind.longest_ttl_seconds()))
+        self.previous
+            .as_ref()
+            .filter(|_| age < u64::from(kind.longest_ttl_seconds()) && !self.is_ahead(now_unix))
     }
 
-    /// Returns whether the current key is at least as old as the larger of `age` and [`SHORTEST_ROTATION`].
+    /// Returns whether the current key is at least as old as the larger of `age` and [`SHORTEST_ROTATION`], or was made
+    /// while the clock was far ahead. Otherwise it would not be replaced before the clock is there again.
     #[must_use]
     pub fn older_than(&self, age: Duration, now_unix: u64) -> bool {
-        now_unix.saturating_sub(self.since_unix) >= age.max(SHORTEST_ROTATION).as_secs()
+        self.is_ahead(now_unix)
+            || now_unix.saturating_sub(self.since_unix) >= age.max(SHORTEST_ROTATION).as_secs()
+    }
+
+    /// Returns whether the current key was made while the clock was more than [`CLOCK_BACK_SECONDS`] ahead.
+    fn is_ahead(&self, now_unix: u64) -> bool {
+        self.since_unix > now_unix.saturating_add(CLOCK_BACK_SECONDS)
     }
 }
 
@@ -143,6 +156,12 @@ impl Keyring {
         Self { keys: ArcSwap::from_pointee(keys) }
     }
 
+    /// Returns the keys.
+    #[must_use]
+    pub fn keys(&self) -> Keys {
+        Keys::clone(&self.keys.load())
+    }
+
     /// Replaces the keys.
     pub fn set(&self, keys: Keys) {
         self.keys.store(Arc::new(keys));
@@ -164,7 +183,8 @@ impl Keyring {
         STANDARD.encode(token)
     }
 
-    /// Returns whether the token is of this `kind`, was issued for the VM of this owner, and has not expired.
+    /// Returns whether the token is of this `kind`, was issued for the VM of this owner, and has not expired. A token from a
+    /// time when the clock was more than [`CLOCK_BACK_SECONDS`] ahead is refused.
     ///
     /// The MAC is compared in constant time. After a rotation the former key stays valid for the maximum lifetime of
     /// the kind.
@@ -176,7 +196,8 @@ impl Keyring {
         }
         let (head, tag) = octets.split_at(HEAD_OCTETS);
         let expiry = head[2..10].iter().fold(0, |sum, octet| sum << 8 | u64::from(*octet));
-        if head[0] != VERSION || head[1] != kind as u8 || expiry <= now_unix {
+        let latest = now_unix.saturating_add(u64::from(kind.longest_ttl_seconds()) + CLOCK_BACK_SECONDS);
+        if head[0] != VERSION || head[1] != kind as u8 || expiry <= now_unix || expiry > latest {
             return false;
         }
         let keys = self.keys.load();

@@ -12,7 +12,7 @@ use metadata_feed::registry::RecordId;
 use metadata_links::watch::Changed;
 use tokio::signal::unix::Signal;
 use tokio::task::{JoinError, JoinSet};
-use tracing::{info, warn};
+use tracing::{error, info, warn};
 
 use super::drain::{self, Drained};
 use super::endpoint::{Registrar, Request};
@@ -113,7 +113,7 @@ impl ControlLoop {
         let registrar = Registrar::new(&config);
         let (limits, most) = (config.record_limits(), config.api().instances);
         node.set_shelf(Shelving { shelf: registrar.shelf(), limits, most });
-        let mut snapshots = Snapshots::new(&config);
+        let mut snapshots = Snapshots::new(&config, node.catalogue.saves().clone());
         for (RecordId { source, key }, record) in snapshots.read_for_absent_sources(&config) {
             let key = key.as_ref().into();
             // An earlier release kept records of tenants without the owner that the platform assigned: they stay expected.
@@ -199,7 +199,7 @@ impl ControlLoop {
     fn on_feed(&mut self, source: Source, first: FeedEvent) -> Turn {
         let mut synced = false;
         for event in self.feeds.batch(source, first) {
-            self.snapshots.on_event(&event);
+            self.snapshots.on_event(source, &event);
             synced |= matches!(event, FeedEvent::Synced);
             self.node.on_event(source, event);
         }
@@ -296,7 +296,7 @@ impl ControlLoop {
         self.node.ports.check_path()?;
         self.node.ports.retry();
         if self.synced {
-            self.snapshots.write_if_due(|| self.node.catalogue.feed_records());
+            self.snapshots.write_if_due(|| self.node.catalogue.snapshot_records());
         }
         self.watch_links();
         if self.succession.finish(&mut self.node) {
@@ -328,10 +328,10 @@ impl ControlLoop {
     }
 
     async fn on_stop(&mut self, name: &str) -> Turn {
-        self.drain(name).await;
         if self.synced {
-            self.snapshots.write_now(|| self.node.catalogue.feed_records()).await;
+            self.snapshots.write(|| self.node.catalogue.snapshot_records());
         }
+        self.drain(name).await;
         Turn::Ended(Ended::Stopped)
     }
 
@@ -409,7 +409,9 @@ impl ControlLoop {
                 "connections cut off; `drain_seconds` limits how long the agent waits for guests"
             );
         }
-        self.node.catalogue.save();
+        if let Some(unsaved) = self.node.catalogue.save() {
+            error!("lost at the end of the agent: {unsaved}");
+        }
         self.node.collect();
     }
 }

@@ -71,13 +71,15 @@ impl Feeds {
         if let Some(options) = config.kubevirt.clone() {
             let publisher = feeds.open(Source::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
+            let saves = node.catalogue.saves().clone();
             let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some() };
             let contact = kubevirt::contact();
             if options.watch {
                 node.reporter.set_api_server(contact.clone());
             }
             tasks.spawn(async move {
-                Ok(kubevirt::serve((options, inlets), limits, state.as_deref(), contact, publisher).await?)
+                let state = (state.as_deref(), saves);
+                Ok(kubevirt::serve((options, inlets), limits, state, contact, publisher).await?)
             });
         }
         feeds
@@ -186,8 +188,10 @@ fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterato
 pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
     let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
     let proxmox = config.proxmox.as_ref().and_then(|options| proxmox::reachable(options).err());
-    let each = [(Source::File, file), (Source::Proxmox, proxmox)];
-    each.into_iter().filter_map(|(source, error)| Some((source, error?.to_string()))).collect()
+    let each = [(Source::File, file), (Source::Proxmox, proxmox)].into_iter();
+    // The snapshot has no records of other sources.
+    let each = each.filter(|(source, _)| source.is_in_snapshot());
+    each.filter_map(|(source, error)| Some((source, error?.to_string()))).collect()
 }
 
 #[cfg(test)]

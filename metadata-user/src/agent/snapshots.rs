@@ -1,11 +1,11 @@
 //! The snapshot: a file of valid records, for sources that are unavailable when the agent starts.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::task::JoinHandle;
 use tracing::{debug, info, warn};
 
 use super::feeds;
@@ -15,6 +15,7 @@ use metadata_content::source::Source;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError, Written};
+use metadata_state::save_queue::{SaveQueue, StateFile};
 
 /// How long records must not change before the snapshot is written.
 const SETTLE: Duration = Duration::from_secs(2);
@@ -26,15 +27,19 @@ pub(super) struct Snapshots {
     path: Option<PathBuf>,
     /// The first and the last change since the snapshot was written.
     changed: Option<(Instant, Instant)>,
-    writing: Option<JoinHandle<()>>,
+    saves: SaveQueue,
     /// The sources whose records come from the snapshot.
     sources: BTreeSet<Source>,
 }
 
 impl Snapshots {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &Config, saves: SaveQueue) -> Self {
         let path = config.state.as_ref().map(|state| state.join(snapshot::FILE));
-        Self { path, changed: None, writing: None, sources: BTreeSet::new() }
+        // Each agent writes it once, though no record changes: an earlier release may have written records that no
+        // longer belong in it.
+        let now = Instant::now();
+        let changed = path.as_deref().is_some_and(Path::exists).then_some((now, now));
+        Self { path, changed, saves, sources: BTreeSet::new() }
     }
 
     /// Reads the records of unavailable sources. Returns none if there is no snapshot.
@@ -74,9 +79,9 @@ impl Snapshots {
         &self.sources
     }
 
-    /// Notes the present time if an event changes records.
-    pub(super) fn on_event(&mut self, event: &FeedEvent) {
-        if let FeedEvent::Upsert { .. } | FeedEvent::Remove { .. } = event {
+    /// Notes the present time if an event changes records of the snapshot.
+    pub(super) fn on_event(&mut self, source: Source, event: &FeedEvent) {
+        if source.is_in_snapshot() && matches!(event, FeedEvent::Upsert { .. } | FeedEvent::Remove { .. }) {
             let now = Instant::now();
             self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
         }
@@ -89,45 +94,36 @@ impl Snapshots {
         }
     }
 
-    /// Writes the snapshot on another thread, if it is due and no source's records come from it.
+    /// Queues the snapshot if it is due and no source's records come from it.
     pub(super) fn write_if_due(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
-        if self.writing.as_ref().is_some_and(|writing| !writing.is_finished()) {
-            return;
-        }
         let is_due =
             |(first, last): (Instant, Instant)| last.elapsed() >= SETTLE || first.elapsed() >= LATEST;
-        if self.are_served() || !self.changed.is_some_and(is_due) {
+        if self.changed.is_some_and(is_due) {
+            self.write(records);
+        }
+    }
+
+    /// Queues the snapshot if records have changed since the last one, and no source's records come from it.
+    pub(super) fn write(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
+        if self.are_served() || self.changed.is_none() {
             return;
         }
         let Some(path) = self.path.clone() else { return };
         self.changed = None;
         let records = records();
-        self.writing = Some(tokio::task::spawn_blocking(move || write(&path, &records)));
-    }
-
-    /// Writes the snapshot before the agent ends, if records have changed and no source's
-    /// records come from it.
-    pub(super) async fn write_now(&mut self, records: impl FnOnce() -> Vec<(RecordId, Arc<Record>)>) {
-        if let Some(writing) = self.writing.take()
-            && let Err(error) = writing.await
-        {
-            warn!("writing the snapshot: {error}");
-        }
-        if let Some(path) = self.path.as_deref().filter(|_| self.changed.is_some() && !self.are_served()) {
-            write(path, &records());
-        }
+        self.saves.submit(StateFile::Snapshot, move || write(&path, &records));
     }
 }
 
-fn write(path: &std::path::Path, records: &[(RecordId, Arc<Record>)]) {
-    match snapshot::write(path, records) {
-        Ok(Written { records, left_out: 0 }) => debug!(records, "snapshot written to {}", path.display()),
-        Ok(Written { records, left_out }) => warn!(
+fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<()> {
+    match snapshot::write(path, records)? {
+        Written { records, left_out: 0 } => debug!(records, "snapshot written to {}", path.display()),
+        Written { records, left_out } => warn!(
             records,
             left_out,
             "the snapshot {} has no room for all records: the others are not served after a restart without their source",
             path.display()
         ),
-        Err(error) => warn!("the snapshot {} is not written: {error}", path.display()),
     }
+    Ok(())
 }

@@ -1,6 +1,7 @@
 //! State that outlives the agent (token keys, mailboxes), and messages from guests to sinks.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -21,7 +22,8 @@ use metadata_content::token::Keyring;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
 use metadata_state::asked::{self, Asked};
-use metadata_state::mailboxes::{self, FormerRecords, Mailboxes, Saves};
+use metadata_state::mailboxes::{self, FormerRecords, Mailboxes};
+use metadata_state::save_queue::{SaveQueue, StateFile, Unsaved};
 use metadata_state::token_file;
 
 /// The key file's name in the state directory.
@@ -42,7 +44,9 @@ pub struct State {
     given_key: Option<PathBuf>,
     rotate_after: Duration,
     mailboxes: Arc<Mailboxes>,
-    /// The file of dialects that guests have asked for, and what it holds.
+    /// Writes the files of the state directory.
+    saves: SaveQueue,
+    /// The file of dialects that guests have asked for, and what was last queued for it.
     asked: Option<(PathBuf, Mutex<Asked>)>,
     outbox: Outbox,
     /// The issuer of identity tokens, if the node has one.
@@ -53,11 +57,11 @@ pub struct State {
     sweep_at: Option<Instant>,
 }
 
-/// Tasks that run beside the control loop: delivery to sinks, and writing mailboxes.
+/// Tasks that run beside the control loop: delivery to sinks, and writing files of the state directory.
 #[derive(Debug)]
 pub struct Errands {
     deliveries: Deliveries,
-    saves: Option<Saves>,
+    saves: SaveQueue,
 }
 
 impl Errands {
@@ -67,12 +71,10 @@ impl Errands {
             delivery::deliver(self.deliveries).await;
             Ok(())
         });
-        if let Some(saves) = self.saves {
-            tasks.spawn(async move {
-                mailboxes::save(saves).await;
-                Ok(())
-            });
-        }
+        tasks.spawn(async move {
+            self.saves.run().await;
+            Ok(())
+        });
     }
 }
 
@@ -126,18 +128,19 @@ impl State {
     /// The directory or a file in it cannot be created or read, or other users may change it.
     pub fn open(config: &Config) -> anyhow::Result<(Self, Errands)> {
         let (outbox, deliveries) = delivery::outbox();
-        let (keyring, key_file, mailboxes, saves) = match &config.state {
+        let saves = SaveQueue::default();
+        let (keyring, key_file, mailboxes) = match &config.state {
             Some(directory) => {
                 let hint =
                     || format!("opening the state directory {}; --state names another", directory.display());
-                let (mailboxes, saves) =
-                    Mailboxes::open(&directory.join(MAILBOXES), outbox.clone()).with_context(hint)?;
+                let mailboxes =
+                    Mailboxes::open(&directory.join(MAILBOXES), outbox.clone(), &saves).with_context(hint)?;
                 mailboxes.set_former(former_records(directory));
                 let key_file = directory.join(KEY_FILE);
                 let keyring = token_file::open(&key_file, unix_now()).with_context(hint)?;
-                (keyring, Some(key_file), mailboxes, Some(saves))
+                (keyring, Some(key_file), mailboxes)
             }
-            None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone()), None),
+            None => (Keyring::ephemeral(), None, Mailboxes::in_memory(outbox.clone())),
         };
         let asked = config.state.as_ref().map(|directory| {
             let path = directory.join(asked::FILE);
@@ -156,6 +159,7 @@ impl State {
             given_key,
             rotate_after: Duration::from_secs(u64::from(config.rotate_token_key_days) * 86_400),
             mailboxes: Arc::new(mailboxes),
+            saves: saves.clone(),
             asked,
             outbox,
             issuer: None,
@@ -200,7 +204,8 @@ impl State {
     /// of VMs that have been without a record for ten minutes. Writes which dialects guests use. Call it about once a minute.
     pub fn tend(&mut self, known: &HashSet<&str>) {
         if let Some(path) = &self.key_file {
-            self.rotate(path);
+            let (keyring, path, age) = (Arc::clone(&self.keyring), path.clone(), self.rotate_after);
+            self.saves.submit(StateFile::TokenKeys, move || rotate(&keyring, &path, age));
         }
         if let Some(path) = &self.given_key
             && let Err(error) = token_file::follow(&self.keyring, path)
@@ -218,16 +223,9 @@ impl State {
         });
         self.save_asked();
         if self.sweep_at.is_some_and(|at| now >= at) {
-            self.sweep_at = None;
-            warn_of(mailboxes.sweep(known.iter().copied()));
-        }
-    }
-
-    fn rotate(&self, path: &Path) {
-        match token_file::rotate_if_older(&self.keyring, path, self.rotate_after, unix_now()) {
-            Ok(true) => info!("token key replaced; tokens of the previous key stay valid until they expire"),
-            Ok(false) => {}
-            Err(error) => warn!("the token key stays as it is: {error}"),
+            let swept = mailboxes.sweep(known.iter().copied());
+            self.sweep_at = swept.is_err().then(|| now + FORGET_AFTER);
+            warn_of(swept);
         }
     }
 
@@ -244,33 +242,61 @@ impl State {
         }
     }
 
-    /// Writes mailboxes that are not on disk yet, before the agent ends.
-    pub fn save(&self) {
-        self.mailboxes.save_all();
-        self.save_asked();
+    /// The queue that writes the files of the state directory.
+    #[must_use]
+    pub fn saves(&self) -> &SaveQueue {
+        &self.saves
     }
 
-    /// Writes the dialects that guests have asked for, if a guest has asked for another one since.
+    /// Writes everything that is not on disk yet, before the agent ends or hands over. Returns what guests wrote and
+    /// the disk refused.
+    pub fn save(&self) -> Option<Unsaved> {
+        self.save_asked();
+        self.saves.flush();
+        self.saves.unsaved(StateFile::is_of_guest)
+    }
+
+    /// Queues the dialects that guests have asked for, if a guest has asked for another one since.
     fn save_asked(&self) {
-        let Some((path, saved)) = &self.asked else { return };
+        let Some((path, queued)) = &self.asked else { return };
         let asked = self.mailboxes.asked();
-        let mut saved = saved.lock().unwrap_or_else(PoisonError::into_inner);
-        if *saved == asked {
-            return;
+        let mut queued = queued.lock().unwrap_or_else(PoisonError::into_inner);
+        if *queued != asked {
+            queued.clone_from(&asked);
+            let path = path.clone();
+            self.saves.submit(StateFile::Dialects, move || asked::write(&path, &asked));
         }
-        match asked::write(path, &asked) {
-            Ok(()) => *saved = asked,
-            Err(error) => {
-                warn!(file = %path.display(), "expected to write the dialects that guests have asked for, found: {error}; check the state directory and its rights")
-            }
-        }
+    }
+
+    /// Troubles with the state directory, for the operator.
+    #[must_use]
+    pub fn troubles(&self) -> Vec<String> {
+        let unsaved = self.saves.unsaved(|_| true).map(|unsaved| unsaved.to_string());
+        let aside = self.key_file.as_deref().map(token_file::aside).filter(|aside| aside.exists());
+        let aside = aside.map(|aside| {
+            format!(
+                "the file of token keys was unusable: it was set aside as {} and a key was written anew; guests whose \
+                 tokens are refused fetch new ones; remove that file once you know what happened to it",
+                aside.display()
+            )
+        });
+        unsaved.into_iter().chain(aside).collect()
     }
 
     /// Counts of messages to sinks and of mailbox files.
     #[must_use]
     pub fn counts(&self) -> metrics::Errands {
-        metrics::Errands { messages: self.outbox.counts(), mailboxes: self.mailboxes.counts() }
+        let unsaved = self.saves.unsaved_count() as u64;
+        metrics::Errands { messages: self.outbox.counts(), mailboxes: self.mailboxes.counts(), unsaved }
     }
+}
+
+/// Replaces the token key if it is older than `age`.
+fn rotate(keyring: &Keyring, path: &Path, age: Duration) -> io::Result<()> {
+    if token_file::rotate_if_older(keyring, path, age, unix_now()).map_err(io::Error::other)? {
+        info!("token key replaced; tokens of the previous key stay valid until they expire");
+    }
+    Ok(())
 }
 
 fn warn_of<T>(result: Result<T, mailboxes::MailboxError>) {

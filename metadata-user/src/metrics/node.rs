@@ -171,7 +171,7 @@ pub(super) fn identity(report: &SignerReport, counts: &IdentityCounts, out: &mut
 }
 
 /// Adds messages from guests and errors of stored data.
-pub(super) fn errands(Errands { messages, mailboxes }: &Errands, out: &mut Exposition) {
+pub(super) fn errands(Errands { messages, mailboxes, unsaved }: &Errands, out: &mut Exposition) {
     out.family(
         "xdp_imds_messages_total",
         "Messages from guests to sinks, by outcome.",
@@ -198,5 +198,11 @@ pub(super) fn errands(Errands { messages, mailboxes }: &Errands, out: &mut Expos
         Kind::Counter,
         [("load", mailboxes.loads_failed), ("save", mailboxes.saves_failed)]
             .map(|(operation, count)| ([("operation", operation)], count)),
+    );
+    out.family(
+        "xdp_imds_state_unsaved_files",
+        "Files of the state directory whose last write failed. They are written again until it succeeds.",
+        Kind::Gauge,
+        [(NONE, *unsaved)],
     );
 }

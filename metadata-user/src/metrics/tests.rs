@@ -99,6 +99,7 @@ fn text() -> String {
         errands: Errands {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
             mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
+            unsaved: 97,
         },
         refused_by_ports: 93,
         hubs: &hubs,
@@ -121,6 +122,7 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_registration_lag_seconds_bucket{le=\"+Inf\"} 3",
         "xdp_imds_registration_lag_seconds_count 3",
         "xdp_imds_registration_lag_seconds_sum 99.031000000",
+        "xdp_imds_state_unsaved_files 97",
         "xdp_imds_audit_lines_total 81",
         "xdp_imds_audit_dropped_total{reason=\"sampled\"} 82",
         "xdp_imds_audit_dropped_total{reason=\"queue_full\"} 83",

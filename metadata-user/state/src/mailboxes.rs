@@ -10,9 +10,6 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
-
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use metadata_base::hex::hex;
 use metadata_content::mailbox::{Kept, Mailbox, State};
@@ -26,9 +23,8 @@ use crate::asked::Asked;
 use crate::form::{OtherVersion, set_aside};
 use crate::private_file;
 pub use former::FormerRecords;
+use crate::save_queue::{SaveQueue, StateFile};
 
-/// How long to gather changes before a save. It limits how often a guest can cause a write.
-const SAVE_PAUSE: Duration = Duration::from_millis(250);
 /// Most octets to read from a VM's file: all attributes, documents and names, as base64.
 const FILE_OCTETS: usize = 4 << 20;
 
@@ -48,7 +44,7 @@ fn error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Mailbox
 /// Failures with files since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MailboxCounts {
-    /// Files that could not be written.
+    /// Attempts to write a file of the state directory that failed.
     pub saves_failed: u64,
     /// Files that could not be read, or whose VM is unknown; their VMs start with an empty mailbox.
     pub loads_failed: u64,
@@ -63,7 +59,6 @@ pub struct Mailboxes {
     table: Mutex<HashMap<String, Arc<Mailbox>>>,
     /// The dialects that VMs asked the previous agent for, until their mailboxes are loaded.
     asked: Mutex<Asked>,
-    saves: Arc<Outcomes>,
     loads_failed: AtomicU64,
     /// The records of the UUIDs by which an earlier release named files.
     former: Mutex<FormerRecords>,
@@ -84,7 +79,7 @@ struct Former {
 #[derive(Debug)]
 struct Disk {
     directory: PathBuf,
-    saver: UnboundedSender<Arc<Kept>>,
+    saves: SaveQueue,
 }
 
 impl Mailboxes {
@@ -96,7 +91,6 @@ impl Mailboxes {
             disk: None,
             table: Mutex::default(),
             asked: Mutex::default(),
-            saves: Arc::default(),
             loads_failed: AtomicU64::new(0),
             former: Mutex::default(),
             pending: Mutex::default(),
@@ -104,19 +98,17 @@ impl Mailboxes {
         }
     }
 
-    /// Mailboxes stored in `directory`, which this function creates with mode 0700 if needed. Pass the second part to
-    /// [`save()`].
+    /// Mailboxes stored in `directory`, which this function creates with mode 0700 if needed. Changes are written by
+    /// `saves`.
     ///
     /// # Errors
     /// [`MailboxError`] if the directory cannot be created or read.
-    pub fn open(directory: &Path, outbox: Outbox) -> Result<(Self, Saves), MailboxError> {
+    pub fn open(directory: &Path, outbox: Outbox, saves: &SaveQueue) -> Result<Self, MailboxError> {
         private_file::make_directory(directory).map_err(error("make", directory))?;
         fs::read_dir(directory).map_err(error("list", directory))?;
-        let (saver, queue) = unbounded_channel();
         let mut mailboxes = Self::in_memory(outbox);
-        mailboxes.disk = Some(Disk { directory: directory.to_owned(), saver });
-        let outcomes = Arc::clone(&mailboxes.saves);
-        Ok((mailboxes, Saves { queue, outcomes }))
+        mailboxes.disk = Some(Disk { directory: directory.to_owned(), saves: saves.clone() });
+        Ok(mailboxes)
     }
 
     /// The mailbox of the VM of this owner.
@@ -179,7 +171,7 @@ impl Mailboxes {
     /// mailbox.
     ///
     /// # Errors
-    /// [`MailboxError`] if the file cannot be removed.
+    /// [`MailboxError`] if the file cannot be removed now. Its removal is tried again, and nobody reads it meanwhile.
     pub fn forget(&self, vm: &Owner) -> Result<(), MailboxError> {
         // The lock stays held, so that nothing loads the file during its removal.
         let mut table = locked(&self.table);
@@ -189,9 +181,11 @@ impl Mailboxes {
         }
         let Some(disk) = &self.disk else { return Ok(()) };
         let path = disk.file(vm.as_str());
-        [&path, &bad(&path)]
-            .into_iter()
-            .try_for_each(|path| private_file::remove(path).map(drop).map_err(error("remove", path)))
+        remove(&path).map_err(|source| {
+            let (again, file) = (path.clone(), StateFile::Mailbox(vm.as_str().into()));
+            disk.saves.submit_failed(file, &source, move || remove(&again));
+            error("remove", &path)(source)
+        })
     }
 
     /// Removes the files of VMs that ended while no agent ran. A VM has ended if it is not loaded and `known` does not have
@@ -237,17 +231,11 @@ impl Mailboxes {
         }
     }
 
-    /// Writes each changed mailbox now, at the end of the agent. The call blocks on the disk.
-    pub fn save_all(&self) {
-        let mailboxes: Vec<_> = locked(&self.table).values().cloned().collect();
-        mailboxes.iter().for_each(|mailbox| self.saves.save(mailbox.kept()));
-    }
-
     /// Failures with files since the start.
     #[must_use]
     pub fn counts(&self) -> MailboxCounts {
         MailboxCounts {
-            saves_failed: self.saves.failed.load(Ordering::Relaxed),
+            saves_failed: self.disk.as_ref().map_or(0, |disk| disk.saves.failed()),
             loads_failed: self.loads_failed.load(Ordering::Relaxed),
         }
     }
@@ -256,9 +244,11 @@ impl Mailboxes {
         let vm = owner.as_str();
         let Some(disk) = &self.disk else { return Kept::in_memory(vm) };
         let path = disk.file(vm);
+        // The file of a former VM may still wait for its removal.
+        let is_removed = disk.saves.is_unsaved(&StateFile::Mailbox(vm.into()));
         let found = match former {
             Some(former) => self.read_former(owner, former, &path),
-            None if self.is_anothers(owner) => Ok(State::default()),
+            None if is_removed || self.is_anothers(owner) => Ok(State::default()),
             None => read(&path, vm),
         };
         let state = found.unwrap_or_else(|error| {
@@ -271,9 +261,11 @@ impl Mailboxes {
             tracing::warn!(vm, %error, aside = kept.is_ok(), "cannot read the VM's mailbox; it starts empty");
             State::default()
         });
-        let queue = disk.saver.clone();
-        // Without a receiver the agent is ending, and saves the remaining changes itself.
-        Kept::new(vm, state, Some(path), Some(Box::new(move |kept| _ = queue.send(kept))))
+        let saves = disk.saves.clone();
+        let save = move |kept: Arc<Kept>| {
+            saves.submit(StateFile::Mailbox(kept.vm().into()), move || write(&kept));
+        };
+        Kept::new(vm, state, Some(path), Some(Box::new(save)))
     }
 }
 
@@ -330,6 +322,11 @@ fn read_any(path: &Path) -> Result<Option<State>, Unreadable> {
     Ok(Some(serde_json::from_slice(&text).map_err(place)?))
 }
 
+/// Removes a VM's file, and the unreadable one that was set aside.
+fn remove(path: &Path) -> io::Result<()> {
+    [path, &bad(path)].into_iter().try_for_each(|path| private_file::remove(path).map(drop))
+}
+
 /// The path of an unreadable file after its rename.
 fn bad(path: &Path) -> PathBuf {
     path.with_extension("json.bad")
@@ -371,51 +368,5 @@ fn spare_other_version(path: &Path) -> io::Result<()> {
     match State::version_of(&octets) {
         Some(found) if found != State::VERSION => set_aside(path, found),
         _ => Ok(()),
-    }
-}
-
-/// The results of saves.
-#[derive(Debug, Default)]
-struct Outcomes {
-    failed: AtomicU64,
-    /// Set after a failed save was logged, so that guests cannot fill the log.
-    failing: AtomicBool,
-}
-
-impl Outcomes {
-    fn save(&self, kept: &Kept) {
-        match write(kept) {
-            Ok(()) => self.failing.store(false, Ordering::Relaxed),
-            Err(error) => {
-                self.failed.fetch_add(1, Ordering::Relaxed);
-                if !self.failing.swap(true, Ordering::Relaxed) {
-                    let vm = kept.vm();
-                    tracing::warn!(vm, %error, "cannot save a mailbox; check the state directory");
-                }
-            }
-        }
-    }
-}
-
-/// The queue of mailboxes to save, for [`save()`].
-#[derive(Debug)]
-pub struct Saves {
-    queue: UnboundedReceiver<Arc<Kept>>,
-    outcomes: Arc<Outcomes>,
-}
-
-/// Saves changed mailboxes one after the other, until their [`Mailboxes`] is dropped.
-///
-/// Counts a failed write, and repeats it with that VM's next change.
-pub async fn save(mut saves: Saves) {
-    while let Some(first) = saves.queue.recv().await {
-        tokio::time::sleep(SAVE_PAUSE).await;
-        let mut batch = vec![first];
-        while let Ok(next) = saves.queue.try_recv() {
-            batch.push(next);
-        }
-        let outcomes = Arc::clone(&saves.outcomes);
-        // The task fails only at the end of the runtime, when the agent saves the remaining changes itself.
-        let _ = tokio::task::spawn_blocking(move || batch.iter().for_each(|kept| outcomes.save(kept))).await;
     }
 }

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,8 @@ use crate::private_file;
 
 /// Most octets to read from a key file; a valid one has about 200.
 const FILE_OCTETS: usize = 4_096;
+/// How many unusable files are kept beside a key file.
+const ASIDE_MOST: usize = 4;
 
 /// Why the keys are unavailable.
 #[derive(Debug, thiserror::Error)]
@@ -68,11 +70,13 @@ pub enum KeyError {
 /// Reads the keys at `path`, or creates the file with mode 0600. Its directory must exist. In this module `now_unix` is
 /// in Unix seconds.
 ///
+/// A file that is empty or damaged is set aside ([`aside`]) with a warning, and replaced by one with a new key.
+///
 /// # Errors
-/// [`KeyError`] if other users have access, if it is not a key file, or if it cannot be read or created.
+/// [`KeyError`] if other users have access, if another release wrote it, or if it cannot be read or created.
 pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, KeyError> {
     let _turn = take_turn(path)?;
-    let keys = match read(path)? {
+    let keys = match read_or_set_aside(path)? {
         Some(keys) => keys,
         None => {
             let keys = Keys::new(now_unix);
@@ -117,7 +121,8 @@ pub fn generate(former: Option<&Path>, now_unix: u64) -> Result<String, KeyError
 /// Creates a new key if the one at `path` is at least `age` old, and returns true if it did. The least effective age is
 /// [`SHORTEST_ROTATION`](metadata_content::token::SHORTEST_ROTATION).
 ///
-/// Loads a key that another agent has put into the file. An error leaves the keys unchanged.
+/// Loads a key that another agent has put into the file. A damaged file is set aside like by [`open`], and the keys in
+/// memory are written again, so that tokens stay valid. An error leaves the keys unchanged.
 ///
 /// # Errors
 /// The errors of [`open`].
@@ -128,8 +133,16 @@ pub fn rotate_if_older(
     now_unix: u64,
 ) -> Result<bool, KeyError> {
     let _turn = take_turn(path)?;
+    let found = match read(path) {
+        Err(KeyError::Malformed { .. }) => {
+            set_aside(path)?;
+            let keys = keyring.keys();
+            write(path, &keys)?;
+            Some(keys)
+        }
+        found => found?,
+    };
     // If the file was removed, create a new key, because the removal may be meant to revoke the key in memory.
-    let found = read(path)?;
     let rotates = found.as_ref().is_none_or(|keys| keys.older_than(age, now_unix));
     let keys = match found {
         Some(keys) if rotates => keys.rotated(now_unix),
@@ -145,6 +158,44 @@ pub fn rotate_if_older(
 
 fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> KeyError {
     move |source| KeyError::Io { action, path: path.to_owned(), source }
+}
+
+/// Where the last unusable file at `path` was set aside. The ones before it have higher numbers.
+#[must_use]
+pub fn aside(path: &Path) -> PathBuf {
+    numbered(path, 1)
+}
+
+fn numbered(path: &Path, number: usize) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".bad.{number}"));
+    name.into()
+}
+
+/// Renames an unusable key file, and forgets the oldest of [`ASIDE_MOST`] earlier ones.
+fn set_aside(path: &Path) -> Result<(), KeyError> {
+    let rename = |from: &Path, to: &Path| match fs::rename(from, to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("set aside", path)(error)),
+        _ => Ok(()),
+    };
+    for number in (1..ASIDE_MOST).rev() {
+        rename(&numbered(path, number), &numbered(path, number + 1))?;
+    }
+    rename(path, &aside(path))?;
+    tracing::warn!(
+        file = %path.display(),
+        aside = %aside(path).display(),
+        "expected token keys, found something else: the file is set aside, and written anew"
+    );
+    Ok(())
+}
+
+/// Reads the keys at `path`; `None` if the file does not exist, or was unusable and is set aside.
+fn read_or_set_aside(path: &Path) -> Result<Option<Keys>, KeyError> {
+    match read(path) {
+        Err(KeyError::Malformed { .. }) => set_aside(path).map(|()| None),
+        read => read,
+    }
 }
 
 /// Locks out the node's other agents until the result is dropped.

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use metadata_common::mac::Mac;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
@@ -20,6 +20,7 @@ use crate::pods::{Files, Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volu
 use crate::publisher::{Freed, Publisher};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Limits, Record};
+use metadata_state::save_queue::{SaveQueue, StateFile};
 
 /// Most events of a watch that wait for the feed; a full queue makes the watch wait.
 const QUEUE: usize = 256;
@@ -39,6 +40,8 @@ pub struct Feed {
     pub limits: Limits,
     /// The kept file, from which the feed starts without the API server ([`KEPT`](super::KEPT) in the state directory).
     pub kept: Option<PathBuf>,
+    /// Writes the kept file.
+    pub saves: SaveQueue,
     /// The pods' volumes.
     pub volumes: Volumes,
     /// Finds the launchers of pods.
@@ -90,7 +93,7 @@ impl Launchers for Pods {
 pub async fn serve(
     (options, inlets): (Options, Inlets),
     limits: Limits,
-    state: Option<&Path>,
+    (state, saves): (Option<&Path>, SaveQueue),
     contact: Arc<Contact>,
     tx: impl Into<Publisher>,
 ) -> Result<(), FeedError> {
@@ -105,7 +108,8 @@ pub async fn serve(
         Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
     let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
-    follow(Feed { options, limits, kept, volumes, launchers, pod_events, hook, pace, contact }, tx).await
+    follow(Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact }, tx)
+        .await
 }
 
 /// The directories where pods are found. No VM can be served without kubelet's directory of pods.
@@ -150,7 +154,7 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
 /// The node has no name, or the client cannot be configured. An unreachable server is not an error.
 pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     let tx = tx.into();
-    let Feed { options, limits, kept, volumes, launchers, pod_events, hook, pace, contact } = feed;
+    let Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact } = feed;
     let node = node(&options)?;
     let volumes = Arc::new(volumes);
     let mut tasks = JoinSet::new();
@@ -188,8 +192,8 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
         synced: false,
         patience: now + PATIENCE,
         kept,
+        saves,
         keep_at: None,
-        keeping: None,
     };
     run.restore();
     // A feed without watches keeps a sender, so that the channel stays open.
@@ -212,8 +216,8 @@ struct Run {
     /// When to publish [`FeedEvent::Synced`] at the latest.
     patience: Instant,
     kept: Option<PathBuf>,
+    saves: SaveQueue,
     keep_at: Option<Instant>,
-    keeping: Option<JoinHandle<()>>,
 }
 
 /// The receiver of events was dropped.
@@ -348,21 +352,13 @@ impl Run {
         if self.core.has_changed() && self.kept.is_some() {
             self.keep_at.get_or_insert_with(|| Instant::now() + SETTLE);
         }
-        let busy = self.keeping.as_ref().is_some_and(|keeping| !keeping.is_finished());
-        let Some(path) =
-            self.kept.clone().filter(|_| !busy && self.keep_at.is_some_and(|at| at <= Instant::now()))
+        let Some(path) = self.kept.clone().filter(|_| self.keep_at.is_some_and(|at| at <= Instant::now()))
         else {
             return;
         };
         self.keep_at = None;
         match kept::encode(self.core.vmis()) {
-            Ok(octets) => {
-                self.keeping = Some(tokio::task::spawn_blocking(move || {
-                    if let Err(error) = kept::write(&path, &octets) {
-                        warn!("cannot write the VMIs to {}: {error}", path.display());
-                    }
-                }));
-            }
+            Ok(octets) => self.saves.submit(StateFile::Vmis, move || kept::write(&path, &octets)),
             Err(error) => warn!("cannot encode the VMIs: {error}"),
         }
     }
@@ -370,8 +366,7 @@ impl Run {
     /// When to run next if no event arrives.
     fn due(&self) -> Instant {
         let core = self.core.deadline().map(Instant::from_std);
-        // If a write is in progress, check again when it may have ended.
-        let keep = self.keep_at.map(|at| at.max(Instant::now() + Duration::from_millis(100)));
+        let keep = self.keep_at;
         let patience = [self.patience, self.patience + LOOKS]
             .into_iter()
             .find(|at| !self.synced && *at > Instant::now());

@@ -142,6 +142,7 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
         return Ok(Err("a takeover is already under way: wait for its end".into()));
     };
     let own = env!("CARGO_PKG_VERSION").to_owned();
+    wire.set_version(version);
     wire.send(&FromPrevious::Welcome { version, side: shared.side, release: own }).await?;
     info!(release, "another agent prepares to take over");
     loop {

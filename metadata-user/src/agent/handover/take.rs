@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::listener::connect;
-use super::wire::{FromNext, FromPrevious, OLDEST, PassedAnswer, REMEDY, VERSION, Wire, WireError};
+use super::wire::{FromNext, FromPrevious, OLDEST, REMEDY, VERSION, Wire, WireError};
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use metadata_datapath::stack::DRAIN_LIMIT;
@@ -57,8 +57,13 @@ impl Takeover {
             .with_context(asking)?;
         loop {
             match wire.recv_within(HELLO_WITHIN).await.with_context(asking)? {
-                FromPrevious::Welcome { version: OLDEST..=VERSION, side: side @ 0..=1, release } => {
+                FromPrevious::Welcome {
+                    version: version @ OLDEST..=VERSION,
+                    side: side @ 0..=1,
+                    release,
+                } => {
                     info!(release, "taking over from the agent that runs");
+                    wire.set_version(version);
                     return Ok(Some(Self { wire, side, gone_by: None }));
                 }
                 FromPrevious::Welcome { version, side, .. } => anyhow::bail!(
@@ -177,8 +182,7 @@ impl Takeover {
     /// Answers a question of the previous agent's guest.
     pub(in crate::agent) async fn answer(&mut self, node: &mut Node, question: &Question) {
         let response = node.ports.answer(question);
-        let answer = PassedAnswer::new(question, response.as_ref());
-        if let Err(error) = self.wire.send(&FromNext::Answer(answer)).await {
+        if let Err(error) = self.wire.send_answer(question, response.as_ref()).await {
             warn!("a guest of the previous agent is not answered: {error}");
         }
     }

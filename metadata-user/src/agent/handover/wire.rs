@@ -13,12 +13,13 @@ use serde::{Deserialize, Serialize};
 use tokio::net::UnixStream;
 
 use metadata_base::connection::Connection;
+use metadata_content::account::COMPUTED_PER_VM;
 use metadata_content::http::{Method, Response, Status};
 use metadata_content::store::Outcome;
 use metadata_serve::{Answer, Question};
 
-/// The version of the protocol.
-pub(in crate::agent) const VERSION: u32 = 1;
+/// The version of the protocol. Version 2 has longer lines ([`line_max`]).
+pub(in crate::agent) const VERSION: u32 = 2;
 
 /// The oldest version of the protocol that this agent supports.
 pub(in crate::agent) const OLDEST: u32 = 1;
@@ -27,8 +28,22 @@ pub(in crate::agent) const OLDEST: u32 = 1;
 pub(in crate::agent) const REMEDY: &str =
     "stop the running agent and start the new one; with pins, ports stay closed in between and guests retry";
 
-/// Limit on a line, in octets: the longest answer in base64 and the JSON around it.
-pub(in crate::agent) const LINE_MAX: usize = 4 << 20;
+/// Limit on a line, in bytes: the longest answer in base64 and the JSON around it.
+pub(in crate::agent) const LINE_MAX: usize = 6 << 20;
+
+/// Limit on a line of version 1.
+const LINE_MAX_1: usize = 4 << 20;
+
+/// Room in a line for all of an answer but its body: the head of the response, addresses and names of fields.
+const AROUND: usize = 64 << 10;
+
+// A guest gets no computed answer whose body is longer, and the previous agent counts every passed one as computed.
+const _: () = assert!(COMPUTED_PER_VM.div_ceil(3) * 4 + AROUND <= LINE_MAX, "the longest answer fits a line");
+
+/// The limit on a line that an agent of this version accepts.
+fn line_max(version: u32) -> usize {
+    if version < 2 { LINE_MAX_1 } else { LINE_MAX }
+}
 
 /// Octets read at a time.
 const READ: usize = 64 << 10;
@@ -225,9 +240,9 @@ pub(in crate::agent) enum WireError {
     /// The other agent has closed the connection.
     #[error("the other agent has closed the connection")]
     Gone,
-    /// A line is longer than [`LINE_MAX`].
-    #[error("expected lines of at most {LINE_MAX} octets, found a longer one")]
-    TooLong,
+    /// A line is longer than its limit.
+    #[error("expected lines of at most {0} bytes, found a longer one")]
+    TooLong(usize),
     /// A line is not a message of the protocol.
     #[error("expected a message of the takeover protocol, found something else at column {column} of a line")]
     Other {
@@ -250,13 +265,39 @@ pub(in crate::agent) struct Wire {
     read: Vec<u8>,
     /// Number of octets of `read` without an end of line.
     scanned: usize,
+    /// The longest line that the other agent accepts.
+    longest: usize,
 }
 
 impl Wire {
     /// Exchanges messages over a stream.
     #[must_use]
     pub(in crate::agent) fn new(stream: UnixStream) -> Self {
-        Self { stream, read: Vec::new(), scanned: 0 }
+        Self { stream, read: Vec::new(), scanned: 0, longest: LINE_MAX_1 }
+    }
+
+    /// Sets the version that both agents use.
+    pub(in crate::agent) fn set_version(&mut self, version: u32) {
+        self.longest = line_max(version);
+    }
+
+    /// Sends the answer to a question. The guest is told to ask again if the answer is too long for the other agent:
+    /// its next connection reaches this agent.
+    ///
+    /// # Errors
+    /// The errors of [`Wire::send`], without [`WireError::TooLong`].
+    pub(in crate::agent) async fn send_answer(
+        &mut self,
+        question: &Question,
+        response: Option<&Response>,
+    ) -> Result<(), WireError> {
+        match self.send(&FromNext::Answer(PassedAnswer::new(question, response))).await {
+            Err(WireError::TooLong(_)) => {
+                let again = Response::error(Status(503), &[("Retry-After", "1")]).and_close();
+                self.send(&FromNext::Answer(PassedAnswer::new(question, Some(&again)))).await
+            }
+            sent => sent,
+        }
     }
 
     /// Waits for the next message. Nothing is lost if this is cancelled.
@@ -274,7 +315,7 @@ impl Wire {
             }
             self.scanned = self.read.len();
             if self.read.len() > LINE_MAX {
-                return Err(WireError::TooLong);
+                return Err(WireError::TooLong(LINE_MAX));
             }
             self.stream.readable().await?;
             let mut buffer = vec![0; READ];
@@ -306,8 +347,8 @@ impl Wire {
     pub(in crate::agent) async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), WireError> {
         let mut line = serde_json::to_vec(message).map_err(io::Error::from)?;
         line.push(b'\n');
-        if line.len() > LINE_MAX {
-            return Err(WireError::TooLong);
+        if line.len() > self.longest {
+            return Err(WireError::TooLong(self.longest));
         }
         let write = async {
             let mut rest = &line[..];
@@ -335,7 +376,9 @@ impl Wire {
 
 #[cfg(test)]
 mod tests {
-    use super::{FromNext, FromPrevious, LINE_MAX, PassedAnswer, PassedQuestion, Wire, WireError};
+    use super::{
+        COMPUTED_PER_VM, FromNext, FromPrevious, LINE_MAX, PassedAnswer, PassedQuestion, Wire, WireError,
+    };
     use metadata_base::connection::Connection;
     use metadata_content::http::{Method, Response, Status};
     use metadata_content::store::Outcome;
@@ -410,10 +453,36 @@ mod tests {
             received = b.recv::<FromNext>() => received,
             () = flood => unreachable!("it has no end"),
         };
-        assert!(matches!(received, Err(WireError::TooLong)), "{received:?}");
+        assert!(matches!(received, Err(WireError::TooLong(LINE_MAX))), "{received:?}");
         assert!(b.read.len() < LINE_MAX + 2 * super::READ);
         let long = FromPrevious::No { reason: "x".repeat(LINE_MAX) };
-        assert!(matches!(b.send(&long).await, Err(WireError::TooLong)));
+        assert!(matches!(b.send(&long).await, Err(WireError::TooLong(_))));
+    }
+
+    #[tokio::test]
+    async fn the_longest_answer_is_passed_whole_and_a_longer_one_is_to_be_asked_again() {
+        let lengths = [(1, 3 << 20, 200), (1, 4 << 20, 503), (2, COMPUTED_PER_VM, 200), (2, 5 << 20, 503)];
+        for (version, length, expected) in lengths {
+            let (mut next, mut previous) = pair();
+            next.set_version(version);
+            let body: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
+            let response = Response::new(Status(200), Some("x/y"), &[("ETag", "1")], body.clone());
+            let asked = question();
+            let sent = async { next.send_answer(&asked, Some(&response)).await };
+            let (sent, received) = tokio::join!(sent, previous.recv::<FromNext>());
+            sent.expect("sent");
+            let FromNext::Answer(answer) = received.expect("received") else { panic!("an answer") };
+            let (connection, mark, Some(Answer::Known(Outcome::Ready(passed)))) = answer.answer() else {
+                panic!("a response")
+            };
+            assert_eq!((connection, mark), (question().connection, question().mark));
+            assert_eq!(passed.status(), Status(expected), "version {version}, {length} bytes");
+            if expected == 200 {
+                assert!(passed == response, "version {version}, {length} bytes");
+            } else {
+                assert!(passed.closes() && passed.field("Retry-After").is_some());
+            }
+        }
     }
 
     #[tokio::test]

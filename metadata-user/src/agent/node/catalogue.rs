@@ -14,6 +14,7 @@ use metadata_content::store::Responses;
 use metadata_feed::registry::{Change, RecordId, Registry};
 use metadata_feed::room::Room;
 use metadata_feed::{FeedError, FeedEvent};
+use metadata_state::save_queue::{SaveQueue, Unsaved};
 use tracing::{debug, warn};
 
 use super::renderer::Renderer;
@@ -101,10 +102,11 @@ impl Catalogue {
         self.state.counts()
     }
 
-    /// Every valid record of a feed, in force or not, for the snapshot.
+    /// Every valid record, in force or not, of the sources that start from the snapshot while they are unavailable. The
+    /// records of others stay out of the file: they may hold secrets, and nobody would read them.
     #[must_use]
-    pub(in crate::agent) fn feed_records(&self) -> Vec<(RecordId, Arc<Record>)> {
-        let records = self.registry.records().filter(|(id, _)| !id.source.is_kept());
+    pub(in crate::agent) fn snapshot_records(&self) -> Vec<(RecordId, Arc<Record>)> {
+        let records = self.registry.records().filter(|(id, _)| id.source.is_in_snapshot());
         records.map(|(id, record)| (id.clone(), Arc::clone(record))).collect()
     }
 
@@ -242,9 +244,21 @@ impl Catalogue {
         self.renderer.sweep();
     }
 
-    /// Writes data of guests that is not on disk yet.
-    pub(in crate::agent) fn save(&self) {
-        self.state.save();
+    /// Writes everything that is not on disk yet. Returns what guests wrote and the disk refused.
+    pub(in crate::agent) fn save(&self) -> Option<Unsaved> {
+        self.state.save()
+    }
+
+    /// The queue that writes the files of the state directory.
+    #[must_use]
+    pub(in crate::agent) fn saves(&self) -> &SaveQueue {
+        self.state.saves()
+    }
+
+    /// Troubles with the state directory, for the operator.
+    #[must_use]
+    pub(super) fn state_troubles(&self) -> Vec<String> {
+        self.state.troubles()
     }
 }
 
@@ -383,7 +397,7 @@ mod tests {
         assert!(!has_ec2(&first), "nobody has asked");
         first.vm().mailbox.note_asked([Dialect::Ec2].into_iter().collect());
         assert!(has_ec2(&responses(&mut catalogue, 2)), "after a change");
-        catalogue.save();
+        assert_eq!(catalogue.save(), None);
         assert!(has_ec2(&responses(&mut open(), 2)), "after a restart");
     }
 }

@@ -150,6 +150,7 @@ impl Reporter {
         if self.from_snapshot {
             status.troubles.push("records come from the snapshot: their source is unavailable".into());
         }
+        status.troubles.extend(view.catalogue.state_troubles());
         if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
             let Unanswered { since, kind, reason } = failing;
             status

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::*;
+use crate::save_queue::{RETRY_MOST, SAVE_PAUSE};
 use metadata_content::mailbox::{
     ATTRIBUTE_NAME_CHARS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, DOCUMENT_OCTETS, Document,
     PASSWORD_OCTETS,
@@ -16,8 +17,9 @@ fn uuid() -> Owner {
     serde_json::from_value(UUID.into()).expect("an owner")
 }
 
-fn open(directory: &Path) -> (Mailboxes, Saves) {
-    Mailboxes::open(directory, Outbox::detached()).expect("a state directory")
+fn open(directory: &Path) -> (Mailboxes, SaveQueue) {
+    let saves = SaveQueue::default();
+    (Mailboxes::open(directory, Outbox::detached(), &saves).expect("a state directory"), saves)
 }
 
 /// What a new agent finds for the VM.
@@ -52,9 +54,9 @@ fn assert_empty(mailbox: &Mailbox) {
 fn formats_of_every_release_are_read() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join(format!("{UUID}.json"));
-    let (mailboxes, _saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     fill(&mailboxes.get(&uuid()));
-    mailboxes.save_all();
+    saves.flush();
     golden::check("mailbox", State::VERSION, &fs::read(&file).expect("octets"));
     for sample in golden::all("mailbox") {
         fs::write(&file, &sample.octets).expect("written");
@@ -68,16 +70,16 @@ fn a_file_of_a_later_version_stays_until_the_vm_writes_and_is_then_kept_beside()
     let file = room.path().join(format!("{UUID}.json"));
     for later in [r#"{"version":2}"#, r#"{"version":7,"taken_password":["other fields"]}"#] {
         fs::write(&file, later).expect("written");
-        let (mailboxes, _saves) = open(room.path());
+        let (mailboxes, saves) = open(room.path());
         let mailbox = mailboxes.get(&uuid());
         assert_empty(&mailbox);
-        mailboxes.save_all();
+        saves.flush();
         mailboxes.reload();
         assert_eq!(mailboxes.counts().loads_failed, 2, "at the load, and when it is read again");
         // An agent that wrote it may still run, so the file is where it was.
         assert_eq!(fs::read_to_string(&file).expect("it is there"), later);
         fill(&mailbox);
-        mailboxes.save_all();
+        saves.flush();
         assert_filled(&found_after_restart(room.path()));
         let kept =
             file.with_extension(format!("json.v{}", State::version_of(later.as_bytes()).expect("a version")));
@@ -116,16 +118,17 @@ fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_vm_wrote_survives_a_restart_in_a_private_file() {
     let room = tempfile::tempdir().expect("a directory");
     let directory = room.path().join("mailboxes");
     let (mailboxes, saves) = open(&directory);
     let mailbox = mailboxes.get(&uuid());
     fill(&mailbox);
-    // The saver ends once nothing can change a mailbox.
     drop((mailbox, mailboxes));
-    save(saves).await;
+    let running = tokio::spawn(saves.run());
+    tokio::time::sleep(2 * SAVE_PAUSE).await;
+    running.abort();
     let file = directory.join(format!("{UUID}.json"));
     assert_eq!(fs::metadata(&file).expect("saved").permissions().mode() & 0o7777, 0o600);
     assert_eq!(fs::metadata(&directory).expect("made").permissions().mode() & 0o7777, 0o700);
@@ -143,9 +146,8 @@ async fn what_a_vm_wrote_survives_a_restart_in_a_private_file() {
 fn the_end_of_the_agent_saves_what_the_saver_has_not() {
     let room = tempfile::tempdir().expect("a directory");
     let (mailboxes, saves) = open(room.path());
-    drop(saves);
     fill(&mailboxes.get(&uuid()));
-    mailboxes.save_all();
+    saves.flush();
     assert_eq!(mailboxes.counts(), MailboxCounts::default());
     assert_filled(&found_after_restart(room.path()));
 }
@@ -153,49 +155,38 @@ fn the_end_of_the_agent_saves_what_the_saver_has_not() {
 #[test]
 fn a_vm_that_wrote_nothing_has_no_file() {
     let room = tempfile::tempdir().expect("a directory");
-    let (mailboxes, _saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     mailboxes.get(&uuid()).note_record("web", Some("secret"));
-    mailboxes.save_all();
+    saves.flush();
     assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 0);
 }
 
 #[test]
-fn a_guest_that_keeps_writing_is_in_the_queue_once() {
+fn a_change_after_a_write_is_written_by_the_next() {
     let room = tempfile::tempdir().expect("a directory");
-    let (mailboxes, mut saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     let mailbox = mailboxes.get(&uuid());
-    for n in 0..1_000 {
-        mailbox.set_attribute("ns", "key", &[n as u8]).expect("small");
+    for value in [b"before".as_slice(), b"after"] {
+        for n in 0..1_000 {
+            mailbox.set_attribute("ns", "other", &[n as u8]).expect("small");
+        }
+        mailbox.set_attribute("ns", "key", value).expect("small");
+        saves.flush();
+        assert_eq!(found_after_restart(room.path()).attribute("ns", "key").as_deref(), Some(value));
     }
-    assert!(saves.queue.try_recv().is_ok());
-    assert!(saves.queue.try_recv().is_err(), "it is queued a second time");
-}
-
-#[test]
-fn a_change_during_a_save_is_saved_by_the_next() {
-    let room = tempfile::tempdir().expect("a directory");
-    let (mailboxes, mut saves) = open(room.path());
-    let mailbox = mailboxes.get(&uuid());
-    mailbox.set_attribute("ns", "key", b"before").expect("small");
-    saves.queue.try_recv().map(|kept| write(&kept)).expect("queued").expect("saved");
-    mailbox.set_attribute("ns", "key", b"after").expect("small");
-    saves.queue.try_recv().map(|kept| write(&kept)).expect("queued again").expect("saved");
-    let found = found_after_restart(room.path());
-    assert_eq!(found.attribute("ns", "key").as_deref(), Some(b"after".as_slice()));
 }
 
 #[test]
 fn a_forgotten_vm_leaves_no_file_though_a_slot_still_writes() {
     let room = tempfile::tempdir().expect("a directory");
-    let (mailboxes, mut saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     let mailbox = mailboxes.get(&uuid());
     fill(&mailbox);
-    mailboxes.save_all();
+    saves.flush();
     mailboxes.forget(&uuid()).expect("removed");
     mailbox.set_attribute("ns", "late", b"v").expect("small");
-    while let Ok(kept) = saves.queue.try_recv() {
-        write(&kept).expect("nothing to do");
-    }
+    saves.flush();
+    assert_eq!(saves.failed(), 0);
     assert_eq!(fs::read_dir(room.path()).expect("listed").count(), 0);
     assert_empty(&mailboxes.get(&uuid()));
 }
@@ -231,14 +222,14 @@ fn an_unreadable_file_is_set_aside_and_the_vm_starts_empty() {
         let room = tempfile::tempdir().expect("a directory");
         let file = room.path().join(format!("{UUID}.json"));
         fs::write(&file, &text).expect("written");
-        let (mailboxes, _saves) = open(room.path());
+        let (mailboxes, saves) = open(room.path());
         let mailbox = mailboxes.get(&uuid());
         assert_empty(&mailbox);
         assert_eq!(mailboxes.counts().loads_failed, 1, "{case}");
         let aside = fs::read_to_string(file.with_extension("json.bad")).expect("put aside");
         assert_eq!(aside, text, "{case}");
         fill(&mailbox);
-        mailboxes.save_all();
+        saves.flush();
         assert_filled(&found_after_restart(room.path()));
     }
 }
@@ -246,7 +237,7 @@ fn an_unreadable_file_is_set_aside_and_the_vm_starts_empty() {
 #[test]
 fn a_full_mailbox_fits_the_file_that_is_read() {
     let room = tempfile::tempdir().expect("a directory");
-    let (mailboxes, _saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     let mailbox = mailboxes.get(&uuid());
     let longest = |n: usize| format!("{n:0>ATTRIBUTE_NAME_CHARS$}");
     for n in 0..ATTRIBUTES_PER_VM {
@@ -258,7 +249,7 @@ fn a_full_mailbox_fits_the_file_that_is_read() {
         mailbox.store_document(document, &[255; DOCUMENT_OCTETS]).expect("within the bounds");
     }
     mailbox.post_password(&[255; PASSWORD_OCTETS]).expect("within the bounds");
-    mailboxes.save_all();
+    saves.flush();
     let found = found_after_restart(room.path());
     assert_eq!(found.attributes(), mailbox.attributes());
 }
@@ -267,16 +258,61 @@ fn a_full_mailbox_fits_the_file_that_is_read() {
 fn a_failed_write_is_counted_and_the_guest_keeps_its_answer() {
     let room = tempfile::tempdir().expect("a directory");
     let directory = room.path().join("mailboxes");
-    let (mailboxes, _saves) = open(&directory);
+    let (mailboxes, saves) = open(&directory);
     let mailbox = mailboxes.get(&uuid());
     fill(&mailbox);
     fs::remove_dir(&directory).expect("removed");
-    mailboxes.save_all();
+    saves.flush();
     assert_eq!(mailboxes.counts().saves_failed, 1);
+    let unsaved = saves.unsaved(StateFile::is_of_guest).expect("it is reported");
+    assert!(unsaved.to_string().contains(UUID), "{unsaved}");
     assert_filled(&mailbox);
     fs::create_dir(&directory).expect("made again");
-    mailboxes.save_all();
+    saves.flush();
     assert_filled(&found_after_restart(&directory));
+    assert_eq!(saves.unsaved(|_| true), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_vm_wrote_to_a_full_disk_is_written_without_another_change() {
+    let room = tempfile::tempdir().expect("a directory");
+    let directory = room.path().join("mailboxes");
+    let (mailboxes, saves) = open(&directory);
+    let running = tokio::spawn(saves.clone().run());
+    fs::remove_dir(&directory).expect("removed");
+    fill(&mailboxes.get(&uuid()));
+    tokio::time::sleep(4 * RETRY_MOST).await;
+    assert_eq!(saves.unsaved_count(), 1);
+    fs::create_dir(&directory).expect("made again");
+    tokio::time::sleep(RETRY_MOST + 2 * SAVE_PAUSE).await;
+    running.abort();
+    assert_filled(&found_after_restart(&directory));
+}
+
+#[test]
+fn a_later_vm_does_not_read_a_file_that_could_not_be_removed() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, saves) = open(room.path());
+    fill(&mailboxes.get(&uuid()));
+    saves.flush();
+    // A directory in the way of the second removal is what fails for root too.
+    let bad = room.path().join(format!("{UUID}.json.bad"));
+    fs::create_dir(&bad).expect("in the way");
+    let file = room.path().join(format!("{UUID}.json"));
+    let text = fs::read(&file).expect("a file");
+    mailboxes.forget(&uuid()).expect_err("it cannot be removed");
+    fs::write(&file, text).expect("as if it had stayed");
+    let later = mailboxes.get(&uuid());
+    assert_empty(&later);
+    fs::remove_dir(&bad).expect("out of the way");
+    later.set_attribute("ns", "key", b"later").expect("small");
+    saves.flush();
+    assert_eq!(saves.unsaved(|_| true), None);
+    let found = found_after_restart(room.path());
+    assert_eq!(
+        (found.posted_password(), found.attribute("ns", "key").as_deref()),
+        ("".into(), Some(&b"later"[..]))
+    );
 }
 
 #[test]
@@ -284,7 +320,8 @@ fn a_state_path_that_is_no_directory_is_refused() {
     let room = tempfile::tempdir().expect("a directory");
     let file = room.path().join("file");
     fs::write(&file, "").expect("written");
-    let error = Mailboxes::open(&file, Outbox::detached()).expect_err("a file is no directory");
+    let error = Mailboxes::open(&file, Outbox::detached(), &SaveQueue::default())
+        .expect_err("a file is no directory");
     assert!(error.to_string().contains("check the state directory"), "{error}");
 }
 

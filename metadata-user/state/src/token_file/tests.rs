@@ -149,24 +149,74 @@ fn a_key_file_open_to_others_is_refused_with_the_remedy() {
     }
 }
 
-#[test]
-fn a_malformed_key_file_is_refused_and_left_alone() {
-    let (_room, path) = room();
-    drop(open(&path));
-    let good = fs::read_to_string(&path).expect("read");
-    let cases = [
+/// Texts that are no key file, each made of a good one.
+fn damaged(good: &str) -> [(&'static str, String); 7] {
+    [
         ("empty", String::new()),
         ("cut", good[..good.len() - 2].to_owned()),
         ("another form", good.replace("token keys 1", "session keys 1")),
         ("no version", good.replace("token keys 1", "token keys one")),
         ("a short key", good.replacen("\"current\":\"", "\"current\":\"AAAA", 1)),
         ("an unknown field", good.replacen('{', "{\"more\":1,", 1)),
-        ("endless", " ".repeat(10_000) + &good),
-    ];
-    for (case, text) in cases {
+        ("endless", " ".repeat(10_000) + good),
+    ]
+}
+
+/// The files that were set aside, the last one first.
+fn set_aside(path: &std::path::Path) -> Vec<String> {
+    let texts = (1..).map_while(|n| fs::read_to_string(super::numbered(path, n)).ok());
+    texts.collect()
+}
+
+#[test]
+fn a_damaged_key_file_is_set_aside_and_a_new_key_made() {
+    let (room, path) = room();
+    drop(open(&path));
+    let good = fs::read_to_string(&path).expect("read");
+    let mut last = Vec::new();
+    for (case, text) in damaged(&good) {
         fs::write(&path, &text).expect("written");
-        let error = super::open(&path, NOW).expect_err(case);
-        assert!(matches!(error, KeyError::Malformed { .. }), "{case}: {error}");
+        let token = open(&path).mint(Kind::Aws, VM, 60, NOW);
+        assert!(
+            open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW),
+            "{case}: the new key is not on disk"
+        );
+        last.insert(0, text);
+        last.truncate(super::ASIDE_MOST);
+        assert_eq!(set_aside(&path), last, "{case}");
+        for file in fs::read_dir(room.path()).expect("listed") {
+            let mode = file.expect("a file").metadata().expect("there").permissions().mode() & 0o7777;
+            assert_eq!(mode, 0o600, "{case}");
+        }
+    }
+}
+
+#[test]
+fn a_key_file_damaged_while_an_agent_runs_is_restored_and_tokens_stay_valid() {
+    let (_room, path) = room();
+    let keyring = open(&path);
+    let token = keyring.mint(Kind::Aws, VM, 3_600, NOW);
+    let good = fs::read_to_string(&path).expect("read");
+    for (case, text) in damaged(&good) {
+        fs::write(&path, &text).expect("written");
+        assert!(!rotate_if_older(&keyring, &path, MONTH, NOW).expect("restored"), "{case}");
+        assert_eq!(fs::read_to_string(&path).expect("read"), good, "{case}");
+        assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW), "{case}");
+        assert_eq!(set_aside(&path)[0], text, "{case}");
+    }
+}
+
+#[test]
+fn a_damaged_file_that_the_operator_maintains_is_refused_and_left_alone() {
+    let (_room, path) = room();
+    drop(open(&path));
+    let good = fs::read_to_string(&path).expect("read");
+    for (case, text) in damaged(&good) {
+        fs::write(&path, &text).expect("written");
+        for error in [given(&path).err(), follow(&Keyring::ephemeral(), &path).err()] {
+            let error = error.expect(case);
+            assert!(matches!(error, KeyError::Malformed { .. }), "{case}: {error}");
+        }
         assert_eq!(fs::read_to_string(&path).expect("read"), text, "{case}");
     }
 }

@@ -3,9 +3,9 @@
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixListener;
 
-use super::{FromNext, FromPrevious, OLDEST, PassedAnswer, PreviousEvent, Takeover, VERSION};
+use super::{FromNext, FromPrevious, OLDEST, PreviousEvent, Takeover, VERSION};
 use crate::agent::handover::SOCKET;
-use crate::agent::handover::wire::PassedQuestion;
+use crate::agent::handover::wire::{PassedAnswer, PassedQuestion};
 use metadata_base::connection::Connection;
 use metadata_content::http::{Method, Response, Status};
 use metadata_serve::Question;
@@ -98,7 +98,7 @@ async fn a_previous_agent_that_answers_in_another_version_is_left_alone_with_adv
     for (answer, parts) in [
         (
             r#"{"say":"welcome","version":7,"side":0}"#,
-            ["found version 7", "version 1 to 1", "stop the running agent"],
+            ["found version 7", "version 1 to 2", "stop the running agent"],
         ),
         (r#"{"say":"welcome","version":1,"side":2}"#, ["side 2", "side 0 or 1", "start the new one"]),
         (r#"{"say":"yours"}"#, ["expected a welcome", "Yours", "stop the running agent"]),

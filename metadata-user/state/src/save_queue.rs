@@ -1,0 +1,278 @@
+//! Writes of the files that outlive the agent. What cannot be written stays queued, and is tried again after a pause.
+//!
+//! One queue for all files: each has at most one write in it, because a later write replaces an earlier one. The writes
+//! take turns. What a guest wrote is therefore acknowledged before it is on disk, and it stays in memory until it is
+//! there: a full disk, a read-only mount or lost rights delay it, and [`SaveQueue::unsaved`] names it meanwhile.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+/// How long to gather changes before a write. It limits how often a guest can cause one.
+pub const SAVE_PAUSE: Duration = Duration::from_millis(250);
+/// Pause after the first failure of a file. Each further failure doubles it.
+pub const RETRY_FIRST: Duration = Duration::from_millis(500);
+/// Longest pause between two attempts to write a file.
+pub const RETRY_MOST: Duration = Duration::from_secs(15);
+/// How many unwritten files a report names; it counts the others.
+pub const NAMED_MOST: usize = 8;
+
+/// A file that outlives the agent.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StateFile {
+    /// What a VM wrote.
+    Mailbox(Box<str>),
+    /// The keys of session tokens.
+    TokenKeys,
+    /// The last good records.
+    Snapshot,
+    /// The dialects that guests asked for.
+    Dialects,
+    /// The last known VMIs.
+    Vmis,
+}
+
+impl StateFile {
+    /// Returns whether the file holds what a guest wrote, which nobody can deliver again.
+    #[must_use]
+    pub fn is_of_guest(&self) -> bool {
+        matches!(self, Self::Mailbox(_))
+    }
+}
+
+impl fmt::Display for StateFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mailbox(vm) => write!(f, "data that VM {vm} wrote"),
+            Self::TokenKeys => f.write_str("token keys"),
+            Self::Snapshot => f.write_str("the snapshot of records"),
+            Self::Dialects => f.write_str("the dialects that guests use"),
+            Self::Vmis => f.write_str("the last known VMIs"),
+        }
+    }
+}
+
+/// Files that could not be written, as one line for the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unsaved {
+    /// Number of files.
+    pub count: usize,
+    /// The first [`NAMED_MOST`] files.
+    pub named: Vec<StateFile>,
+    /// How long the first of them has not been written.
+    pub since: Duration,
+    /// Why the first of them was not written.
+    pub reason: String,
+}
+
+impl fmt::Display for Unsaved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { count, named, since, reason } = self;
+        write!(f, "not on disk for {} s: ", since.as_secs())?;
+        for (at, file) in named.iter().enumerate() {
+            write!(f, "{}{file}", if at == 0 { "" } else { ", " })?;
+        }
+        if *count > named.len() {
+            write!(f, " and {} more", count - named.len())?;
+        }
+        write!(f, ": {reason}; make room in the state directory or correct its rights")
+    }
+}
+
+type Write = Box<dyn FnMut() -> io::Result<()> + Send>;
+
+/// The last failure of a file.
+struct Failure {
+    since: Instant,
+    reason: String,
+    pause: Duration,
+    /// When to try again.
+    at: Instant,
+}
+
+#[derive(Default)]
+struct Queue {
+    writes: BTreeMap<StateFile, Write>,
+    /// Files whose last write failed.
+    failures: BTreeMap<StateFile, Failure>,
+}
+
+#[derive(Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    /// Held during a write.
+    turn: Mutex<()>,
+    wake: Notify,
+    failed: AtomicU64,
+}
+
+/// The queue of writes. Its clones are the same queue.
+#[derive(Clone, Default)]
+pub struct SaveQueue(Arc<Shared>);
+
+impl fmt::Debug for SaveQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SaveQueue").finish_non_exhaustive()
+    }
+}
+
+/// Locks, even after a panic elsewhere: no operation leaves the queue inconsistent.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SaveQueue {
+    /// Queues a write, and replaces the queued write of this file. Never waits for a disk. If the last write of the file
+    /// failed, this one waits for the end of the pause.
+    pub fn submit(&self, file: StateFile, write: impl FnMut() -> io::Result<()> + Send + 'static) {
+        locked(&self.0.queue).writes.insert(file, Box::new(write));
+        self.0.wake.notify_one();
+    }
+
+    /// Queues a write that the caller has tried and that failed with `error`. It waits for the end of a pause.
+    pub fn submit_failed(
+        &self,
+        file: StateFile,
+        error: &io::Error,
+        write: impl FnMut() -> io::Result<()> + Send + 'static,
+    ) {
+        let mut queue = locked(&self.0.queue);
+        queue.writes.insert(file.clone(), Box::new(write));
+        self.fail(queue, file, error);
+        self.0.wake.notify_one();
+    }
+
+    /// Returns whether the last write of a file failed.
+    #[must_use]
+    pub fn is_unsaved(&self, file: &StateFile) -> bool {
+        locked(&self.0.queue).failures.contains_key(file)
+    }
+
+    /// Writes everything now, whatever failed before. The call blocks on the disk. Afterwards [`SaveQueue::unsaved`]
+    /// names what is not on disk.
+    pub fn flush(&self) {
+        // A write that another thread has begun is complete, or back in the queue, once it is this thread's turn.
+        let turn = locked(&self.0.turn);
+        let files: Vec<_> = locked(&self.0.queue).writes.keys().cloned().collect();
+        for file in files {
+            self.write(file, &turn);
+        }
+    }
+
+    /// Files that could not be written and that `wanted` selects.
+    #[must_use]
+    pub fn unsaved(&self, wanted: impl Fn(&StateFile) -> bool) -> Option<Unsaved> {
+        let queue = locked(&self.0.queue);
+        let failures = || queue.failures.iter().filter(|(file, _)| wanted(file));
+        let (_, first) = failures().min_by_key(|(_, failure)| failure.since)?;
+        Some(Unsaved {
+            count: failures().count(),
+            named: failures().map(|(file, _)| file.clone()).take(NAMED_MOST).collect(),
+            since: first.since.elapsed(),
+            reason: first.reason.clone(),
+        })
+    }
+
+    /// Number of files that could not be written.
+    #[must_use]
+    pub fn unsaved_count(&self) -> usize {
+        locked(&self.0.queue).failures.len()
+    }
+
+    /// Number of failed writes since the start.
+    #[must_use]
+    pub fn failed(&self) -> u64 {
+        self.0.failed.load(Ordering::Relaxed)
+    }
+
+    /// Writes what is queued, for ever.
+    pub async fn run(self) {
+        loop {
+            match self.due() {
+                None => self.0.wake.notified().await,
+                Some(at) if at > Instant::now() => {
+                    // Whichever comes first: a new write, or the end of a pause.
+                    let _ = tokio::time::timeout_at(at, self.0.wake.notified()).await;
+                }
+                Some(_) => {
+                    tokio::time::sleep(SAVE_PAUSE).await;
+                    let queue = self.clone();
+                    // The task fails only at the end of the runtime, when the agent writes the remaining files itself.
+                    let _ = tokio::task::spawn_blocking(move || queue.write_due()).await;
+                }
+            }
+        }
+    }
+
+    /// When the next write is due; `None` if the queue is empty.
+    fn due(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let queue = locked(&self.0.queue);
+        queue.writes.keys().map(|file| queue.failures.get(file).map_or(now, |failure| failure.at)).min()
+    }
+
+    /// Writes each file that is due, once.
+    fn write_due(&self) {
+        let now = Instant::now();
+        let due: Vec<_> = {
+            let queue = locked(&self.0.queue);
+            let is_due =
+                |file: &&StateFile| queue.failures.get(*file).is_none_or(|failure| failure.at <= now);
+            queue.writes.keys().filter(is_due).cloned().collect()
+        };
+        for file in due {
+            let turn = locked(&self.0.turn);
+            self.write(file, &turn);
+        }
+    }
+
+    /// Does the queued write of a file. A failed write is queued again, unless a later one has replaced it.
+    fn write(&self, file: StateFile, _turn: &MutexGuard<'_, ()>) {
+        // The queue is not locked during the write, because guests' requests add to it.
+        let Some(mut write) = locked(&self.0.queue).writes.remove(&file) else { return };
+        let result = write();
+        let mut queue = locked(&self.0.queue);
+        match result {
+            Ok(()) => {
+                if queue.failures.remove(&file).is_some() && queue.failures.is_empty() {
+                    drop(queue);
+                    tracing::info!("everything that was not on disk has been written");
+                }
+            }
+            Err(error) => {
+                queue.writes.entry(file.clone()).or_insert(write);
+                self.fail(queue, file, &error);
+            }
+        }
+    }
+
+    /// Notes a failure of a file whose next write is queued.
+    fn fail(&self, mut queue: MutexGuard<'_, Queue>, file: StateFile, error: &io::Error) {
+        self.0.failed.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        let last = queue.failures.remove(&file);
+        // One line until everything is written again, so that guests cannot fill the log.
+        let is_first = last.is_none() && queue.failures.is_empty();
+        let pause = last.as_ref().map_or(RETRY_FIRST, |last| (last.pause * 2).min(RETRY_MOST));
+        let since = last.map_or(now, |last| last.since);
+        let failure = Failure { since, reason: error.to_string(), pause, at: now + pause };
+        queue.failures.insert(file.clone(), failure);
+        drop(queue);
+        if is_first {
+            tracing::warn!(
+                "not on disk: {file}: {error}; make room in the state directory or correct its rights; what is not on \
+                 disk is tried again every {} s at the latest",
+                RETRY_MOST.as_secs()
+            );
+        }
+    }
+}
