@@ -33,8 +33,8 @@ impl Notation {
 /// [`sweep`](Self::sweep) drops entries that no VM uses. It runs by itself when the number of entries has doubled, or
 /// when their octets have grown by an eighth.
 ///
-/// The hash is fast and not collision-resistant: the operator controls all interned values through the records, and
-/// guests control none. Each process still seeds it anew.
+/// The hash is fast and not collision-resistant. Operators control the interned values through the records, and tenants
+/// those of their own VMs, so each process seeds it anew. Values of equal hashes are compared before they are shared.
 #[derive(Default)]
 pub struct Interner {
     octets: HashSet<Bytes>,
