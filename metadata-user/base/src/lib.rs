@@ -8,4 +8,5 @@ pub mod connection;
 pub mod hex;
 pub mod port;
 pub mod run;
+pub mod share;
 pub mod time;
