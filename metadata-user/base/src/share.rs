@@ -200,6 +200,30 @@ impl FairShare {
     }
 }
 
+/// Who holds how much of a limit, for reports.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShareReport {
+    /// The limit's name in reports and metrics.
+    pub limit: &'static str,
+    /// What all tenants hold.
+    pub used: usize,
+    /// What all tenants may hold.
+    pub most: usize,
+    /// Refusals since the start.
+    pub refusals: u64,
+    /// The tenants that hold most; see [`FairShare::top`].
+    pub top: Vec<(Tenant, usize)>,
+}
+
+impl ShareReport {
+    /// The report on a limit.
+    #[must_use]
+    pub fn of(limit: &'static str, share: &FairShare) -> Self {
+        let (used, most, refusals) = (share.used(), share.limit(), share.refusals());
+        Self { limit, used, most, refusals, top: share.top() }
+    }
+}
+
 /// A bounded queue in which tenants take turns, so that nobody waits for all that another has queued.
 #[derive(Clone, Debug)]
 pub struct FairQueue<T> {

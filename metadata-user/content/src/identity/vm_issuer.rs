@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use metadata_base::share::Tenant;
 use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -16,6 +17,7 @@ use super::wanted::Wanted;
 use super::{Issuer, Permit, count};
 use crate::record::Record;
 use crate::record::identity::Audience;
+use crate::store::tenant_of;
 pub use order::Order;
 
 /// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
@@ -152,6 +154,8 @@ impl TokenCache {
 pub struct VmIssuer {
     issuer: Issuer,
     number: u64,
+    /// Whose share of the tokens that wait its tokens use.
+    tenant: Tenant,
     uuid: Box<str>,
     name: Box<str>,
     claims: Claims,
@@ -184,6 +188,7 @@ impl VmIssuer {
             signs_documents: issuer.signs_documents() && !allows_none,
             issuer: issuer.clone(),
             number: issuer.next_number(),
+            tenant: tenant_of(record),
             uuid: record.vm.uuid.as_str().into(),
             name: record.vm.name.as_str().into(),
             claims: Claims::of(record, issuer.trust_domain()),
@@ -279,7 +284,7 @@ impl VmIssuer {
             count(&counters.limited);
             return refused(Refusal::TooMany);
         }
-        let Some(permit) = Permit::take(&self.issuer) else {
+        let Some(permit) = Permit::take(&self.issuer, &self.tenant) else {
             count(&counters.crowded);
             return refused(Refusal::Unavailable);
         };
