@@ -68,7 +68,12 @@ impl Slots {
     ///
     /// # Errors
     /// If every slot is in use, reserved or resting, or the tenant has its share.
-    pub(super) fn take(&mut self, who: &IdentityName, tenant: &Tenant, now: Instant) -> Result<Slot, SlotError> {
+    pub(super) fn take(
+        &mut self,
+        who: &IdentityName,
+        tenant: &Tenant,
+        now: Instant,
+    ) -> Result<Slot, SlotError> {
         if let Some((slot, former)) = self.held.get_mut(who) {
             // Another record has the identity now, which has its slot already.
             if former != tenant {
@@ -132,7 +137,7 @@ impl Slots {
 
 #[cfg(test)]
 mod tests {
-    use super::{IdentityName, SLOT_REST, Slots, SlotError};
+    use super::{IdentityName, SLOT_REST, SlotError, Slots};
     use metadata_base::port::PortName;
     use metadata_base::share::Tenant;
     use metadata_common::mac::Mac;
@@ -182,7 +187,11 @@ mod tests {
         assert_eq!(slots.take(&who(3), &OPERATOR, now), Err(SlotError::Exhausted(3)), "it is taken");
         slots.reserve([1]);
         slots.give_up(1, now);
-        assert_eq!(slots.take(&who(3), &OPERATOR, now + SLOT_REST), Err(SlotError::Exhausted(3)), "it is held, not reserved");
+        assert_eq!(
+            slots.take(&who(3), &OPERATOR, now + SLOT_REST),
+            Err(SlotError::Exhausted(3)),
+            "it is held, not reserved"
+        );
         slots.give_up(0, now);
         assert_eq!(slots.take(&who(3), &OPERATOR, now), Err(SlotError::Exhausted(3)), "it rests");
         assert_eq!(slots.take(&who(3), &OPERATOR, now + SLOT_REST), Ok(0));

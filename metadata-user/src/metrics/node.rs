@@ -132,8 +132,10 @@ fn shares(shares: &[ShareReport], out: &mut Exposition) {
         tenants.map(|(tenant, held)| (share.limit, tenant.to_string(), *held as u64))
     });
     let named: Vec<_> = named.collect();
-    let held = named.iter().map(|(limit, tenant, held)| ([("limit", *limit), ("tenant", tenant.as_str())], *held));
-    let help = "What a tenant holds of a limit of the node, for the ten tenants of each limit that hold most.";
+    let held =
+        named.iter().map(|(limit, tenant, held)| ([("limit", *limit), ("tenant", tenant.as_str())], *held));
+    let help =
+        "What a tenant holds of a limit of the node, for the ten tenants of each limit that hold most.";
     out.family("xdp_imds_share_held", help, Kind::Gauge, held);
     let most = shares.iter().map(|share| ([("limit", share.limit)], share.most as u64));
     let help = "What all tenants may hold of a limit; each has at most half of what the others leave.";

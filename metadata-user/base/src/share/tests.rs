@@ -105,7 +105,9 @@ fn the_same_requests_have_the_same_results() {
     let run = || {
         let mut rng = fastrand::Rng::with_seed(7);
         let mut share = FairShare::new(10_000, 100);
-        (0..STEPS).map(|_| share.admit(&tenant(rng.usize(0..9)), rng.usize(0..3_000)).is_ok()).collect::<Vec<_>>()
+        (0..STEPS)
+            .map(|_| share.admit(&tenant(rng.usize(0..9)), rng.usize(0..3_000)).is_ok())
+            .collect::<Vec<_>>()
     };
     assert_eq!(run(), run());
 }

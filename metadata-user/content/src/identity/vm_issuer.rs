@@ -17,7 +17,6 @@ use super::wanted::Wanted;
 use super::{Issuer, Permit, count};
 use crate::record::Record;
 use crate::record::identity::Audience;
-use crate::store::tenant_of;
 pub use order::Order;
 
 /// Maximum number of tokens of one VM that are kept for reuse. Each is at most a few KiB.
@@ -188,7 +187,7 @@ impl VmIssuer {
             signs_documents: issuer.signs_documents() && !allows_none,
             issuer: issuer.clone(),
             number: issuer.next_number(),
-            tenant: tenant_of(record),
+            tenant: record.tenant(),
             uuid: record.vm.uuid.as_str().into(),
             name: record.vm.name.as_str().into(),
             claims: Claims::of(record, issuer.trust_domain()),

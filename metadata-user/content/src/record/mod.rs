@@ -14,6 +14,7 @@ pub mod network;
 mod parse;
 mod serving;
 mod sink;
+mod tenant;
 mod validate;
 pub mod values;
 pub mod vm;

@@ -38,7 +38,7 @@ impl Vm {
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let uuid = record.vm.uuid.as_str().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
-        let tenant = tenant_of(record);
+        let tenant = record.tenant();
         Self { uuid, keyring, mailbox, sinks: record.sinks.clone(), issuer: None, tenant }
     }
 
@@ -61,14 +61,6 @@ impl Vm {
             issuer: None,
             tenant: Tenant::Vm(uuid.into()),
         }
-    }
-}
-
-/// Whose share of the node's limits a VM's requests use: its namespace's, or else its own.
-pub(crate) fn tenant_of(record: &Record) -> Tenant {
-    match &record.vm.namespace {
-        Some(namespace) => Tenant::namespace(namespace.as_str()),
-        None => Tenant::Vm(record.vm.uuid.as_str().into()),
     }
 }
 

@@ -20,7 +20,6 @@ pub use datasource::Datasource;
 pub use guard::{Condition, Guard};
 pub use intern::Interner;
 pub(crate) use intern::Notation;
-pub(crate) use live::tenant_of;
 pub use live::{Call, Live, Outcome, Parked, Vm};
 pub use path::Host;
 pub(crate) use responses::Unrendered;

@@ -220,7 +220,8 @@ impl Core {
         if former.is_none()
             && let Err(error) = self.shares.vmis.admit(&tenant, 1)
         {
-            let reason = format!("too many VMIs on this node: {error}; move VMs of this namespace to other nodes");
+            let reason =
+                format!("too many VMIs on this node: {error}; move VMs of this namespace to other nodes");
             return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
         }
         let octets = vmi.octets();
@@ -324,7 +325,8 @@ impl Core {
     /// Retries the records that were refused for lack of memory and now fit into what is free for their tenant.
     pub fn freed(&mut self, free: impl Fn(&Tenant) -> usize, now: Instant) {
         let lacking = self.vmis.iter().flat_map(|(key, known)| {
-            let mut lacking = known.instances.iter().filter(|(_, instance)| instance.lacks_memory()).peekable();
+            let mut lacking =
+                known.instances.iter().filter(|(_, instance)| instance.lacks_memory()).peekable();
             let free = lacking.peek().map_or(0, |_| free(&known.tenant));
             let lacking = lacking.filter(move |(_, instance)| instance.lacks_at_most(free));
             lacking.map(move |(uid, _)| (key.clone(), uid.clone()))
@@ -435,10 +437,8 @@ impl Core {
         let alone =
             known.instances.values().all(|other| other.has_ended() || other.key != *key || other.is(uid));
         let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
-        let instance = known
-            .instances
-            .entry(uid.clone())
-            .or_insert_with(|| Instance::new(name, uid.clone(), now));
+        let instance =
+            known.instances.entry(uid.clone()).or_insert_with(|| Instance::new(name, uid.clone(), now));
         self.owners.insert(uid.clone(), key.to_owned());
         match self.shares.pods.admit(&known.tenant, 1) {
             Ok(()) => {
@@ -461,7 +461,9 @@ impl Core {
     /// Ends an instance, the first time.
     fn end_instance(&mut self, key: &str, uid: &PodUid) {
         let Some(known) = self.vmis.get_mut(key) else { return };
-        let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else { return };
+        let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else {
+            return;
+        };
         if instance.is_followed {
             self.shares.pods.release(&known.tenant, 1);
         }
@@ -491,7 +493,15 @@ impl Core {
                 if !pods.is_empty() {
                     let (vmi, tenant) = (Arc::clone(&known.vmi), known.tenant.clone());
                     let (options, limits) = (Arc::clone(&self.options), Arc::clone(&self.limits));
-                    return Some(Job { key, tenant, vmi, pods, read: Arc::clone(&self.read), options, limits });
+                    return Some(Job {
+                        key,
+                        tenant,
+                        vmi,
+                        pods,
+                        read: Arc::clone(&self.read),
+                        options,
+                        limits,
+                    });
                 }
             }
             self.queue.finish(&key, Duration::ZERO, now);

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
 use super::core::{Action, Core, JobResult, Origin};
-use super::hook::{self, Call, Point};
-use super::watch::{Update, Watch};
 use super::events::Reports;
+use super::hook::{self, Call, Point};
 use super::volumes::ReadVolumes;
+use super::watch::{Update, Watch};
 use super::{NODE_VARIABLE, Options, Pace, VolumeCache, client, events, kept};
 use crate::contact::Contact;
 use crate::pods::{Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
@@ -180,7 +180,8 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
     let generation = u64::try_from(since.as_millis()).unwrap_or(0);
     let now = Instant::now();
     let mut run = Run {
-        core: Core::new(node, options, limits, generation, Arc::clone(&volumes) as Arc<dyn ReadVolumes>).admitting(admit),
+        core: Core::new(node, options, limits, generation, Arc::clone(&volumes) as Arc<dyn ReadVolumes>)
+            .admitting(admit),
         freed: tx.freed(),
         tx,
         writes: writes_events,
@@ -408,7 +409,8 @@ impl Run {
         let vmis = self.core.shared_vmis();
         // Encoding takes long, too: the VMIs have up to 32 MiB.
         self.keeping = Some(tokio::task::spawn_blocking(move || {
-            let written = kept::encode(vmis.iter().map(Arc::as_ref)).and_then(|octets| kept::write(&path, &octets));
+            let written =
+                kept::encode(vmis.iter().map(Arc::as_ref)).and_then(|octets| kept::write(&path, &octets));
             if let Err(error) = written {
                 warn!("cannot write the VMIs to {}: {error}", path.display());
             }

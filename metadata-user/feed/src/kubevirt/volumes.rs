@@ -308,8 +308,8 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::{CREDENTIAL_BYTES, KEPT_BYTES, PodVolume, ReadVolumes, Tenant, VM_BYTES, VolumeCache};
     use super::{BudgetedVolumes, PodVolumes as _};
+    use super::{CREDENTIAL_BYTES, KEPT_BYTES, PodVolume, ReadVolumes, Tenant, VM_BYTES, VolumeCache};
     use crate::kubevirt::translate::{Outcome, Translation, translate};
     use crate::kubevirt::{Options, Vmi};
     use crate::pods::{Pod, PodUid, Tap, TapKind, Volumes};
@@ -353,7 +353,8 @@ mod tests {
             let (uid, tenant) = (uid(pod), Tenant::namespace(&vmi.metadata.namespace));
             let mac = metadata_common::mac::Mac::default();
             let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac, queues: 1 }];
-            let pod = Pod { uid: uid.clone(), pid: 1, netns: "/proc/1/ns/net".into(), taps, nics: Vec::new() };
+            let pod =
+                Pod { uid: uid.clone(), pid: 1, netns: "/proc/1/ns/net".into(), taps, nics: Vec::new() };
             let volumes = BudgetedVolumes::new(&self.cache, &tenant, &uid);
             let translation = translate(&vmi, &pod, &volumes, &Options::default(), &Limits::DEFAULT);
             self.cache.keep_only(&uid, &volumes.into_names());
@@ -452,6 +453,10 @@ mod tests {
             let read = PodVolume { tenant: &tenant, pod: &uid(&pod), name: "v" };
             node.cache.files(read, 1 << 20).expect("readable").expect("there");
         }
-        assert!(node.cache.bytes() <= KEPT_BYTES / 2 && node.cache.bytes() > KEPT_BYTES / 4, "{}", node.cache.bytes());
+        assert!(
+            node.cache.bytes() <= KEPT_BYTES / 2 && node.cache.bytes() > KEPT_BYTES / 4,
+            "{}",
+            node.cache.bytes()
+        );
     }
 }

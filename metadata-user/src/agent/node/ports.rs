@@ -102,10 +102,7 @@ impl NodePorts {
     /// How tenants share ports and identities.
     #[must_use]
     pub(super) fn shares(&self) -> [ShareReport; 2] {
-        [
-            ShareReport::of("ports", self.shares.share()),
-            ShareReport::of("identities", self.bindings.share()),
-        ]
+        [ShareReport::of("ports", self.shares.share()), ShareReport::of("identities", self.bindings.share())]
     }
 
     /// Number of identities bound.
@@ -312,7 +309,8 @@ impl NodePorts {
     fn admit(&mut self, port: &PortName, plan: &Plan) -> bool {
         let admitted = self.shares.admit(port, plan.tenant_of(port));
         if let Err(error) = &admitted {
-            let reason = format!("too many ports on this node: {error}; move VMs of this tenant to other nodes");
+            let reason =
+                format!("too many ports on this node: {error}; move VMs of this tenant to other nodes");
             self.troubles.report(port, &reason);
         }
         admitted.is_ok()

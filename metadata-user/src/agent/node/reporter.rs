@@ -15,8 +15,8 @@ use metadata_base::share::ShareReport;
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_control::status::{
-    About, ApiServer, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Share, Status, TenantShare,
-    Unanswered, Unread, Worker,
+    About, ApiServer, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Share, Status,
+    TenantShare, Unanswered, Unread, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
 use metadata_feed::proxmox::outlook::Outlook;

@@ -47,7 +47,8 @@ impl<'a> View<'a> {
     pub(super) fn shares(self) -> Vec<ShareReport> {
         let registry = self.catalogue.registry();
         let refused = Source::ALL.into_iter().filter_map(|source| registry.refused_share(source));
-        let refused = refused.filter(|share| share.top().iter().any(|(tenant, _)| *tenant != Tenant::Operator));
+        let refused =
+            refused.filter(|share| share.top().iter().any(|(tenant, _)| *tenant != Tenant::Operator));
         let refused = refused.max_by_key(|share| share.used());
         let refused = refused.map(|share| ShareReport::of("refused_records", share));
         self.catalogue.room().shares().into_iter().chain(self.ports.shares()).chain(refused).collect()

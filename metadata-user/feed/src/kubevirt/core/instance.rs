@@ -93,7 +93,8 @@ impl Instance {
     /// True while a record may follow soon: the launcher is not found yet, or data has not arrived yet or is not
     /// translated.
     pub(super) fn awaits(&self) -> bool {
-        let pending = || self.is_queued || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
+        let pending =
+            || self.is_queued || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
         !self.ended && self.record.is_none() && (self.pod.is_none() || pending())
     }
 

@@ -93,7 +93,9 @@ impl TranslationQueue {
 
     /// Ends the translation of a VMI, which took this time.
     pub(super) fn finish(&mut self, key: &str, took: Duration, now: Instant) {
-        let Some(entry) = self.vmis.get_mut(key).filter(|entry| entry.state == State::Running) else { return };
+        let Some(entry) = self.vmis.get_mut(key).filter(|entry| entry.state == State::Running) else {
+            return;
+        };
         entry.ready = now + took.saturating_mul(REST_FACTOR).clamp(REST_LEAST, REST_MOST);
         entry.state = State::Idle;
         if !entry.pods.is_empty() {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 pub use data::{METADATA_CHARS, METADATA_KEYS};
-pub use keys::{KEYS_PER_SECRET, KEYS_PER_VM, KEY_BYTES, KEY_BYTES_PER_VM, KeyError, PublicKeys};
+pub use keys::{KEY_BYTES, KEY_BYTES_PER_VM, KEYS_PER_SECRET, KEYS_PER_VM, KeyError, PublicKeys};
 pub use problem::{MAX_PROBLEMS, Problem};
 
 use super::annotations::{ENABLED, INSTANCE_TYPES};

@@ -157,7 +157,9 @@ pub enum Problem {
         file: String,
     },
     /// The public keys of a Secret, or of all of the VM's Secrets, exceed a limit.
-    #[error("accessCredentials: Secret `{secret}`: {reason}; put fewer keys into it, or user-data that fetches them")]
+    #[error(
+        "accessCredentials: Secret `{secret}`: {reason}; put fewer keys into it, or user-data that fetches them"
+    )]
     PublicKeys {
         /// The Secret, the first of those that are too much.
         secret: String,
@@ -165,7 +167,9 @@ pub enum Problem {
         reason: KeyError,
     },
     /// A VM has more access credentials than a pod may have volumes.
-    #[error("accessCredentials: expected at most {limit} Secrets of public keys, found {found}; join some of them")]
+    #[error(
+        "accessCredentials: expected at most {limit} Secrets of public keys, found {found}; join some of them"
+    )]
     Credentials {
         /// The limit.
         limit: usize,

@@ -18,7 +18,7 @@ use crate::agent::plan::Plan;
 
 /// Most closed taps of a namespace other than the agent's own, such as a pod's. Whoever makes more taps there leaves
 /// his own pod unguarded, and takes nobody's ports.
-pub const CLOSED_MOST: usize = 64;
+pub(super) const CLOSED_MOST: usize = 64;
 
 /// Which taps are guarded, and which are closed.
 #[derive(Debug, Default)]

@@ -69,11 +69,12 @@ mod tests {
         let (hostile, modest) = (Tenant::namespace("hostile"), Tenant::namespace("modest"));
         let port = |n: u32| PortName { ifname: format!("tap{n}"), netns: Some("/proc/42/ns/net".into()) };
         for _ in 0..2 {
-            let admitted = (0..MAX_PORTS).filter(|n| shares.admit(&port(*n), hostile.clone()).is_ok()).count();
+            let admitted =
+                (0..MAX_PORTS).filter(|n| shares.admit(&port(*n), hostile.clone()).is_ok()).count();
             assert_eq!(admitted, MAX_PORTS as usize / 2, "attached ports count once");
         }
         shares.admit(&port(MAX_PORTS), modest).expect("a port");
-        shares.release(&port(0));
+        (0..2).for_each(|n| shares.release(&port(n)));
         shares.admit(&port(MAX_PORTS + 1), hostile).expect("one is free again");
         shares.retain(|_| false);
         assert_eq!(shares.share().used(), 0);
