@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Fate;
 use metadata_common::wire::{arp, ethernet};
-use support::agent::{self, Agent};
+use support::agent::{self, Agent, Sample};
 use support::eventually::eventually;
 use support::frames::{self, SERVED_V4};
 use support::guest::{Guest, Spec};
@@ -183,6 +183,41 @@ fn taps_are_guarded_in_a_namespace_while_it_has_a_served_instance() {
         Ok(())
     })
     .expect("the tap is open again");
+}
+
+#[test]
+fn taps_without_a_record_in_one_namespace_take_few_ports_of_the_node() {
+    const MADE: usize = 150;
+    const CLOSED: u64 = 64;
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let records = tempfile::tempdir().expect("a directory");
+    let pod = Host::inside(Namespace::new("pod").expect("a namespace")).expect("a pod");
+    let served = Identity::of(0);
+    let _tap = pod.tap(&served, Shape::default()).expect("a tap");
+    let lines = (0..MADE).map(|n| format!("tuntap add dev more{n} mode tap\n")).collect::<String>();
+    pod.ns().ip_batch(&lines).expect("taps");
+    let mut record: serde_json::Value = serde_json::from_str(&served.record(1)).expect("JSON");
+    record["network"]["nics"][0]["port"] =
+        serde_json::json!({"ifname": Host::tap_name(&served), "netns": pod.ns().path()});
+    replace(&served.path(records.path()), &record.to_string()).expect("a record");
+    let agent = guarding(&host, records.path());
+    let count = |state: &str| {
+        let metrics = agent.metrics()?;
+        let of_state = |sample: &&Sample| sample.name == "xdp_imds_taps" && sample.label("state") == Some(state);
+        let sample = metrics.samples().iter().find(of_state);
+        Ok::<_, anyhow::Error>(sample.map_or(0, |sample| sample.value as u64))
+    };
+    eventually(NOTICE, || {
+        let found = (count("closed")?, count("attached")?, count("error")?);
+        ensure!(found.0 >= CLOSED && found.1 == 1 && found.2 == 1, "closed, attached, in error: {found:?}");
+        Ok(())
+    })
+    .expect("the served tap is attached");
+    assert!(agent.eventually_logs("at most 64 taps without a record in one network namespace"), "{}", agent.log());
+    assert_eq!(count("closed").expect("metrics"), CLOSED);
 }
 
 #[test]

@@ -283,6 +283,42 @@ async fn a_thousand_vmis_at_once_are_all_reported() {
 }
 
 #[tokio::test]
+async fn patched_vms_with_secrets_of_short_lines_keep_no_other_vm_waiting() {
+    let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
+    let lines = "k\n".repeat(1 << 19);
+    let mut hostile = [1, 2].map(vmi);
+    for (vmi, number) in hostile.iter_mut().zip(1..) {
+        let secrets: Vec<_> = (0..12).map(|n| format!("s{n}")).collect();
+        for secret in &secrets {
+            let volume = format!("{secret}-access-cred");
+            kubelet.write(&pod_of(number), Plugin::Secret, &volume, &[("keys", lines.as_bytes())]).unwrap();
+        }
+        let credential = |secret: &String| {
+            json!({"sshPublicKey": {
+                "source": {"secret": {"secretName": secret}}, "propagationMethod": {"noCloud": {}},
+            }})
+        };
+        vmi["spec"]["accessCredentials"] = secrets.iter().map(credential).collect();
+    }
+    let mut node = Node::start(&server, &kubelet, None);
+    for patch in 0..100 {
+        for vmi in &mut hostile {
+            vmi["metadata"]["annotations"] = json!({"patch": patch.to_string()});
+            server.put(vmi.clone());
+        }
+        if patch == 50 {
+            let mut modest = vmi(3);
+            modest["metadata"]["namespace"] = "modest".into();
+            server.put(modest);
+        }
+        tokio::task::yield_now().await;
+    }
+    node.until("the other VM", |node| node.known.contains_key("modest/vm-3")).await;
+    node.until("the reason", |node| node.refused.len() == 2).await;
+    assert!(node.refused[&key(1)].contains("accessCredentials"), "{:?}", node.refused);
+}
+
+#[tokio::test]
 async fn a_watch_whose_history_has_expired_lists_again() {
     let (server, kubelet) = (ApiServer::start().unwrap(), Kubelet::new().unwrap());
     for number in [1, 2] {

@@ -16,6 +16,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metadata_base::share::ShareReport;
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, Instances, PortState};
@@ -74,6 +75,8 @@ pub struct Snapshot<'a, T> {
     pub records_rejected: u64,
     /// Memory that records use.
     pub room: Usage,
+    /// How tenants share the node's limits.
+    pub shares: &'a [ShareReport],
     /// Reloads of the configuration.
     pub config_reloads: Reloads,
     /// Answers of each worker.

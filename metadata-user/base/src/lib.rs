@@ -9,4 +9,5 @@ pub mod hex;
 pub mod port;
 pub mod printable;
 pub mod run;
+pub mod share;
 pub mod time;

@@ -93,6 +93,9 @@ pub struct Status {
     /// The memory of records, estimated from above.
     #[serde(default)]
     pub record_memory: RecordMemory,
+    /// How tenants share the node's limits; see [`Share`].
+    #[serde(default)]
+    pub shares: Vec<Share>,
     /// Counters since the start that are 0 on a healthy node.
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
@@ -138,6 +141,31 @@ pub struct RecordMemory {
     pub used: u64,
     /// Octets that records may use; the agent refuses records beyond.
     pub limit: u64,
+}
+
+/// A limit of the node that tenants share: each has at most half of what the others leave.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Share {
+    /// The limit: `record_memory`, `vmis`, `vmi_bytes`, `volume_bytes`, `pods`, `ports`, `identities`, `events` or
+    /// `refused_records`.
+    pub limit: String,
+    /// What all tenants hold.
+    pub used: u64,
+    /// What all tenants may hold.
+    pub most: u64,
+    /// Refusals since the start.
+    pub refused: u64,
+    /// The tenants that hold most, at most ten.
+    pub tenants: Vec<TenantShare>,
+}
+
+/// What a tenant holds of a limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TenantShare {
+    /// `namespace/NAME` in Kubernetes, `vm/NUMBER` in Proxmox VE, or `operator`.
+    pub tenant: String,
+    /// What it holds.
+    pub held: u64,
 }
 
 /// The state of the cluster's API server, by the worst of the agent's watches.

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use metadata_base::share::{ShareReport, Tenant};
 use tokio::sync::{mpsc, watch};
 
 use super::FeedEvent;
@@ -66,6 +67,19 @@ impl Publisher {
     #[must_use]
     pub fn free(&self) -> usize {
         self.room.as_ref().map_or(usize::MAX, |(room, _)| room.free())
+    }
+
+    /// Octets free for records of a tenant.
+    #[must_use]
+    pub fn free_for(&self, tenant: &Tenant) -> usize {
+        self.room.as_ref().map_or(usize::MAX, |(room, _)| room.free_for(tenant))
+    }
+
+    /// Reports who holds how much of a limit of this feed.
+    pub fn report(&self, share: ShareReport) {
+        if let Some((room, _)) = &self.room {
+            room.report(share);
+        }
     }
 
     /// A waiter for free memory.

@@ -16,6 +16,7 @@ use std::ops::Bound;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
 
 use crate::FeedEvent;
@@ -27,6 +28,11 @@ use metadata_content::source::Source;
 pub const MAX_RECORDS: usize = 16_384;
 /// Most refused records of one source without a good version; the registry counts the rest without keeping their names.
 pub const MAX_REFUSED: usize = 1_024;
+
+/// Refused records that each tenant has kept by name while the limit is not reached.
+pub const REFUSED_FLOOR: usize = 16;
+/// Most bytes of the reason that is kept of a refused record.
+pub const REASON_BYTES: usize = 2 << 10;
 
 /// A record's source and its key there. The order is by source, then by key; if two records claim one identity, the
 /// first in this order keeps it.
@@ -43,6 +49,17 @@ impl RecordId {
     #[must_use]
     pub fn new(source: Source, key: &str) -> Self {
         Self { source, key: key.into() }
+    }
+
+    /// Whose record it is. KubeVirt's keys begin with the namespace, which the API server has checked; Proxmox VE's is
+    /// the VM's number. All other sources are the operator's.
+    #[must_use]
+    pub fn tenant(&self) -> Tenant {
+        match self.source {
+            Source::Kubevirt => Tenant::namespace(self.key.split('/').next().unwrap_or_default()),
+            Source::Proxmox => Tenant::Vm(Arc::clone(&self.key)),
+            Source::Api | Source::File | Source::Hook => Tenant::Operator,
+        }
     }
 }
 
@@ -142,11 +159,18 @@ pub struct Registry {
     limits: Limits,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Told {
     records: usize,
-    refused: usize,
+    /// Refused records without a good version. Their names are kept, and tenants share the limit.
+    refused: FairShare,
     round: u64,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self { records: 0, refused: FairShare::new(MAX_REFUSED, REFUSED_FLOOR), round: 0 }
+    }
 }
 
 /// The limits of one source.
@@ -249,6 +273,12 @@ impl Registry {
         self.refusals
     }
 
+    /// How tenants share the refused records of a source that are kept by name.
+    #[must_use]
+    pub fn refused_share(&self, source: Source) -> Option<&FairShare> {
+        self.sources.get(&source).map(|told| &told.refused)
+    }
+
     /// Number of good records of a source.
     #[must_use]
     pub fn count(&self, source: Source) -> usize {
@@ -277,7 +307,7 @@ impl Registry {
         self.by_vm.entry(vm.clone()).or_default().insert(&id);
         let held = self.held.entry(id.clone()).or_default();
         if held.refused.take().is_some() && former.is_none() {
-            told_of(&mut self.sources, &id).refused -= 1;
+            told_of(&mut self.sources, &id).refused.release(&id.tenant(), 1);
         }
         held.round = round;
         let changed = former.as_ref().is_none_or(|former| **former != *record);
@@ -290,7 +320,7 @@ impl Registry {
         let Some(held) = self.held.remove(id) else { return Vec::new() };
         let told = told_of(&mut self.sources, id);
         let Some(record) = held.record else {
-            told.refused -= 1;
+            told.refused.release(&id.tenant(), 1);
             return Vec::new();
         };
         told.records -= 1;
@@ -311,15 +341,20 @@ impl Registry {
     }
 
     /// Counts a refusal. The last good version stays.
-    fn refuse(&mut self, id: RecordId, reason: String) {
+    fn refuse(&mut self, id: RecordId, mut reason: String) {
         self.refusals += 1;
+        // A reason may repeat names that a tenant has chosen, of any length.
+        if reason.len() > REASON_BYTES {
+            reason.truncate(reason.floor_char_boundary(REASON_BYTES));
+            reason.push('…');
+        }
         let most = self.limits.refused;
         let told = told_of(&mut self.sources, &id);
+        told.refused.set_limit(most, REFUSED_FLOOR);
         let round = told.round;
         if let Some(held) = self.held.get_mut(&id) {
             (held.refused, held.round) = (Some(reason), round);
-        } else if told.refused < most {
-            told.refused += 1;
+        } else if told.refused.admit(&id.tenant(), 1).is_ok() {
             self.held.insert(id, Held { record: None, refused: Some(reason), round });
         }
     }

@@ -13,10 +13,11 @@ mod weight;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use metadata_base::share::{FairShare, ShareReport, Tenant};
 use tokio::sync::watch;
 
 use crate::registry::RecordId;
@@ -49,12 +50,18 @@ pub fn within(limit: Option<u64>, workers: u32) -> usize {
     (rest - rest / 8).max(LEAST_OCTETS)
 }
 
-/// The memory for records is exhausted.
+/// Bytes of records that each tenant may have while the limit is not reached: the part of the limit, and the least. A
+/// small VM takes 100 KiB.
+const FLOOR_PART: usize = 64;
+const FLOOR_LEAST: usize = 256 << 10;
+
+/// The memory for records is exhausted, or its tenant's share is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 #[error(
-    "it would take {} of memory, and of {} for all records {} are taken; a version that is served stays. Raise \
-     `record_memory` and the agent's memory limit, serve fewer dialects (`serve.dialects`), or shrink user-data",
-    Size(*wants), Size(*limit), Size(*used)
+    "it would take {} of memory, and of {} for all records {} are taken, by {tenant} {} of the {} that are its share; a \
+     version that is served stays. Raise `record_memory` and the agent's memory limit, serve fewer dialects \
+     (`serve.dialects`), or shrink user-data",
+    Size(*wants), Size(*limit), Size(*used), Size(*held), Size(*share)
 )]
 pub struct NoRoom {
     /// Octets the record needs beyond those of its former version.
@@ -63,6 +70,12 @@ pub struct NoRoom {
     pub used: usize,
     /// Octets that all records may use.
     pub limit: usize,
+    /// Whose record it is.
+    pub tenant: Tenant,
+    /// Octets that its tenant uses.
+    pub held: usize,
+    /// Octets that its tenant may use now.
+    pub share: usize,
 }
 
 /// Formats octets as KiB or MiB.
@@ -98,12 +111,39 @@ pub struct Room {
 
 #[derive(Debug, Default)]
 struct Ledger {
-    usage: Usage,
+    share: FairShare,
+    refusals: u64,
     charges: HashMap<RecordId, Charge>,
-    /// Shared octets: the number of records that share them, and the octets charged.
-    contents: HashMap<Content, (usize, usize)>,
+    contents: HashMap<Content, Shared>,
+    /// The shares that feeds have reported.
+    reported: BTreeMap<&'static str, ShareReport>,
     /// The smallest amount ever refused. Freeing less than this admits no record, so it is not announced.
     least_refused: Option<usize>,
+}
+
+/// Octets that several records share. Their tenants pay equal parts of them, so that nobody is charged for what others
+/// have, and two tenants that share a content pay no less together than one alone.
+#[derive(Debug, Default)]
+struct Shared {
+    octets: usize,
+    /// How many records of each tenant have them.
+    records: BTreeMap<Tenant, usize>,
+}
+
+impl Shared {
+    /// The part of each tenant.
+    fn part(&self) -> usize {
+        self.octets.div_ceil(self.records.len().max(1))
+    }
+
+    /// Takes the parts of all tenants back, applies a change, and charges the new parts.
+    fn change(&mut self, share: &mut FairShare, change: impl FnOnce(&mut Self)) {
+        let part = self.part();
+        self.records.keys().for_each(|tenant| share.release(tenant, part));
+        change(self);
+        let part = self.part();
+        self.records.keys().for_each(|tenant| share.charge(tenant, part));
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -117,29 +157,48 @@ impl Room {
     /// Creates empty accounts of `limit` octets.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
-        let usage = Usage { limit, ..Usage::default() };
-        let ledger = Mutex::new(Ledger { usage, ..Ledger::default() });
+        let ledger = Mutex::new(Ledger { share: FairShare::new(limit, floor(limit)), ..Ledger::default() });
         Arc::new(Self { ledger, freed: watch::Sender::new(0) })
     }
 
     /// Sets the limit. Records beyond it stay, but no further one is admitted.
     pub fn set_limit(&self, limit: usize) {
         let mut ledger = self.ledger();
-        ledger.usage.limit = limit;
+        ledger.share.set_limit(limit, floor(limit));
         self.announce(ledger);
     }
 
     /// The current use.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        self.ledger().usage
+        let ledger = self.ledger();
+        let (limit, used) = (ledger.share.limit(), ledger.share.used());
+        Usage { limit, used, refusals: ledger.refusals }
     }
 
-    /// Octets that are free.
+    /// Octets that are free for the operator's records.
     #[must_use]
     pub fn free(&self) -> usize {
-        let usage = self.usage();
-        usage.limit.saturating_sub(usage.used)
+        self.free_for(&Tenant::Operator)
+    }
+
+    /// Octets that are free for a tenant's records.
+    #[must_use]
+    pub fn free_for(&self, tenant: &Tenant) -> usize {
+        self.ledger().share.free_for(tenant)
+    }
+
+    /// How tenants share the limits that this process keeps: that of memory, and those that feeds have reported.
+    #[must_use]
+    pub fn shares(&self) -> Vec<ShareReport> {
+        let ledger = self.ledger();
+        let memory = ShareReport::of("record_memory", &ledger.share);
+        std::iter::once(memory).chain(ledger.reported.values().cloned()).collect()
+    }
+
+    /// Reports how tenants share a limit of a feed.
+    pub fn report(&self, report: ShareReport) {
+        self.ledger().reported.insert(report.limit, report);
     }
 
     /// Reserves memory for a record, in place of the charge under its id.
@@ -149,9 +208,9 @@ impl Room {
     pub fn take(&self, id: &RecordId, record: &Record) -> Result<(), NoRoom> {
         let weight = Weight::of(record);
         let mut ledger = self.ledger();
-        let before = ledger.usage.used;
+        let before = ledger.share.used();
         let taken = ledger.take(id, weight, false);
-        if ledger.usage.used < before {
+        if ledger.share.used() < before {
             self.announce(ledger);
         }
         taken
@@ -182,9 +241,9 @@ impl Room {
             charge.arrived = true;
             return Ok(());
         }
-        let before = ledger.usage.used;
+        let before = ledger.share.used();
         let taken = ledger.take(id, weight, true);
-        if ledger.usage.used < before {
+        if ledger.share.used() < before {
             self.announce(ledger);
         }
         taken
@@ -225,7 +284,7 @@ impl Room {
 
     /// Announces freed memory if it suffices for a refused record.
     fn announce(&self, ledger: MutexGuard<'_, Ledger>) {
-        let free = ledger.usage.limit.saturating_sub(ledger.usage.used);
+        let free = ledger.share.free_for(&Tenant::Operator);
         let enough = ledger.least_refused.is_some_and(|least| least <= free);
         drop(ledger);
         if enough {
@@ -240,45 +299,62 @@ impl Room {
 
 impl Ledger {
     fn take(&mut self, id: &RecordId, weight: Weight, arrived: bool) -> Result<(), NoRoom> {
-        let before = self.usage.used;
+        let tenant = id.tenant();
+        let (before, held) = (self.share.used(), self.share.held(&tenant));
+        let free = self.share.free_for(&tenant);
         let former = self.remove(id);
         let arrived = arrived || former.as_ref().is_some_and(|former| former.arrived);
         self.add(id, Charge { weight, arrived });
-        let Usage { limit, used, .. } = self.usage;
-        if used <= limit || used <= before {
+        // What it takes of the limit, and of its tenant's share; contents that others have may count in one alone.
+        let wants = self.share.used().saturating_sub(before);
+        let of_tenant = self.share.held(&tenant).saturating_sub(held);
+        if wants.max(of_tenant) <= free || (wants == 0 && of_tenant == 0) {
             return Ok(());
         }
         self.remove(id);
         former.into_iter().for_each(|former| self.add(id, former));
-        let wants = used - before;
-        self.usage.refusals += 1;
+        let wants = wants.max(of_tenant);
+        self.refusals += 1;
         self.least_refused = Some(self.least_refused.map_or(wants, |least| least.min(wants)));
-        Err(NoRoom { wants, used: before, limit })
+        let share = held + free;
+        Err(NoRoom { wants, used: before, limit: self.share.limit(), tenant, held, share })
     }
 
     fn add(&mut self, id: &RecordId, charge: Charge) {
-        self.usage.used += charge.weight.own();
+        let tenant = id.tenant();
+        self.share.charge(&tenant, charge.weight.own());
         for (content, octets) in charge.weight.contents() {
-            let (records, taken) = self.contents.entry(*content).or_default();
-            *records += 1;
-            // The charge of a content depends on the record's dialects; the largest charge counts.
-            self.usage.used += octets.saturating_sub(*taken);
-            *taken = (*taken).max(*octets);
+            self.contents.entry(*content).or_default().change(&mut self.share, |shared| {
+                // The charge of a content depends on the record's dialects; the largest charge counts.
+                shared.octets = shared.octets.max(*octets);
+                *shared.records.entry(tenant.clone()).or_default() += 1;
+            });
         }
         self.charges.insert(id.clone(), charge);
     }
 
     fn remove(&mut self, id: &RecordId) -> Option<Charge> {
-        let charge = self.charges.remove(id)?;
-        self.usage.used -= charge.weight.own();
+        let (charge, tenant) = (self.charges.remove(id)?, id.tenant());
+        self.share.release(&tenant, charge.weight.own());
         for (content, _) in charge.weight.contents() {
-            let Some((records, taken)) = self.contents.get_mut(content) else { continue };
-            *records -= 1;
-            if *records == 0 {
-                self.usage.used -= *taken;
+            let Some(shared) = self.contents.get_mut(content) else { continue };
+            shared.change(&mut self.share, |shared| {
+                if let Some(records) = shared.records.get_mut(&tenant) {
+                    *records -= 1;
+                    if *records == 0 {
+                        shared.records.remove(&tenant);
+                    }
+                }
+            });
+            if shared.records.is_empty() {
                 self.contents.remove(content);
             }
         }
         Some(charge)
     }
+}
+
+/// What each tenant may have whatever others have, of a limit.
+fn floor(limit: usize) -> usize {
+    (limit / FLOOR_PART).max(FLOOR_LEAST)
 }

@@ -21,15 +21,19 @@ use tokio::sync::mpsc;
 
 use super::{Answer, Answers, Origin};
 use metadata_base::connection::Connection;
+use metadata_base::share::{FairShare, Tenant};
 use metadata_base::time::Now;
 use metadata_content::account::Account;
 use metadata_content::http::Request;
 use metadata_content::on_demand::OnDemand;
-use metadata_content::store::{Hint, Host, Parked};
+use metadata_content::store::{Entry, Hint, Host, Parked};
 
 /// Limit on questions that wait to be sent, wait for an answer, or have an answer that their request has not fetched.
-/// Further requests are held and retried.
+/// Further requests are held and retried. A namespace has at most half of what others leave.
 pub const QUESTIONS: usize = 1_024;
+
+/// Questions that each namespace may have while [`QUESTIONS`] is not reached.
+const QUESTIONS_FLOOR: usize = 16;
 
 /// How long an answer is kept until its request fetches it; the connection may be closed. Expired answers are removed
 /// only when [`QUESTIONS`] is reached.
@@ -87,6 +91,34 @@ struct Asked {
     mark: u64,
     at: Duration,
     answer: Option<Answer>,
+    tenant: Tenant,
+}
+
+/// The questions that were sent, and how tenants share their number.
+#[derive(Debug)]
+struct AllAsked {
+    by_connection: HashMap<Connection, Asked>,
+    share: FairShare,
+}
+
+impl AllAsked {
+    fn remove(&mut self, connection: &Connection) -> Option<Asked> {
+        let asked = self.by_connection.remove(connection)?;
+        self.share.release(&asked.tenant, 1);
+        Some(asked)
+    }
+
+    /// Removes the answers that no request has fetched in time.
+    fn expire(&mut self, now: Now) {
+        let share = &mut self.share;
+        self.by_connection.retain(|_, asked| {
+            let keep = asked.answer.is_none() || now.mono < asked.at + KEPT_FOR;
+            if !keep {
+                share.release(&asked.tenant, 1);
+            }
+            keep
+        });
+    }
 }
 
 /// The answers of a store, from this agent or the other.
@@ -94,7 +126,7 @@ struct Asked {
 pub struct Handing {
     answers: Arc<OnDemand>,
     stage: AtomicU8,
-    asked: Mutex<HashMap<Connection, Asked>>,
+    asked: Mutex<AllAsked>,
     questions: mpsc::Sender<Question>,
 }
 
@@ -104,7 +136,9 @@ impl Handing {
     pub fn new(answers: Arc<OnDemand>) -> (Arc<Self>, mpsc::Receiver<Question>) {
         let (questions, receiver) = mpsc::channel(QUESTIONS);
         let stage = AtomicU8::new(Stage::Here as u8);
-        (Arc::new(Self { answers, stage, asked: Mutex::default(), questions }), receiver)
+        let share = FairShare::new(QUESTIONS, QUESTIONS_FLOOR);
+        let asked = Mutex::new(AllAsked { by_connection: HashMap::new(), share });
+        (Arc::new(Self { answers, stage, asked, questions }), receiver)
     }
 
     /// Sets where answers come from. Held requests need no notification: their workers retry them.
@@ -117,7 +151,7 @@ impl Handing {
     /// Stores the other agent's answer; `None` if it has no answer yet. Returns the slot of the waiting request.
     pub fn answered(&self, connection: &Connection, mark: u64, answer: Option<Answer>) -> Option<Slot> {
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = asked.get_mut(connection).filter(|asked| asked.mark == mark)?;
+        let waits = asked.by_connection.get_mut(connection).filter(|asked| asked.mark == mark)?;
         match answer {
             Some(answer) => waits.answer = Some(answer),
             None => _ = asked.remove(connection),
@@ -130,24 +164,35 @@ impl Handing {
         self.answers.is_fixed(connection, request)
     }
 
+    /// Whose question it is: without a record, the slot's own.
+    fn tenant(&self, slot: Slot) -> Tenant {
+        match self.answers.store().get(slot) {
+            Entry::Ready(responses) => responses.vm().tenant.clone(),
+            Entry::Expected | Entry::Unknown => Tenant::Vm(format!("slot {slot}").into()),
+        }
+    }
+
     fn ask(&self, now: Now, connection: &Connection, request: &Request<'_>) -> Answer {
         let mark = mark(request);
         let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked.get(connection).is_some_and(|asked| asked.mark == mark) {
-            let is_answered = |asked: &Asked| asked.answer.is_some();
-            return match asked.get(connection).is_some_and(is_answered) {
+        if let Some(same) = asked.by_connection.get(connection).filter(|asked| asked.mark == mark) {
+            return match same.answer.is_some() {
                 true => asked.remove(connection).and_then(|asked| asked.answer).unwrap_or(Answer::NotYet),
                 false => Answer::NotYet,
             };
         }
         // A connection has one request at a time, so its earlier question is obsolete.
         asked.remove(connection);
-        if asked.len() >= QUESTIONS {
-            asked.retain(|_, asked| asked.answer.is_none() || now.mono < asked.at + KEPT_FOR);
+        let tenant = self.tenant(connection.slot);
+        if asked.share.free_for(&tenant) == 0 {
+            asked.expire(now);
         }
-        if asked.len() < QUESTIONS && self.questions.try_send(Question::of(connection, mark, request)).is_ok()
-        {
-            asked.insert(*connection, Asked { mark, at: now.mono, answer: None });
+        if asked.share.admit(&tenant, 1).is_ok() {
+            if self.questions.try_send(Question::of(connection, mark, request)).is_ok() {
+                asked.by_connection.insert(*connection, Asked { mark, at: now.mono, answer: None, tenant });
+            } else {
+                asked.share.release(&tenant, 1);
+            }
         }
         Answer::NotYet
     }
@@ -327,18 +372,21 @@ mod tests {
         assert!(questions.try_recv().is_ok(), "sent again");
     }
 
+    /// What one VM may ask at once.
+    const SHARE: usize = QUESTIONS / 2;
+
     #[test]
     fn expired_answers_make_room_for_new_questions() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
-        for port in 0..QUESTIONS as u16 {
+        for port in 0..SHARE as u16 {
             assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
         }
         while let Ok(question) = questions.try_recv() {
             let answer = Answer::Known(Response::new(Status(200), None, &[], "answer").into());
             node.answered(&question.connection, question.mark, Some(answer));
         }
-        let late = from(0, QUESTIONS as u16);
+        let late = from(0, SHARE as u16);
         assert_eq!(ask(&node, late, Method::Get, "/live", b""), None);
         assert!(questions.try_recv().is_err(), "their answers have not expired");
         let later = Now { mono: NOW.mono + KEPT_FOR, ..NOW };
@@ -347,16 +395,28 @@ mod tests {
     }
 
     #[test]
-    fn questions_beyond_the_limit_are_held_and_sent_when_there_is_room() {
+    fn questions_beyond_a_share_are_held_and_sent_when_there_is_room() {
         let (node, mut questions) = node();
         node.set(Stage::Away);
-        for port in 0..=QUESTIONS as u16 {
+        for port in 0..=SHARE as u16 {
             assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
         }
         let first = questions.try_recv().expect("a question");
-        assert_eq!(std::iter::from_fn(|| questions.try_recv().ok()).count(), QUESTIONS - 1);
+        assert_eq!(std::iter::from_fn(|| questions.try_recv().ok()).count(), SHARE - 1);
         node.answered(&first.connection, first.mark, None);
-        assert_eq!(ask(&node, from(0, QUESTIONS as u16), Method::Get, "/live", b""), None);
+        assert_eq!(ask(&node, from(0, SHARE as u16), Method::Get, "/live", b""), None);
         assert!(questions.try_recv().is_ok());
+    }
+
+    #[test]
+    fn the_questions_of_one_vm_leave_room_for_those_of_another() {
+        let (node, mut questions) = node();
+        node.set(Stage::Away);
+        for port in 0..2 * QUESTIONS as u16 {
+            assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
+        }
+        while questions.try_recv().is_ok() {}
+        assert_eq!(ask(&node, from(1, 1), Method::Get, "/live", b""), None);
+        assert_eq!(questions.try_recv().expect("a question").connection, from(1, 1));
     }
 }

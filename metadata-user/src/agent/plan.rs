@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
 
+use metadata_base::share::Tenant;
 use metadata_common::mac::Mac;
 
 use super::slots::IdentityName;
@@ -24,6 +25,8 @@ pub(super) struct Plan {
     ports: BTreeMap<PortName, usize>,
     /// The namespaces of wanted ports, and how many ports each has.
     namespaces: BTreeMap<Option<String>, usize>,
+    /// The records with identities in each namespace other than the agent's own, and how many each has there.
+    records: BTreeMap<String, BTreeMap<RecordId, usize>>,
     /// Identities and the records that claim each; the first record gets the identity. A configured identity without a
     /// record has an empty set.
     identities: BTreeMap<IdentityName, SortedIds>,
@@ -174,6 +177,16 @@ impl Plan {
         self.namespaces().cloned().chain([None]).collect()
     }
 
+    /// Whose port it is: that of the first record on it, or else of the first one in its namespace. Ports without a
+    /// record in the agent's own namespace are the operator's.
+    #[must_use]
+    pub(super) fn tenant_of(&self, port: &PortName) -> Tenant {
+        let there = port.netns.as_ref().and_then(|netns| self.records.get(netns));
+        let there = there.and_then(|records| records.keys().next());
+        let named = self.speakers(port).find_map(|(_, id)| id);
+        named.or(there).map_or(Tenant::Operator, RecordId::tenant)
+    }
+
     /// The identities of a port, and the record that each gets.
     pub(super) fn speakers(
         &self,
@@ -266,6 +279,9 @@ impl Plan {
 
     fn claim(&mut self, identity: &IdentityName, key: &RecordId) {
         self.want(&identity.port);
+        if let Some(netns) = &identity.port.netns {
+            *self.records.entry(netns.clone()).or_default().entry(key.clone()).or_default() += 1;
+        }
         let keys = self.identities.entry(identity.clone()).or_default();
         keys.insert(key);
         if keys.len() > 1 {
@@ -283,6 +299,13 @@ impl Plan {
             if keys.is_empty() && !configured {
                 self.identities.remove(identity);
             }
+        }
+        if let Some(netns) = &identity.port.netns
+            && let Some(records) = self.records.get_mut(netns)
+            && count_down(records, key)
+            && records.is_empty()
+        {
+            self.records.remove(netns);
         }
         self.want_less(&identity.port);
     }
@@ -493,5 +516,22 @@ mod tests {
         assert_eq!(put(None), ["tap1"]);
         assert_eq!(put(None), Vec::<String>::new());
         assert!(plan.ports().next().is_none() && plan.namespaces().next().is_none());
+    }
+
+    #[test]
+    fn a_port_belongs_to_the_tenant_of_its_record_or_of_its_namespace() {
+        let mut plan = Plan::new(&[]);
+        let id = RecordId::new(Source::Kubevirt, "shop/web");
+        let port = |ifname: &str| PortName { ifname: ifname.into(), netns: Some("/proc/42/ns/net".into()) };
+        let record = record("a", A, ", port: {ifname: tap0, netns: /proc/42/ns/net}");
+        plan.put(&id, Some(&record));
+        let shop = metadata_base::share::Tenant::namespace("shop");
+        for name in ["tap0", "tap1"] {
+            assert_eq!(plan.tenant_of(&port(name)), shop, "{name}");
+        }
+        assert_eq!(plan.tenant_of(&PortName::local("tap0")), metadata_base::share::Tenant::Operator);
+        plan.put(&id, None);
+        assert_eq!(plan.tenant_of(&port("tap0")), metadata_base::share::Tenant::Operator);
+        assert_eq!(plan, Plan::new(&[]));
     }
 }

@@ -5,6 +5,7 @@ use metadata_common::verdict::Verdict;
 use super::exposition::{Exposition, Kind, Seconds};
 use super::{Attaching, Errands, LAG_BOUNDS, Reloads, Snapshot};
 use crate::identity::SignerReport;
+use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_control::status::ApiServer;
 use metadata_feed::room::Usage;
@@ -114,6 +115,7 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     out.family("xdp_imds_record_memory_limit_bytes", help, Kind::Gauge, [(NONE, limit as u64)]);
     let help = "Records refused for lack of memory; the previous version stays in force.";
     out.family("xdp_imds_record_memory_refused_total", help, Kind::Counter, [(NONE, refusals)]);
+    shares(snapshot.shares, out);
     let Reloads { done, failed } = snapshot.config_reloads;
     out.family(
         "xdp_imds_config_reloads_total",
@@ -121,6 +123,26 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
         Kind::Counter,
         [([("outcome", "done")], done), ([("outcome", "failed")], failed)],
     );
+}
+
+/// Adds who holds how much of the node's limits. Of each limit at most ten tenants are named, and no VM.
+fn shares(shares: &[ShareReport], out: &mut Exposition) {
+    let named = shares.iter().flat_map(|share| {
+        let tenants = share.top.iter().filter(|(tenant, _)| !matches!(tenant, Tenant::Vm(_)));
+        tenants.map(|(tenant, held)| (share.limit, tenant.to_string(), *held as u64))
+    });
+    let named: Vec<_> = named.collect();
+    let held =
+        named.iter().map(|(limit, tenant, held)| ([("limit", *limit), ("tenant", tenant.as_str())], *held));
+    let help =
+        "What a tenant holds of a limit of the node, for the ten tenants of each limit that hold most.";
+    out.family("xdp_imds_share_held", help, Kind::Gauge, held);
+    let most = shares.iter().map(|share| ([("limit", share.limit)], share.most as u64));
+    let help = "What all tenants may hold of a limit; each has at most half of what the others leave.";
+    out.family("xdp_imds_share_limit", help, Kind::Gauge, most);
+    let refused = shares.iter().map(|share| ([("limit", share.limit)], share.refusals));
+    let help = "Requests of a tenant for more than its share of a limit.";
+    out.family("xdp_imds_share_refused_total", help, Kind::Counter, refused);
 }
 
 /// Adds the health of the Kubernetes API server.

@@ -1,5 +1,6 @@
 use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
 use crate::identity::SignerReport;
+use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, InstanceState, Instances, PortState};
@@ -77,6 +78,13 @@ fn text() -> String {
         rendering: Duration::ZERO,
         records_rejected: 64,
         room: Usage { limit: 1 << 30, used: 1 << 20, refusals: 3 },
+        shares: &[ShareReport {
+            limit: "vmis",
+            used: 9,
+            most: 97,
+            refusals: 98,
+            top: vec![(Tenant::namespace("shop"), 99)],
+        }],
         from_snapshot: true,
         api_server: Some(ApiServer {
             asked_for: 900.0,
@@ -165,6 +173,9 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_fill_ring_empty_total{hub=\"0\"} 16",
         "xdp_imds_receive_lost_frames_total{hub=\"1\",reason=\"veth_full\"} 91",
         "xdp_imds_hub_dropped_frames_total{hub=\"0\"} 92",
+        "xdp_imds_share_limit{limit=\"vmis\"} 97",
+        "xdp_imds_share_refused_total{limit=\"vmis\"} 98",
+        "xdp_imds_share_held{limit=\"vmis\",tenant=\"namespace/shop\"} 99",
         "xdp_imds_port_refused_frames_total 93",
         "xdp_imds_fill_ring_invalid_total{hub=\"0\"} 17",
         "xdp_imds_receive_lost_frames_total{hub=\"0\",reason=\"runt\"} 21",
@@ -231,6 +242,7 @@ fn a_family_without_samples_is_left_out() {
         records: 0,
         records_rejected: 0,
         room: Usage::default(),
+        shares: &[],
         api_server: None,
         identity: None,
         from_snapshot: false,

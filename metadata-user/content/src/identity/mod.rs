@@ -15,8 +15,10 @@ mod vm_issuer;
 mod wanted;
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use metadata_base::share::{FairShare, Tenant};
 
 pub use vm_issuer::{
     Answer, CACHED_PER_VM, Order, Refusal, SIGNINGS_BURST, SIGNINGS_PER_SECOND, Token, VmIssuer,
@@ -24,8 +26,12 @@ pub use vm_issuer::{
 };
 pub use wanted::{Form, Nonce, Wanted, Work};
 
-/// Maximum number of tokens of all VMs that wait for their signature.
+/// Maximum number of tokens of all VMs that wait for their signature. A namespace has at most half of what others
+/// leave.
 pub const WAITING: usize = 256;
+
+/// Tokens that each namespace may have waiting while [`WAITING`] is not reached.
+const WAITING_FLOOR: usize = WAITING_PER_VM;
 
 /// Counts of tokens since the start of the agent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,7 +57,23 @@ struct Counters {
     limited: AtomicU64,
     crowded: AtomicU64,
     failed: AtomicU64,
-    waiting: AtomicUsize,
+    waiting: Waiting,
+}
+
+/// How tenants share the tokens that wait.
+#[derive(Debug)]
+struct Waiting(Mutex<FairShare>);
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self(Mutex::new(FairShare::new(WAITING, WAITING_FLOOR)))
+    }
+}
+
+impl Waiting {
+    fn share(&self) -> MutexGuard<'_, FairShare> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 fn count(counter: &AtomicU64) {
@@ -122,7 +144,7 @@ impl Issuer {
             limited: of(&counters.limited),
             crowded: of(&counters.crowded),
             failed: of(&counters.failed),
-            waiting: counters.waiting.load(Ordering::Relaxed) as u64,
+            waiting: counters.waiting.share().used() as u64,
         }
     }
 
@@ -140,19 +162,17 @@ impl Issuer {
 }
 
 /// Permission for one of the [`WAITING`] orders. Dropping it lets another order in.
-struct Permit(Issuer);
+struct Permit(Issuer, Tenant);
 
 impl Permit {
-    fn take(issuer: &Issuer) -> Option<Self> {
-        let more = |n| if n < WAITING { Some(n + 1) } else { None };
-        let waiting = &issuer.0.counters.waiting;
-        waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
-        Some(Self(issuer.clone()))
+    fn take(issuer: &Issuer, tenant: &Tenant) -> Option<Self> {
+        issuer.0.counters.waiting.share().admit(tenant, 1).ok()?;
+        Some(Self(issuer.clone(), tenant.clone()))
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.0.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.0.counters.waiting.share().release(&self.1, 1);
     }
 }

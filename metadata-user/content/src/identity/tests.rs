@@ -253,9 +253,28 @@ fn each_limit_can_be_reached_and_not_exceeded() {
 }
 
 #[test]
+fn the_tokens_of_one_namespace_leave_places_for_those_of_another() {
+    let node = Node::new(None);
+    let ask = |vm_issuer: &Arc<VmIssuer>| vm_issuer.ask(0, &audience("a"), at(NOW), false);
+    let waiting = (0..WAITING).filter(|_| ask(&node.vm_issuer(json!({}))) == Answer::Wait).count();
+    assert_eq!(waiting, WAITING / 2);
+    let mut record = full();
+    record["identity"] = json!({});
+    record["vm"]["namespace"] = "modest".into();
+    assert_eq!(ask(&Arc::new(VmIssuer::new(&node.issuer, &parse(&record)))), Answer::Wait);
+}
+
+#[test]
 fn a_full_queue_of_the_node_refuses_and_recovers() {
     let node = Node::new(None);
-    let vm_issuers: Vec<_> = (0..=WAITING).map(|_| node.vm_issuer(json!({}))).collect();
+    // Every VM is in a namespace of its own.
+    let of_namespace = |n: usize| {
+        let mut record = full();
+        record["identity"] = json!({});
+        record["vm"]["namespace"] = format!("n{n}").into();
+        Arc::new(VmIssuer::new(&node.issuer, &parse(&record)))
+    };
+    let vm_issuers: Vec<_> = (0..=WAITING).map(of_namespace).collect();
     let ask = |vm_issuer: &Arc<VmIssuer>| vm_issuer.ask(0, &audience("a"), at(NOW), false);
     assert!(vm_issuers[..WAITING].iter().all(|vm_issuer| ask(vm_issuer) == Answer::Wait));
     assert_eq!(ask(&vm_issuers[WAITING]), Answer::Refused(Refusal::Unavailable));

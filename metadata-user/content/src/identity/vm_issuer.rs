@@ -7,6 +7,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
+use metadata_base::share::Tenant;
 use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
@@ -153,6 +154,8 @@ pub struct VmIssuer {
     issuer: Issuer,
     number: u64,
     owner: Owner,
+    /// Whose share of the tokens that wait its tokens use.
+    tenant: Tenant,
     name: Box<str>,
     claims: Claims,
     audiences: Option<Box<[Audience]>>,
@@ -185,6 +188,7 @@ impl VmIssuer {
             issuer: issuer.clone(),
             number: issuer.next_number(),
             owner: record.owner(),
+            tenant: record.tenant(),
             name: record.vm.name.as_str().into(),
             claims: Claims::of(record, issuer.trust_domain()),
             audiences: audiences.map(Into::into),
@@ -279,7 +283,7 @@ impl VmIssuer {
             count(&counters.limited);
             return refused(Refusal::TooMany);
         }
-        let Some(permit) = Permit::take(&self.issuer) else {
+        let Some(permit) = Permit::take(&self.issuer, &self.tenant) else {
             count(&counters.crowded);
             return refused(Refusal::Unavailable);
         };

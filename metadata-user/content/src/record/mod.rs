@@ -15,6 +15,7 @@ mod owner;
 mod parse;
 mod serving;
 mod sink;
+mod tenant;
 mod validate;
 pub mod values;
 pub mod vm;

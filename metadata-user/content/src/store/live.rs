@@ -12,6 +12,7 @@ use crate::record::vm::Sinks;
 use crate::sink::Outbox;
 use crate::token::Keyring;
 use metadata_base::connection::Connection;
+use metadata_base::share::Tenant;
 use metadata_base::time::Now;
 
 /// State of the VM for live answers.
@@ -27,6 +28,8 @@ pub struct Vm {
     pub sinks: Sinks,
     /// Issues the VM's identity tokens; `None` on a node without an issuer.
     pub issuer: Option<Arc<VmIssuer>>,
+    /// Whose share of the node's limits the VM's requests use: its namespace's, or else its own.
+    pub tenant: Tenant,
 }
 
 impl Vm {
@@ -35,7 +38,8 @@ impl Vm {
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
         let owner = record.owner_text().into();
         mailbox.account().allow_connections(record.serve.limits.conns as usize);
-        Self { owner, keyring, mailbox, sinks: record.sinks.clone(), issuer: None }
+        let tenant = record.tenant();
+        Self { owner, keyring, mailbox, sinks: record.sinks.clone(), issuer: None, tenant }
     }
 
     /// Returns the VM with an issuer of its identity tokens.
@@ -55,6 +59,7 @@ impl Vm {
             mailbox,
             sinks: Sinks::default(),
             issuer: None,
+            tenant: Tenant::Vm(owner.into()),
         }
     }
 }

@@ -7,12 +7,14 @@ use metadata_base::printable::{Printable, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed,
-    SharedUuid, Status, Unread,
+    ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed, Share,
+    SharedUuid, Status, TenantShare, Unread,
 };
 
 /// Width of the left column, in characters.
 const MARGIN: usize = 12;
+/// Tenants that are named for each limit; the JSON has more.
+const SHARES_NAMED: usize = 3;
 
 /// Prints the state of an agent.
 pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
@@ -36,6 +38,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     if limit > 0 {
         row("memory", &format!("records use {} of {} MiB", used.div_ceil(1 << 20), limit >> 20), out)?;
     }
+    list("shares", status.shares.iter().filter_map(share), out)?;
     status.identity.as_ref().map_or(Ok(()), |issuer| identity(issuer, out))?;
     row("identities", &status.identities, out)?;
     if status.has_left {
@@ -63,6 +66,19 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
         format!("{} ago, {}: {}{times}", Span(said.ago), said.level, said.text)
     });
     list("lately", lately, out)
+}
+
+/// Who holds most of a limit; nothing if the operator alone uses it, or nobody.
+fn share(share: &Share) -> Option<String> {
+    let Share { limit, used, most, refused, tenants } = share;
+    if *refused == 0 && tenants.iter().all(|held| held.tenant == "operator") {
+        return None;
+    }
+    let named = tenants.iter().take(SHARES_NAMED);
+    let named = named.map(|TenantShare { tenant, held }| format!("{tenant} {held}"));
+    let refused = if *refused > 0 { format!("; {refused} refused") } else { String::new() };
+    let named = std::iter::once(format!("{limit}: {used} of {most}")).chain(named);
+    Some(named.collect::<Vec<_>>().join(", ") + &refused)
 }
 
 fn workers(status: &Status, out: &mut dyn Write) -> io::Result<()> {
@@ -221,7 +237,7 @@ impl Display for Span {
 
 #[cfg(test)]
 mod tests {
-    use super::{Proxmox, RecordMemory, Span, Unread, guests, status};
+    use super::{Proxmox, RecordMemory, Share, Span, TenantShare, Unread, guests, status};
     use crate::status::{
         ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, IssuerState, Phase, Port,
         PortState, Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
@@ -270,6 +286,18 @@ mod tests {
             conflicts: vec![],
             refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
             record_memory: RecordMemory { used: (5 << 20) + 1, limit: 512 << 20 },
+            shares: vec![
+                Share { limit: "ports".into(), used: 9, most: 16_384, ..Share::default() },
+                Share {
+                    limit: "vmis".into(),
+                    used: 7,
+                    most: 4_096,
+                    refused: 2,
+                    tenants: [("namespace/shop", 5), ("namespace/bank", 2)]
+                        .map(|(tenant, held)| TenantShare { tenant: tenant.into(), held })
+                        .into(),
+                },
+            ],
             shadowed: vec![Shadowed { record: "ns.yaml".into(), by: "api/ns".into() }],
             api_server: Some(ApiServer {
                 asked_for: 93_783.0,
@@ -317,6 +345,7 @@ ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
             and 2 more
 instances   9 served (file)
 memory      records use 6 of 512 MiB
+shares      vmis: 7 of 4096, namespace/shop 5, namespace/bank 2; 2 refused
 issuer      https://imds.example: ES256 by kid, 2 keys, 7 tokens and documents signed
             signs documents by a certificate until 2027-01-01T00:00:00Z
 identities  9

@@ -11,24 +11,31 @@
 //! successful migration arrives within that time.
 
 mod instance;
+mod job;
+mod queue;
 mod report;
 
 #[cfg(test)]
 mod tests;
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use metadata_base::share::{FairShare, ShareError, Tenant};
 use metadata_common::mac::Mac;
 
-use super::translate::{Files, Problem, is_wanted, translate};
+use super::translate::{Problem, Translation, is_wanted};
+use super::volumes::ReadVolumes;
 use super::{Options, Vmi, VmiError};
-use crate::pods::{PodEvent, PodUid, PodsError};
+use crate::pods::{self, PodEvent, PodUid, PodsError};
 use crate::room::NoRoom;
 use crate::{FeedError, FeedEvent};
 use instance::Instance;
+pub use job::{Job, JobResult};
 use metadata_content::record::{Limits, Record};
+use queue::TranslationQueue;
+pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
 pub use report::{Reason, Report};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
@@ -36,6 +43,10 @@ pub const MAX_VMIS: usize = 4_096;
 /// Most octets of all VMIs on a node, counting what the feed keeps of each: annotations, labels, volumes and
 /// interfaces. It rejects each VMI beyond.
 pub const VMIS_OCTETS: usize = 32 << 20;
+/// VMIs, and pods, that each namespace may have while the node's limit is not reached.
+pub const VMIS_FLOOR: usize = 32;
+/// Bytes of VMIs that each namespace may have while the node's limit is not reached.
+pub const VMIS_FLOOR_BYTES: usize = 256 << 10;
 /// Most pods of one VMI on a node; a VMI has at most two, while it migrates.
 pub const MAX_PODS: usize = 4;
 /// How long a VMI that never ran here stays after it left its last watch.
@@ -74,18 +85,15 @@ pub enum Action {
 /// Reserves memory for a record under its key; see [`Publisher::admit`](crate::publisher::Publisher::admit).
 pub type Admit = Box<dyn Fn(&str, &Record) -> Result<(), NoRoom> + Send>;
 
-/// Reads a volume of a pod.
-pub type Read = Box<dyn Fn(&PodUid, &str) -> Result<Option<Files>, String> + Send>;
-
 /// The state machine of the feed.
 pub struct Core {
     node: String,
-    options: Options,
-    limits: Limits,
-    read: Read,
+    options: Arc<Options>,
+    limits: Arc<Limits>,
+    read: Arc<dyn ReadVolumes>,
     admit: Admit,
-    /// Octets of all VMIs, estimated by [`Vmi::octets`].
-    octets: usize,
+    shares: Shares,
+    queue: TranslationQueue,
     vmis: BTreeMap<String, Known>,
     /// The VMI key of each pod.
     owners: HashMap<PodUid, String>,
@@ -97,9 +105,31 @@ pub struct Core {
     changed: bool,
 }
 
+/// How namespaces share the node's limits of VMIs.
+#[derive(Debug)]
+pub struct Shares {
+    /// The number of VMIs.
+    pub vmis: FairShare,
+    /// Bytes of all VMIs, estimated by [`Vmi::octets`].
+    pub bytes: FairShare,
+    /// The number of pods that are followed.
+    pub pods: FairShare,
+}
+
+impl Shares {
+    fn new() -> Self {
+        Self {
+            vmis: FairShare::new(MAX_VMIS, VMIS_FLOOR),
+            bytes: FairShare::new(VMIS_OCTETS, VMIS_FLOOR_BYTES),
+            pods: FairShare::new(pods::MAX_PODS, VMIS_FLOOR),
+        }
+    }
+}
+
 /// What the core knows of one VMI.
 struct Known {
-    vmi: Vmi,
+    vmi: Arc<Vmi>,
+    tenant: Tenant,
     /// Estimated octets of `vmi`.
     octets: usize,
     origins: BTreeSet<Origin>,
@@ -144,14 +174,21 @@ impl Core {
     /// Creates an empty core, whose records' generations start after `generation`. Pass the time since an epoch: it grows
     /// faster than records change, so generations rise across restarts.
     #[must_use]
-    pub fn new(node: String, options: Options, limits: Limits, generation: u64, read: Read) -> Self {
+    pub fn new(
+        node: String,
+        options: Options,
+        limits: Limits,
+        generation: u64,
+        read: Arc<dyn ReadVolumes>,
+    ) -> Self {
         Self {
             node,
-            options,
-            limits,
+            options: Arc::new(options),
+            limits: Arc::new(limits),
             read,
             admit: Box::new(|_, _| Ok(())),
-            octets: 0,
+            shares: Shares::new(),
+            queue: TranslationQueue::new(),
             vmis: BTreeMap::new(),
             owners: HashMap::new(),
             timers: BTreeSet::new(),
@@ -181,26 +218,31 @@ impl Core {
                 return;
             }
             Some(known) if known.vmi.metadata.uid != vmi.metadata.uid => self.drop_vmi(&key),
-            None if self.vmis.len() >= MAX_VMIS => {
-                let reason = format!("expected at most {MAX_VMIS} VMIs on a node, found one more");
-                self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
-                return;
-            }
             Some(_) | None => {}
         }
-        let (octets, former) = (vmi.octets(), self.vmis.get(&key).map_or(0, |known| known.octets));
-        if octets > former && self.octets - former + octets > VMIS_OCTETS {
-            let reason = format!(
-                "the VMI has {octets} octets, and of {VMIS_OCTETS} for all VMIs of this node {} are taken; a version that \
-                 is served stays. Put user-data into a Secret",
-                self.octets
-            );
-            self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
-            return;
+        let tenant = Tenant::namespace(&vmi.metadata.namespace);
+        let former = self.vmis.get(&key).map(|known| known.octets);
+        if former.is_none()
+            && let Err(error) = self.shares.vmis.admit(&tenant, 1)
+        {
+            let reason =
+                format!("too many VMIs on this node: {error}; move VMs of this namespace to other nodes");
+            return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
         }
-        self.octets = self.octets - former + octets;
+        let octets = vmi.octets();
+        if let Err(error) = self.shares.bytes.replace(&tenant, former.unwrap_or_default(), octets) {
+            if former.is_none() {
+                self.shares.vmis.release(&tenant, 1);
+            }
+            let reason = format!(
+                "the VMI has {octets} bytes, which is too much for this node: {error}; a version that is served stays. \
+                 Put user-data into a Secret"
+            );
+            return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
+        }
         let known = self.vmis.entry(key.clone()).or_insert_with(|| Known {
-            vmi: Vmi::default(),
+            vmi: Arc::default(),
+            tenant,
             octets,
             origins: BTreeSet::new(),
             ran: false,
@@ -208,8 +250,11 @@ impl Core {
             instances: BTreeMap::new(),
             contested: BTreeSet::new(),
         });
-        self.changed |= known.vmi != vmi;
-        (known.vmi, known.octets) = (vmi, octets);
+        if *known.vmi != vmi {
+            self.changed = true;
+            known.vmi = Arc::new(vmi);
+        }
+        known.octets = octets;
         known.lost_at = None;
         known.ran |= origin != Origin::Coming;
         known.origins.retain(Origin::is_a_watch);
@@ -271,7 +316,8 @@ impl Core {
             }
             PodEvent::Files { .. } => {}
             PodEvent::Gone => {
-                self.actions.extend(instance.end());
+                self.end_instance(&key, uid);
+                let Some(known) = self.vmis.get(&key) else { return };
                 let watched = known.origins.iter().any(Origin::is_a_watch);
                 if !watched && !known.instances.values().any(Instance::lives) {
                     self.drop_vmi(&key);
@@ -282,10 +328,13 @@ impl Core {
         self.refresh(&key, uid, now);
     }
 
-    /// Retries the records that were refused for lack of memory and now fit into `free` octets.
-    pub fn freed(&mut self, free: usize, now: Instant) {
+    /// Retries the records that were refused for lack of memory and now fit into what is free for their tenant.
+    pub fn freed(&mut self, free: impl Fn(&Tenant) -> usize, now: Instant) {
         let lacking = self.vmis.iter().flat_map(|(key, known)| {
-            let lacking = known.instances.iter().filter(|(_, instance)| instance.lacks_at_most(free));
+            let mut lacking =
+                known.instances.iter().filter(|(_, instance)| instance.lacks_memory()).peekable();
+            let free = lacking.peek().map_or(0, |_| free(&known.tenant));
+            let lacking = lacking.filter(move |(_, instance)| instance.lacks_at_most(free));
             lacking.map(move |(uid, _)| (key.clone(), uid.clone()))
         });
         for (key, uid) in lacking.collect::<Vec<_>>() {
@@ -341,10 +390,22 @@ impl Core {
 
     /// All VMIs, for the kept file.
     pub fn vmis(&self) -> impl Iterator<Item = &Vmi> {
-        self.vmis.values().map(|known| &known.vmi)
+        self.vmis.values().map(|known| &*known.vmi)
     }
 
-    /// True once the search for every pod's launcher has had a first result.
+    /// All VMIs, without copying them.
+    #[must_use]
+    pub fn shared_vmis(&self) -> Vec<Arc<Vmi>> {
+        self.vmis.values().map(|known| Arc::clone(&known.vmi)).collect()
+    }
+
+    /// How namespaces share the node's limits of VMIs.
+    #[must_use]
+    pub fn shares(&self) -> &Shares {
+        &self.shares
+    }
+
+    /// True once the search for every pod's launcher has had a first result, and those found a first translation.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.vmis.values().flat_map(|known| known.instances.values()).all(Instance::is_settled)
@@ -365,43 +426,149 @@ impl Core {
         let pods: BTreeSet<PodUid> = pods.take(MAX_PODS).collect();
         let past: Vec<_> = known.instances.keys().filter(|uid| !pods.contains(*uid)).cloned().collect();
         for uid in past {
-            self.owners.remove(&uid);
-            self.actions.extend(known.instances.remove(&uid).map(|mut past| past.end()).unwrap_or_default());
+            self.remove_instance(key, &uid);
         }
         for uid in &pods {
-            // Who named a pod first keeps it, whatever its name.
-            if let Some(holder) = self.owners.get(uid).filter(|holder| *holder != key) {
-                if known.contested.insert(uid.clone()) {
-                    let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
-                    let (key, error) = (key.to_owned(), FeedError::Vm { reason });
-                    self.actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
-                }
-                continue;
-            }
-            known.contested.remove(uid);
-            if !known.instances.contains_key(uid) {
-                let alone = known.instances.values().all(|other| other.has_ended() || other.key != *key);
-                let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
-                known.instances.insert(uid.clone(), Instance::new(name, uid.clone(), now));
-                self.owners.insert(uid.clone(), key.to_owned());
-                self.actions.push(Action::Watch(uid.clone(), BTreeSet::new()));
+            if !self.contest(key, uid) {
+                self.begin_instance(key, uid, now);
             }
         }
-        known.contested.retain(|uid| pods.contains(uid));
+        if let Some(known) = self.vmis.get_mut(key) {
+            known.contested.retain(|uid| pods.contains(uid));
+        }
         pods.iter().for_each(|uid| self.refresh(key, uid, now));
     }
 
-    /// Translates a VMI in one of its pods, and publishes what changed.
+    /// Returns whether a pod belongs to another VMI, and reports that once. The VMI that named a pod first keeps it,
+    /// whatever its name.
+    fn contest(&mut self, key: &str, uid: &PodUid) -> bool {
+        let Some(known) = self.vmis.get_mut(key) else { return false };
+        let Some(holder) = self.owners.get(uid).filter(|holder| *holder != key) else {
+            known.contested.remove(uid);
+            return false;
+        };
+        if known.contested.insert(uid.clone()) {
+            let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
+            let (key, error) = (key.to_owned(), FeedError::Vm { reason });
+            self.actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
+        }
+        true
+    }
+
+    /// Follows a pod of a VMI. A pod beyond its namespace's share is tried again when the VMI changes.
+    fn begin_instance(&mut self, key: &str, uid: &PodUid, now: Instant) {
+        let Some(known) = self.vmis.get_mut(key) else { return };
+        if known.instances.get(uid).is_some_and(|instance| instance.is_followed) {
+            return;
+        }
+        let alone =
+            known.instances.values().all(|other| other.has_ended() || other.key != *key || other.is(uid));
+        let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
+        let instance =
+            known.instances.entry(uid.clone()).or_insert_with(|| Instance::new(name, uid.clone(), now));
+        self.owners.insert(uid.clone(), key.to_owned());
+        match self.shares.pods.admit(&known.tenant, 1) {
+            Ok(()) => {
+                instance.is_followed = true;
+                instance.missing = None;
+                self.actions.push(Action::Watch(uid.clone(), BTreeSet::new()));
+            }
+            Err(error) => self.lacks(key, uid, unfollowed_of_share(uid, &error), now),
+        }
+    }
+
+    fn remove_instance(&mut self, key: &str, uid: &PodUid) {
+        self.end_instance(key, uid);
+        self.owners.remove(uid);
+        if let Some(known) = self.vmis.get_mut(key) {
+            known.instances.remove(uid);
+        }
+    }
+
+    /// Ends an instance, the first time.
+    fn end_instance(&mut self, key: &str, uid: &PodUid) {
+        let Some(known) = self.vmis.get_mut(key) else { return };
+        let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else {
+            return;
+        };
+        if instance.is_followed {
+            self.shares.pods.release(&known.tenant, 1);
+        }
+        self.actions.extend(instance.end());
+        self.read.keep_only(uid, &BTreeSet::new());
+    }
+
+    /// Asks for the translation of a VMI in one of its pods.
     fn refresh(&mut self, key: &str, uid: &PodUid, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else { return };
         let Some(instance) = known.instances.get_mut(uid) else { return };
-        let Some(pod) = instance.pod.as_ref().filter(|_| !instance.has_ended()) else { return };
-        let volumes = RefCell::new(BTreeSet::new());
-        let read = |volume: &str| {
-            volumes.borrow_mut().insert(volume.to_owned());
-            (self.read)(uid, volume)
+        if instance.lives() {
+            instance.is_queued = true;
+            self.queue.add(&known.tenant, key, uid, now);
+        }
+    }
+
+    /// The next translation; the caller runs it, and passes the result to [`translated`](Self::translated).
+    pub fn next_job(&mut self, now: Instant) -> Option<Job> {
+        while let Some((key, pods)) = self.queue.next(now) {
+            if let Some(known) = self.vmis.get_mut(&key) {
+                let pods = pods.into_iter().filter_map(|uid| {
+                    let instance = known.instances.get_mut(&uid).filter(|instance| instance.lives())?;
+                    Some((uid, instance.pod.clone()?))
+                });
+                let pods: Vec<_> = pods.collect();
+                if !pods.is_empty() {
+                    let (vmi, tenant) = (Arc::clone(&known.vmi), known.tenant.clone());
+                    let (options, limits) = (Arc::clone(&self.options), Arc::clone(&self.limits));
+                    return Some(Job {
+                        key,
+                        tenant,
+                        vmi,
+                        pods,
+                        read: Arc::clone(&self.read),
+                        options,
+                        limits,
+                    });
+                }
+            }
+            self.queue.finish(&key, Duration::ZERO, now);
+        }
+        None
+    }
+
+    /// When to call [`next_job`](Self::next_job) again although nothing happens.
+    #[must_use]
+    pub fn next_job_at(&self) -> Option<Instant> {
+        self.queue.due()
+    }
+
+    /// Handles the result of a translation: publishes what changed.
+    pub fn translated(&mut self, result: JobResult, now: Instant) {
+        let JobResult { key, vmi, pods, took } = result;
+        for (uid, translation, volumes) in pods {
+            self.publish(&key, &vmi, &uid, translation, volumes, now);
+        }
+        self.queue.finish(&key, took, now);
+    }
+
+    fn publish(
+        &mut self,
+        key: &str,
+        vmi: &Vmi,
+        uid: &PodUid,
+        translation: Translation,
+        volumes: BTreeSet<String>,
+        now: Instant,
+    ) {
+        let known = self.vmis.get_mut(key).filter(|known| known.vmi.metadata.uid == vmi.metadata.uid);
+        let instance = known.and_then(|known| known.instances.get_mut(uid));
+        let Some(instance) = instance.filter(|instance| instance.lives()) else {
+            // It ended meanwhile: what the translation has read is not needed any more.
+            return self.read.keep_only(uid, &BTreeSet::new());
         };
-        let translation = translate(&known.vmi, pod, &read, &self.options, &self.limits);
+        let Some(pod) = &instance.pod else { return };
+        instance.is_translated = true;
+        instance.is_queued = self.queue.has(key, uid);
         let former = std::mem::replace(&mut instance.problems, translation.problems);
         let wanted = translation.inlet;
         // A missing inlet may have been deleted, so each pass asks for it again. An unwanted inlet comes from a
@@ -416,7 +583,6 @@ impl Core {
         instance.inlet = wanted;
         let outcome = instance.owned(translation.outcome, &known.vmi);
         let outcome = instance.admitted(outcome, &former, &self.admit);
-        let volumes = volumes.into_inner();
         if instance.volumes != volumes {
             instance.volumes.clone_from(&volumes);
             self.actions.push(Action::Watch(uid.clone(), volumes));
@@ -443,16 +609,22 @@ impl Core {
     }
 
     fn drop_vmi(&mut self, key: &str) {
+        let Some(known) = self.vmis.get(key) else { return };
+        let uids: Vec<_> = known.instances.keys().cloned().collect();
+        uids.iter().for_each(|uid| self.remove_instance(key, uid));
         let Some(known) = self.vmis.remove(key) else { return };
         self.changed = true;
-        self.octets -= known.octets;
-        for (uid, mut instance) in known.instances {
-            self.owners.remove(&uid);
-            self.actions.extend(instance.end());
-        }
+        self.shares.vmis.release(&known.tenant, 1);
+        self.shares.bytes.release(&known.tenant, known.octets);
+        self.queue.forget(key);
     }
 
     fn emit(&mut self, event: FeedEvent) {
         self.actions.push(Action::Publish(event));
     }
+}
+
+fn unfollowed_of_share(uid: &PodUid, error: &ShareError) -> Problem {
+    let reason = format!("too many pods on this node: {error}; move VMs of this namespace to other nodes");
+    Problem::Unfollowed { pod: uid.to_string(), reason }
 }

@@ -1,29 +1,83 @@
 //! Kubernetes Events on VMIs, which report to the owner how the VM is served.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::api::core::v1::Event;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use metadata_base::share::{FairQueue, ShareReport, Tenant};
 use serde_json::json;
-use tokio::sync::mpsc;
+use tokio::sync::Notify;
 use tracing::debug;
 
 use super::core::Report;
 use metadata_base::printable::printable;
 use metadata_content::record::values::Timestamp;
 
-/// Most reports that wait to be written; the caller drops the rest.
+/// Most reports that wait to be written; the rest is dropped. A namespace has at most half of what others leave.
 pub(super) const QUEUE: usize = 1_024;
+/// Reports that each namespace may have in the queue while it is not full.
+const QUEUE_FLOOR: usize = 16;
 /// The pause between two Events. It limits the API requests when many VMs boot at once.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Most octets of an Event's message that the API accepts.
 const MESSAGE: usize = 1_024;
 
+/// The reports that wait to be written. Namespaces take turns.
+#[derive(Clone)]
+pub(super) struct Reports(Arc<Waiting>);
+
+struct Waiting {
+    queue: Mutex<FairQueue<Report>>,
+    added: Notify,
+}
+
+impl Reports {
+    pub(super) fn new() -> Self {
+        let queue = Mutex::new(FairQueue::new(QUEUE, QUEUE_FLOOR));
+        Self(Arc::new(Waiting { queue, added: Notify::new() }))
+    }
+
+    /// Adds a report in place of one on the same VMI that still waits. Drops it if its namespace has its share of the
+    /// queue.
+    pub(super) fn add(&self, report: Report) {
+        let tenant = Tenant::namespace(&report.namespace);
+        let mut queue = self.queue();
+        if let Some(waiting) = queue.of(&tenant).find(|waiting| waiting.uid == report.uid) {
+            *waiting = report;
+            return;
+        }
+        _ = queue.push(&tenant, report);
+        drop(queue);
+        self.0.added.notify_one();
+    }
+
+    /// How namespaces share the queue.
+    pub(super) fn share(&self) -> ShareReport {
+        ShareReport::of("events", self.queue().share())
+    }
+
+    async fn next(&self) -> Report {
+        loop {
+            let next = self.queue().pop();
+            match next {
+                Some((_, report)) => return report,
+                None => self.0.added.notified().await,
+            }
+        }
+    }
+
+    fn queue(&self) -> MutexGuard<'_, FairQueue<Report>> {
+        self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Writes each report as an Event. It drops a refused one: Events are optional, and the agent may lack the right to
 /// write them.
-pub(super) async fn write(client: Client, node: String, mut reports: mpsc::Receiver<Report>) {
-    while let Some(report) = reports.recv().await {
+pub(super) async fn write(client: Client, node: String, reports: Reports) {
+    loop {
+        let report = reports.next().await;
         let api: Api<Event> = Api::namespaced(client.clone(), &report.namespace);
         let Some(event) = event(&report, &node, now()) else { continue };
         if let Err(error) = api.create(&PostParams::default(), &event).await {
@@ -65,13 +119,30 @@ fn event(report: &Report, node: &str, now: Option<Timestamp>) -> Option<Event> {
 
 #[cfg(test)]
 mod tests {
-    use super::{MESSAGE, event};
+    use super::{MESSAGE, QUEUE, Reports, event};
     use crate::kubevirt::core::{Reason, Report};
     use metadata_content::record::values::Timestamp;
 
     fn report(message: String) -> Report {
         let (namespace, name, uid) = ("shop".into(), "web".into(), "u".into());
         Report { namespace, name, uid, reason: Reason::Degraded, message }
+    }
+
+    #[tokio::test]
+    async fn a_namespace_full_of_reports_delays_no_other_and_keeps_one_for_each_vmi() {
+        let reports = Reports::new();
+        let of = |namespace: &str, uid: usize, message: &str| Report {
+            namespace: namespace.into(),
+            uid: uid.to_string(),
+            ..report(message.into())
+        };
+        for round in ["first", "last"] {
+            (0..2 * QUEUE).for_each(|vm| reports.add(of("hostile", vm, round)));
+        }
+        reports.add(of("modest", 0, "ready"));
+        assert_eq!(reports.share().used, QUEUE / 2 + 1);
+        let (one, two) = (reports.next().await, reports.next().await);
+        assert_eq!((one.message.as_str(), two.namespace.as_str()), ("last", "modest"));
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod pace;
 mod run;
 pub mod translate;
 pub mod vmi;
+pub mod volumes;
 mod watch;
 
 pub use client::access;
@@ -31,3 +32,4 @@ pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options, Passt};
 pub use pace::{Pace, SPREAD};
 pub use run::{Feed, Launchers, PATIENCE, contact, follow, node, serve};
 pub use vmi::{Vmi, VmiError};
+pub use volumes::VolumeCache;

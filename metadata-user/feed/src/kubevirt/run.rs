@@ -5,18 +5,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use metadata_base::share::ShareReport;
 use metadata_common::mac::Mac;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::core::{Action, Core, Origin, Read};
+use super::core::{Action, Core, JobResult, Origin};
+use super::events::Reports;
 use super::hook::{self, Call, Point};
+use super::volumes::ReadVolumes;
 use super::watch::{Update, Watch};
-use super::{NODE_VARIABLE, Options, Pace, client, events, kept};
+use super::{NODE_VARIABLE, Options, Pace, VolumeCache, client, events, kept};
 use crate::contact::Contact;
-use crate::pods::{Files, Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
+use crate::pods::{Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::publisher::{Freed, Publisher};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Limits, Record};
@@ -29,6 +32,8 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How long the feed then waits for launcher discovery. Reporting [`FeedEvent::Synced`] earlier would release taps the
 /// previous agent left closed.
 const LOOKS: Duration = Duration::from_secs(60);
+/// How often to report who holds how much of the feed's limits.
+const SHARES_EVERY: Duration = Duration::from_secs(1);
 /// How long VMIs must stay unchanged before the feed writes the kept file.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -156,10 +161,11 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
     let tx = tx.into();
     let Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact } = feed;
     let node = node(&options)?;
-    let volumes = Arc::new(volumes);
+    let writes_events = options.watch && options.events;
+    let volumes = Arc::new(VolumeCache::new(volumes));
     let mut tasks = JoinSet::new();
     let (updates_tx, updates) = mpsc::channel(QUEUE);
-    let (reports, to_write) = mpsc::channel(events::QUEUE);
+    let reports = Reports::new();
     let mut unlisted = BTreeSet::new();
     if options.watch {
         let client = client::open(&options).await?;
@@ -169,22 +175,20 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
             tasks.spawn(Watch::new((origin, &node), client.clone(), pace, contact, updates).follow());
         }
         if options.events {
-            tasks.spawn(events::write(client, node.clone(), to_write));
+            tasks.spawn(events::write(client, node.clone(), reports.clone()));
         }
     }
-    let read: Read = Box::new(move |uid, volume| match volumes.read(uid, volume) {
-        Ok(files) => Ok(files.map(Files::into_map)),
-        Err(error) => Err(error.to_string()),
-    });
     let admitting = tx.clone();
     let admit = Box::new(move |key: &str, record: &Record| admitting.admit(key, record));
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let generation = u64::try_from(since.as_millis()).unwrap_or(0);
     let now = Instant::now();
     let mut run = Run {
-        core: Core::new(node, options, limits, generation, read).admitting(admit),
+        core: Core::new(node, options, limits, generation, Arc::clone(&volumes) as Arc<dyn ReadVolumes>)
+            .admitting(admit),
         freed: tx.freed(),
         tx,
+        writes: writes_events,
         reports,
         launchers,
         unlisted,
@@ -194,6 +198,9 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
         kept,
         saves,
         keep_at: None,
+        translating: None,
+        volumes,
+        shares_at: None,
     };
     run.restore();
     // A feed without watches keeps a sender, so that the channel stays open.
@@ -206,7 +213,10 @@ struct Run {
     core: Core,
     tx: Publisher,
     freed: Freed,
-    reports: mpsc::Sender<super::core::Report>,
+    /// The reports to write as Events.
+    reports: Reports,
+    /// True if Events are written.
+    writes: bool,
     launchers: Box<dyn Launchers>,
     /// Watches that have not finished their first list.
     unlisted: BTreeSet<Origin>,
@@ -218,10 +228,27 @@ struct Run {
     kept: Option<PathBuf>,
     saves: SaveQueue,
     keep_at: Option<Instant>,
+    /// The translation that runs, one at a time, on a thread that may wait for files.
+    translating: Option<JoinHandle<JobResult>>,
+    volumes: Arc<VolumeCache>,
+    /// When to report next who holds how much.
+    shares_at: Option<Instant>,
 }
 
 /// The receiver of events was dropped.
 struct Gone;
+
+/// The result of the running translation; never returns if none runs.
+async fn ended(translating: &mut Option<JoinHandle<JobResult>>) -> JobResult {
+    match translating {
+        Some(running) => match running.await {
+            Ok(result) => result,
+            // The task is never cancelled: what is left is its panic.
+            Err(error) => std::panic::resume_unwind(error.into_panic()),
+        },
+        None => std::future::pending().await,
+    }
+}
 
 impl Run {
     /// Starts with the VMIs of the kept file.
@@ -253,7 +280,13 @@ impl Run {
             let due = self.due();
             tokio::select! {
                 () = tx.closed() => return,
-                () = self.freed.wait() => self.core.freed(self.tx.free(), Instant::now().into_std()),
+                result = ended(&mut self.translating) => {
+                    self.translating = None;
+                    self.core.translated(result, Instant::now().into_std());
+                }
+                () = self.freed.wait() => {
+                    self.core.freed(|tenant| self.tx.free_for(tenant), Instant::now().into_std());
+                }
                 Some(update) = updates.recv() => self.apply(update),
                 event = pods.recv() => match event {
                     Some((uid, event)) => self.core.pod(&uid, event, Instant::now().into_std()),
@@ -320,10 +353,8 @@ impl Run {
                 }
                 Action::Inlet(uid, mac) => self.launchers.inlet(&uid, mac),
                 Action::Leave(uid) => self.launchers.forget(&uid),
-                Action::Report(report) => {
-                    // No reader, or a full queue: the report is dropped.
-                    _ = self.reports.try_send(report);
-                }
+                Action::Report(report) if self.writes => self.reports.add(report),
+                Action::Report(_) => {}
             }
         }
         let core = &self.core;
@@ -332,7 +363,27 @@ impl Run {
         }
         self.sync().await?;
         self.keep();
+        self.report_shares();
+        if self.translating.is_none() {
+            let job = self.core.next_job(Instant::now().into_std());
+            self.translating = job.map(|job| tokio::task::spawn_blocking(|| job.run()));
+        }
         Ok(())
+    }
+
+    /// Reports who holds how much of the feed's limits, at most once a second.
+    fn report_shares(&mut self) {
+        let now = Instant::now();
+        if self.shares_at.is_some_and(|at| now < at) {
+            return;
+        }
+        self.shares_at = Some(now + SHARES_EVERY);
+        let shares = self.core.shares();
+        self.tx.report(ShareReport::of("vmis", &shares.vmis));
+        self.tx.report(ShareReport::of("vmi_bytes", &shares.bytes));
+        self.tx.report(ShareReport::of("pods", &shares.pods));
+        self.tx.report(self.volumes.share());
+        self.tx.report(self.reports.share());
     }
 
     /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
@@ -357,10 +408,11 @@ impl Run {
             return;
         };
         self.keep_at = None;
-        match kept::encode(self.core.vmis()) {
-            Ok(octets) => self.saves.submit(StateFile::Vmis, move || kept::write(&path, &octets)),
-            Err(error) => warn!("cannot encode the VMIs: {error}"),
-        }
+        let vmis = self.core.shared_vmis();
+        // Encoding takes long, too: the VMIs have up to 32 MiB.
+        self.saves.submit(StateFile::Vmis, move || {
+            kept::encode(vmis.iter().map(Arc::as_ref)).and_then(|bytes| kept::write(&path, &bytes))
+        });
     }
 
     /// When to run next if no event arrives.
@@ -370,7 +422,113 @@ impl Run {
         let patience = [self.patience, self.patience + LOOKS]
             .into_iter()
             .find(|at| !self.synced && *at > Instant::now());
+        let job = self.core.next_job_at().filter(|_| self.translating.is_none()).map(Instant::from_std);
         let far = Instant::now() + Duration::from_secs(3_600);
-        [core, keep, patience].into_iter().flatten().fold(far, Instant::min)
+        let shares = self.shares_at;
+        [core, keep, patience, job, shares].into_iter().flatten().fold(far, Instant::min)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Core, Instant, Launchers, PATIENCE, PodEvent, PodUid, PodsError, Publisher, Reports, Run};
+    use crate::FeedEvent;
+    use crate::kubevirt::core::Origin;
+    use crate::kubevirt::translate::Files;
+    use crate::kubevirt::watch::Update;
+    use crate::kubevirt::{Options, Vmi, VolumeCache};
+    use crate::pods::{Pod, Tap, TapKind, Volumes};
+    use metadata_content::record::Limits;
+    use serde_json::json;
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
+    use std::time::Duration;
+    use tokio::sync::mpsc;
+
+    struct NoLaunchers;
+
+    impl Launchers for NoLaunchers {
+        fn watch(&mut self, _: &PodUid, _: BTreeSet<String>) -> Result<(), PodsError> {
+            Ok(())
+        }
+
+        fn forget(&mut self, _: &PodUid) {}
+    }
+
+    #[tokio::test]
+    async fn the_runtimes_thread_is_free_while_volumes_are_read() {
+        let (began, mut begins) = mpsc::unbounded_channel();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        let read = move |_: &PodUid, _: &str| {
+            began.send(()).expect("the test runs");
+            // Fails if the test, which shares the runtime's thread, cannot run meanwhile.
+            let released = released.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
+            released.map_err(|error| error.to_string())?;
+            Ok(Some(Files::from([("userdata".to_owned(), "#one".into())])))
+        };
+        let (tx, mut events) = mpsc::channel(64);
+        let tx = Publisher::from(tx);
+        let core = Core::new("n".into(), Options::default(), Limits::DEFAULT, 0, Arc::new(read));
+        let mut run = Run {
+            core,
+            freed: tx.freed(),
+            tx,
+            reports: Reports::new(),
+            writes: false,
+            launchers: Box::new(NoLaunchers),
+            unlisted: BTreeSet::new(),
+            waiting: Vec::new(),
+            synced: false,
+            patience: Instant::now() + PATIENCE,
+            kept: None,
+            keep_at: None,
+            translating: None,
+            volumes: Arc::new(VolumeCache::new(Volumes::new("/nowhere"))),
+            shares_at: None,
+        };
+        let (updates, from_watches) = mpsc::channel(8);
+        let (pods, from_pods) = mpsc::channel(8);
+        let (_calls, hook) = mpsc::channel(1);
+        let feed = tokio::spawn(async move { run.turn(from_watches, from_pods, hook).await });
+        let vmi = json!({
+            "metadata": {"name": "web", "namespace": "shop", "uid": "b5e7c9d2-0c3f-4a52-8f2e-3d9a1c7b6e10"},
+            "spec": {
+                "domain": {"devices": {"interfaces": [
+                    {"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:01"},
+                ]}},
+                "networks": [{"name": "default", "pod": {}}],
+                "volumes": [{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}],
+            },
+            "status": {"phase": "Running", "activePods": {"p": "n"}},
+        });
+        let vmi = Box::new(Vmi::from_value(vmi).expect("a VMI"));
+        updates.send(Update::Applied(Origin::Here, vmi)).await.expect("the feed runs");
+        tokio::task::yield_now().await;
+        let uid: PodUid = "p".parse().expect("a uid");
+        let mac = metadata_common::mac::Mac::default();
+        let taps = vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac, queues: 1 }];
+        let pod = Pod { uid: uid.clone(), pid: 1, netns: "/proc/1/ns/net".into(), taps, nics: Vec::new() };
+        while feed.is_finished() || begins.is_empty() {
+            assert!(!feed.is_finished());
+            _ = pods.try_send((uid.clone(), PodEvent::Found(pod.clone())));
+            tokio::task::yield_now().await;
+        }
+        begins.recv().await.expect("it began");
+        for _ in 0..64 {
+            _ = release.send(());
+        }
+        let record = async {
+            loop {
+                match events.recv().await.expect("the feed runs") {
+                    FeedEvent::Upsert { record, .. } => return record,
+                    FeedEvent::Rejected { error, .. } => panic!("{error}"),
+                    _ => {}
+                }
+            }
+        };
+        let record = record.await;
+        assert_eq!(record.user_data.as_ref().and_then(|data| data.bytes()).as_deref(), Some(&b"#one"[..]));
+        feed.abort();
     }
 }

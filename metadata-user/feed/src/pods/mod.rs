@@ -45,6 +45,7 @@ pub use follow::AT_FIRST;
 pub use names::{NicNames, names_of};
 pub use uid::{NotAPod, PodUid};
 pub use volumes::{Files, KEY_OCTETS, MAX_KEYS, VOLUME_OCTETS, VolumeError, Volumes};
+pub(crate) use volumes::{Reading, Version};
 
 /// Most pods to watch; a node runs a few hundred.
 pub const MAX_PODS: usize = 4_096;

@@ -46,6 +46,12 @@ const ATTEMPTS: usize = 4;
 pub struct Files(BTreeMap<String, Bytes>);
 
 impl Files {
+    /// Bytes of all keys and of their names.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.0.iter().map(|(key, octets)| key.len() + octets.len()).sum()
+    }
+
     /// Converts it to a plain map.
     #[must_use]
     pub fn into_map(self) -> BTreeMap<String, Bytes> {
@@ -66,6 +72,27 @@ impl fmt::Debug for Files {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.0.iter().map(|(key, octets)| (key, octets.len()))).finish()
     }
+}
+
+/// The version of a volume's content: the directory that `..data` names. kubelet makes a new one for each change, and
+/// never writes into one that is in force.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Version {
+    target: String,
+    device: u64,
+    inode: u64,
+    changed: (i64, u64),
+}
+
+/// The result of reading a volume.
+#[derive(Debug)]
+pub(crate) enum Reading {
+    /// kubelet has not written it yet.
+    Absent,
+    /// Its content is the version that the caller knows.
+    Unchanged,
+    /// Its content and its version.
+    New(Version, Files),
 }
 
 /// Why a volume cannot be read. No error repeats its content.
@@ -138,21 +165,40 @@ impl Volumes {
     /// # Errors
     /// The name is invalid, a link leads out of the volume, a limit is exceeded, or the kernel refuses.
     pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<Files>, VolumeError> {
-        let mut outcome = Ok(None);
+        Ok(match self.read_new(pod, volume, VOLUME_OCTETS, None)? {
+            Reading::New(_, files) => Some(self.share(files)),
+            Reading::Absent | Reading::Unchanged => None,
+        })
+    }
+
+    /// Reads a pod's volume of at most `most` bytes, unless its content is still the `known` version.
+    ///
+    /// # Errors
+    /// Like [`read`](Self::read).
+    pub(crate) fn read_new(
+        &self,
+        pod: &PodUid,
+        volume: &str,
+        most: usize,
+        known: Option<&Version>,
+    ) -> Result<Reading, VolumeError> {
+        let mut outcome = Ok(Reading::Absent);
         for _ in 0..ATTEMPTS {
-            let Some((dir, path)) = open(&self.pods, pod, volume)? else { return Ok(None) };
-            outcome = read_volume(&dir, &path);
+            let Some((dir, path)) = open(&self.pods, pod, volume)? else { return Ok(Reading::Absent) };
+            outcome = read_volume(&dir, &path, most.min(VOLUME_OCTETS), known);
             // kubelet replaced the content during the read, so the new content exists.
             if !matches!(&outcome, Err(VolumeError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound)
             {
                 break;
             }
         }
+        outcome
+    }
+
+    /// The same files, with the one copy of each content that all users share.
+    pub(crate) fn share(&self, files: Files) -> Files {
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        let share = |files: Files| {
-            Files(files.0.into_iter().map(|(key, octets)| (key, contents.octets(octets))).collect())
-        };
-        outcome.map(|files| files.map(share))
+        Files(files.0.into_iter().map(|(key, octets)| (key, contents.octets(octets))).collect())
     }
 
     /// Releases contents without users. [`read`](Self::read) does so too when the table has grown.
@@ -218,10 +264,15 @@ pub(super) fn is_written(volume: impl AsFd) -> bool {
     statat(volume, DATA, AtFlags::SYMLINK_NOFOLLOW).is_ok()
 }
 
-fn read_volume(volume: &OwnedFd, path: &Path) -> Result<Option<Files>, VolumeError> {
+fn read_volume(
+    volume: &OwnedFd,
+    path: &Path,
+    most: usize,
+    known: Option<&Version>,
+) -> Result<Reading, VolumeError> {
     let in_force = match readlinkat(volume, DATA, Vec::new()) {
         Ok(name) => name,
-        Err(Errno::NOENT) => return Ok(None),
+        Err(Errno::NOENT) => return Ok(Reading::Absent),
         Err(Errno::INVAL) => return Err(VolumeError::Kind { path: path.join(DATA) }),
         Err(errno) => return Err(refusal(path.join(DATA), errno)),
     };
@@ -233,6 +284,16 @@ fn read_volume(volume: &OwnedFd, path: &Path) -> Result<Option<Files>, VolumeErr
     };
     let list = open(Path::new(in_force), OFlags::DIRECTORY)?;
     let listed = |errno: Errno| refusal(path.join(in_force), errno);
+    let found = fstat(&list).map_err(listed)?;
+    let version = Version {
+        target: in_force.to_owned(),
+        device: found.st_dev,
+        inode: found.st_ino,
+        changed: (found.st_ctime, found.st_ctime_nsec),
+    };
+    if known == Some(&version) {
+        return Ok(Reading::Unchanged);
+    }
     let mut files = BTreeMap::new();
     let mut octets = 0;
     for entry in Dir::new(list).map_err(listed)? {
@@ -246,24 +307,27 @@ fn read_volume(volume: &OwnedFd, path: &Path) -> Result<Option<Files>, VolumeErr
             return Err(VolumeError::Keys { path: path.into() });
         }
         let below = Path::new(in_force).join(key);
-        let contents = read_key(open(&below, OFlags::empty())?, &path.join(&below))?;
+        // One byte more than is left shows that the volume is too large.
+        let contents = read_key(open(&below, OFlags::empty())?, &path.join(&below), most - octets)?;
         octets += contents.len();
-        if octets > VOLUME_OCTETS {
-            return Err(VolumeError::Octets { path: path.into(), limit: VOLUME_OCTETS });
+        if octets > most {
+            return Err(VolumeError::Octets { path: path.into(), limit: most });
         }
         files.insert(key.to_owned(), contents);
     }
-    Ok(Some(Files(files)))
+    Ok(Reading::New(version, Files(files)))
 }
 
-fn read_key(key: OwnedFd, path: &Path) -> Result<Bytes, VolumeError> {
+/// Reads a key, but at most `left + 1` of its bytes.
+fn read_key(key: OwnedFd, path: &Path, left: usize) -> Result<Bytes, VolumeError> {
     let found = fstat(&key).map_err(|errno| refusal(path.into(), errno))?;
     match FileType::from_raw_mode(found.st_mode) {
         FileType::RegularFile => {}
         _ => return Err(VolumeError::Kind { path: path.into() }),
     }
     let mut octets = Vec::new();
-    let read = File::from(key).take(KEY_OCTETS as u64 + 1).read_to_end(&mut octets);
+    let most = KEY_OCTETS.min(left);
+    let read = File::from(key).take(most as u64 + 1).read_to_end(&mut octets);
     read.map_err(|error| VolumeError::Io { path: path.into(), error: error.into() })?;
     if octets.len() > KEY_OCTETS {
         return Err(VolumeError::Octets { path: path.into(), limit: KEY_OCTETS });

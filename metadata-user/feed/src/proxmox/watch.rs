@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
+use metadata_base::share::Tenant;
 
 use super::load::{self, Digest, Loaded, Look, Outcome, Seen};
 use super::outlook::{News, Outlook};
@@ -189,7 +190,8 @@ impl Feed {
     fn wanted(&mut self, vms: Vec<(u32, bool)>) -> Vec<u32> {
         let mut wanted = Vec::new();
         for (vmid, has_changed) in vms {
-            if self.known.entry(vmid).or_default().is_due(has_changed, self.tx.free()) {
+            let free = self.tx.free_for(&Tenant::Vm(vmid.to_string().into()));
+            if self.known.entry(vmid).or_default().is_due(has_changed, free) {
                 wanted.push(vmid);
             }
         }

@@ -234,3 +234,22 @@ fn records_of_two_owners_with_one_uuid_are_in_force_apart() {
         assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
     }
 }
+
+#[test]
+fn refused_records_of_one_namespace_leave_names_for_those_of_another() {
+    let mut registry = Registry::default();
+    let mut refuse = |key: String| {
+        let error = FeedError::Vm { reason: "ä".repeat(10_000) };
+        registry.apply(Source::Kubevirt, FeedEvent::Rejected { key, error });
+    };
+    (0..2 * super::MAX_REFUSED).for_each(|n| refuse(format!("hostile/vm-{n}")));
+    refuse("modest/web".into());
+    let id = RecordId::new(Source::Kubevirt, "modest/web");
+    let reason = registry.refusal(&id).expect("its reason is kept");
+    assert!(reason.len() <= super::REASON_BYTES + 3, "{} bytes", reason.len());
+    assert_eq!(registry.refused().count(), super::MAX_REFUSED / 2 + 1);
+    for n in 0..2 * super::MAX_REFUSED {
+        registry.apply(Source::Kubevirt, FeedEvent::Remove { key: format!("hostile/vm-{n}") });
+    }
+    assert_eq!(registry.refused_share(Source::Kubevirt).map(|share| share.used()), Some(1));
+}

@@ -14,7 +14,7 @@ fn record(letter: &str, octets: usize) -> Record {
 }
 
 fn id(key: &str) -> RecordId {
-    RecordId::new(Source::Kubevirt, key)
+    RecordId::new(Source::File, key)
 }
 
 const LARGE: usize = 100_000;
@@ -86,10 +86,54 @@ fn charges_of_queued_records_stay_until_their_feed_ends() {
     room.arrive(&id("there"), &there).expect("room");
     room.take(&id("comes"), &comes).expect("room");
     let both = room.usage().used;
-    room.keep_only(Source::Kubevirt, |_| false);
+    room.keep_only(Source::File, |_| false);
     assert!(room.usage().used > 0 && room.usage().used < both, "what is on its way stays");
-    room.forget_pending(Source::Kubevirt);
+    room.forget_pending(Source::File);
     assert_eq!(room.usage().used, 0);
+}
+
+/// A record of a VM in a namespace.
+fn of(namespace: &str, name: usize) -> RecordId {
+    RecordId::new(Source::Kubevirt, &format!("{namespace}/vm-{name}"))
+}
+
+#[test]
+fn a_namespace_that_fills_the_memory_leaves_room_for_another() {
+    let room = Room::new(64 << 20);
+    let mut taken = 0;
+    for n in 0..200 {
+        taken += usize::from(room.take(&of("hostile", n), &record(&n.to_string(), LARGE * 3)).is_ok());
+    }
+    assert!(taken > 10 && room.usage().used <= 32 << 20, "{taken} records, {:?}", room.usage());
+    let refused = room.take(&of("hostile", 999), &record("z", LARGE * 10)).expect_err("it has its share");
+    let text = refused.to_string();
+    assert!(text.contains("by namespace/hostile") && text.contains("its share"), "{text}");
+    // Small and large records of another namespace are admitted.
+    room.take(&of("modest", 0), &record("m", 1_000)).expect("a small one");
+    room.take(&of("modest", 1), &record("n", LARGE * 3)).expect("a large one");
+    let shares = room.shares();
+    assert_eq!((shares[0].limit, shares[0].top.len()), ("record_memory", 2));
+    assert_eq!(shares[0].top[0].0, of("hostile", 0).tenant());
+    assert!(room.free_for(&of("modest", 0).tenant()) > room.free_for(&of("hostile", 0).tenant()));
+}
+
+#[test]
+fn tenants_pay_equal_parts_of_what_they_share_and_nothing_is_left_of_it() {
+    let room = Room::new(64 << 20);
+    let shared = record("s", LARGE);
+    let weight = Weight::of(&shared);
+    room.take(&of("a", 0), &shared).expect("room");
+    room.take(&of("b", 0), &shared).expect("room");
+    room.take(&of("b", 1), &shared).expect("room");
+    let content = weight.alone() - weight.own();
+    assert!(room.usage().used.abs_diff(content + 3 * weight.own()) <= 2, "{:?}", room.usage());
+    let held = room.shares()[0].top.clone();
+    assert_eq!(held[0], (of("b", 0).tenant(), content.div_ceil(2) + 2 * weight.own()));
+    assert_eq!(held[1], (of("a", 0).tenant(), content.div_ceil(2) + weight.own()));
+    for id in [of("b", 0), of("a", 0), of("b", 1)] {
+        room.give_back(&id);
+    }
+    assert_eq!((room.usage().used, room.shares()[0].top.len()), (0, 0));
 }
 
 #[test]

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use metadata_base::port::PortName;
+use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_content::record::Record;
 use metadata_content::store::Responses;
+use metadata_feed::registry::RecordId;
 use metadata_serve::Question;
 use metadata_steer::{SteerError, Steering};
 use tracing::{debug, warn};
@@ -64,6 +66,11 @@ impl Bindings {
         self.bound.len()
     }
 
+    /// How tenants share the slots.
+    pub(super) fn share(&self) -> &FairShare {
+        self.slots.share()
+    }
+
     /// The identities bound on a port.
     pub(super) fn on(&self, port: &PortName) -> impl Iterator<Item = &IdentityName> {
         let first = IdentityName { port: port.clone(), mac: Mac::default() };
@@ -93,7 +100,7 @@ impl Bindings {
     pub(super) fn serve(
         &mut self,
         steering: &mut Steering,
-        who: &IdentityName,
+        (who, tenant): (&IdentityName, &Tenant),
         responses: Option<Arc<Responses>>,
         record: Option<&Record>,
     ) -> Result<(), String> {
@@ -107,7 +114,7 @@ impl Bindings {
             return Ok(());
         }
         let is_bound = bound.is_some();
-        let slot = self.slots.take(who, Instant::now()).map_err(|error| error.to_string())?;
+        let slot = self.slots.take(who, tenant, Instant::now()).map_err(|error| error.to_string())?;
         self.answers.publish(slot, who, record, &serves).map_err(|error| error.to_string())?;
         if is_bound {
             self.wake(steering, slot);
@@ -175,7 +182,8 @@ impl Bindings {
         for (mac, slot) in steering.bound_on(port) {
             let who = IdentityName { port: port.clone(), mac };
             if plan.knows(&who) {
-                self.slots.claim(&who, slot);
+                let tenant = plan.holder(&who).map_or(Tenant::Operator, RecordId::tenant);
+                self.slots.claim(&who, &tenant, slot);
                 continue;
             }
             match steering.unbind(slot) {

@@ -1,6 +1,7 @@
 //! The present state: attached ports, and the steps that bring them to the plan.
 
 mod closing;
+mod share;
 mod state;
 mod takeover;
 mod troubles;
@@ -9,6 +10,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use metadata_base::port::PortName;
+use metadata_base::share::{ShareReport, Tenant};
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::{Changed, Device};
 use metadata_steer::{Found, SteerError, Steering, Way};
@@ -22,6 +24,7 @@ use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
 pub(in crate::agent) use closing::Guard;
+use share::PortShares;
 use state::{ABSENT, UNREACHABLE};
 use troubles::Troubles;
 
@@ -37,6 +40,7 @@ pub(in crate::agent) struct NodePorts {
     troubles: Troubles,
     attaching: AttachTimes,
     guard: Guard,
+    shares: PortShares,
 }
 
 impl NodePorts {
@@ -58,6 +62,7 @@ impl NodePorts {
             troubles: Troubles::default(),
             attaching: AttachTimes::default(),
             guard,
+            shares: PortShares::default(),
         };
         ports.touch_taps(None, plan);
         ports
@@ -92,6 +97,12 @@ impl NodePorts {
     #[must_use]
     pub(in crate::agent) fn count(&self) -> usize {
         self.steering.port_count()
+    }
+
+    /// How tenants share ports and identities.
+    #[must_use]
+    pub(super) fn shares(&self) -> [ShareReport; 2] {
+        [ShareReport::of("ports", self.shares.share()), ShareReport::of("identities", self.bindings.share())]
     }
 
     /// Number of identities bound.
@@ -166,6 +177,8 @@ impl NodePorts {
 
     /// Touches ports that could not be settled, and repeats wake-ups that failed.
     pub(in crate::agent) fn retry(&mut self) {
+        let steering = &self.steering;
+        self.shares.retain(|port| steering.is_attached(port));
         self.touched.extend(self.troubles.take_unsettled());
         self.bindings.retry_wakes();
     }
@@ -222,7 +235,7 @@ impl NodePorts {
         }
         self.bindings.unbind_on(&mut self.steering, port, |who| !catalogue.plan().knows(who));
         let is_new = !self.steering.is_attached(port);
-        if !self.attach(port) || !self.open(port) {
+        if !self.attach(port, catalogue.plan()) || !self.open(port) {
             return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
         }
         if is_new {
@@ -254,18 +267,22 @@ impl NodePorts {
     fn serve(&mut self, who: &IdentityName, id: Option<&RecordId>, catalogue: &mut Catalogue) {
         let responses = id.and_then(|id| catalogue.responses(id));
         let record = id.and_then(|id| catalogue.record(id)).map(AsRef::as_ref);
-        if let Err(reason) = self.bindings.serve(&mut self.steering, who, responses, record) {
+        let tenant = id.map_or(Tenant::Operator, RecordId::tenant);
+        if let Err(reason) = self.bindings.serve(&mut self.steering, (who, &tenant), responses, record) {
             self.troubles.report(&who.port, &reason);
         }
     }
 
     /// Attaches a port; true if it is attached.
-    fn attach(&mut self, port: &PortName) -> bool {
+    fn attach(&mut self, port: &PortName, plan: &Plan) -> bool {
         match self.steering.find(port) {
             Ok(Found::Attached) => return true,
             Ok(Found::Other) => {
                 // The tap was deleted and created again: another device has the old name.
                 self.detach(port);
+                if !self.admit(port, plan) {
+                    return false;
+                }
                 match self.steering.attach(port) {
                     Ok(()) => {
                         self.troubles.forget(port);
@@ -288,8 +305,20 @@ impl NodePorts {
         false
     }
 
+    /// Counts a port in its tenant's share; true if that has room for it.
+    fn admit(&mut self, port: &PortName, plan: &Plan) -> bool {
+        let admitted = self.shares.admit(port, plan.tenant_of(port));
+        if let Err(error) = &admitted {
+            let reason =
+                format!("too many ports on this node: {error}; move VMs of this tenant to other nodes");
+            self.troubles.report(port, &reason);
+        }
+        admitted.is_ok()
+    }
+
     /// Unbinds the identities of a port and detaches it, if it is attached.
     fn detach(&mut self, port: &PortName) {
+        self.shares.release(port);
         // Steering detaches renamed devices, so identities may be bound on a port that is not attached.
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
         if !self.steering.is_attached(port) {

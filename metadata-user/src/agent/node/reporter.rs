@@ -11,11 +11,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use metadata_base::share::ShareReport;
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_control::status::{
-    About, ApiServer, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Status, Unanswered,
-    Unread, Worker,
+    About, ApiServer, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Share, Status,
+    TenantShare, Unanswered, Unread, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
 use metadata_feed::proxmox::outlook::Outlook;
@@ -138,6 +139,7 @@ impl Reporter {
                 let usage = view.catalogue.room().usage();
                 RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
             },
+            shares: view.shares().into_iter().map(share).collect(),
             counters: self.troubling(view),
             lately: recent::last(),
         };
@@ -290,6 +292,18 @@ impl Reporter {
         add("state_errors", errands.mailboxes.loads_failed + errands.mailboxes.saves_failed);
         add("records_rejected", view.catalogue.registry().refusals());
         counts
+    }
+}
+
+fn share(ShareReport { limit, used, most, refusals, top }: ShareReport) -> Share {
+    let tenants = top.into_iter();
+    let tenants = tenants.map(|(tenant, held)| TenantShare { tenant: tenant.to_string(), held: held as u64 });
+    Share {
+        limit: limit.into(),
+        used: used as u64,
+        most: most as u64,
+        refused: refusals,
+        tenants: tenants.collect(),
     }
 }
 

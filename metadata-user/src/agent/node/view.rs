@@ -8,6 +8,7 @@ mod trace;
 use std::collections::BTreeMap;
 
 use metadata_base::port::PortName;
+use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::source::Source;
 use metadata_control::status::{
     About, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS, Port, PortState,
@@ -40,6 +41,17 @@ impl<'a> View<'a> {
         counts.insert(PortState::Closed, self.ports.closed().count() as u64);
         *counts.entry(PortState::Error).or_default() += self.failed_to_close().count() as u64;
         counts
+    }
+
+    /// How tenants share the node's limits.
+    pub(super) fn shares(self) -> Vec<ShareReport> {
+        let registry = self.catalogue.registry();
+        let refused = Source::ALL.into_iter().filter_map(|source| registry.refused_share(source));
+        let refused =
+            refused.filter(|share| share.top().iter().any(|(tenant, _)| *tenant != Tenant::Operator));
+        let refused = refused.max_by_key(|share| share.used());
+        let refused = refused.map(|share| ShareReport::of("refused_records", share));
+        self.catalogue.room().shares().into_iter().chain(self.ports.shares()).chain(refused).collect()
     }
 
     fn failed_to_close(self) -> impl Iterator<Item = (&'a PortName, &'a str)> {

@@ -25,6 +25,12 @@ pub(super) struct Instance {
     pub(super) pod: Option<Pod>,
     /// Set once a search found no launcher.
     pub(super) absent: bool,
+    /// True while its pod is followed, and counts in its namespace's share of pods.
+    pub(super) is_followed: bool,
+    /// Set once it was translated with its pod.
+    pub(super) is_translated: bool,
+    /// True while it waits for a translation.
+    pub(super) is_queued: bool,
     /// The volumes that hold its data, whether they exist or not.
     pub(super) volumes: BTreeSet<String>,
     /// The source MAC last requested for its pod's inlet.
@@ -52,6 +58,9 @@ impl Instance {
             since,
             pod: None,
             absent: false,
+            is_followed: false,
+            is_translated: false,
+            is_queued: false,
             volumes: BTreeSet::new(),
             inlet: None,
             record: None,
@@ -64,20 +73,28 @@ impl Instance {
         }
     }
 
+    /// True if it is in this pod.
+    pub(super) fn is(&self, uid: &PodUid) -> bool {
+        self.uid == *uid
+    }
+
     /// True while its launcher runs.
     pub(super) fn lives(&self) -> bool {
         self.pod.is_some() && !self.ended
     }
 
-    /// True once the first search for its launcher has a result, and its inlet, if it needs one, is ready.
+    /// True once the first search for its launcher has a result, and if it found one, the VM is translated and its
+    /// inlet, if it needs one, is ready.
     pub(super) fn is_settled(&self) -> bool {
-        let has_inlet = |pod: &Pod| self.inlet.is_none() || pod.has_inlet();
+        let has_inlet = |pod: &Pod| self.is_translated && (self.inlet.is_none() || pod.has_inlet());
         self.pod.as_ref().map_or(self.absent, has_inlet) || self.ended
     }
 
-    /// True while a record may follow soon: the launcher is not found yet, or data has not arrived yet.
+    /// True while a record may follow soon: the launcher is not found yet, or data has not arrived yet or is not
+    /// translated.
     pub(super) fn awaits(&self) -> bool {
-        let pending = || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
+        let pending =
+            || self.is_queued || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
         !self.ended && self.record.is_none() && (self.pod.is_none() || pending())
     }
 
@@ -89,6 +106,11 @@ impl Instance {
     /// True once its launcher has ended or the instance was dropped.
     pub(super) fn has_ended(&self) -> bool {
         self.ended
+    }
+
+    /// True if it lacks memory for its record.
+    pub(super) fn lacks_memory(&self) -> bool {
+        self.lacks_at_most(usize::MAX)
     }
 
     /// True if it lacks memory for its record and `free` octets suffice.

@@ -15,7 +15,7 @@ use super::{Action, Core, Origin};
 use crate::FeedEvent;
 use crate::kubevirt::translate::Files;
 use crate::kubevirt::{Options, Vmi};
-use crate::pods::{Pod, PodEvent, Tap, TapKind};
+use crate::pods::{Pod, PodEvent, PodUid, Tap, TapKind};
 use metadata_content::record::Limits;
 
 /// Volumes by pod and name.
@@ -80,11 +80,11 @@ impl Story {
     fn with(options: Options) -> Self {
         let disk = Disk::default();
         let volumes = Arc::clone(&disk);
-        let read = move |uid: &_, volume: &str| {
+        let read = move |uid: &PodUid, volume: &str| {
             let place = (format!("{uid}"), volume.to_owned());
             Ok(volumes.lock().expect("no panic").get(&place).cloned())
         };
-        let core = Core::new("here".into(), options, Limits::DEFAULT, 100, Box::new(read));
+        let core = Core::new("here".into(), options, Limits::DEFAULT, 100, Arc::new(read));
         Self { core, now: Instant::now(), disk }
     }
 
@@ -118,8 +118,22 @@ impl Story {
         self.actions()
     }
 
+    /// Runs all translations, and waits until each may run.
+    fn translate(&mut self) {
+        loop {
+            if let Some(job) = self.core.next_job(self.now) {
+                self.core.translated(job.run(), self.now);
+            } else if let Some(ready) = self.core.next_job_at() {
+                self.now = self.now.max(ready);
+            } else {
+                return;
+            }
+        }
+    }
+
     /// The actions since the last call, abbreviated. They omit watched volumes, which another test covers.
     fn actions(&mut self) -> Vec<String> {
+        self.translate();
         let actions = self.core.actions().into_iter();
         let actions =
             actions.filter(|action| !matches!(action, Action::Watch(_, volumes) if !volumes.is_empty()));

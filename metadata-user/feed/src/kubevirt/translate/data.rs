@@ -5,14 +5,16 @@
 //! annotations ask for.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 
-use super::{Files, Problem};
+use super::{Files, KEY_BYTES_PER_VM, KEYS_PER_VM, KeyError, PodVolumes, Problem, PublicKeys};
 use crate::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
 use crate::kubevirt::{Options, annotations};
+use crate::pods::MAX_VOLUMES;
 use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data};
 
 /// Most keys of custom metadata of one VM (VEP 100).
@@ -48,7 +50,7 @@ pub(super) enum Network {
 /// The sources of a VM's data.
 pub(super) struct Places<'a> {
     pub(super) vmi: &'a Vmi,
-    pub(super) read: &'a dyn Fn(&str) -> Result<Option<Files>, String>,
+    pub(super) read: &'a dyn PodVolumes,
     pub(super) options: &'a Options,
 }
 
@@ -83,7 +85,7 @@ impl Places<'_> {
     /// The files of a volume of the pod.
     fn files(&self, field: &'static str, volume: &str) -> Result<Files, Problem> {
         let volume = || volume.to_owned();
-        match (self.read)(&volume()) {
+        match self.read.files(&volume()) {
             Ok(Some(files)) => Ok(files),
             Ok(None) => Err(Problem::Volume { field, volume: volume() }),
             Err(reason) => Err(Problem::Unreadable { field, volume: volume(), reason }),
@@ -173,29 +175,49 @@ impl Places<'_> {
         }
     }
 
-    /// The keys of all Secrets in the order of the VMI, one for each line.
+    /// The keys of all Secrets in the order of the VMI, one for each line. Beyond a limit of the VM the rest is not read.
     fn public_keys(&self, problems: &mut Vec<Problem>) -> Vec<String> {
         let credentials = self.vmi.spec.access_credentials.iter();
         let by_metadata = credentials.filter_map(|credential| credential.ssh_public_key.as_ref());
         let by_metadata = by_metadata.filter(|key| key.propagation_method.is_by_metadata());
-        let mut keys = Vec::new();
-        for secret in by_metadata.filter_map(|key| key.source.secret.as_ref()) {
+        let secrets: Vec<_> = by_metadata.filter_map(|key| key.source.secret.as_ref()).collect();
+        if secrets.len() > MAX_VOLUMES {
+            problems.push(Problem::Credentials { limit: MAX_VOLUMES, found: secrets.len() });
+            return Vec::new();
+        }
+        let (mut keys, mut bytes) = (Vec::new(), 0);
+        for secret in secrets {
             let secret = &secret.secret_name;
-            let volume = credential_volume(secret);
-            let files = self.files("accessCredentials", &volume).unwrap_or_else(|problem| {
+            let found = self.keys_of(secret).unwrap_or_else(|problem| {
                 problems.push(problem);
-                Files::new()
+                Arc::default()
             });
-            for (file, octets) in files.iter().filter(|(file, _)| !file.starts_with("..")) {
-                match std::str::from_utf8(octets) {
-                    Ok(text) => keys.extend(lines(text)),
-                    Err(_) => {
-                        problems.push(Problem::PublicKey { secret: secret.clone(), file: file.clone() });
-                    }
-                }
+            bytes += found.keys.iter().map(String::len).sum::<usize>();
+            let error = match &found.error {
+                Some(error) => Some(error.clone()),
+                None if keys.len() + found.keys.len() > KEYS_PER_VM => Some(KeyError::TooManyOfVm),
+                None if bytes > KEY_BYTES_PER_VM => Some(KeyError::TooLongOfVm),
+                None => None,
+            };
+            if let Some(reason) = error {
+                problems.push(Problem::PublicKeys { secret: secret.clone(), reason });
+                return Vec::new();
             }
+            let other = found.other_files.iter().cloned();
+            problems.extend(other.map(|file| Problem::PublicKey { secret: secret.clone(), file }));
+            keys.extend(found.keys.iter().cloned());
         }
         keys
+    }
+
+    fn keys_of(&self, secret: &str) -> Result<Arc<PublicKeys>, Problem> {
+        const FIELD: &str = "accessCredentials";
+        let volume = credential_volume(secret);
+        match self.read.public_keys(&volume) {
+            Ok(Some(keys)) => Ok(keys),
+            Ok(None) => Err(Problem::Volume { field: FIELD, volume }),
+            Err(reason) => Err(Problem::Unreadable { field: FIELD, volume, reason }),
+        }
     }
 
     /// Custom metadata: the VMI's, then the Secret's, which replaces equal keys. Values that cannot be served become
@@ -232,7 +254,7 @@ impl Places<'_> {
     fn token(&self) -> Option<Bytes> {
         self.options.tokens.iter().find_map(|place| {
             let (volume, file) = place.split_once('/')?;
-            (self.read)(volume).ok().flatten()?.remove(file)
+            self.read.files(volume).ok().flatten()?.remove(file)
         })
     }
 }
@@ -297,11 +319,6 @@ fn in_form(octets: &[u8]) -> Option<Network> {
         value if is_network_data(&value) => Some(Network::Data(text.to_owned())),
         _ => None,
     }
-}
-
-fn lines(text: &str) -> impl Iterator<Item = String> {
-    let lines = text.lines().map(str::trim);
-    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned)
 }
 
 /// Checks the value of a custom key.

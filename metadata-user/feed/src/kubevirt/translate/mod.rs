@@ -1,6 +1,7 @@
 //! Translates a VMI and its pod into a record. This module reads only through its arguments.
 
 mod data;
+mod keys;
 mod names;
 mod nics;
 mod problem;
@@ -9,13 +10,15 @@ mod problem;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use metadata_common::mac::Mac;
 use serde_json::{Value, json};
 
 pub use data::{METADATA_CHARS, METADATA_KEYS};
-pub use problem::Problem;
+pub use keys::{KEY_BYTES, KEY_BYTES_PER_VM, KEYS_PER_SECRET, KEYS_PER_VM, KeyError, PublicKeys};
+pub use problem::{MAX_PROBLEMS, Problem};
 
 use super::annotations::{ENABLED, INSTANCE_TYPES};
 use super::{InstanceId, Options, Vmi};
@@ -27,6 +30,29 @@ use nics::{Nics, Served, nics};
 
 /// The files of one volume, by name.
 pub type Files = BTreeMap<String, Bytes>;
+
+/// The volumes of one pod, as a translation reads them.
+pub trait PodVolumes {
+    /// The files of a volume; `None` if it does not exist yet.
+    ///
+    /// # Errors
+    /// The reason, which must not repeat any content.
+    fn files(&self, volume: &str) -> Result<Option<Files>, String>;
+
+    /// The public keys of a volume that holds the Secret of an access credential; `None` if it does not exist yet.
+    ///
+    /// # Errors
+    /// Like [`files`](Self::files).
+    fn public_keys(&self, volume: &str) -> Result<Option<Arc<PublicKeys>>, String> {
+        Ok(self.files(volume)?.map(|files| Arc::new(PublicKeys::parse(&files))))
+    }
+}
+
+impl<F: Fn(&str) -> Result<Option<Files>, String>> PodVolumes for F {
+    fn files(&self, volume: &str) -> Result<Option<Files>, String> {
+        self(volume)
+    }
+}
 
 /// The service account of a pod that names none.
 const DEFAULT_ACCOUNT: &str = "default";
@@ -64,20 +90,19 @@ pub fn is_wanted(vmi: &Vmi, options: &Options) -> bool {
     named && enabled && !vmi.is_final()
 }
 
-/// Makes the record of a VMI in a pod. `read` returns the files of one of the pod's volumes, or `None` if the volume
-/// does not exist. Its error text must not repeat any content.
+/// Makes the record of a VMI in a pod, with the data in the pod's volumes.
 #[must_use]
 pub fn translate(
     vmi: &Vmi,
     pod: &Pod,
-    read: &dyn Fn(&str) -> Result<Option<Files>, String>,
+    read: &dyn PodVolumes,
     options: &Options,
     limits: &Limits,
 ) -> Translation {
     let mut problems = Vec::new();
     let Nics { served: nics, inlet } = nics(vmi, pod, options, &mut problems);
     if nics.is_empty() {
-        return Translation { outcome: Outcome::Unserved, problems, inlet };
+        return Translation { outcome: Outcome::Unserved, problems: problem::first_of(problems), inlet };
     }
     let found = data(&Places { vmi, read, options }, &mut problems);
     let record = match problems.iter().any(Problem::withholds) {
@@ -94,7 +119,7 @@ pub fn translate(
         Some(record) => Outcome::Record(Box::new(record)),
         None => Outcome::Expect(nics.into_iter().map(|nic| (nic.port, nic.mac)).collect()),
     };
-    Translation { outcome, problems, inlet }
+    Translation { outcome, problems: problem::first_of(problems), inlet }
 }
 
 /// Assembles the record. It goes through the parser of record files, so that the same rules apply.

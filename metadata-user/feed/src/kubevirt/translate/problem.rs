@@ -1,6 +1,10 @@
 //! The reasons why a VM, or a part of it, is not served.
 
+use super::KeyError;
 use crate::room::NoRoom;
+
+/// Most problems of a VM that are named; the author of a VMI chooses how many it has.
+pub const MAX_PROBLEMS: usize = 16;
 
 /// A problem, with a message for the VM's owner. No message repeats the content of a Secret or of user-data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
@@ -152,6 +156,29 @@ pub enum Problem {
         /// The key in the Secret.
         file: String,
     },
+    /// The public keys of a Secret, or of all of the VM's Secrets, exceed a limit.
+    #[error(
+        "accessCredentials: Secret `{secret}`: {reason}; put fewer keys into it, or user-data that fetches them"
+    )]
+    PublicKeys {
+        /// The Secret, the first of those that are too much.
+        secret: String,
+        /// Which limit is exceeded.
+        reason: KeyError,
+    },
+    /// A VM has more access credentials than a pod may have volumes.
+    #[error(
+        "accessCredentials: expected at most {limit} Secrets of public keys, found {found}; join some of them"
+    )]
+    Credentials {
+        /// The limit.
+        limit: usize,
+        /// The number of Secrets.
+        found: usize,
+    },
+    /// Problems beyond the limit of those that are named.
+    #[error("and {0} more problems; solve the ones above first")]
+    More(usize),
     /// The service account's token is not a JWT with an expiry.
     #[error("token: expected a JWT with an expiry, found something else")]
     Token,
@@ -179,6 +206,8 @@ impl Problem {
                 | Self::Base64 { .. }
                 | Self::TooLarge { .. }
                 | Self::Owner
+                | Self::PublicKeys { .. }
+                | Self::Credentials { .. }
                 | Self::Room(_)
                 | Self::Record(_)
         )
@@ -198,4 +227,15 @@ impl Problem {
                 | Self::Owner
         )
     }
+}
+
+/// The first problems, and how many more there are. Those that withhold the VM come first, so that none of them is lost.
+pub(super) fn first_of(mut problems: Vec<Problem>) -> Vec<Problem> {
+    if problems.len() > MAX_PROBLEMS {
+        problems.sort_by_key(|problem| !problem.withholds());
+        let more = problems.len() - MAX_PROBLEMS;
+        problems.truncate(MAX_PROBLEMS);
+        problems.push(Problem::More(more));
+    }
+    problems
 }

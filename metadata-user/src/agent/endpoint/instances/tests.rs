@@ -265,11 +265,13 @@ async fn exactly_one_of_several_clients_that_make_the_same_change_succeeds() {
 async fn a_conflict_is_reported_and_nothing_changes() {
     let by = RecordId::new(Source::File, "web.yaml");
     let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
+    let tenant = metadata_base::share::Tenant::Operator;
+    let no_room = NoRoom { wants: 3 << 20, used: 0, limit: 1 << 20, tenant, held: 0, share: 1 << 20 };
     for (clash, status, said) in [
         (Clash::Taken { identity, by: by.clone() }, 409, "on port tap0 belongs to web.yaml"),
         (Clash::SameVm { by }, 409, "registered as web.yaml"),
         (Clash::Full { most: 2 }, 507, "at most 2 instances"),
-        (Clash::Memory(NoRoom { wants: 3 << 20, used: 0, limit: 1 << 20 }), 507, "web: it would take 3 MiB"),
+        (Clash::Memory(no_room), 507, "web: it would take 3 MiB"),
         (Clash::Unplaced, 422, "network.nics[].port"),
     ] {
         let bench = Bench::new();

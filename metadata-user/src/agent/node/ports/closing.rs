@@ -13,7 +13,12 @@ use metadata_steer::{Found, Guarded, SteerError, is_hub_tap};
 use tracing::{debug, info, warn};
 
 use super::NodePorts;
+use super::troubles::Troubles;
 use crate::agent::plan::Plan;
+
+/// Most closed taps of a namespace other than the agent's own, such as a pod's. Whoever makes more taps there leaves
+/// his own pod unguarded, and takes nobody's ports.
+pub(super) const CLOSED_MOST: usize = 64;
 
 /// Which taps are guarded, and which are closed.
 #[derive(Debug, Default)]
@@ -89,18 +94,26 @@ impl NodePorts {
         let is_open = |port: &PortName| {
             !plan.wants(port) && !self.guard.closed.contains(port) && self.guard.guards(port, plan)
         };
-        named.filter(is_open).take(MAX_PORTS as usize).collect()
+        let most = match netns {
+            // One more, so that it is reported.
+            Some(_) => (CLOSED_MOST + 1).saturating_sub(self.guard.closed_in(netns).count()),
+            None => MAX_PORTS as usize,
+        };
+        named.filter(is_open).take(most).collect()
     }
 
     /// Closes a port without a record and unbinds its identities. A port that is not a tap is detached.
     pub(super) fn close(&mut self, port: &PortName, plan: &Plan) {
+        if self.has_its_closed(port, plan) {
+            return;
+        }
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
         match self.steering.find(port) {
             Ok(Found::Attached) if self.guard.closed.contains(port) => {}
             Ok(found @ (Found::Attached | Found::Other)) => match self.steering.is_tap(port) {
                 Ok(true) if found == Found::Attached => {}
                 Ok(true) => {
-                    if !self.attach_closed(port) {
+                    if !self.attach_closed(port, plan) {
                         return;
                     }
                 }
@@ -118,9 +131,34 @@ impl NodePorts {
         }
     }
 
+    /// True if a tap stays open because its namespace has as many closed ones as it may have. Reports the first of
+    /// them.
+    fn has_its_closed(&mut self, port: &PortName, plan: &Plan) -> bool {
+        let netns = port.netns.as_deref();
+        let has_its = netns.is_some()
+            && !self.guard.closed.contains(port)
+            && !self.steering.is_attached(port)
+            && self.guard.closed_in(netns).count() >= CLOSED_MOST;
+        let is_first = |troubles: &Troubles| {
+            let mut others = troubles.unsettled().filter(|other| other.netns == port.netns);
+            others.all(|other| plan.wants(other))
+        };
+        if has_its && is_first(&self.troubles) {
+            let reason = format!(
+                "the tap stays open: expected at most {CLOSED_MOST} taps without a record in one network namespace, found \
+                 more; look who made them"
+            );
+            self.troubles.report(port, &reason);
+        }
+        has_its
+    }
+
     /// Attaches a tap as closed; true if it is.
-    fn attach_closed(&mut self, port: &PortName) -> bool {
+    fn attach_closed(&mut self, port: &PortName, plan: &Plan) -> bool {
         self.forget_closed(port);
+        if !self.admit(port, plan) {
+            return false;
+        }
         match self.steering.attach_closed(port) {
             Ok(()) => {
                 info!(%port, "closed, because it has no record");
@@ -154,6 +192,7 @@ impl NodePorts {
         let renamed = self.guard.closed.remove(other);
         if renamed {
             self.steering.rename(other, port);
+            self.shares.release(other);
             debug!(%other, %port, "the tap has a record");
         }
         renamed

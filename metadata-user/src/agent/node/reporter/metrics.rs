@@ -32,6 +32,7 @@ impl Reporter {
         let (xdp, tcx) = steering.ports_by_program();
         let (taps, instances) =
             (view.ports_by_state().into_iter().collect::<Vec<_>>(), view.instances_by_state());
+        let shares = view.shares();
         let snapshot = Snapshot {
             verdicts: &verdicts,
             ports: ports.count() as u64,
@@ -44,6 +45,7 @@ impl Reporter {
             records: catalogue.registry().records().count() as u64,
             records_rejected: catalogue.registry().refusals(),
             room: catalogue.room().usage(),
+            shares: &shares,
             from_snapshot: self.from_snapshot,
             api_server: self.api_server(),
             identity: self

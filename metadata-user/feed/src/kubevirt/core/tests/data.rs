@@ -42,6 +42,7 @@ fn a_vms_volumes_are_watched_before_they_exist() {
             Some(vmi) => story.core.applied(Origin::Here, Vmi::from_value(vmi).expect("a VMI"), story.now),
             None => story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now),
         }
+        story.translate();
         let volumes = story.core.actions().into_iter().find_map(|action| match action {
             Action::Watch(_, volumes) => Some(volumes.into_iter().collect::<Vec<_>>()),
             _ => None,
@@ -74,6 +75,7 @@ fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
     more["spec"]["networks"] =
         json!([{"name": "default", "pod": {}}, {"name": "red", "multus": {"networkName": "r"}}]);
     let nics = |story: &mut Story| {
+        story.translate();
         let actions = story.core.actions();
         actions.into_iter().find_map(|action| match action {
             Action::Publish(FeedEvent::Upsert { record, .. }) => Some(record.network.nics.len()),
@@ -94,6 +96,7 @@ fn an_unserved_binding_is_reported_at_once_by_name() {
     sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
     story.apply(Origin::Here, sriov);
     story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
+    story.translate();
     let actions = story.core.actions();
     let [Action::Publish(FeedEvent::Rejected { error, .. }), Action::Report(report)] = &actions[..] else {
         panic!("{actions:?}")
@@ -129,9 +132,50 @@ fn a_vm_without_memory_is_reported_and_served_once_memory_is_free() {
     assert_eq!(room.usage().refusals, 2);
     room.give_back(&other);
     assert_eq!(room.usage().used, small, "the small version is still counted");
-    story.core.freed(room.free(), story.now);
+    story.core.freed(|tenant| room.free_for(tenant), story.now);
     // The second event clears the complaint.
     assert_eq!(story.actions(), ["+shop/web 102", "+shop/web 102", "ImdsReady web"]);
     room.give_back(&id);
     assert_eq!(room.usage().used, 0);
+}
+
+#[test]
+fn a_patch_loop_costs_one_translation_per_pause_and_delays_no_other_namespace() {
+    let mut story = Story::begin();
+    let patched = |namespace: &str, name: &str, text: &str| {
+        let mut vmi = vmi(&[&format!("{namespace}-{name}")]);
+        vmi["metadata"]["namespace"] = namespace.into();
+        vmi["metadata"]["name"] = name.into();
+        vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data": text});
+        Vmi::from_value(vmi).expect("a VMI")
+    };
+    let apply = |story: &mut Story, namespace: &str, name: &str, text: &str| {
+        story.core.applied(Origin::Here, patched(namespace, name, text), story.now);
+        let uid = format!("{namespace}-{name}");
+        story.core.pod(&uid.parse().expect("a uid"), PodEvent::Found(pod(&uid, 42)), story.now);
+    };
+    let mut translations = 0;
+    for n in 0..200 {
+        for name in ["one", "two"] {
+            apply(&mut story, "hostile", name, &n.to_string());
+        }
+        while let Some(job) = story.core.next_job(story.now) {
+            translations += 1;
+            story.core.translated(job.run(), story.now);
+        }
+    }
+    assert_eq!(translations, 2, "400 patches within a pause");
+    // Many VMIs of the hostile namespace wait, and a modest one comes last.
+    for n in 0..100 {
+        apply(&mut story, "hostile", &format!("vm-{n}"), "x");
+    }
+    apply(&mut story, "modest", "vm", "y");
+    let keys = std::iter::from_fn(|| {
+        let job = story.core.next_job(story.now)?;
+        let key = job.key.clone();
+        story.core.translated(job.run(), story.now);
+        Some(key)
+    });
+    let keys: Vec<_> = keys.collect();
+    assert!(keys.iter().position(|key| key == "modest/vm").is_some_and(|at| at <= 1), "{:?}", &keys[..3]);
 }

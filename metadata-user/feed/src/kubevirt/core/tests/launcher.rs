@@ -32,6 +32,7 @@ fn a_missing_launcher_is_reported_until_it_is_found() {
     assert_eq!(story.pod("p", PodEvent::Absent), NOTHING, "it may still appear");
     story.now += GRACE;
     story.core.pod(&"p".parse().expect("a uid"), missing(), story.now);
+    story.translate();
     let actions = story.core.actions();
     let [Action::Publish(FeedEvent::Rejected { key, error }), Action::Report(report)] = &actions[..] else {
         panic!("{actions:?}")

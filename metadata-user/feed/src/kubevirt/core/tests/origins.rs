@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{NOTHING, Story, named, secretive, vmi};
+use crate::FeedEvent;
 use crate::kubevirt::Vmi;
-use crate::kubevirt::core::{MAX_VMIS, Origin, VMIS_OCTETS};
-use crate::pods::PodEvent;
+use crate::kubevirt::core::{Action, MAX_VMIS, Origin, VMIS_OCTETS};
+use crate::pods::{self, PodEvent};
 
 #[test]
 fn a_list_removes_missing_vmis_of_its_own_watch_only() {
@@ -78,17 +79,67 @@ fn an_unserved_vmi_is_not_awaited() {
     assert!(!story.core.awaits("shop/web") && !story.core.awaits("shop/other"));
 }
 
+/// A VMI of a namespace without pods, with an annotation of this many bytes.
+fn sized(namespace: &str, name: &str, bytes: usize) -> Value {
+    let mut vmi = named(name);
+    vmi["metadata"]["namespace"] = namespace.into();
+    vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data": "x".repeat(bytes)});
+    vmi["status"]["activePods"] = json!({});
+    vmi
+}
+
 #[test]
 fn vmis_and_pods_beyond_the_limits_are_refused() {
     let mut story = Story::begin();
+    let mut admitted = 0;
     for n in 0..MAX_VMIS {
-        let mut vmi = named(&format!("v{n}"));
-        vmi["status"]["activePods"] = json!({});
-        assert_eq!(story.apply(Origin::Here, vmi), NOTHING);
+        admitted += usize::from(story.apply(Origin::Here, sized("shop", &format!("v{n}"), 1)) == NOTHING);
     }
-    assert_eq!(story.apply(Origin::Here, named("more")), ["!shop/more"]);
+    assert_eq!(admitted, MAX_VMIS / 2, "one namespace has at most half");
+    assert_eq!(story.apply(Origin::Here, sized("shop", "more", 1)), ["!shop/more"]);
+    assert_eq!(story.apply(Origin::Here, sized("other", "first", 1)), NOTHING);
     let mut story = Story::begin();
     assert_eq!(story.apply(Origin::Here, vmi(&["a", "b", "c", "d", "e"])).len(), 4);
+}
+
+#[test]
+fn pods_of_one_namespace_leave_room_for_those_of_another() {
+    let mut story = Story::begin();
+    let mut pods = 0;
+    for n in 0..MAX_VMIS / 2 {
+        let uids: Vec<_> = (0..4).map(|pod| format!("p{n}-{pod}")).collect();
+        let uids: Vec<_> = uids.iter().map(String::as_str).collect();
+        let mut vmi = vmi(&uids);
+        vmi["metadata"]["name"] = format!("v{n}").into();
+        let actions = story.apply(Origin::Here, vmi);
+        pods += actions.iter().filter(|action| action.starts_with("watch")).count();
+    }
+    assert_eq!(pods, pods::MAX_PODS / 2);
+    let mut other = vmi(&["mine"]);
+    other["metadata"]["namespace"] = "other".into();
+    assert_eq!(story.apply(Origin::Here, other), ["watch mine"]);
+    assert_eq!(story.core.shares().pods.top()[0].1, pods::MAX_PODS / 2);
+}
+
+#[test]
+fn a_namespace_of_large_vmis_leaves_room_for_a_small_one_of_another() {
+    let mut story = Story::begin();
+    let mut refused = 0;
+    for n in 0..22 {
+        let actions = story.apply(Origin::Here, sized("hostile", &format!("v{n}"), 1_500_000));
+        refused += usize::from(actions != NOTHING);
+    }
+    assert!(refused > 0, "it has its share");
+    assert_eq!(story.apply(Origin::Here, sized("modest", "web", 300)), NOTHING);
+    story.core.applied(
+        Origin::Here,
+        Vmi::from_value(sized("hostile", "next", 1_500_000)).expect("a VMI"),
+        story.now,
+    );
+    let actions = story.core.actions();
+    let [Action::Publish(FeedEvent::Rejected { error, .. })] = &actions[..] else { panic!("{actions:?}") };
+    let text = error.to_string();
+    assert!(text.contains("namespace/hostile holds") && text.contains("Secret"), "{text}");
 }
 
 #[test]
@@ -107,18 +158,13 @@ fn an_unreadable_vmi_leaves_the_published_record() {
 #[test]
 fn vmis_beyond_the_octet_limit_are_refused_and_known_ones_stay() {
     let mut story = Story::begin();
-    let sized = |name: &str, octets: usize| {
-        let mut vmi = named(name);
-        vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/user-data": "x".repeat(octets)});
-        vmi
-    };
-    assert_eq!(story.apply(Origin::Here, sized("a", VMIS_OCTETS / 2)), ["watch p"]);
-    assert_eq!(story.apply(Origin::Here, sized("b", VMIS_OCTETS / 2)), ["!shop/b"]);
-    assert_eq!(story.apply(Origin::Here, sized("a", VMIS_OCTETS)), ["!shop/a"]);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_OCTETS / 4)), NOTHING);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "b", VMIS_OCTETS / 4)), ["!shop/b"]);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_OCTETS)), ["!shop/a"]);
     assert_eq!(story.core.vmis.len(), 1);
-    assert_eq!(story.apply(Origin::Here, sized("a", 10)), NOTHING);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "a", 10)), NOTHING);
     story.core.gone(Origin::Here, "shop/a", story.now);
-    assert_eq!(story.core.octets, 0);
+    assert_eq!((story.core.shares().bytes.used(), story.core.shares().vmis.used()), (0, 0));
 }
 
 #[test]
