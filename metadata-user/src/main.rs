@@ -11,7 +11,7 @@ use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
-use metadata_steer::{Guarded, Released};
+use metadata_steer::{Guarded, RELEASE_GRACE, Released};
 use metadata_user::agent;
 use metadata_user::config::{self, Config};
 use metadata_user::recent::Recent;
@@ -361,9 +361,14 @@ fn release(pins: Option<&Path>, force: bool) -> anyhow::Result<()> {
         println!("this agent pins nothing; the kernel removes its programs when it ends");
         return Ok(());
     };
-    let Released { links, maps } = metadata_steer::release(pins, force)?;
+    let Released { links, maps, agent_runs } = metadata_steer::release(pins, force)?;
     match (links, maps) {
         (0, 0) => println!("nothing is pinned in {}", pins.display()),
+        _ if agent_runs => println!(
+            "removed the pins of {links} programs and {maps} maps; an agent runs and keeps the programs on their devices \
+             until it ends. If it still runs in {} minutes, it pins everything again",
+            RELEASE_GRACE.as_secs() / 60
+        ),
         _ => println!("removed {links} programs from their devices, and {maps} maps"),
     }
     Ok(())
