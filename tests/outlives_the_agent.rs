@@ -1,6 +1,8 @@
 //! After the agent is killed, crashes or stops, its ports stay closed and the guests' other traffic continues. The next
 //! agent answers the requests that the previous agent could not.
 
+#[path = "outlives_the_agent/checking.rs"]
+mod checking;
 #[path = "outlives_the_agent/formats.rs"]
 mod formats;
 #[path = "outlives_the_agent/node.rs"]

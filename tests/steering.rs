@@ -3,6 +3,8 @@
 //!
 //! The tests play both ends: they own the descriptors of the guests' taps, as QEMU would, and of the hub's tap.
 
+#[path = "steering/checking.rs"]
+mod checking;
 #[path = "steering/features.rs"]
 mod features;
 #[path = "steering/identity.rs"]
@@ -17,6 +19,8 @@ mod losses;
 mod modes;
 #[path = "steering/node.rs"]
 mod node;
+#[path = "steering/numbers.rs"]
+mod numbers;
 #[path = "steering/pins.rs"]
 mod pins;
 #[path = "steering/refusals.rs"]

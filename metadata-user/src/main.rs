@@ -12,7 +12,7 @@ use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
-use metadata_steer::{Guarded, Released};
+use metadata_steer::{Guarded, RELEASE_GRACE, Released};
 use metadata_user::agent;
 use metadata_user::config::{self, Config};
 use metadata_user::output;
@@ -372,12 +372,19 @@ fn release(pins: Option<&Path>, force: bool) -> anyhow::Result<()> {
         let text = "this agent pins nothing; the kernel removes its programs when it ends";
         return Ok(writeln!(output::stdout(), "{text}")?);
     };
-    let Released { links, maps } = metadata_steer::release(pins, force)?;
+    let Released { links, maps, agent_runs } = metadata_steer::release(pins, force)?;
     let mut out = output::stdout();
-    Ok(match (links, maps) {
+    match (links, maps) {
         (0, 0) => writeln!(out, "nothing is pinned in {}", Printable(pins.display()))?,
+        _ if agent_runs => writeln!(
+            out,
+            "removed the pins of {links} programs and {maps} maps; an agent runs and keeps the programs on their devices \
+             until it ends. If it still runs in {} minutes, it pins everything again",
+            RELEASE_GRACE.as_secs() / 60
+        )?,
         _ => writeln!(out, "removed {links} programs from their devices, and {maps} maps")?,
-    })
+    }
+    Ok(())
 }
 
 /// An error with its causes. A cause that the text already contains is left out.

@@ -25,7 +25,7 @@ use metadata_feed::room::Usage;
 use metadata_serve::Tally;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
-use metadata_steer::HubLosses;
+use metadata_steer::{Attachments, HubLosses};
 
 use crate::identity::SignerReport;
 pub use exposition::{Exposition, Kind};
@@ -95,6 +95,10 @@ pub struct Snapshot<'a, T> {
     pub errands: Errands,
     /// Frames that the ports' devices refused.
     pub refused_by_ports: u64,
+    /// What is attached and pinned, compared with what the kernel has.
+    pub attachments: &'a Attachments,
+    /// Slots that are not used again.
+    pub slots_retired: u64,
     /// The hubs.
     pub hubs: &'a [Hub<'a, T>],
 }
@@ -171,6 +175,7 @@ pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     node::build(&mut out);
     node::frames(snapshot.verdicts, &mut out);
     node::ports(snapshot, &mut out);
+    node::attachments(snapshot, &mut out);
     node::records(snapshot, &mut out);
     if let Some(server) = &snapshot.api_server {
         node::api_server(server, &mut out);

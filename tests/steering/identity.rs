@@ -1,7 +1,8 @@
 //! Port and MAC identify a guest, in whichever namespace the port is.
 
-use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, port, receives, receives_nothing};
+use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, delete, port, receives, receives_nothing};
 use metadata_common::verdict::Verdict;
+use metadata_steer::Found;
 use support::netns::Namespace;
 use support::privileged;
 
@@ -217,5 +218,35 @@ fn namespaces_are_distinguished_and_their_numbers_are_reused() {
         for name in [&first_name, &second_name] {
             node.steering.detach(name).expect("detached");
         }
+    }
+}
+
+#[test]
+fn identities_are_bound_before_a_prepared_port_has_a_program() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let mut node = Node::start();
+    let pod = Namespace::new("pod").expect("a namespace");
+    for ns in [node.ns.name(), pod.name()].map(|name| Namespace::open(name).expect("the namespace")) {
+        let before = node.steering.counters().expect("counters").get(Verdict::SteerArp);
+        let (tap, name) = port(&ns, "tap0", &node.ns);
+        assert!(node.steering.prepare(&name).expect("prepared"));
+        assert!(!node.steering.prepare(&name).expect("it is known"), "once is enough");
+        let found = node.ns.run_in(|| node.steering.find(&name).ok());
+        assert_eq!(found, Some(Found::Other), "no program is attached");
+        node.steering.bind(&name, ALICE, 0).expect("bound");
+        ask(&tap, ALICE);
+        node.steering.attach(&name).expect("attached");
+        assert_eq!(node.steering.bound_on(&name), [(ALICE, 0)]);
+        ask(&tap, ALICE);
+        node.expect_count(Verdict::SteerArp, before + 1);
+        node.expect_count(Verdict::DropUnknownMac, 0);
+        node.steering.detach(&name).expect("detached");
+        assert!(node.steering.prepare(&name).expect("prepared"));
+        node.steering.bind(&name, ALICE, 0).expect("bound");
+        node.steering.detach(&name).expect("given up");
+        assert_eq!(node.steering.identities(), []);
+        delete(tap, &ns);
     }
 }

@@ -5,10 +5,14 @@
 #![expect(unsafe_code, reason = "aya opens each object to list it, which can change the list")]
 
 use anyhow::{Context as _, Result};
+use aya::programs::links::{FdLink, PinnedLink};
 use aya_obj::generated::bpf_cmd;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::path::Path;
 
 /// Sets of programs, maps and links.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -137,6 +141,40 @@ fn next_number(next: bpf_cmd, after: u32) -> Option<u32> {
         libc::syscall(libc::SYS_bpf, next as u32, attributes.as_mut_ptr(), size_of_val(&attributes))
     };
     (returned == 0).then_some(attributes[1])
+}
+
+/// Detaches a link from its device, whoever holds it, as `bpftool link detach` does.
+///
+/// # Errors
+/// When there is no such link, or the kernel refuses.
+pub fn detach(link: u32) -> io::Result<()> {
+    let fd = command(bpf_cmd::BPF_LINK_GET_FD_BY_ID, link)?;
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
+    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    command(bpf_cmd::BPF_LINK_DETACH, fd.as_raw_fd().cast_unsigned()).map(drop)
+}
+
+/// Like [`detach`], by the pin of the link.
+///
+/// # Errors
+/// Like [`detach`].
+pub fn detach_pinned(pin: &Path) -> Result<()> {
+    let link = FdLink::from(PinnedLink::from_pin(pin)?);
+    Ok(detach(link.info()?.id())?)
+}
+
+/// A command of bpf(2) whose only argument is a number.
+fn command(command: bpf_cmd, argument: u32) -> io::Result<i32> {
+    let mut attributes = [argument, 0, 0];
+    // SAFETY: the kernel reads these twelve bytes and does not keep the pointer.
+    let returned = unsafe {
+        libc::syscall(libc::SYS_bpf, command as u32, attributes.as_mut_ptr(), size_of_val(&attributes))
+    };
+    if returned < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        i32::try_from(returned).map_err(io::Error::other)
+    }
 }
 
 impl fmt::Display for Objects {

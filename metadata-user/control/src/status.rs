@@ -96,6 +96,9 @@ pub struct Status {
     /// How tenants share the node's limits; see [`Share`].
     #[serde(default)]
     pub shares: Vec<Share>,
+    /// The last comparison of what the agent attached and pinned with what the kernel has.
+    #[serde(default)]
+    pub attachments: Attachments,
     /// Counters since the start that are 0 on a healthy node.
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
@@ -112,6 +115,19 @@ pub struct SharedUuid {
     /// Number of further records.
     #[serde(default)]
     pub unlisted: u64,
+}
+
+/// What the agent attached and pinned, compared with what the kernel has. The agent compares every 30 to 60 seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Attachments {
+    /// Seconds since the last complete comparison; `None` before the first.
+    pub checked: Option<f64>,
+    /// What it found, a line for each kind of fault; also among the troubles.
+    pub faults: Vec<String>,
+    /// Faults found since the start, by kind.
+    pub found: BTreeMap<String, u64>,
+    /// Numbers of namespaces that are not used again, because it is not proven that programs with them are detached.
+    pub retired: u64,
 }
 
 /// The issuer of identity tokens.

@@ -4,7 +4,7 @@ mod requests;
 mod timers;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metadata_content::source::Source;
 use metadata_feed::FeedEvent;
@@ -321,6 +321,9 @@ impl ControlLoop {
             (self.origin.applied)(&self.config);
             self.node.configure(&self.config);
             self.feeds.restart(&self.config, &mut self.node, &mut self.tasks);
+        }
+        if self.taking.is_none() {
+            self.node.check_attachments(Instant::now());
         }
         notify::ready();
         self.registrar.configure(&self.config);

@@ -116,6 +116,13 @@ impl Node {
     pub(super) fn follow_guests(&mut self, now: Instant) {
         self.reporter.note_loads(self.ports.workers());
         self.ports.follow_guests(now);
+        self.ports.check_attachments(now);
+    }
+
+    /// Compares everything that is attached and pinned with what the kernel has, now instead of at the next tick.
+    pub(super) fn check_attachments(&mut self, now: Instant) {
+        self.ports.check_attachments_soon();
+        self.ports.check_attachments(now);
     }
 
     /// Releases inherited ports and slots that no record names. Call it once all ports were settled.

@@ -126,6 +126,11 @@ impl Slots {
         }
     }
 
+    /// Takes the slot of an identity out of use for good; true if it had one.
+    pub(super) fn retire(&mut self, who: &IdentityName) -> bool {
+        self.held.remove(who).is_some()
+    }
+
     /// Frees the slot of an identity, if it has one.
     pub(super) fn release(&mut self, who: &IdentityName, now: Instant) -> Option<Slot> {
         let (slot, tenant) = self.held.remove(who)?;
@@ -195,6 +200,17 @@ mod tests {
         slots.give_up(0, now);
         assert_eq!(slots.take(&who(3), &OPERATOR, now), Err(SlotError::Exhausted(3)), "it rests");
         assert_eq!(slots.take(&who(3), &OPERATOR, now + SLOT_REST), Ok(0));
+    }
+
+    #[test]
+    fn a_retired_slot_is_assigned_to_nobody_again() {
+        let (mut slots, now) = (Slots::new(2), Instant::now());
+        let first = slots.take(&who(1), now).expect("a free slot");
+        assert!(slots.retire(&who(1)));
+        assert!(!slots.retire(&who(1)), "it has none now");
+        let other = slots.take(&who(1), now + SLOT_REST).expect("a free slot");
+        assert_ne!(other, first, "not even to an identity of the same name");
+        assert_eq!(slots.take(&who(2), now + SLOT_REST), Err(SlotsExhausted(2)));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_control::status::ApiServer;
 use metadata_feed::room::Usage;
+use metadata_steer::Attachments;
 
 const NONE: [(&str, &str); 0] = [];
 
@@ -65,6 +66,30 @@ pub(super) fn ports<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
         [(NONE, snapshot.identities)],
     );
     attaching(&snapshot.attaching, out);
+}
+
+/// Adds what the checks of attached programs found.
+pub(super) fn attachments<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
+    let Attachments { checked, faults, found, retired } = snapshot.attachments;
+    let found = found.iter().map(|(fault, count)| ([("fault", fault.name())], *count));
+    let (name, help) = (
+        "xdp_imds_attachment_faults_total",
+        "Programs, links and pins that somebody else detached, replaced or removed, as checks found them, by fault.",
+    );
+    out.family(name, help, Kind::Counter, found);
+    let help = "Kinds of fault that the last check of programs, links and pins found.";
+    out.family("xdp_imds_attachment_faults", help, Kind::Gauge, [(NONE, faults.len() as u64)]);
+    let help =
+        "Time since the last complete check of programs, links and pins; at most 70 in normal operation.";
+    let checked = checked.map(|ago| (NONE, Seconds(ago)));
+    out.family("xdp_imds_attachments_checked_seconds", help, Kind::Gauge, checked);
+    out.family(
+        "xdp_imds_numbers_retired",
+        "Numbers that are not used again because it is not proven that no frame carries them, by kind.",
+        Kind::Gauge,
+        [("namespace", *retired as u64), ("slot", snapshot.slots_retired)]
+            .map(|(kind, count)| ([("kind", kind)], count)),
+    );
 }
 
 fn attaching(Attaching { count, total, median, lag }: &Attaching, out: &mut Exposition) {

@@ -11,7 +11,7 @@ use metadata_feed::room::Usage;
 use metadata_serve::Tally;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
-use metadata_steer::HubLosses;
+use metadata_steer::{AttachmentFault, Attachments, HubLosses};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,6 +110,13 @@ fn text() -> String {
             unsaved: 97,
         },
         refused_by_ports: 93,
+        attachments: &Attachments {
+            checked: Some(Duration::from_millis(97_500)),
+            faults: vec!["one".into(), "another".into()],
+            found: [(AttachmentFault::Detached, 98)].into(),
+            retired: 99,
+        },
+        slots_retired: 100,
         hubs: &hubs,
     })
 }
@@ -155,6 +162,11 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_messages_total{outcome=\"dropped\"} 73",
         "xdp_imds_messages_waiting 74",
         "xdp_imds_waits_ended_total 75",
+        "xdp_imds_attachment_faults_total{fault=\"detached\"} 98",
+        "xdp_imds_attachment_faults 2",
+        "xdp_imds_attachments_checked_seconds 97.500000000",
+        "xdp_imds_numbers_retired{kind=\"namespace\"} 99",
+        "xdp_imds_numbers_retired{kind=\"slot\"} 100",
         "xdp_imds_state_errors_total{operation=\"save\"} 76",
         "xdp_imds_state_errors_total{operation=\"load\"} 77",
         "xdp_imds_worker_turns_total{hub=\"0\"} 1",

@@ -11,13 +11,12 @@
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
 
 use super::attach::Refusal;
 use super::held::{Held, replace_tcx, replace_xdp};
 use super::losses::Looks;
 use super::mode::Programs;
-use super::pins::{self, LinkName, On, Pins};
+use super::pins::{LinkName, On, Pin, Pins};
 use super::ports::{Attached, look, place};
 use super::tables::Binding;
 use super::{SteerError, Steering, object};
@@ -148,40 +147,56 @@ impl Steering {
         for ((cookie, ifindex), inherited) in
             self.inherited.extract_if(.., |place, _| !wanted.contains(&Some(*place))).collect::<Vec<_>>()
         {
-            freed.extend(inherited.slots.values());
-            self.forget(cookie, ifindex, inherited);
+            freed.extend(self.forget(cookie, ifindex, inherited));
         }
         Ok(freed)
     }
 
-    fn forget(&mut self, cookie: Cookie, ifindex: u32, inherited: Inherited) {
+    /// Releases an inherited port and returns the slots that are free then.
+    fn forget(&mut self, cookie: Cookie, ifindex: u32, inherited: Inherited) -> Vec<Slot> {
         let key = PortKey { netns: inherited.netns, ifindex };
+        let (mut programs, mut is_off, mut freed) = (Programs::none(), true, Vec::new());
         for on in inherited.links {
-            if let Some(Err(error)) = self.pin_of(on, cookie, key).as_deref().map(pins::unpin) {
-                tracing::warn!("cannot detach a program from an unused device: {error}");
+            match self.pin_of(on, cookie, key).map(Held::open).transpose() {
+                Ok(held) => programs.put(on, held),
+                // The pin is gone or is no link, so the program cannot be asked whether it is off.
+                Err(error) => {
+                    is_off = false;
+                    let removed = self.pin_of(on, cookie, key).map_or(Ok(()), |pin| pin.remove());
+                    let removed =
+                        removed.map_or_else(|error| error.to_string(), |()| "its pin is removed".into());
+                    tracing::warn!("a program of an unused device is out of reach: {error}; {removed}");
+                }
             }
         }
-        let unbound = inherited.slots.into_iter().map(|(mac, slot)| Binding { slot, port: key, mac, hub: 0 });
-        let unbound = unbound.map(|binding| self.tables.unbind(binding)).collect::<Vec<_>>();
-        for error in unbound.into_iter().chain([self.tables.remove_port(key)]).filter_map(Result::err) {
+        for (mac, slot) in inherited.slots {
+            match self.tables.unbind(Binding { slot, port: key, mac, hub: 0 }) {
+                Ok(()) => freed.push(slot),
+                Err(error) => {
+                    is_off = false;
+                    tracing::warn!(slot, "cannot unbind, so the slot is not used again: {error}");
+                }
+            }
+        }
+        if let Err(error) = self.let_go(cookie, key, programs, is_off) {
             tracing::warn!("cannot clear inherited table entries: {error}");
         }
-        self.object.release(cookie);
         tracing::info!(
             ifindex,
             netns = format!("{:x}", cookie.number()),
             "released an inherited port that no record names"
         );
+        freed
     }
 
-    /// The path of the pin of a program's link; `None` without pins.
-    pub(super) fn pin_of(&self, on: On, cookie: Cookie, key: PortKey) -> Option<std::path::PathBuf> {
+    /// The pin of a program's link; `None` without pins.
+    pub(super) fn pin_of(&self, on: On, cookie: Cookie, key: PortKey) -> Option<Pin> {
         let name = LinkName { on, netns: key.netns, cookie, ifindex: key.ifindex };
-        self.pins.as_ref().map(|pins| pins.link(name))
+        self.pins.as_ref().filter(|pins| !pins.are_released()).map(|pins| pins.link(name))
     }
 
-    /// Replaces the program of the link pinned at `path` with ours.
-    fn replace(&mut self, on: On, cookie: Cookie, path: &Path) -> Result<FdLink, Refusal> {
+    /// Replaces the program of a pinned link with ours.
+    pub(super) fn replace(&mut self, on: On, cookie: Cookie, path: &Pin) -> Result<FdLink, Refusal> {
         match on {
             On::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(Refusal::of)?),
             On::Xdp | On::Hub => replace_xdp(path, self.object.port(cookie).map_err(Refusal::of)?),
@@ -266,9 +281,9 @@ impl Steering {
         for on in links {
             let Some(path) = self.pin_of(*on, cookie, key) else { continue };
             match self.replace(*on, cookie, &path) {
-                Ok(link) => programs.put(*on, Some(Held::replaced(link, path))),
+                Ok(link) => programs.put(*on, Some(Held::replaced(link, path)?)),
                 // The device is gone, and another has its index.
-                Err(Refusal::Gone) => pins::unpin(&path)?,
+                Err(Refusal::Gone) => path.remove()?,
                 Err(refusal) => return Err(refusal.about(on.name(), port, key.ifindex)),
             }
         }
@@ -288,15 +303,14 @@ impl Steering {
         for (version, on, path) in foreign {
             match self.replace(on, cookie, &path) {
                 Ok(link) => {
-                    programs.put(on, Some(Held::new(link, self.pin_of(on, cookie, key))?));
-                    pins::unpin(&path)?;
+                    programs.put(on, Some(Held::moved(link, self.pin_of(on, cookie, key))?));
+                    path.remove()?;
                     tracing::info!(%port, version, "took the port over from another version of the agent");
                 }
-                Err(Refusal::Gone) => pins::unpin(&path)?,
+                Err(Refusal::Gone) => path.remove()?,
                 Err(_) => {
                     let holder = format!(
-                        "the program that {} keeps there (`xdp-imds release` of version {version} takes it off)",
-                        path.display()
+                        "the program that {path} keeps there (`xdp-imds release` of version {version} takes it off)"
                     );
                     return Err(SteerError::Occupied { port: port.clone(), holder });
                 }
@@ -368,12 +382,32 @@ impl Steering {
                 On::Hub => !self.taking_over && !self.hubs.iter().any(|hub| hub.inner_ifindex == ifindex),
                 On::Xdp | On::Tcx => !self.note_link(name),
             };
-            if stale {
+            // During a takeover the other agent owns all of them, and may be using this one.
+            if stale && !self.taking_over {
                 tracing::debug!(link = %name, "removing an unusable pin");
-                if let Err(error) = pins::unpin(&path) {
+                self.discard(name, path);
+            }
+        }
+    }
+
+    /// Takes the program of an unusable pin off and removes the pin. Otherwise the number in the pin's name is retired,
+    /// because frames with it may still come.
+    fn discard(&mut self, name: LinkName, pin: Pin) {
+        let remains = match Held::open(pin.clone()) {
+            Ok(held) => held.take_off(),
+            // It is no link, or it cannot be opened, so nothing is proven.
+            Err(error) => {
+                tracing::warn!("{error}");
+                self.object.retire_number(name.netns);
+                if let Err(error) = pin.remove() {
                     tracing::warn!("{error}");
                 }
+                None
             }
+        };
+        if let Some(held) = remains {
+            self.object.retire_number(name.netns);
+            self.checks.keep(vec![held]);
         }
     }
 
@@ -466,7 +500,7 @@ impl Steering {
                 let Some(path) = self.pin_of(on, cookie, key) else { continue };
                 match self.replace(on, cookie, &path) {
                     Ok(_) => {}
-                    Err(Refusal::Gone) => pins::unpin(&path)?,
+                    Err(Refusal::Gone) => path.remove()?,
                     Err(refusal) => {
                         let error =
                             refusal.about(on.name(), &PortName::local(format!("#{ifindex}")), ifindex);

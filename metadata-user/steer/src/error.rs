@@ -18,6 +18,17 @@ pub enum SteerError {
     /// A failure in the directory of pins.
     #[error(transparent)]
     Pins(#[from] super::PinsError),
+    /// A program could not be kept, and the kernel does not confirm that it is off its device.
+    #[error(
+        "{reason}; the program that was to be taken off again may still be on its device: {source}; the number of its \
+         namespace is not used again"
+    )]
+    StillAttached {
+        /// Why the program could not be kept.
+        reason: String,
+        /// The error of the kernel.
+        source: io::Error,
+    },
     /// The ports belong to the agent that this one takes over from, and that agent may still change them.
     #[error("{port} cannot change during a takeover from another agent; it is tried again afterwards")]
     TakingOver {

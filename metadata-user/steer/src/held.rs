@@ -4,36 +4,74 @@ use aya::programs::links::{FdLink, LinkError};
 use aya::programs::tc::SchedClassifierLink;
 use aya::programs::xdp::XdpLink;
 use aya::programs::{SchedClassifier, Xdp};
-use std::path::{Path, PathBuf};
+use std::io;
 
+use super::SteerError;
 use super::attach::Refusal;
-use super::pins::{self, PinsError};
+use super::error::errno;
+use super::link::{Link, LinkState};
+use super::pins::{self, Pin, PinsError};
 
 /// A link. On drop, an unpinned link detaches its program; a pinned one stays until [`Held::take_off`].
 pub(super) struct Held {
     /// `None` once only the pin holds the link.
-    link: Option<FdLink>,
-    pin: Option<PathBuf>,
+    link: Option<Link>,
+    /// The number of the program that the link has to have.
+    program: u32,
+    /// The pin and its inode number, by which a pin that somebody else made is told apart.
+    pin: Option<(Pin, u64)>,
+}
+
+/// What is wrong with a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkFault {
+    /// It is on no device.
+    Detached,
+    /// It has another program.
+    Replaced,
+    /// Its pin is missing, or another object has the pin's name.
+    Unpinned,
 }
 
 impl Held {
-    /// Keeps a link and pins it if a path is given. If pinning fails, the link ends.
-    pub(super) fn new(link: FdLink, pin: Option<PathBuf>) -> Result<Self, PinsError> {
-        let link = match &pin {
-            Some(path) => pins::pin_link(link, path)?,
-            None => link,
-        };
-        Ok(Self { link: Some(link), pin })
+    /// Keeps a link and pins it if a pin is given. If pinning fails, the program is taken off the device.
+    pub(super) fn new(link: FdLink, pin: Option<Pin>) -> Result<Self, SteerError> {
+        let link = Link::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
+        match Self::keep(&link, pin) {
+            Ok((program, pin)) => Ok(Self { link: Some(link), program, pin }),
+            Err(error) => match link.detach() {
+                Ok(()) => Err(error),
+                Err(source) => Err(SteerError::StillAttached { reason: error.to_string(), source }),
+            },
+        }
+    }
+
+    /// Keeps a link that another pin holds, and pins it here too. After an error the program stays on its device.
+    pub(super) fn moved(link: FdLink, pin: Option<Pin>) -> Result<Self, SteerError> {
+        let link = Link::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
+        let (program, pin) = Self::keep(&link, pin)?;
+        Ok(Self { link: Some(link), program, pin })
+    }
+
+    fn keep(link: &Link, pin: Option<Pin>) -> Result<(u32, Option<(Pin, u64)>), SteerError> {
+        let state = link.state().map_err(|source| SteerError::device("examine a link", source))?;
+        let pin = pin.map(|pin| Ok::<_, PinsError>((pin.clone(), pin.put(link)?))).transpose()?;
+        Ok((state.program, pin))
     }
 
     /// Opens a pinned link without changing its program.
-    pub(super) fn open(pin: PathBuf) -> Result<Self, PinsError> {
-        Ok(Self { link: Some(pins::open_link(&pin)?), pin: Some(pin) })
+    pub(super) fn open(pin: Pin) -> Result<Self, SteerError> {
+        let link = pins::open_link(&pin)?;
+        Self::replaced(link, pin)
     }
 
     /// Keeps a pinned link whose program was replaced.
-    pub(super) fn replaced(link: FdLink, pin: PathBuf) -> Self {
-        Self { link: Some(link), pin: Some(pin) }
+    pub(super) fn replaced(link: FdLink, pin: Pin) -> Result<Self, SteerError> {
+        let failed = |source| SteerError::device(format!("examine the link {pin}"), source);
+        let link = Link::of(&link).map_err(failed)?;
+        let program = link.state().map_err(failed)?.program;
+        let inode = pin.inode()?.unwrap_or_default();
+        Ok(Self { link: Some(link), program, pin: Some((pin, inode)) })
     }
 
     /// Drops our reference to a pinned link. Removing the pin then detaches the program, even while this process
@@ -44,12 +82,82 @@ impl Held {
         }
     }
 
-    /// Detaches the program from its device. Callers cannot act on an error, so it is logged.
-    pub(super) fn take_off(self) {
-        drop(self.link);
-        if let Some(Err(error)) = self.pin.as_deref().map(pins::unpin) {
-            tracing::warn!("cannot detach a program from its device: {error}");
+    /// Takes the program off its device and removes the pin. Returns itself unless both are proven: the numbers that
+    /// the program sends frames with must then not be used again.
+    #[must_use = "numbers are free only after the detachment is proven"]
+    pub(super) fn take_off(mut self) -> Option<Self> {
+        match self.try_take_off() {
+            Ok(()) => None,
+            Err(error) => {
+                tracing::warn!("cannot prove that a program is off its device: {error}");
+                Some(self)
+            }
         }
+    }
+
+    fn try_take_off(&mut self) -> Result<(), SteerError> {
+        if self.link.is_none()
+            && let Some((pin, _)) = &self.pin
+        {
+            self.link = Self::open(pin.clone())?.link;
+        }
+        if let Some(link) = &self.link {
+            link.detach().map_err(|source| {
+                SteerError::device(format!("detach the program from its device (link {})", link.id()), source)
+            })?;
+        }
+        if let Some((pin, _)) = &self.pin {
+            pin.remove()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the program off its device and keeps the pin.
+    pub(super) fn detach(&self) -> io::Result<()> {
+        self.link.as_ref().map_or(Ok(()), Link::detach)
+    }
+
+    /// True if nothing is left that another [`Held::take_off`] could act on.
+    pub(super) fn is_out_of_reach(&self) -> bool {
+        self.link.is_none() && self.pin.as_ref().is_none_or(|(pin, _)| matches!(pin.inode(), Ok(None)))
+    }
+
+    /// Compares the link with the kernel's view of it; `pin` is the pin that it has to have. Two system calls.
+    /// `None` also for a link that another agent owns now.
+    ///
+    /// # Errors
+    /// If the kernel refuses to show the link.
+    pub(super) fn fault(&self, pin: Option<&Pin>) -> io::Result<Option<LinkFault>> {
+        let Some(link) = &self.link else { return Ok(None) };
+        let LinkState { program, ifindex } = link.state()?;
+        if ifindex == 0 {
+            return Ok(Some(LinkFault::Detached));
+        }
+        if program != self.program {
+            return Ok(Some(LinkFault::Replaced));
+        }
+        let expected = self.pin.as_ref().map(|(_, inode)| *inode);
+        let is_pinned = match pin {
+            Some(pin) => pin.inode().is_ok_and(|found| found.is_some() && found == expected),
+            None => true,
+        };
+        Ok((!is_pinned).then_some(LinkFault::Unpinned))
+    }
+
+    /// Pins the link again.
+    ///
+    /// # Errors
+    /// If the kernel refuses. The program stays on its device as long as this process lives.
+    pub(super) fn pin_again(&mut self, pin: Pin) -> Result<(), PinsError> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let inode = pin.put(link)?;
+        self.pin = Some((pin, inode));
+        Ok(())
+    }
+
+    /// The number of the program that the link has to have.
+    pub(super) fn program(&self) -> u32 {
+        self.program
     }
 }
 
@@ -62,16 +170,21 @@ fn no_such_link(error: LinkError) -> Refusal {
 }
 
 /// Replaces the XDP program of a pinned link with this one, between two frames (`BPF_LINK_UPDATE`).
-pub(super) fn replace_xdp(pin: &Path, program: &mut Xdp) -> Result<FdLink, Refusal> {
+pub(super) fn replace_xdp(pin: &Pin, program: &mut Xdp) -> Result<FdLink, Refusal> {
     let link = XdpLink::try_from(pins::open_link(pin).map_err(Refusal::of)?).map_err(no_such_link)?;
     let id = program.attach_to_link(link).map_err(Refusal::of)?;
     FdLink::try_from(program.take_link(id).map_err(Refusal::of)?).map_err(Refusal::of)
 }
 
 /// Like [`replace_xdp`], for the classifier.
-pub(super) fn replace_tcx(pin: &Path, program: &mut SchedClassifier) -> Result<FdLink, Refusal> {
+pub(super) fn replace_tcx(pin: &Pin, program: &mut SchedClassifier) -> Result<FdLink, Refusal> {
     let link = pins::open_link(pin).map_err(Refusal::of)?;
     let link = SchedClassifierLink::try_from(link).map_err(no_such_link)?;
     let id = program.attach_to_link(link).map_err(Refusal::of)?;
     FdLink::try_from(program.take_link(id).map_err(Refusal::of)?).map_err(Refusal::of)
+}
+
+/// True if a pin does not exist.
+pub(super) fn is_missing(error: &SteerError) -> bool {
+    errno(error) == Some(libc::ENOENT)
 }

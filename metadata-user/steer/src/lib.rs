@@ -67,6 +67,7 @@
 mod adopt;
 mod attach;
 mod bare;
+mod check;
 mod claims;
 mod config;
 mod counters;
@@ -81,6 +82,7 @@ mod handing;
 mod held;
 mod home;
 mod hub;
+mod link;
 mod loading;
 mod logs;
 mod losses;
@@ -98,6 +100,7 @@ mod trace;
 
 pub use adopt::{Adopt, BoundIdentity};
 pub use bare::Way;
+pub use check::{AttachmentFault, Attachments, CHECK_EVERY, CHECKED_AT_ONCE};
 pub use claims::Claims;
 pub use config::{Limits, SteerConfig};
 pub use counters::Counters;
@@ -106,7 +109,7 @@ pub use guard::{Guarded, is_hub_tap};
 pub use hub::{HUB_MTU, Hub, hub_queues};
 pub use losses::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
-pub use pins::{PINS_VERSION, PinsError, Released, release};
+pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, Released, release};
 pub use ports::{Found, exists};
 pub use rings::Ring;
 pub use trace::{TraceError, Watch};
@@ -123,6 +126,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use adopt::Inherited;
+use check::{Checks, HubLink};
 use failure::Failure;
 use features::{Feature, Features};
 use held::Held;
@@ -156,7 +160,8 @@ pub struct Steering {
     inherited: BTreeMap<(Cookie, u32), Inherited>,
     /// Another agent still owns the ports.
     taking_over: bool,
-    links: Vec<Held>,
+    links: Vec<HubLink>,
+    checks: Checks,
     taps: Vec<Taps>,
     rings: Vec<Option<Ring>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
@@ -193,7 +198,11 @@ pub struct Steering {
 /// With pins, ports keep their programs but deliver nowhere, so no frame for a metadata address leaves them.
 impl Drop for Steering {
     fn drop(&mut self) {
-        self.links.drain(..).for_each(Held::take_off);
+        for HubLink { held, .. } in self.links.drain(..) {
+            // The number of a hub belongs to this side, whose next agent makes devices of its own.
+            drop(held.take_off());
+        }
+        self.pins.iter().for_each(Pins::clear_release);
         for Hub { number, .. } in &self.hubs {
             if let Err(error) = self.tables.clear_hub(*number) {
                 tracing::warn!("{error}");
@@ -263,7 +272,8 @@ impl Steering {
                 .map_or_else(no_pins, |p| p.nothing_to_take_over(reason.clone()).into()));
         }
         let adopted = pins.as_ref().filter(|_| found.maps.is_ok());
-        let key = adopted.map(|pins| tables::pinned_key(&pins.map(name::AGENT))).transpose()?.flatten();
+        let key =
+            adopted.map(|pins| tables::pinned_key(&pins.map(name::AGENT).path())).transpose()?.flatten();
         let key = key.unwrap_or(config.key);
         let side = config.adopt.side();
         let first = side * HUBS_OF_A_SIDE;
@@ -277,6 +287,9 @@ impl Steering {
             tables.serve(&config.served, &config.arp_only, &ordinary)?;
             (0..MAX_HUBS).try_for_each(|hub| tables.clear_hub(hub))?;
             tables.release_connections()?;
+        } else {
+            // An agent of this side that was killed may have left its ring behind a number that is ours now.
+            (first..first + HUBS_OF_A_SIDE).try_for_each(|hub| tables.clear_hub(hub))?;
         }
         let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::Device| {
             attach::native(loading::load_program(ebpf, name)?, device.ifindex)
@@ -291,14 +304,18 @@ impl Steering {
             }
             // The veth outlives a killed agent. The pin keeps steered frames out of the host's network stack.
             let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
-            let pin = pins.as_ref().map(|pins| pins.link(pin));
-            links.push(Held::new(put(&mut ebpf, program::SOCKET, inner)?, pin)?);
-            links.push(Held::new(put(&mut ebpf, program::HUB, tap)?, None)?);
+            let mut hold = |link, program, device: &hub::Device, pin: Option<LinkName>| {
+                let held = Held::new(link, pin.and_then(|name| Some(pins.as_ref()?.link(name))))?;
+                links.push(HubLink { held, program, device: (device.name.clone(), device.ifindex), pin });
+                Ok::<_, SteerError>(())
+            };
+            hold(put(&mut ebpf, program::SOCKET, inner)?, program::SOCKET, inner, Some(pin))?;
+            hold(put(&mut ebpf, program::HUB, tap)?, program::HUB, tap, None)?;
             let taps = [tap].into_iter().chain(long_tap);
-            match has_classifiers.then(|| bare::put_classifier(&mut ebpf, taps)).transpose() {
+            match has_classifiers.then(|| bare::put_classifier(&mut ebpf, taps.clone())).transpose() {
                 Ok(put) => {
-                    for link in put.into_iter().flatten() {
-                        links.push(Held::new(link, None)?);
+                    for (link, tap) in put.into_iter().flatten().zip(taps) {
+                        hold(link, program::HUB_TCX, tap, None)?;
                     }
                 }
                 Err(error) => {
@@ -324,6 +341,7 @@ impl Steering {
             inherited: BTreeMap::new(),
             taking_over,
             links,
+            checks: Checks::default(),
             taps,
             has_rings: rings.iter().all(Option::is_some),
             rings,

@@ -25,7 +25,7 @@ use super::attach::Refusal;
 use super::failure::Failure;
 use super::features::Answer;
 use super::held::Held;
-use super::pins::On;
+use super::pins::{On, Pin};
 use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;
 use metadata_links::netns;
@@ -69,6 +69,8 @@ pub enum By {
 pub(super) struct Programs {
     pub(super) xdp: Option<Held>,
     pub(super) tcx: Option<Held>,
+    /// Programs that were to be taken off and may still be attached.
+    remains: Vec<Held>,
     watch: Watch,
 }
 
@@ -83,7 +85,7 @@ struct Watch {
 
 impl Programs {
     pub(super) fn none() -> Self {
-        Self { xdp: None, tcx: None, watch: Watch::new() }
+        Self { xdp: None, tcx: None, remains: Vec::new(), watch: Watch::new() }
     }
 
     /// Records a program as attached.
@@ -110,9 +112,35 @@ impl Programs {
         [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(Held::leave_to_pin);
     }
 
-    /// Detaches the programs.
-    pub(super) fn take_off(self) {
-        [self.xdp, self.tcx].into_iter().flatten().for_each(Held::take_off);
+    /// The link of a program, if that is attached.
+    pub(super) fn held(&self, on: On) -> Option<&Held> {
+        match on {
+            On::Tcx => self.tcx.as_ref(),
+            On::Xdp | On::Hub => self.xdp.as_ref(),
+        }
+    }
+
+    /// Like [`Programs::held`], to change it.
+    pub(super) fn held_mut(&mut self, on: On) -> Option<&mut Held> {
+        match on {
+            On::Tcx => self.tcx.as_mut(),
+            On::Xdp | On::Hub => self.xdp.as_mut(),
+        }
+    }
+
+    /// Detaches one program.
+    fn take_one_off(&mut self, held: Option<Held>) {
+        self.remains.extend(held.and_then(Held::take_off));
+    }
+
+    /// Detaches the programs. Returns those that may still be attached.
+    #[must_use = "numbers are free only after the detachment is proven"]
+    pub(super) fn take_off(mut self) -> Vec<Held> {
+        for held in [self.xdp.take(), self.tcx.take()] {
+            self.take_one_off(held);
+        }
+        let again = std::mem::take(&mut self.remains);
+        again.into_iter().filter_map(Held::take_off).collect()
     }
 
     pub(super) fn by(&self) -> By {
@@ -221,8 +249,22 @@ impl Steering {
             Mode::Xdp => programs.tcx.take(),
             Mode::Tcx => programs.xdp.take(),
         };
-        surplus.into_iter().for_each(Held::take_off);
+        programs.take_one_off(surplus);
         Ok(())
+    }
+
+    /// Attaches a program to a port; called in its namespace.
+    pub(super) fn put(
+        &mut self,
+        on: On,
+        port: &PortName,
+        cookie: netns::Cookie,
+        key: PortKey,
+    ) -> Result<Held, SteerError> {
+        match on {
+            On::Tcx => self.put_tcx(port, cookie, key),
+            On::Xdp | On::Hub => self.put_xdp(port, cookie, key),
+        }
     }
 
     fn put_xdp(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
@@ -230,7 +272,7 @@ impl Steering {
         let xdp: &mut Xdp = self.object.port(cookie)?;
         let link = attach::native_or_generic(xdp, key.ifindex, port)
             .map_err(|refusal: Refusal| refusal.about(program::PORT, port, key.ifindex))?;
-        Ok(Held::new(link, pin)?)
+        self.hold(cookie, link, pin)
     }
 
     fn put_tcx(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
@@ -238,7 +280,18 @@ impl Steering {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
         let pin = self.pin_of(On::Tcx, cookie, key);
-        Ok(Held::new(attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?, pin)?)
+        let link = attach_tcx(self.object.classifier(cookie)?, program::PORT_TCX, port)?;
+        self.hold(cookie, link, pin)
+    }
+
+    /// Keeps a new link. If it can neither be kept nor is it proven to be detached, the number of its namespace is
+    /// retired.
+    fn hold(&mut self, cookie: netns::Cookie, link: FdLink, pin: Option<Pin>) -> Result<Held, SteerError> {
+        Held::new(link, pin).inspect_err(|error| {
+            if matches!(error, SteerError::StillAttached { .. }) {
+                self.object.retire(cookie);
+            }
+        })
     }
 
     /// Which program steers a port now; `None` if the port is not attached.
@@ -289,7 +342,8 @@ impl Steering {
                 By::Xdp => programs.xdp = put,
                 By::Tcx => {
                     programs.tcx = put.or(programs.tcx.take());
-                    programs.xdp.take().into_iter().for_each(Held::take_off);
+                    let xdp = programs.xdp.take();
+                    programs.take_one_off(xdp);
                 }
             }
         }

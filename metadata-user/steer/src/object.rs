@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use super::SteerError;
 use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
 use super::ordinary::Ordinary;
-use super::pins::{Pins, layout_of, pin_map};
+use super::pins::{Pins, PinsError, inherit_map, layout_of, pin_map};
 use super::stubs::{self, Stubs};
 use metadata_links::error::LinkError;
 use metadata_links::netns::Cookie;
@@ -84,6 +84,8 @@ pub(super) struct Object {
     taking_over: bool,
     instances: BTreeMap<Cookie, Instance>,
     free: Vec<usize>,
+    /// Numbers that are not used again.
+    retired: usize,
 }
 
 /// The programs of one namespace.
@@ -94,6 +96,8 @@ struct Instance {
     /// Loaded for the first port that needs it.
     classifier: Option<SchedClassifier>,
     ports: usize,
+    /// The number is not used again after the last port: a program that sends frames with it may still be attached.
+    is_retired: bool,
 }
 
 impl Object {
@@ -109,7 +113,7 @@ impl Object {
         let pins = Private::create()?;
         if let Some(adopted) = adopted {
             for map in lasting() {
-                pin_map(&adopted.map(map), &pins.path(map))?;
+                inherit_map(&adopted.map(map), &pins.path(map))?;
             }
         }
         let mut loader = EbpfLoader::new();
@@ -123,7 +127,8 @@ impl Object {
         let stubs = Stubs::prepare(&pins, ordinary.clone())?;
         let free = (HUB_INSTANCE + 1..NUMBERS.len()).rev().collect();
         let instances = BTreeMap::new();
-        let mut object = Self { loader, pins, stubs, ordinary, home, taking_over, instances, free };
+        let mut object =
+            Self { loader, pins, stubs, ordinary, home, taking_over, instances, free, retired: 0 };
         let hub = object.hub(hub)?;
         Ok((object, hub))
     }
@@ -200,7 +205,7 @@ impl Object {
     }
 
     fn count(&mut self, cookie: Cookie, number: usize) {
-        let new = || Instance { number, program: None, classifier: None, ports: 0 };
+        let new = || Instance { number, program: None, classifier: None, ports: 0, is_retired: false };
         self.instances.entry(cookie).or_insert_with(new).ports += 1;
     }
 
@@ -252,6 +257,32 @@ impl Object {
         self.instances.get_mut(&cookie).ok_or_else(absent)
     }
 
+    /// Never gives the number of a namespace to another one: a program there may still be attached, and a later
+    /// namespace of that number would get its frames.
+    pub(super) fn retire(&mut self, cookie: Cookie) {
+        if let Some(instance) = self.instances.get_mut(&cookie)
+            && !std::mem::replace(&mut instance.is_retired, true)
+        {
+            self.retired += 1;
+        }
+    }
+
+    /// Like [`Object::retire`], by the number, whether a namespace has it or not.
+    pub(super) fn retire_number(&mut self, number: u32) {
+        let number = number as usize;
+        if let Some(instance) = self.instances.values_mut().find(|instance| instance.number == number) {
+            self.retired += usize::from(!std::mem::replace(&mut instance.is_retired, true));
+        } else if let Some(at) = self.free.iter().rposition(|free| *free == number) {
+            self.free.swap_remove(at);
+            self.retired += 1;
+        }
+    }
+
+    /// How many numbers are retired.
+    pub(super) fn retired(&self) -> usize {
+        self.retired
+    }
+
     /// Counts one port less; the last port of a namespace releases its instance.
     pub(super) fn release(&mut self, cookie: Cookie) {
         let Some(instance) = self.instances.get_mut(&cookie) else { return };
@@ -259,8 +290,15 @@ impl Object {
         if instance.ports > 0 {
             return;
         }
-        if let Some(Instance { number, .. }) = self.instances.remove(&cookie) {
-            self.free.push(number);
+        match self.instances.remove(&cookie) {
+            Some(Instance { number, is_retired: false, .. }) => self.free.push(number),
+            Some(Instance { number, is_retired: true, .. }) => {
+                tracing::warn!(
+                    number,
+                    "the number of a namespace is not used again, because its detachment is not proven"
+                );
+            }
+            None => {}
         }
     }
 
@@ -282,9 +320,19 @@ impl Object {
         &self.ordinary
     }
 
+    /// Pins a map for the next agent, replacing any pin of that name.
+    pub(super) fn pin_map(&self, map: &'static str, pins: &Pins) -> Result<(), PinsError> {
+        pin_map(&self.pins.path(map), &pins.map(map))
+    }
+
+    /// A path on the private bpffs for a moment.
+    pub(super) fn private_path(&self, name: &str) -> std::path::PathBuf {
+        self.pins.path(name)
+    }
+
     /// Pins the maps for the next agent, replacing those pinned there.
     pub(super) fn pin_maps(&self, pins: &Pins) -> Result<(), SteerError> {
-        lasting().try_for_each(|map| Ok(pin_map(&self.pins.path(map), &pins.map(map))?))
+        lasting().try_for_each(|map| Ok(self.pin_map(map, pins)?))
     }
 }
 

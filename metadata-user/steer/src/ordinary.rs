@@ -56,7 +56,8 @@ impl Ordinary {
         let untraced = match adopted {
             None => &NOTHING,
             Some(pins) => {
-                let map = MapData::from_pin(pins.map(name::ORDINARY)).map_err(|e| failed("open", e))?;
+                let map =
+                    MapData::from_pin(pins.map(name::ORDINARY).path()).map_err(|e| failed("open", e))?;
                 let map = Array::try_from(Map::Array(map)).map_err(|e| failed("open", e))?;
                 keep(map.get(&0, 0).map_err(|e| failed("read", e))?)
             }

@@ -14,18 +14,25 @@
 //!
 //! The directory `v1` is locked (flock(2)): shared by every agent that runs with it (two during a takeover), and
 //! exclusively by an agent that starts alone or by a release.
+//!
+//! A running agent finds its pins by the descriptor of that directory ([`Pin::path`]), not by the configured path: a
+//! file system that is mounted over the path later hides the pins from the next agent, but not from this one.
 
 use aya::maps::{MapData, MapInfo};
 use aya::programs::links::{FdLink, PinnedLink};
 use metadata_common::maps::name;
-use rustix::fs::{FlockOperation, StatFs, flock, statfs};
+use rustix::fs::{AtFlags, FlockOperation, Mode, StatFs, flock, mkdirat, statat, statfs};
 use std::fmt;
 use std::fs::{DirBuilder, File};
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use super::error::{Chain, errno};
+use super::link::Link;
 use metadata_links::netns::Cookie;
 
 /// Version of the layout: the names of pins, and the contract between maps and programs.
@@ -88,7 +95,7 @@ pub enum PinsError {
         reason: String,
     },
     /// A file operation failed.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {source}{}", path.display(), remedy(source.raw_os_error()))]
     Io {
         /// The attempted action; completes "cannot".
         action: &'static str,
@@ -98,7 +105,7 @@ pub enum PinsError {
         source: io::Error,
     },
     /// An operation on a pinned object failed.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {}{}", path.display(), Chain(.source.as_ref()), remedy(errno(.source.as_ref())))]
     Object {
         /// The attempted action; completes "cannot".
         action: &'static str,
@@ -164,12 +171,118 @@ impl LinkName {
     }
 }
 
+/// What to do about an error of the kernel on a pin.
+fn remedy(errno: Option<i32>) -> &'static str {
+    match errno {
+        Some(libc::EROFS) => "; the bpffs is mounted read-only: `mount -o remount,rw` it",
+        Some(libc::ENOENT) => {
+            "; the directory was removed: a running agent makes it again within a minute, or at once on SIGHUP"
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            "; the agent needs CAP_BPF (and CAP_SYS_ADMIN for links), and no security module may forbid it"
+        }
+        Some(libc::ENOSPC | libc::ENOMEM) => "; free memory: pins and links are in the kernel's memory",
+        Some(libc::ENOTDIR | libc::EINVAL) => {
+            "; the directory must be on a bpffs: `mount -t bpf bpf /sys/fs/bpf`"
+        }
+        _ => "",
+    }
+}
+
+/// The opened directory of one version of the layout.
+#[derive(Debug)]
+struct Directory {
+    /// Also holds the lock.
+    file: File,
+    /// Its path when it was opened, for messages.
+    shown: PathBuf,
+}
+
+/// What is pinned.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Link(LinkName),
+    Map(&'static str),
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Link(link) => write!(f, "{LINKS}/{link}"),
+            Self::Map(map) => write!(f, "{MAPS}/{}", name::pin(map)),
+        }
+    }
+}
+
+/// A place for a pin, below an opened directory. Displayed as the path that an operator knows.
+#[derive(Clone, Debug)]
+pub(super) struct Pin {
+    directory: Arc<Directory>,
+    entry: Entry,
+}
+
+impl fmt::Display for Pin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.directory.shown.display(), self.entry)
+    }
+}
+
+impl Pin {
+    /// The path by the descriptor of the directory, valid for this process.
+    pub(super) fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}/{}", self.directory.file.as_raw_fd(), self.entry).into()
+    }
+
+    fn shown(&self) -> PathBuf {
+        self.to_string().into()
+    }
+
+    /// The inode number of the pin; `None` if there is none. Each pin has its own.
+    pub(super) fn inode(&self) -> Result<Option<u64>, PinsError> {
+        match statat(&self.directory.file, self.entry.to_string(), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(found) => Ok(Some(found.st_ino)),
+            Err(rustix::io::Errno::NOENT) => Ok(None),
+            Err(source) => Err(PinsError::io("examine", &self.shown(), source.into())),
+        }
+    }
+
+    /// Removes the pin. A missing pin is not an error.
+    pub(super) fn remove(&self) -> Result<(), PinsError> {
+        match std::fs::remove_file(self.path()) {
+            // A read-only file system refuses before it looks whether there is a pin.
+            Err(error) if error.kind() != io::ErrorKind::NotFound && !matches!(self.inode(), Ok(None)) => {
+                Err(PinsError::io("remove", &self.shown(), error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Pins a link here, in place of any pin, and returns the pin's inode number.
+    pub(super) fn put(&self, link: &Link) -> Result<u64, PinsError> {
+        self.remove()?;
+        link.pin(&self.path()).map_err(|source| PinsError::io("pin a link as", &self.shown(), source))?;
+        self.inode().map(Option::unwrap_or_default)
+    }
+}
+
+/// Where the directory of the pins is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// At its path.
+    There,
+    /// It was removed.
+    Removed,
+    /// Its path leads elsewhere: another file system is mounted over it, or its own is unmounted.
+    Hidden,
+}
+
 /// The directory of this version's pins, locked.
 pub(super) struct Pins {
     /// The configured directory.
     pins: PathBuf,
-    /// Open for its lock.
-    lock: File,
+    directory: Arc<Directory>,
+    /// When this agent noticed that `xdp-imds release --force` removed the directory.
+    released: Option<Instant>,
 }
 
 impl Pins {
@@ -198,7 +311,85 @@ impl Pins {
             true => PinsError::InUse { path: pins.into() },
             false => PinsError::Busy { path: pins.into() },
         };
-        Ok(Self { lock: lock.ok_or_else(|| in_use(pins))?, pins: pins.into() })
+        let file = lock.ok_or_else(|| in_use(pins))?;
+        forget_release(pins)?;
+        let directory = Arc::new(Directory { file, shown: pins.join(PINS_VERSION) });
+        Ok(Self { directory, pins: pins.into(), released: None })
+    }
+
+    /// True while nothing is to be pinned: a forced release came before an end of this agent that may still come.
+    pub(super) fn are_released(&self) -> bool {
+        self.released.is_some()
+    }
+
+    /// Notices a forced release. Nothing is pinned afterwards, until [`RELEASE_GRACE`] is over or
+    /// [`Pins::end_release`] is called.
+    pub(super) fn note_release(&mut self, now: Instant) {
+        match self.released {
+            Some(since) if now.saturating_duration_since(since) >= RELEASE_GRACE => self.end_release(),
+            Some(_) => {}
+            None if self.pins.join(RELEASED).is_dir() => self.released = Some(now),
+            None => {}
+        }
+    }
+
+    /// Forgets a forced release: this agent goes on, so its pins are to be made again.
+    pub(super) fn end_release(&mut self) {
+        self.released = None;
+        if let Err(error) = forget_release(&self.pins) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    /// Removes what a forced release left, once this agent ends.
+    pub(super) fn clear_release(&self) {
+        if matches!(self.place(), Ok(Place::Removed)) && forget_release(&self.pins).is_ok() {
+            // Other versions may have pins there.
+            let _ = std::fs::remove_dir(&self.pins);
+        }
+    }
+
+    /// Where the directory is now. Two system calls.
+    ///
+    /// # Errors
+    /// If the kernel refuses to examine it.
+    pub(super) fn place(&self) -> Result<Place, PinsError> {
+        let shown = &self.directory.shown;
+        let failed = |source| PinsError::io("examine", shown, source);
+        let held = self.directory.file.metadata().map_err(failed)?;
+        match std::fs::metadata(shown) {
+            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(Place::There),
+            Ok(_) | Err(_) if held.nlink() == 0 => Ok(Place::Removed),
+            Ok(_) => Ok(Place::Hidden),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Place::Hidden),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Makes the directories again that somebody removed. Pins that were in them have to be made again.
+    ///
+    /// # Errors
+    /// If the place is no bpffs any more or belongs to somebody else, or the kernel refuses.
+    pub(super) fn make_again(&mut self) -> Result<(), PinsError> {
+        if self.place()? == Place::Removed {
+            check_bpffs(&self.pins)?;
+            for directory in [self.pins.clone(), self.directory.shown.clone()] {
+                make(&directory)?;
+            }
+            check_private(&self.pins)?;
+            let busy = || PinsError::Busy { path: self.pins.clone() };
+            let file = lock(&self.pins, PINS_VERSION, SHARED)?.ok_or_else(busy)?;
+            self.directory = Arc::new(Directory { file, shown: self.directory.shown.clone() });
+        }
+        for name in [LINKS, MAPS] {
+            match mkdirat(&self.directory.file, name, Mode::RWXU) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(source) => {
+                    return Err(PinsError::io("make", &self.directory.shown.join(name), source.into()));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The configured directory.
@@ -208,23 +399,24 @@ impl Pins {
 
     /// Downgrades the lock, so that another agent may join for a takeover.
     pub(super) fn share(&self) -> Result<(), PinsError> {
-        flock(&self.lock, SHARED).map_err(|source| PinsError::io("lock", &self.pins, source.into()))
+        flock(&self.directory.file, SHARED).map_err(|source| PinsError::io("lock", &self.pins, source.into()))
     }
 
-    /// The path of the pin of a link.
-    pub(super) fn link(&self, name: LinkName) -> PathBuf {
-        links_of(&self.pins).join(name.to_string())
+    /// The pin of a link.
+    pub(super) fn link(&self, name: LinkName) -> Pin {
+        Pin { directory: Arc::clone(&self.directory), entry: Entry::Link(name) }
     }
 
-    /// The path of the pin of a map.
-    pub(super) fn map(&self, map: &str) -> PathBuf {
-        map_of(&self.pins, map)
+    /// The pin of a map.
+    pub(super) fn map(&self, map: &'static str) -> Pin {
+        Pin { directory: Arc::clone(&self.directory), entry: Entry::Map(map) }
     }
 
     /// The pinned links, sorted. Other files are logged and left alone.
     pub(super) fn links(&self) -> Result<Vec<LinkName>, PinsError> {
         let mut names = Vec::new();
-        for file in list(&links_of(&self.pins))?.into_iter().take(MAX_LINKS) {
+        let links = format!("/proc/self/fd/{}/{LINKS}", self.directory.file.as_raw_fd());
+        for file in list(Path::new(&links))?.into_iter().take(MAX_LINKS) {
             match file.to_str().and_then(LinkName::parse) {
                 Some(name) => names.push(name),
                 None => {
@@ -236,16 +428,20 @@ impl Pins {
         Ok(names)
     }
 
-    /// Links that other versions of the agent pinned on a device: version, program and path of each.
-    pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, On, PathBuf)> {
+    /// Links that other versions of the agent pinned on a device: version, program and pin of each.
+    pub(super) fn foreign(&self, cookie: Cookie, ifindex: u32) -> Vec<(String, On, Pin)> {
         let mut found = Vec::new();
         for version in other_versions(&self.pins) {
-            let links = self.pins.join(&version).join("links");
+            let shown = self.pins.join(&version);
+            let Ok(file) = File::open(&shown) else { continue };
+            let directory = Arc::new(Directory { file, shown });
+            let links = directory.shown.join(LINKS);
             for file in list(&links).unwrap_or_default().into_iter().take(MAX_LINKS) {
                 if let Some(name) = file.to_str().and_then(LinkName::parse)
                     && (name.cookie, name.ifindex) == (cookie, ifindex)
                 {
-                    found.push((version.clone(), name.on, links.join(file)));
+                    let pin = Pin { directory: Arc::clone(&directory), entry: Entry::Link(name) };
+                    found.push((version.clone(), name.on, pin));
                 }
             }
         }
@@ -280,13 +476,28 @@ impl PinsError {
 /// What [`release`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Released {
-    /// Programs detached from devices.
+    /// Links unpinned. Their programs are off their devices unless an agent runs.
     pub links: usize,
     /// Maps unpinned.
     pub maps: usize,
+    /// An agent runs with these pins: its programs stay until it ends.
+    pub agent_runs: bool,
 }
 
-/// Unpins every link and map of this layout version, which restores the taps. Finding none is not an error.
+/// The directory that a forced release leaves for the running agent: it ends soon, and then taps are to be open.
+const RELEASED: &str = "released";
+
+/// How long after a forced release the running agent pins nothing. If it still runs then, the release is taken as
+/// abandoned, and everything is pinned again.
+pub const RELEASE_GRACE: Duration = Duration::from_secs(600);
+
+fn forget_release(pins: &Path) -> Result<(), PinsError> {
+    let released = pins.join(RELEASED);
+    if released.is_dir() { remove_directory(&released) } else { Ok(()) }
+}
+
+/// Unpins every link and map of this layout version, which restores the taps. Finding none is not an error. If an agent
+/// runs, it pins nothing for [`RELEASE_GRACE`], and its taps are open once it ends.
 ///
 /// # Errors
 /// If an agent runs with these pins, unless `force`; if a pin cannot be removed.
@@ -307,6 +518,10 @@ pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
             *count += 1;
         }
         remove_directory(&directory)?;
+    }
+    if held.is_none() {
+        released.agent_runs = true;
+        make(&pins.join(RELEASED))?;
     }
     remove_directory(&pins.join(PINS_VERSION))?;
     drop(held);
@@ -331,12 +546,16 @@ pub(super) fn map_of(pins: &Path, map: &str) -> PathBuf {
     maps_of(pins).join(name::pin(map))
 }
 
+/// The directories of links and of maps.
+const LINKS: &str = "links";
+const MAPS: &str = "maps";
+
 fn links_of(pins: &Path) -> PathBuf {
-    pins.join(PINS_VERSION).join("links")
+    pins.join(PINS_VERSION).join(LINKS)
 }
 
 fn maps_of(pins: &Path) -> PathBuf {
-    pins.join(PINS_VERSION).join("maps")
+    pins.join(PINS_VERSION).join(MAPS)
 }
 
 const SHARED: FlockOperation = FlockOperation::NonBlockingLockShared;
@@ -416,37 +635,37 @@ fn list(directory: &Path) -> Result<Vec<std::ffi::OsString>, PinsError> {
 }
 
 /// Removes a pin. A missing pin is not an error.
-pub(super) fn unpin(path: &Path) -> Result<(), PinsError> {
+fn unpin(path: &Path) -> Result<(), PinsError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(PinsError::io("remove", path, error)),
         _ => Ok(()),
     }
 }
 
-/// Pins a link, replacing any pin of that name. On failure the link ends.
-pub(super) fn pin_link(link: FdLink, path: &Path) -> Result<FdLink, PinsError> {
-    unpin(path)?;
-    let pinned = link.pin(path).map_err(|source| PinsError::object("pin a link as", path, source))?;
-    Ok(pinned.into())
-}
-
 /// Opens a pinned link.
-pub(super) fn open_link(path: &Path) -> Result<FdLink, PinsError> {
-    let opened = PinnedLink::from_pin(path);
-    opened.map(FdLink::from).map_err(|source| PinsError::object("open the link", path, source))
+pub(super) fn open_link(pin: &Pin) -> Result<FdLink, PinsError> {
+    let opened = PinnedLink::from_pin(pin.path());
+    opened.map(FdLink::from).map_err(|source| PinsError::object("open the link", &pin.shown(), source))
 }
 
-/// Pins a map under a second name, replacing any pin of that name.
-pub(super) fn pin_map(from: &Path, to: &Path) -> Result<(), PinsError> {
-    unpin(to)?;
+/// Pins a map of the private bpffs for the next agent, replacing any pin of that name.
+pub(super) fn pin_map(from: &Path, to: &Pin) -> Result<(), PinsError> {
+    to.remove()?;
     let map = MapData::from_pin(from).map_err(|source| PinsError::object("open the map", from, source))?;
+    map.pin(to.path()).map_err(|source| PinsError::object("pin a map as", &to.shown(), source))
+}
+
+/// Pins a map of the previous agent on the private bpffs.
+pub(super) fn inherit_map(from: &Pin, to: &Path) -> Result<(), PinsError> {
+    let map = MapData::from_pin(from.path())
+        .map_err(|source| PinsError::object("open the map", &from.shown(), source))?;
     map.pin(to).map_err(|source| PinsError::object("pin a map as", to, source))
 }
 
 /// The definition of a map: kind, octets of a key and of a value, number of entries.
-pub(super) fn layout_of(path: &Path) -> Result<[u32; 4], PinsError> {
-    let failed = |source| PinsError::object("examine the map", path, source);
-    let info = MapInfo::from_pin(path).map_err(failed)?;
+pub(super) fn layout_of(pin: &Pin) -> Result<[u32; 4], PinsError> {
+    let failed = |source| PinsError::object("examine the map", &pin.shown(), source);
+    let info = MapInfo::from_pin(pin.path()).map_err(failed)?;
     let kind = info.map_type().map_err(failed)?;
     Ok([kind as u32, info.key_size(), info.value_size(), info.max_entries()])
 }

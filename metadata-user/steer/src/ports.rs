@@ -4,7 +4,9 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{MAX_PORTS, MAX_SLOTS, Port, PortKey, Slot, answers_within};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
+use super::held::is_missing;
 use super::losses::Looks;
 use super::mode::{By, Programs};
 use super::tables::Binding;
@@ -43,6 +45,14 @@ pub(super) struct Attached {
     pub(super) mtu: u32,
 }
 
+impl Attached {
+    /// A port without identities.
+    fn new(cookie: Cookie, key: PortKey, programs: Programs, mtu: u32) -> Self {
+        let looks = Looks::new(key.ifindex);
+        Self { cookie, key, slots: BTreeMap::new(), programs, closed: false, gone: false, looks, mtu }
+    }
+}
+
 impl Steering {
     /// Makes a tap a port. From now on, a frame for a metadata address is served if its sender's identity is bound, and
     /// dropped otherwise.
@@ -54,7 +64,7 @@ impl Steering {
     /// If there is no such device, another XDP program is on it, or the node is full. The port is then unchanged,
     /// except that a deleted tap is detached.
     pub fn attach(&mut self, port: &PortName) -> Result<(), SteerError> {
-        self.visit(port, |steering| steering.attach_inside(port, false))
+        self.attach_as(port, false)
     }
 
     /// Like [`Steering::attach`], but the port is closed: no identity on it is served until [`Steering::set_closed`]
@@ -63,7 +73,72 @@ impl Steering {
     /// # Errors
     /// As for [`Steering::attach`].
     pub fn attach_closed(&mut self, port: &PortName) -> Result<(), SteerError> {
-        self.visit(port, |steering| steering.attach_inside(port, true))
+        self.attach_as(port, true)
+    }
+
+    /// Begins to make a tap a port: identities can be bound on it, and no program is attached yet. [`Steering::attach`]
+    /// completes it, so that its guest's first frame finds the identity; [`Steering::detach`] gives it up. Returns false,
+    /// and changes nothing, for a port that is attached or inherited, and during a takeover.
+    ///
+    /// # Errors
+    /// As for [`Steering::attach`].
+    pub fn prepare(&mut self, port: &PortName) -> Result<bool, SteerError> {
+        self.visit(port, |steering| {
+            let (cookie, Some(ifindex)) = place(port)? else { return Ok(false) };
+            let is_known = steering.ports.contains_key(port)
+                || steering.places.contains_key(&(cookie, ifindex))
+                || steering.inherited.contains_key(&(cookie, ifindex));
+            if steering.taking_over || is_known || steering.ports.len() >= MAX_PORTS as usize {
+                return Ok(false);
+            }
+            let key = PortKey { netns: steering.object.acquire(cookie)?, ifindex };
+            match steering.enter(port, key, false) {
+                Ok(mtu) => {
+                    let attached = Attached::new(cookie, key, Programs::none(), mtu);
+                    steering.places.insert((cookie, ifindex), port.clone());
+                    steering.ports.insert(port.clone(), attached);
+                    Ok(true)
+                }
+                Err(error) => {
+                    let removed = steering.let_go(cookie, key, Programs::none(), true);
+                    Err(removed.err().unwrap_or(error))
+                }
+            }
+        })
+    }
+
+    /// Attaches the programs of a prepared port; called in its namespace. After an error it is as before.
+    fn complete(&mut self, port: &PortName) -> Result<(), SteerError> {
+        let Some(Attached { cookie, key, .. }) = self.ports.get(port) else { return Ok(()) };
+        let (cookie, key, mut programs) = (*cookie, *key, Programs::none());
+        let equipped = self
+            .take_from_other_versions(port, cookie, key, &mut programs)
+            .and_then(|()| self.equip(port, cookie, key, &mut programs));
+        let remains = if equipped.is_err() {
+            programs.take_off()
+        } else {
+            if let Some(attached) = self.ports.get_mut(port) {
+                attached.programs = programs;
+            }
+            Vec::new()
+        };
+        if !remains.is_empty() {
+            self.object.retire(cookie);
+            self.checks.keep(remains);
+        }
+        equipped?;
+        self.enter_home(port)
+    }
+
+    /// Attaches, and once more after the directory of pins was made again, if somebody removed it.
+    fn attach_as(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
+        let attached = self.visit(port, |steering| steering.attach_inside(port, closed));
+        let is_unpinned =
+            attached.as_ref().is_err_and(|error| matches!(error, SteerError::Pins(_)) && is_missing(error));
+        if is_unpinned && self.mend_pins(Instant::now())? {
+            return self.visit(port, |steering| steering.attach_inside(port, closed));
+        }
+        attached
     }
 
     fn attach_inside(&mut self, port: &PortName, closed: bool) -> Result<(), SteerError> {
@@ -73,7 +148,8 @@ impl Steering {
         if let Some(other) = self.holder_of(cookie, ifindex) {
             let is_gone = self.ports.get(&other).is_some_and(|held| held.gone);
             if other == *port && !is_gone {
-                return Ok(());
+                let is_prepared = self.ports.get(port).is_some_and(|held| held.programs.is_none());
+                return if is_prepared { self.complete(port) } else { Ok(()) };
             }
             // If the device still has the name it is attached under, it has two names. Otherwise the device or its
             // namespace was renamed.
@@ -106,40 +182,51 @@ impl Steering {
     ) -> Result<Attached, SteerError> {
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
-        let owned = self.own(port, cookie, key, closed).inspect_err(|_| self.object.release(cookie));
-        let (programs, mtu) = owned?;
-        Ok(Attached {
-            cookie,
-            key,
-            slots: BTreeMap::new(),
-            programs,
-            closed,
-            gone: false,
-            looks: Looks::new(ifindex),
-            mtu,
-        })
+        let mut programs = Programs::none();
+        let owned = self.own(port, cookie, key, closed, &mut programs);
+        let mtu = match owned {
+            Ok(mtu) => mtu,
+            Err(error) => {
+                let removed = self.let_go(cookie, key, programs, true);
+                return Err(removed.err().unwrap_or(error));
+            }
+        };
+        Ok(Attached { closed, ..Attached::new(cookie, key, programs, mtu) })
     }
 
     /// Attaches programs to a port that no other agent owns. From then on no frame for a metadata address passes.
-    /// Returns the programs and the device's MTU in octets.
+    /// Returns the device's MTU in bytes. After an error some programs may be attached.
     fn own(
         &mut self,
         port: &PortName,
         cookie: Cookie,
         key: PortKey,
         closed: bool,
-    ) -> Result<(Programs, u32), SteerError> {
+        programs: &mut Programs,
+    ) -> Result<u32, SteerError> {
         let mtu = self.enter(port, key, closed)?;
-        let mut programs = Programs::none();
-        let owned = self
-            .take_from_other_versions(port, cookie, key, &mut programs)
-            .and_then(|()| self.equip(port, cookie, key, &mut programs));
-        if let Err(error) = owned {
-            programs.take_off();
-            self.tables.remove_port(key)?;
-            return Err(error);
+        self.take_from_other_versions(port, cookie, key, programs)?;
+        self.equip(port, cookie, key, programs)?;
+        Ok(mtu)
+    }
+
+    /// Takes the programs of a port off, removes its entry, and gives the number of its namespace back. Unless `is_off`,
+    /// the programs are off and the entry is removed, the number is retired: frames of the old port would have it too.
+    pub(super) fn let_go(
+        &mut self,
+        cookie: Cookie,
+        key: PortKey,
+        programs: Programs,
+        is_off: bool,
+    ) -> Result<(), SteerError> {
+        let remains = programs.take_off();
+        let removed = self.tables.remove_port(key);
+        if !is_off || !remains.is_empty() || removed.is_err() {
+            self.object.retire(cookie);
         }
-        Ok((programs, mtu))
+        self.checks.keep(remains);
+        self.object.release(cookie);
+        removed
     }
 
     /// Adds a port to the table, closed or with its limits and full buckets, replacing any entry. Returns the MTU of
@@ -240,9 +327,8 @@ impl Steering {
             self.bound.remove(&slot);
             outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 }));
         }
-        attached.programs.take_off();
-        self.object.release(attached.cookie);
-        outcome.and(self.tables.remove_port(attached.key))
+        let is_off = outcome.is_ok();
+        outcome.and(self.let_go(attached.cookie, attached.key, attached.programs, is_off))
     }
 
     /// Binds `mac` on a port to `slot`. Any earlier binding of the slot or of the identity ends.
@@ -322,7 +408,10 @@ impl Steering {
     pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
         let Some((cookie, ifindex)) = look(port)? else { return Ok(Found::Nothing) };
         let same = |held: &Attached| {
-            !held.gone && held.key.ifindex == ifindex && cookie.is_none_or(|now| now == held.cookie)
+            !held.gone
+                && !held.programs.is_none()
+                && held.key.ifindex == ifindex
+                && cookie.is_none_or(|now| now == held.cookie)
         };
         Ok(if self.ports.get(port).is_some_and(same) { Found::Attached } else { Found::Other })
     }
@@ -331,6 +420,12 @@ impl Steering {
     #[must_use]
     pub fn is_attached(&self, port: &PortName) -> bool {
         self.ports.contains_key(port)
+    }
+
+    /// True for a port without programs, which [`Steering::prepare`] made.
+    #[must_use]
+    pub fn is_prepared(&self, port: &PortName) -> bool {
+        self.ports.get(port).is_some_and(|held| held.programs.is_none())
     }
 
     /// The name under which a device is attached, whatever its current name.
@@ -379,7 +474,7 @@ impl Steering {
     }
 
     /// The namespace and interface index that a port's name refers to now.
-    fn place_of(&self, port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
+    pub(super) fn place_of(&self, port: &PortName) -> Result<(Cookie, Option<u32>), SteerError> {
         self.netns_of(port)?.run(|| place(port))
     }
 

@@ -78,7 +78,8 @@ impl Steering {
         // An agent of an earlier version did not write the MTU.
         self.tables.fit_port(key, mtu)?;
         // The other agent may have switched programs since we read the pins.
-        let is_pinned = |on: &On| self.pin_of(*on, cookie, key).is_some_and(|path| path.exists());
+        let is_pinned =
+            |on: &On| self.pin_of(*on, cookie, key).is_some_and(|pin| matches!(pin.inode(), Ok(Some(_))));
         let links: Vec<On> = [On::Xdp, On::Tcx].into_iter().filter(is_pinned).collect();
         let mut programs = Programs::none();
         self.update(port, cookie, key, &links, &mut programs)?;

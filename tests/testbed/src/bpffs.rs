@@ -42,6 +42,31 @@ impl Bpffs {
         &self.directory
     }
 
+    /// Makes it read-only, or writable again.
+    ///
+    /// # Errors
+    /// Fails if it cannot be mounted again.
+    pub fn set_read_only(&self, read_only: bool) -> Result<()> {
+        let how = if read_only { "remount,ro" } else { "remount,rw" };
+        run(Command::new("mount").args(["-o", how]).arg(&self.directory)).map(drop)
+    }
+
+    /// Mounts another bpffs over this one, until [`Bpffs::uncover`].
+    ///
+    /// # Errors
+    /// Fails if it cannot be mounted.
+    pub fn cover(&self) -> Result<()> {
+        run(Command::new("mount").args(["-t", "bpf", "-o", "mode=0700", "bpf"]).arg(&self.directory)).map(drop)
+    }
+
+    /// Removes the bpffs that [`Bpffs::cover`] mounted.
+    ///
+    /// # Errors
+    /// Fails if it cannot be unmounted.
+    pub fn uncover(&self) -> Result<()> {
+        run(Command::new("umount").arg(&self.directory)).map(drop)
+    }
+
     /// Sorted names of the links pinned in [`Bpffs::pins`]; empty if that directory does not exist.
     #[must_use]
     pub fn links(&self) -> Vec<String> {

@@ -239,8 +239,8 @@ impl Display for Span {
 mod tests {
     use super::{Proxmox, RecordMemory, Share, Span, TenantShare, Unread, guests, status};
     use crate::status::{
-        ApiServer, Guest, GuestState, GuestWay, Held, InstanceState, Instances, IssuerState, Phase, Port,
-        PortState, Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
+        ApiServer, Attachments, Guest, GuestState, GuestWay, Held, InstanceState, Instances, IssuerState,
+        Phase, Port, PortState, Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
     };
 
     fn some() -> Status {
@@ -273,6 +273,7 @@ mod tests {
             side: 1,
             from_snapshot: false,
             has_left: true,
+            attachments: Attachments::default(),
             troubles: vec!["1 port in error".into()],
             workers: vec![worker.clone(), Worker { hub: 1, heartbeat: None, requests: 3, ..worker }],
             ports: Ports {

@@ -28,6 +28,8 @@ pub(in crate::agent) struct Bindings {
     bound: BTreeMap<IdentityName, Bound>,
     answers: Answers,
     workers: Workers,
+    /// Slots that are not used again.
+    retired: u64,
 }
 
 /// An identity the kernel knows.
@@ -48,7 +50,8 @@ fn moved<'a>(
 impl Bindings {
     /// Creates the bindings without identities. Slots that the previous agent bound are reserved.
     pub(super) fn new(steering: &Steering, answers: Answers, workers: Workers) -> Self {
-        let mut bindings = Self { slots: Slots::new(MAX_SLOTS), bound: BTreeMap::new(), answers, workers };
+        let mut bindings =
+            Self { slots: Slots::new(MAX_SLOTS), bound: BTreeMap::new(), answers, workers, retired: 0 };
         bindings.reserve_inherited(steering);
         bindings
     }
@@ -59,6 +62,11 @@ impl Bindings {
 
     pub(super) fn workers(&self) -> &Workers {
         &self.workers
+    }
+
+    /// Number of slots that are not used again, because frames or requests with them may still come.
+    pub(in crate::agent::node) fn retired(&self) -> u64 {
+        self.retired
     }
 
     /// Number of identities bound.
@@ -156,9 +164,17 @@ impl Bindings {
         }
         match self.workers.forget(steering.worker_of(slot), slot) {
             Ok(()) if unbound => drop(self.slots.release(who, Instant::now())),
-            Ok(()) => {}
-            Err(error) => warn!(slot, "the slot is not free for other guests: {error}"),
+            Ok(()) => self.retire(who),
+            Err(error) => {
+                warn!(slot, "the slot is not free for other guests: {error}");
+                self.retire(who);
+            }
         }
+    }
+
+    /// Never gives the slot of an identity to anybody again, not even to an identity of the same name.
+    fn retire(&mut self, who: &IdentityName) {
+        self.retired += u64::from(self.slots.retire(who));
     }
 
     /// Makes the worker try waiting requests of a slot again.
@@ -189,7 +205,8 @@ impl Bindings {
             match steering.unbind(slot) {
                 Ok(()) => self.release_inherited(steering, slot),
                 Err(error) => {
-                    warn!(%port, %mac, slot, "cannot unbind, so the slot is not used again: {error}")
+                    self.retired += 1;
+                    warn!(%port, %mac, slot, "cannot unbind, so the slot is not used again: {error}");
                 }
             }
         }
@@ -202,7 +219,10 @@ impl Bindings {
         }
         match self.workers.forget(steering.worker_of(slot), slot) {
             Ok(()) => self.slots.give_up(slot, Instant::now()),
-            Err(error) => warn!(slot, "the slot is not used again: {error}"),
+            Err(error) => {
+                self.retired += 1;
+                warn!(slot, "the slot is not used again: {error}");
+            }
         }
     }
 

@@ -189,6 +189,17 @@ impl NodePorts {
         self.touched.extend(self.steering.inspect_devices());
     }
 
+    /// Compares links, programs and pins of the next ports with the kernel's view of them, and restores what somebody
+    /// else has taken away. Nothing happens between two rounds, and during a takeover.
+    pub(super) fn check_attachments(&mut self, now: Instant) {
+        self.steering.check(now);
+    }
+
+    /// Makes the next check begin at once.
+    pub(super) fn check_attachments_soon(&mut self) {
+        self.steering.check_soon();
+    }
+
     /// Applies the limits of the configuration to all ports.
     pub(super) fn set_limits(&mut self, limits: metadata_steer::Limits) {
         if limits != self.steering.limits()
@@ -234,17 +245,31 @@ impl NodePorts {
             return self.settle_unwanted(port, catalogue.plan());
         }
         self.bindings.unbind_on(&mut self.steering, port, |who| !catalogue.plan().knows(who));
+        if self.steering.is_attached(port) && matches!(self.steering.find(port), Ok(Found::Other)) {
+            // The tap was deleted and created again: the new one begins like any other.
+            self.detach(port);
+        }
         let is_new = !self.steering.is_attached(port);
-        if !self.attach(port, catalogue.plan()) || !self.open(port) {
+        // Bind before a program is attached or a closed port is opened: the first frame of the guest must find its
+        // identity.
+        let is_prepared = is_new && self.admit(port, catalogue.plan()) && self.prepare(port);
+        if is_prepared {
+            self.serve_speakers(port, catalogue);
+        }
+        if !self.attach(port, catalogue.plan()) {
+            if is_prepared {
+                self.give_up(port);
+            }
             return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
         }
-        if is_new {
+        if is_new && !is_prepared {
             self.bindings.keep_inherited(&mut self.steering, port, catalogue.plan());
         }
-        let speakers: Vec<_> =
-            catalogue.plan().speakers(port).map(|(who, id)| (who.clone(), id.cloned())).collect();
-        for (who, id) in speakers {
-            self.serve(&who, id.as_ref(), catalogue);
+        if !is_prepared {
+            self.serve_speakers(port, catalogue);
+        }
+        if !self.open(port) {
+            return self.bindings.answer_inherited(&mut self.steering, port, catalogue);
         }
         if self.steering.way_to(port) == Way::None {
             self.troubles.report(port, UNREACHABLE);
@@ -252,6 +277,33 @@ impl NodePorts {
         self.attaching.on_served(port, is_new);
         if is_new {
             self.attaching.on_attached(start.elapsed().saturating_sub(catalogue.rendering() - rendering));
+        }
+    }
+
+    /// Prepares a new port, so that identities can be bound on it before it is attached. An error is left to the attempt
+    /// to attach it, which has the same.
+    fn prepare(&mut self, port: &PortName) -> bool {
+        self.steering.prepare(port).unwrap_or_else(|error| {
+            debug!(%port, "its guests are bound once it is attached: {error}");
+            false
+        })
+    }
+
+    /// Ends the preparation of a port that cannot be attached.
+    fn give_up(&mut self, port: &PortName) {
+        self.shares.release(port);
+        self.bindings.unbind_on(&mut self.steering, port, |_| true);
+        if let Err(error) = self.steering.detach(port) {
+            warn!(%port, "undoing an attempt to attach it: {error}");
+        }
+    }
+
+    /// Serves the identities of a port.
+    fn serve_speakers(&mut self, port: &PortName, catalogue: &mut Catalogue) {
+        let speakers: Vec<_> =
+            catalogue.plan().speakers(port).map(|(who, id)| (who.clone(), id.cloned())).collect();
+        for (who, id) in speakers {
+            self.serve(&who, id.as_ref(), catalogue);
         }
     }
 
@@ -279,9 +331,11 @@ impl NodePorts {
             Ok(Found::Attached) => return true,
             Ok(Found::Other) => {
                 // The tap was deleted and created again: another device has the old name.
-                self.detach(port);
-                if !self.admit(port, plan) {
-                    return false;
+                if !self.steering.is_prepared(port) {
+                    self.detach(port);
+                    if !self.admit(port, plan) {
+                        return false;
+                    }
                 }
                 match self.steering.attach(port) {
                     Ok(()) => {

@@ -15,12 +15,13 @@ use metadata_base::share::ShareReport;
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
 use metadata_control::status::{
-    About, ApiServer, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Share, Status,
-    TenantShare, Unanswered, Unread, Worker,
+    About, ApiServer, Attachments, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Share,
+    Status, TenantShare, Unanswered, Unread, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
 use metadata_feed::proxmox::outlook::Outlook;
 use metadata_serve::{End, Reason, Tally};
+use metadata_steer::Steering;
 use tracing::warn;
 
 use super::View;
@@ -140,6 +141,7 @@ impl Reporter {
                 RecordMemory { used: usage.used as u64, limit: usage.limit as u64 }
             },
             shares: view.shares().into_iter().map(share).collect(),
+            attachments: attachments(steering),
             counters: self.troubling(view),
             lately: recent::last(),
         };
@@ -149,6 +151,7 @@ impl Reporter {
 
     /// Adds troubles on which an operator should act, in addition to those that keep the agent from being ready.
     fn complain(&self, view: View<'_>, status: &mut Status) {
+        status.troubles.extend(status.attachments.faults.iter().cloned());
         if self.from_snapshot {
             status.troubles.push("records come from the snapshot: their source is unavailable".into());
         }
@@ -272,6 +275,8 @@ impl Reporter {
         let errands = view.catalogue.errands();
         let losses = view.ports.steering().losses();
         counts.insert("refused_by_ports".into(), losses.ports);
+        counts.insert("namespace_numbers_retired".into(), view.ports.steering().retired() as u64);
+        counts.insert("slots_retired".into(), view.ports.bindings().retired());
         counts.insert("veth_full".into(), losses.hubs.iter().map(|hub| hub.veth_full).sum());
         let mut add = |name: &str, count: u64| *counts.entry(name.to_owned()).or_default() += count;
         for stats in view.ports.workers().stats() {
@@ -304,6 +309,17 @@ fn share(ShareReport { limit, used, most, refusals, top }: ShareReport) -> Share
         most: most as u64,
         refused: refusals,
         tenants: tenants.collect(),
+    }
+}
+
+/// The last comparison of what is attached and pinned with what the kernel has.
+fn attachments(steering: &Steering) -> Attachments {
+    let found = steering.attachments();
+    Attachments {
+        checked: found.checked.map(|ago| ago.as_secs_f64()),
+        faults: found.faults,
+        found: found.found.into_iter().map(|(fault, count)| (fault.name().to_owned(), count)).collect(),
+        retired: found.retired as u64,
     }
 }
 

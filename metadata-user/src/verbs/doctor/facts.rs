@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use metadata_base::port::PortName;
+use metadata_control::status::Attachments;
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Answer, Device, Failure, Feature, PinnedLink, Search};
 
@@ -220,6 +221,9 @@ pub struct Node {
     /// The ID of the process that listens on a socket in the run directory; 0 if the kernel does not report the ID.
     /// `None` if no process listens.
     pub agent: Option<u32>,
+    /// What the running agent attached and pinned, compared with what the kernel has; `None` without an agent that says
+    /// it.
+    pub attachments: Option<Attachments>,
     /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
     /// listens.
     pub stale_socket: Option<PathBuf>,

@@ -58,6 +58,8 @@ impl Reporter {
             process: Process::read(),
             errands: catalogue.errands(),
             refused_by_ports: losses.ports,
+            attachments: &steering.attachments(),
+            slots_retired: ports.bindings().retired(),
             hubs: &hubs,
         };
         metrics::render(&snapshot)

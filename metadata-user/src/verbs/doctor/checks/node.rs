@@ -11,6 +11,7 @@ const EARLIEST: u64 = 1_767_225_600;
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Facts { node, wanted, process, .. } = facts;
     let mut checks = vec![agent(node), hub(node, &wanted.hub)];
+    checks.extend(attachments(node));
     checks.extend(ring(node));
     checks.extend(namespaces(node));
     checks.extend(addresses(node));
@@ -86,6 +87,26 @@ fn hub(node: &Node, prefix: &str) -> Check {
             "Stop that agent, or give this one another --hub, --run and --pins",
         ),
     }
+}
+
+/// Checks that programs and pins are as the running agent made them.
+fn attachments(node: &Node) -> Option<Check> {
+    let found = node.attachments.as_ref()?;
+    let name = "agent.attachments";
+    if !found.faults.is_empty() {
+        return Some(Check::warn(
+            name,
+            found.faults.join("; "),
+            "programs, links and pins as the running agent made them",
+            "Find out who detaches programs or changes the bpffs. The agent restores what it can every 30 to 60 \
+             seconds, and at once on SIGHUP; what it cannot restore says what to do",
+        ));
+    }
+    let ago = match found.checked {
+        Some(ago) => format!("{ago:.0} s ago"),
+        None => "not yet".to_owned(),
+    };
+    Some(Check::ok(name, format!("programs and pins are as the running agent made them (compared {ago})")))
 }
 
 /// Checks for frames lost at the hub's veth. A frame passes the veth's ring first, and then the ring of the AF_XDP

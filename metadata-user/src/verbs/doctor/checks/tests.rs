@@ -105,6 +105,7 @@ fn healthy() -> Facts {
             veth_full: 0,
             ring_full: 0,
             agent: None,
+            attachments: None,
             stale_socket: None,
             addresses: Ok(vec![AddressUse {
                 address: "169.254.169.254".parse().expect("an address"),

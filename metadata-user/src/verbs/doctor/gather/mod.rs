@@ -79,6 +79,7 @@ fn node(config: &Config) -> Node {
     let (agent, stale_socket) = room::agent(&config.run);
     let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     Node {
+        attachments: agent.and_then(|_| room::attachments(&config.run)),
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),
         ring_full: config.pins.as_deref().map_or(0, probe::ring_full),

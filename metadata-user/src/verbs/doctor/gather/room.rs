@@ -10,6 +10,7 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
 use super::super::facts::{Directory, FileSystem, Found, Pins};
 use crate::config::Config;
+use metadata_control::status::{self, Attachments, Status};
 use metadata_feed::proxmox;
 use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{Failure, pinned_links};
@@ -88,6 +89,13 @@ pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
         }
     }
     (None, stale)
+}
+
+/// Returns what the agent of a run directory says of its programs and pins.
+pub(super) fn attachments(run: &Path) -> Option<Attachments> {
+    let status = status::get(run, "/v1/status").ok()?;
+    let status: Status = serde_json::from_slice(&status).ok()?;
+    Some(status.attachments)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Reco
 use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
+use metadata_control::status::Attachments;
 use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
 #[test]
@@ -155,6 +156,16 @@ fn the_node_is_checked() {
             "hub.namespaces",
             Warn,
             &["7 frames", "steer: auto"],
+        ),
+        (
+            "programs that somebody detached",
+            |f| {
+                let faults = vec!["2 eBPF programs were detached".into()];
+                f.node.attachments = Some(Attachments { faults, ..Attachments::default() });
+            },
+            "agent.attachments",
+            Warn,
+            &["2 eBPF programs were detached", "SIGHUP"],
         ),
         ("a full veth", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unknown neighbours", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),

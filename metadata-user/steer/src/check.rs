@@ -1,0 +1,480 @@
+//! Compares links, programs and pins in the kernel with those that the agent holds, and repairs what somebody else has
+//! taken away: `bpftool link detach`, `rm` in the directory of pins, a file system mounted over it.
+//!
+//! A round begins every [`CHECK_EVERY`] with the hubs, the maps' pins and the directory, and continues with
+//! [`CHECKED_AT_ONCE`] ports in each call. A link costs two system calls (its state, its pin). Nothing is checked during
+//! a takeover: until it is complete the ports belong to the other agent, and afterwards this one no longer holds them.
+
+use aya::programs::{SchedClassifier, Xdp};
+use aya_obj::programs::XdpAttachType;
+use metadata_common::maps::program;
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
+use std::time::{Duration, Instant};
+
+use super::held::{Held, LinkFault};
+use super::mode::Programs;
+use super::pins::{LinkName, On, Pin, Pins, Place, RELEASE_GRACE};
+use super::ports::Attached;
+use super::{SteerError, Steering, attach, link, mode, object};
+use metadata_base::port::PortName;
+
+/// Time from the begin of one round to the next, at least. A round of all ports that a node may have takes as long, with
+/// a call every two seconds.
+pub const CHECK_EVERY: Duration = Duration::from_secs(30);
+/// Ports checked in one call of [`Steering::check`], which blocks meanwhile: about 3 ms.
+pub const CHECKED_AT_ONCE: usize = 1_024;
+/// Programs kept for another attempt to take them off. The pins of further ones are left to the next agent.
+const MAX_REMAINS: usize = 1_024;
+
+/// A kind of fault that a check finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AttachmentFault {
+    /// Somebody detached a program.
+    Detached,
+    /// Somebody replaced the program of a link.
+    Replaced,
+    /// Somebody removed or replaced a pin.
+    Unpinned,
+    /// The path of the pins leads elsewhere.
+    Hidden,
+    /// `xdp-imds release --force` removed the pins.
+    Released,
+    /// The kernel refuses to show a link or a pin.
+    Unknown,
+}
+
+impl AttachmentFault {
+    /// Every kind.
+    pub const ALL: [Self; 6] =
+        [Self::Detached, Self::Replaced, Self::Unpinned, Self::Hidden, Self::Released, Self::Unknown];
+
+    /// Its name in metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Detached => "detached",
+            Self::Replaced => "replaced",
+            Self::Unpinned => "unpinned",
+            Self::Hidden => "hidden",
+            Self::Released => "released",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+impl From<LinkFault> for AttachmentFault {
+    fn from(fault: LinkFault) -> Self {
+        match fault {
+            LinkFault::Detached => Self::Detached,
+            LinkFault::Replaced => Self::Replaced,
+            LinkFault::Unpinned => Self::Unpinned,
+        }
+    }
+}
+
+/// The result of the checks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attachments {
+    /// Time since the last complete round; `None` before the first.
+    pub checked: Option<Duration>,
+    /// What the last round found, a line for each kind of fault; empty if everything is as it should be.
+    pub faults: Vec<String>,
+    /// Faults found since the start, by kind. A fault that cannot be repaired counts in each round.
+    pub found: BTreeMap<AttachmentFault, u64>,
+    /// Numbers of namespaces that are not used again, because it is not proven that programs with them are detached.
+    pub retired: usize,
+}
+
+/// A program on a device of a hub.
+pub(super) struct HubLink {
+    pub(super) held: Held,
+    /// The program's name in the object.
+    pub(super) program: &'static str,
+    /// The name of the device, and its index.
+    pub(super) device: (String, u32),
+    /// The name of the pin of a link that outlives the agent.
+    pub(super) pin: Option<LinkName>,
+}
+
+/// The state of the checks.
+#[derive(Default)]
+pub(super) struct Checks {
+    /// When the present or last round began.
+    begun: Option<Instant>,
+    /// The last port checked in the present round, if the round is not complete.
+    last: Option<PortName>,
+    /// When the last round ended.
+    completed: Option<Instant>,
+    /// Faults of the present round, and of the one before.
+    present: Faults,
+    former: Faults,
+    found: BTreeMap<AttachmentFault, u64>,
+    /// Programs that were to be taken off and may still be attached, [`MAX_REMAINS`] at most.
+    remains: Vec<Held>,
+}
+
+type Faults = BTreeMap<AttachmentFault, FaultTally>;
+
+/// The faults of one kind in one round.
+#[derive(Clone, Debug, Default)]
+struct FaultTally {
+    count: u64,
+    /// The first place where it was seen.
+    example: String,
+    unrepaired: u64,
+    /// The error of the last repair that failed.
+    error: String,
+}
+
+impl Checks {
+    /// Keeps programs for another attempt to take them off.
+    pub(super) fn keep(&mut self, remains: Vec<Held>) {
+        let room = MAX_REMAINS - self.remains.len();
+        self.remains.extend(remains.into_iter().take(room));
+    }
+
+    fn note(&mut self, fault: AttachmentFault, place: &str, repaired: Result<(), SteerError>) {
+        *self.found.entry(fault).or_default() += 1;
+        let seen = self.present.entry(fault).or_default();
+        if seen.count == 0 {
+            place.clone_into(&mut seen.example);
+            tracing::warn!(
+                fault = fault.name(),
+                place,
+                repaired = repaired.is_ok(),
+                "somebody else changed what the agent attached"
+            );
+        }
+        seen.count += 1;
+        if let Err(error) = repaired {
+            seen.unrepaired += 1;
+            seen.error = error.to_string();
+        }
+    }
+
+    /// A line for each kind of fault.
+    fn lines(&self) -> Vec<String> {
+        let is_running = self.last.is_some();
+        // While a round runs, a fault of the former one counts until this one is complete.
+        let former = self.former.iter().filter(|(fault, _)| is_running && !self.present.contains_key(fault));
+        let mut lines: Vec<_> =
+            self.present.iter().chain(former).map(|(fault, seen)| seen.line(*fault)).collect();
+        if !self.remains.is_empty() {
+            lines.push(format!(
+                "{} programs or pins of ports that are gone could not be removed (see the log): make the bpffs of \
+                 the pins writable; each check tries again",
+                self.remains.len()
+            ));
+        }
+        lines
+    }
+}
+
+impl FaultTally {
+    fn line(&self, fault: AttachmentFault) -> String {
+        let Self { count, example, unrepaired, error } = self;
+        let what = match fault {
+            AttachmentFault::Detached => "eBPF programs were detached by somebody else",
+            AttachmentFault::Replaced => "eBPF programs were replaced by somebody else",
+            AttachmentFault::Unpinned => "pins were removed or replaced by somebody else",
+            AttachmentFault::Hidden => {
+                return format!(
+                    "{example} leads to another directory than the agent's: a file system was mounted over it, or \
+                     its own was unmounted. Guests are served, but the next agent does not find the pins: `umount` \
+                     what lies over it, or mount the bpffs there and restart the agent"
+                );
+            }
+            AttachmentFault::Released => {
+                return format!(
+                    "`xdp-imds release --force` removed the pins in {example}: taps are open once this agent ends, and \
+                     no other agent can take over from it. If it still runs {} minutes after the release, it pins \
+                     everything again; on SIGHUP at once",
+                    RELEASE_GRACE.as_secs() / 60
+                );
+            }
+            AttachmentFault::Unknown => "links or pins cannot be examined",
+        };
+        let first = format!("{count} {what}, the first at {example}");
+        match (unrepaired, fault) {
+            (0, AttachmentFault::Unpinned) => format!("{first}; they are pinned again"),
+            (0, _) => format!("{first}; they are attached again"),
+            (some, AttachmentFault::Unknown) => format!("{first}: {error} ({some} in all)"),
+            (some, _) => format!("{first}; {some} of them could not be restored: {error}"),
+        }
+    }
+}
+
+impl Steering {
+    /// The result of the checks.
+    #[must_use]
+    pub fn attachments(&self) -> Attachments {
+        Attachments {
+            checked: self.checks.completed.map(|completed| completed.elapsed()),
+            faults: self.checks.lines(),
+            found: AttachmentFault::ALL
+                .map(|fault| (fault, self.checks.found.get(&fault).copied().unwrap_or_default()))
+                .into(),
+            retired: self.object.retired(),
+        }
+    }
+
+    /// How many numbers of namespaces are not used again.
+    #[must_use]
+    pub fn retired(&self) -> usize {
+        self.object.retired()
+    }
+
+    /// Makes the next call of [`Steering::check`] begin a round, which also undoes a forced release.
+    pub fn check_soon(&mut self) {
+        if let Some(pins) = self.pins.as_mut().filter(|_| !self.taking_over) {
+            pins.end_release();
+        }
+        self.checks.begun = None;
+        self.checks.last = None;
+    }
+
+    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. Call it every two seconds.
+    /// Does nothing between two rounds, and during a takeover.
+    pub fn check(&mut self, now: Instant) {
+        if self.taking_over {
+            return;
+        }
+        if self.checks.last.is_none() {
+            let since = self.checks.begun.map(|begun| now.saturating_duration_since(begun));
+            if since.is_some_and(|since| since < CHECK_EVERY) {
+                return;
+            }
+            self.begin_round(now);
+        }
+        let after = self.checks.last.take().map_or(Unbounded, Excluded);
+        let names = self.ports.range((after, Unbounded)).map(|(port, _)| port.clone());
+        let names: Vec<_> = names.take(CHECKED_AT_ONCE).collect();
+        names.iter().for_each(|port| self.check_port(port));
+        let is_last =
+            self.ports.last_key_value().is_none_or(|(last, _)| names.last().is_none_or(|at| at >= last));
+        if is_last {
+            self.checks.completed = Some(now);
+        } else {
+            self.checks.last = names.last().cloned();
+        }
+    }
+
+    fn begin_round(&mut self, now: Instant) {
+        self.checks.begun = Some(now);
+        self.checks.former = std::mem::take(&mut self.checks.present);
+        self.check_directory(now);
+        self.check_maps();
+        (0..self.links.len()).for_each(|at| self.check_hub(at));
+        let remains = std::mem::take(&mut self.checks.remains);
+        let remains = remains.into_iter().filter_map(Held::take_off).filter(|held| !held.is_out_of_reach());
+        self.checks.remains = remains.collect();
+    }
+
+    fn check_directory(&mut self, now: Instant) {
+        let Some(pins) = &self.pins else { return };
+        let shown = pins.directory().display().to_string();
+        match pins.place() {
+            Ok(Place::There) => match self.mend_pins(now) {
+                Ok(_) => {}
+                Err(error) => self.checks.note(AttachmentFault::Unpinned, &shown, Err(error)),
+            },
+            Ok(Place::Removed) => {
+                let mended = self.mend_pins(now).map(drop);
+                let is_released = self.pins.as_ref().is_some_and(Pins::are_released);
+                let fault = if is_released { AttachmentFault::Released } else { AttachmentFault::Unpinned };
+                self.checks.note(fault, &shown, mended);
+            }
+            Ok(Place::Hidden) => self.checks.note(AttachmentFault::Hidden, &shown, Ok(())),
+            Err(error) => self.checks.note(AttachmentFault::Unknown, &shown, Err(error.into())),
+        }
+    }
+
+    /// Makes the directories of the pins again that somebody removed, with the pins of maps and hubs. Those of ports
+    /// follow with the checks. After a forced release nothing is made again for a while. Returns false without pins.
+    pub(super) fn mend_pins(&mut self, now: Instant) -> Result<bool, SteerError> {
+        let Some(pins) = &mut self.pins else { return Ok(false) };
+        if self.taking_over {
+            return Ok(false);
+        }
+        if pins.place()? == Place::Removed {
+            pins.note_release(now);
+        }
+        if !pins.are_released() {
+            pins.make_again()?;
+        }
+        Ok(true)
+    }
+
+    fn check_maps(&mut self) {
+        let Some(pins) = self.pins.as_ref().filter(|pins| !pins.are_released()) else { return };
+        let missing: Vec<_> =
+            object::lasting().filter(|map| !matches!(pins.map(map).inode(), Ok(Some(_)))).collect();
+        for map in missing {
+            let Some(pins) = &self.pins else { return };
+            let (place, pinned) = (pins.map(map).to_string(), self.object.pin_map(map, pins));
+            self.checks.note(AttachmentFault::Unpinned, &place, pinned.map_err(Into::into));
+        }
+    }
+
+    fn check_hub(&mut self, at: usize) {
+        let Some(HubLink { held, device: (device, _), pin, .. }) = self.links.get(at) else { return };
+        let pins = self.pins.as_ref().filter(|pins| !pins.are_released());
+        let pin = pin.and_then(|name| Some(pins?.link(name)));
+        let (found, device) = (held.fault(pin.as_ref()), device.clone());
+        match found {
+            Ok(None) => {}
+            Ok(Some(fault)) => {
+                let repaired = self.repair_hub(at, fault, pin);
+                self.checks.note(fault.into(), &device, repaired);
+            }
+            Err(source) => {
+                let error = SteerError::device(format!("examine the link of {device}"), source);
+                self.checks.note(AttachmentFault::Unknown, &device, Err(error));
+            }
+        }
+    }
+
+    fn repair_hub(&mut self, at: usize, fault: LinkFault, pin: Option<Pin>) -> Result<(), SteerError> {
+        let Some(hub) = self.links.get_mut(at) else { return Ok(()) };
+        if fault == LinkFault::Unpinned {
+            return pin.map_or(Ok(()), |pin| Ok(hub.held.pin_again(pin)?));
+        }
+        // A detached link still has its program, and a replaced one does not: then only a restart makes another.
+        let path = self.object.private_path("again");
+        let failed = |source| SteerError::device("get the hub's program back; restart the agent", source);
+        link::pin_program(hub.held.program(), &path).map_err(failed)?;
+        if fault == LinkFault::Replaced {
+            hub.held.detach().map_err(failed)?;
+        }
+        let (name, (device, ifindex)) = (hub.program, &hub.device);
+        let port = PortName::local(device);
+        let put = || match name {
+            program::HUB_TCX => {
+                let load = |source| SteerError::load(name, source);
+                let mut classifier = SchedClassifier::from_pin(&path).map_err(load)?;
+                mode::attach_tcx(&mut classifier, name, &port)
+            }
+            _ => {
+                let load = |source| SteerError::load(name, source);
+                let mut program = Xdp::from_pin(&path, XdpAttachType::Interface).map_err(load)?;
+                attach::native(&mut program, *ifindex).map_err(|refusal| refusal.about(name, &port, *ifindex))
+            }
+        };
+        let link = self.devices.home.run(put);
+        if let Err(error) = std::fs::remove_file(&path) {
+            tracing::debug!(%error, "a pin on the private bpffs stays");
+        }
+        hub.held = Held::new(link?, pin)?;
+        Ok(())
+    }
+
+    fn check_port(&mut self, port: &PortName) {
+        for on in [On::Xdp, On::Tcx] {
+            let Some(Attached { cookie, key, programs, gone: false, .. }) = self.ports.get(port) else {
+                return;
+            };
+            let (cookie, key) = (*cookie, *key);
+            let Some(held) = programs.held(on) else { continue };
+            let pin = self.pin_of(on, cookie, key);
+            let fault = match held.fault(pin.as_ref()) {
+                Ok(None) => continue,
+                Ok(Some(fault)) => fault,
+                Err(source) => {
+                    let error = SteerError::device(format!("examine the link of {port}"), source);
+                    self.checks.note(AttachmentFault::Unknown, &port.to_string(), Err(error));
+                    continue;
+                }
+            };
+            // The link of a device that was deleted looks detached, and an event will say that it was.
+            let is_there = |place| place == (cookie, Some(key.ifindex));
+            if fault == LinkFault::Detached && !self.place_of(port).is_ok_and(is_there) {
+                continue;
+            }
+            let repaired = self.visit(port, |steering| steering.repair(port, on, fault, pin));
+            self.checks.note(fault.into(), &port.to_string(), repaired);
+        }
+    }
+
+    /// Repairs a program of a port; called in its namespace.
+    fn repair(
+        &mut self,
+        port: &PortName,
+        on: On,
+        fault: LinkFault,
+        pin: Option<Pin>,
+    ) -> Result<(), SteerError> {
+        let Some(Attached { cookie, key, .. }) = self.ports.get(port) else { return Ok(()) };
+        let (cookie, key) = (*cookie, *key);
+        let held = match (fault, pin) {
+            (LinkFault::Unpinned, Some(pin)) => {
+                let held = self.programs(port).and_then(|programs| programs.held_mut(on));
+                return held.map_or(Ok(()), |held| Ok(held.pin_again(pin)?));
+            }
+            (LinkFault::Unpinned, None) => return Ok(()),
+            (LinkFault::Replaced, Some(pin)) if matches!(pin.inode(), Ok(Some(_))) => {
+                let link = self
+                    .replace(on, cookie, &pin)
+                    .map_err(|refusal| refusal.about(on.name(), port, key.ifindex))?;
+                Held::replaced(link, pin)?
+            }
+            (LinkFault::Replaced, _) => {
+                if let Some(held) = self.programs(port).and_then(|programs| programs.held_mut(on)) {
+                    held.detach().map_err(|source| SteerError::device("detach a foreign program", source))?;
+                }
+                self.put(on, port, cookie, key)?
+            }
+            (LinkFault::Detached, _) => self.put(on, port, cookie, key)?,
+        };
+        if let Some(programs) = self.programs(port) {
+            programs.put(on, Some(held));
+        }
+        Ok(())
+    }
+
+    fn programs(&mut self, port: &PortName) -> Option<&mut Programs> {
+        self.ports.get_mut(port).map(|attached| &mut attached.programs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AttachmentFault, Checks, SteerError};
+    use std::io;
+
+    #[test]
+    fn a_line_says_what_was_found_where_and_what_became_of_it() {
+        let refused = || Err(SteerError::device("attach", io::Error::from_raw_os_error(libc::EBUSY)));
+        let mut checks = Checks::default();
+        checks.note(AttachmentFault::Detached, "tap0", Ok(()));
+        checks.note(AttachmentFault::Detached, "tap1", refused());
+        checks.note(AttachmentFault::Unpinned, "/pins/v1/links/port-1-2-3", Ok(()));
+        checks.note(AttachmentFault::Hidden, "/pins", Ok(()));
+        let lines = checks.lines();
+        let expected = [
+            [
+                "2 eBPF programs were detached",
+                "the first at tap0",
+                "1 of them could not be restored: cannot attach",
+            ],
+            ["1 pins were removed", "/pins/v1/links/port-1-2-3", "pinned again"],
+            ["/pins leads to another directory", "mounted over it", "`umount`"],
+        ];
+        assert_eq!(lines.len(), expected.len(), "{lines:?}");
+        for (line, parts) in lines.iter().zip(expected) {
+            assert!(parts.iter().all(|part| line.contains(part)), "{line}: expected {parts:?}");
+        }
+    }
+
+    #[test]
+    fn a_fault_counts_until_the_next_round_is_complete() {
+        let mut checks = Checks::default();
+        checks.note(AttachmentFault::Detached, "tap0", Ok(()));
+        checks.former = std::mem::take(&mut checks.present);
+        checks.last = Some(metadata_base::port::PortName::local("tap0"));
+        assert_eq!(checks.lines().len(), 1, "the round is not complete");
+        checks.last = None;
+        assert_eq!(checks.lines(), [""; 0]);
+        assert_eq!(checks.found.get(&AttachmentFault::Detached), Some(&1));
+    }
+}
