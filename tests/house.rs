@@ -256,8 +256,8 @@ fn only_modules_that_escape_write_to_the_terminal() {
         &["print", "!"],
         &["eprint", "!"],
         &["dbg", "!"],
-        &["stdout", "(", ")"],
-        &["stderr", "(", ")"],
+        &["io", "::", "stdout"],
+        &["io", "::", "stderr", "(", ")"],
     ];
     let mut found = Vec::new();
     for (file, words) in sources.flat_map(|path| imports::sources(&path)) {

@@ -559,8 +559,7 @@ enum Squatter {
 }
 
 impl Squatter {
-    const ALL: [Self; 5] =
-        [Self::Silent, Self::HalfHandshake, Self::Idle, Self::HalfHead, Self::HalfBody];
+    const ALL: [Self; 5] = [Self::Silent, Self::HalfHandshake, Self::Idle, Self::HalfHead, Self::HalfBody];
 
     fn sit(self, webhook: &Webhook, trusted: &CertificateDer<'static>) -> Result<TcpStream> {
         let mut stream = webhook.connect(trusted)?;

@@ -226,7 +226,8 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bytes, CALLS, Call, ExecuteNodeHookRequest, METHOD, NodeContext, OCTETS, Point, Vmi, WAIT, open, serve,
+        Bytes, CALLS, Call, ExecuteNodeHookRequest, METHOD, NodeContext, OCTETS, Point, Vmi, WAIT, open,
+        serve,
     };
     use http_body_util::{BodyExt as _, Full};
     use hyper::Request;
