@@ -125,7 +125,14 @@ const TREES: [Tree; 4] = [
     },
 ];
 /// The leaves of EC2's tree that have several lines.
-const LISTS: [&str; 4] = ["local-ipv4s", "public-ipv4s", "ipv6s", "subnet-ipv6-cidr-blocks"];
+const LISTS: [&str; 6] = [
+    "local-ipv4s",
+    "public-ipv4s",
+    "ipv6s",
+    "subnet-ipv6-cidr-blocks",
+    "vpc-ipv4-cidr-blocks",
+    "vpc-ipv6-cidr-blocks",
+];
 
 proptest! {
     #![proptest_config(config())]

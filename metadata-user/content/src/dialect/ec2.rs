@@ -150,9 +150,14 @@ fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, St
     let lines = |values: Vec<String>| (!values.is_empty()).then(|| values.join("\n"));
     let addresses =
         |cidrs: &mut dyn Iterator<Item = Cidr>| lines(cidrs.map(|cidr| cidr.address.to_string()).collect());
-    let mut networks: Vec<String> = nic.ipv6().map(|cidr| cidr.network().to_string()).collect();
-    let mut seen = HashSet::new();
-    networks.retain(|network| seen.insert(network.clone()));
+    let networks = |cidrs: &mut dyn Iterator<Item = Cidr>| {
+        let mut seen = HashSet::new();
+        let networks = cidrs.map(|cidr| cidr.network().to_string());
+        networks.filter(|network| seen.insert(network.clone())).collect::<Vec<_>>()
+    };
+    // The record knows of its project's network only what the VM has addresses in.
+    let nics = || record.network.nics.iter();
+    let (vpc4, vpc6) = (networks(&mut nics().flat_map(Nic::ipv4)), networks(&mut nics().flat_map(Nic::ipv6)));
     let values = [
         ("device-number", Some(number.to_string())),
         ("interface-id", nic.eni_id()),
@@ -162,10 +167,16 @@ fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, St
         ("mac", nic.mac.map(|mac| mac.to_string())),
         ("owner-id", Some(record.vm.project.account.to_string())),
         ("public-ipv4s", lines(nic.public_ipv4().map(|ip| ip.to_string()).collect())),
+        // As on EC2, a network has one group that is named `default`. The CNI plugin for VPCs requires the id.
+        ("security-group-ids", Some(record.vpc_id().replacen("vpc-", "sg-", 1))),
+        ("security-groups", Some("default".to_owned())),
         ("subnet-id", nic.subnet_id()),
         ("subnet-ipv4-cidr-block", nic.ipv4().next().map(|cidr| cidr.network().to_string())),
-        ("subnet-ipv6-cidr-blocks", lines(networks)),
+        ("subnet-ipv6-cidr-blocks", lines(networks(&mut nic.ipv6()))),
         ("vpc-id", Some(record.vpc_id())),
+        ("vpc-ipv4-cidr-block", vpc4.first().cloned()),
+        ("vpc-ipv4-cidr-blocks", lines(vpc4)),
+        ("vpc-ipv6-cidr-blocks", lines(vpc6)),
     ];
     values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
 }

@@ -12,7 +12,8 @@ use crate::record::network::{Address, Bond, Method, Network, NicRoute};
 pub(super) enum Resolvers {
     /// Into a separate item.
     Item,
-    /// Into static subnets with a gateway and into those of the first NIC, for clients that read every item as a NIC.
+    /// Into all static subnets, for clients that read every item as a NIC. NetworkManager takes from each only those of
+    /// the subnet's family.
     Subnets,
 }
 
@@ -23,7 +24,7 @@ pub(super) fn version_1(
     takes: impl Fn(usize, &Nic) -> bool,
 ) -> Value {
     let nics = network.nics.iter().enumerate().filter(|(n, nic)| takes(*n, nic));
-    let mut config: Vec<Value> = nics.map(|(n, nic)| device(network, resolvers_in, n, nic)).collect();
+    let mut config: Vec<Value> = nics.map(|(_, nic)| device(network, resolvers_in, nic)).collect();
     let any = !network.dns.is_empty() || !network.search.is_empty();
     if resolvers_in == Resolvers::Item && any {
         let mut item = json!({ "type": "nameserver", "address": resolvers(network) });
@@ -39,7 +40,7 @@ fn search(network: &Network) -> Value {
     network.search.iter().map(ToString::to_string).collect()
 }
 
-fn device(network: &Network, resolvers_in: Resolvers, n: usize, nic: &Nic) -> Value {
+fn device(network: &Network, resolvers_in: Resolvers, nic: &Nic) -> Value {
     let mut device = Map::new();
     let mut add = |key: &str, value: Value| device.insert(key.to_owned(), value);
     add("name", nic.label().into());
@@ -63,24 +64,32 @@ fn device(network: &Network, resolvers_in: Resolvers, n: usize, nic: &Nic) -> Va
     if let Some(mtu) = nic.mtu {
         add("mtu", mtu.get().into());
     }
-    let mut subnets: Vec<Value> = nic
-        .addresses
-        .iter()
-        .map(|address| {
-            let leads = n == 0 || address.gateway.is_some();
-            subnet(network, address, resolvers_in == Resolvers::Subnets && leads)
-        })
-        .collect();
-    if !nic.routes.is_empty() {
-        if subnets.is_empty() {
-            subnets.push(json!({ "type": "manual" }));
+    let with_resolvers = resolvers_in == Resolvers::Subnets;
+    let mut subnets: Vec<Value> =
+        nic.addresses.iter().map(|address| subnet(network, address, with_resolvers)).collect();
+    if !nic.routes.is_empty() && subnets.is_empty() {
+        subnets.push(json!({ "type": "manual" }));
+    }
+    for entry in &nic.routes {
+        let subnet = &mut subnets[carrier(nic, entry)]["routes"];
+        match subnet {
+            Value::Array(routes) => routes.push(route(entry)),
+            none => *none = json!([route(entry)]),
         }
-        subnets[0]["routes"] = nic.routes.iter().map(route).collect();
     }
     if !subnets.is_empty() {
         add("subnets", subnets.into());
     }
     device.into()
+}
+
+/// Returns the number of the subnet for a route: the first static one of its family, else the first of its family, else
+/// the first. cloud-init's renderer for netplan drops routes of subnets that are not static.
+fn carrier(nic: &Nic, route: &NicRoute) -> usize {
+    let of_family = |address: &Address| address.is_ipv4() == route.to.address.is_ipv4();
+    let is_static = |address: &Address| address.method == Method::Static && of_family(address);
+    let find = |wanted: &dyn Fn(&Address) -> bool| nic.addresses.iter().position(wanted);
+    find(&is_static).or_else(|| find(&of_family)).unwrap_or(0)
 }
 
 /// Returns the label of the NIC with this id. Validation ensures that it exists.
@@ -182,7 +191,24 @@ mod tests {
     }
 
     #[test]
-    fn resolvers_are_an_item_or_in_subnets_of_the_first_nic_or_with_a_gateway() {
+    fn routes_are_in_a_static_subnet_of_their_family() {
+        let network = json!({"nics": [{"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [
+            {"method": "dhcp4"},
+            {"method": "dhcp6"},
+            {"method": "static", "address": "2001:db8::5/64"},
+        ], "routes": [
+            {"to": "2001:db8:1::/48", "via": "2001:db8::9"},
+            {"to": "10.0.0.0/8", "via": "10.0.0.9"},
+            {"to": "2001:db8:2::/48", "via": "2001:db8::9"},
+        ]}]});
+        let config = config(network, Resolvers::Item);
+        let routes: Vec<usize> =
+            (0..3).map(|n| config[0]["subnets"][n]["routes"].as_array().map_or(0, Vec::len)).collect();
+        assert_eq!(routes, [1, 0, 2]);
+    }
+
+    #[test]
+    fn resolvers_are_an_item_or_in_every_static_subnet() {
         let nic = |n: u8, address: Value| {
             json!({"id": format!("n{n}"), "mac": format!("52:54:00:12:34:{n:02}"),
             "addresses": [address]})
@@ -198,7 +224,7 @@ mod tests {
         let subnets = config(network, Resolvers::Subnets);
         let with: Vec<bool> =
             (0..4).map(|n| subnets[n]["subnets"][0].get("dns_nameservers").is_some()).collect();
-        assert_eq!((with, subnets.get(4)), (vec![true, false, true, false], None));
+        assert_eq!((with, subnets.get(4)), (vec![true, true, true, false], None));
         assert!(
             items
                 .as_array()

@@ -84,9 +84,12 @@ fn addressing(network: &Network, nic: &Nic, device: &mut Map<String, Value>) {
             device.insert("nameservers".into(), nameservers);
         }
     }
-    let routes = routes(nic);
-    if !routes.is_empty() {
-        device.insert("routes".into(), routes.into());
+    gateways(nic, device);
+    let further: Vec<Value> =
+        nic.routes.iter().map(|route| entry(nic, route.to.to_string(), route.via.0, route.metric)).collect();
+    if !further.is_empty() {
+        let routes = device.entry("routes").or_insert_with(|| json!([]));
+        routes.as_array_mut().expect("routes are a list").extend(further);
     }
 }
 
@@ -106,47 +109,67 @@ fn nameservers(network: &Network) -> Option<Value> {
     (!nameservers.is_empty()).then(|| nameservers.into())
 }
 
-fn routes(nic: &Nic) -> Vec<Value> {
-    let gateways = statics(nic).filter_map(|address| address.gateway).map(|gateway| {
-        // Older clients accept `default` for IPv4 only.
-        let to = if gateway.0.is_ipv4() { "default" } else { "::/0" };
-        json!({ "to": to, "via": gateway.to_string() })
-    });
-    let further = nic.routes.iter().map(|route| {
-        let mut entry = json!({ "to": route.to.to_string(), "via": route.via.to_string() });
-        if let (Some(metric), Some(entry)) = (route.metric, entry.as_object_mut()) {
-            entry.insert("metric".into(), metric.into());
+/// Adds the default gateways. `gateway4` and `gateway6` are the only form that every renderer of cloud-init from 20.4 on
+/// understands: until 25.3 only netplan's knows the destination `default`, and before 23.1 the others make `::/64` of
+/// `::/0`. They have no `on-link`, so a gateway outside the NIC's prefixes is a route.
+fn gateways(nic: &Nic, device: &mut Map<String, Value>) {
+    let mut seen: Vec<IpAddr> = Vec::new();
+    for gateway in statics(nic).filter_map(|address| Some(address.gateway?.0)) {
+        if seen.contains(&gateway) {
+            continue;
         }
-        entry
-    });
-    gateways.chain(further).collect()
+        seen.push(gateway);
+        let (key, everything) =
+            if gateway.is_ipv4() { ("gateway4", "0.0.0.0/0") } else { ("gateway6", "::/0") };
+        if device.contains_key(key) || nic.is_off_link(gateway) {
+            let routes = device.entry("routes").or_insert_with(|| json!([]));
+            let route = entry(nic, everything.to_owned(), gateway, None);
+            routes.as_array_mut().expect("routes are a list").push(route);
+        } else {
+            device.insert(key.into(), gateway.to_string().into());
+        }
+    }
+}
+
+fn entry(nic: &Nic, to: String, via: IpAddr, metric: Option<u32>) -> Value {
+    let mut entry = json!({ "to": to, "via": via.to_string() });
+    if nic.is_off_link(via) {
+        entry["on-link"] = true.into();
+    }
+    if let Some(metric) = metric {
+        entry["metric"] = metric.into();
+    }
+    entry
 }
 
 /// Renders Debian's `interfaces(5)`, the only form that cloud-init before 24.3 accepts over HTTP. Leaves out VLANs and
-/// bonds, because their syntax differs between guests.
+/// bonds, because their syntax differs between guests, and routes, which cloud-init does not read.
 pub(super) fn interfaces(network: &Network) -> String {
     let mut text = String::from("auto lo\niface lo inet loopback\n");
     for nic in network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {
-        write!(text, "\nauto {}\n", nic.label()).expect("writing to a String cannot fail");
-        for address in &nic.addresses {
-            text.push_str(&stanza(network, nic, address));
-        }
-        if nic.addresses.is_empty() {
+        // cloud-init ignores the family, so it would take `inet6 dhcp` for DHCPv4, and it refuses `inet6 auto`.
+        let methods = [Method::Static, Method::Dhcp4];
+        let mut addresses =
+            nic.addresses.iter().filter(|address| methods.contains(&address.method)).peekable();
+        if addresses.peek().is_none() {
+            write!(text, "\nauto {}\n", nic.label()).expect("writing to a String cannot fail");
             writeln!(text, "iface {} inet manual", nic.label()).expect("writing to a String cannot fail");
+        }
+        for (n, address) in addresses.enumerate() {
+            text.push_str(&stanza(network, nic, n, address));
         }
     }
     text
 }
 
-fn stanza(network: &Network, nic: &Nic, address: &Address) -> String {
-    let (family, how) = match (address.method, address.address.map(|cidr| cidr.address)) {
-        (Method::Dhcp4, _) => ("inet", "dhcp"),
-        (Method::Dhcp6, _) => ("inet6", "dhcp"),
-        (Method::Slaac, _) => ("inet6", "auto"),
-        (Method::Static, Some(IpAddr::V6(_))) => ("inet6", "static"),
-        (Method::Static, _) => ("inet", "static"),
-    };
-    let mut lines = vec![format!("iface {} {family} {how}", nic.label())];
+/// Returns the stanza of one address. Further ones belong to aliases such as `eth0:1`: cloud-init refuses a file with two
+/// stanzas of one name, even if their families differ.
+fn stanza(network: &Network, nic: &Nic, n: usize, address: &Address) -> String {
+    let family = if address.is_ipv4() { "inet" } else { "inet6" };
+    let how = if address.method == Method::Static { "static" } else { "dhcp" };
+    let alias = if n == 0 { String::new() } else { format!(":{n}") };
+    let name = format!("{}{alias}", nic.label());
+    let mut lines = vec![format!("\nauto {name}"), format!("iface {name} {family} {how}")];
     if let Some(mac) = nic.mac {
         lines.push(format!("    hwaddress ether {mac}"));
     }
@@ -180,4 +203,76 @@ fn netmask(address: IpAddr, prefix: u8) -> String {
 
 fn listed<T: ToString>(values: &[T]) -> String {
     values.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{interfaces, version_2};
+    use crate::dialect::tests::with;
+
+    fn nic(addresses: Value, routes: Value) -> Value {
+        json!({"nics": [
+            {"id": "n0", "mac": "52:54:00:12:34:56", "addresses": addresses, "routes": routes},
+        ]})
+    }
+
+    #[test]
+    fn a_gateway_has_the_form_that_every_renderer_understands() {
+        let fixed = |address: &str, gateway: &str| json!({"method": "static", "address": address, "gateway": gateway});
+        for (addresses, wanted) in [
+            (vec![fixed("192.0.2.5/24", "192.0.2.1")], json!({"gateway4": "192.0.2.1"})),
+            (
+                vec![fixed("2001:db8::5/64", "fe80::1"), fixed("192.0.2.5/24", "192.0.2.1")],
+                json!({"gateway4": "192.0.2.1", "gateway6": "fe80::1"}),
+            ),
+            (
+                vec![fixed("192.0.2.5/24", "192.0.2.1"), fixed("192.0.2.6/24", "192.0.2.1")],
+                json!({"gateway4": "192.0.2.1"}),
+            ),
+            (
+                vec![fixed("192.0.2.5/24", "192.0.2.1"), fixed("198.51.100.5/24", "198.51.100.1")],
+                json!({"gateway4": "192.0.2.1", "routes": [{"to": "0.0.0.0/0", "via": "198.51.100.1"}]}),
+            ),
+            (
+                vec![fixed("203.0.113.5/32", "100.64.0.1"), fixed("2001:db8::5/128", "2001:db8:ff::1")],
+                json!({"routes": [
+                    {"to": "0.0.0.0/0", "via": "100.64.0.1", "on-link": true},
+                    {"to": "::/0", "via": "2001:db8:ff::1", "on-link": true},
+                ]}),
+            ),
+        ] {
+            let record = with("network", nic(json!(addresses), json!([])));
+            let device = version_2(&record.network)["ethernets"]["n0"].clone();
+            for key in ["gateway4", "gateway6", "routes"] {
+                assert_eq!(device.get(key), wanted.get(key), "{key} of {addresses:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_route_is_on_link_if_no_known_prefix_contains_its_next_hop() {
+        let dhcp = json!([{"method": "dhcp4"}, {"method": "static", "address": "192.0.2.5/24"}]);
+        let fixed = json!([{"method": "static", "address": "192.0.2.5/24"}]);
+        for (addresses, via, on_link) in
+            [(&fixed, "192.0.2.9", None), (&fixed, "198.51.100.9", Some(true)), (&dhcp, "198.51.100.9", None)]
+        {
+            let network = nic(addresses.clone(), json!([{"to": "10.0.0.0/8", "via": via}]));
+            let record = with("network", network);
+            let device = version_2(&record.network)["ethernets"]["n0"].clone();
+            assert_eq!(device["routes"][0].get("on-link").and_then(Value::as_bool), on_link, "{via}");
+        }
+    }
+
+    #[test]
+    fn every_stanza_has_a_name_of_its_own() {
+        let addresses = json!([
+            {"method": "static", "address": "192.0.2.5/24"}, {"method": "static", "address": "2001:db8::5/64"},
+        ]);
+        let record = with("network", nic(addresses, json!([])));
+        let text = interfaces(&record.network);
+        let stanzas: Vec<&str> = text.lines().filter(|line| line.starts_with("iface n")).collect();
+        assert_eq!(stanzas, ["iface n0 inet static", "iface n0:1 inet6 static"]);
+    }
 }

@@ -1,4 +1,4 @@
-//! Scaleway, at its own addresses: a JSON document, user-data and vendor-data for root only, and a state that the
+//! Scaleway, at its own addresses: a document in shell syntax or JSON, user-data and vendor-data for root only, and a state that the
 //! guest sets.
 //!
 //! A source port below 1024 proves root. cloud-init (`DataSourceScaleway.py`) requests both payloads from port 1, one
@@ -11,7 +11,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, known, labels};
-use super::sheet::{JSON, OCTETS, Sheet};
+use super::sheet::{JSON, OCTETS, Sheet, TEXT};
 use super::text::payload_text;
 use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
@@ -54,6 +54,9 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 /// The document, preceded by the members that Scaleway had before `public_ips` and that Afterburn reads. They are
 /// null for cloud-init: versions before 26.1 read `ipv6` unconditionally, and those from 24.1 on read `public_ips`
 /// only without a `private_ip`.
+///
+/// Scripts such as Alpine's tiny-cloud read it as assignments in shell syntax, which is the default; `format=json` asks
+/// for JSON.
 #[derive(Debug)]
 struct Conf {
     response: Response,
@@ -67,12 +70,56 @@ impl Live for Conf {
         let old = if is_cloud_init { Bytes::from_static(NO_OLD_ADDRESSES) } else { self.old.clone() };
         let document = self.response.body().to_bytes();
         let parts = [old.slice(..old.len() - 1), Bytes::from_static(b","), document.slice(1..)];
-        Response::new(Status(200), Some(JSON), &[], Body::join(parts)).into()
+        let body = Body::join(parts);
+        let mut query = form_urlencoded::parse(call.request.target.query.as_bytes());
+        if query.any(|(name, value)| name == "format" && value.eq_ignore_ascii_case("json")) {
+            return Response::new(Status(200), Some(JSON), &[], body).into();
+        }
+        let document: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
+        let mut text = String::new();
+        for (name, value) in document.as_object().into_iter().flatten() {
+            assign(&shell_name(name), value, &mut text);
+        }
+        Response::new(Status(200), Some(TEXT), &[], text).into()
     }
 
     fn about(&self) -> &'static str {
         "the document; for cloud-init, with addresses in public_ips only"
     }
+}
+
+/// Writes a value as assignments: a list as its length and its items, an object as its names and its members.
+fn assign(name: &str, value: &Value, text: &mut String) {
+    let own = match value {
+        Value::Array(items) => items.len().to_string(),
+        Value::Object(members) => members.keys().map(|key| shell_name(key)).collect::<Vec<_>>().join(" "),
+        Value::String(text) => text.clone(),
+        Value::Null => String::new(),
+        Value::Bool(_) | Value::Number(_) => value.to_string(),
+    };
+    *text += &format!("{name}={}\n", shell_word(&own));
+    match value {
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(n, item)| assign(&format!("{name}_{n}"), item, text));
+        }
+        Value::Object(members) => {
+            for (key, member) in members {
+                assign(&format!("{name}_{}", shell_name(key)), member, text);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Returns a member's name as a shell variable.
+fn shell_name(name: &str) -> String {
+    name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect()
+}
+
+/// Returns a text as one word of a shell. Clients that split lines at `=` do not remove quotes, so a plain word has none.
+fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
+    if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\"'\"'")) }
 }
 
 const NO_OLD_ADDRESSES: &[u8] = b"{\"ipv6\":null,\"private_ip\":null,\"public_ip\":null}";

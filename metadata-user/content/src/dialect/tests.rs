@@ -44,7 +44,8 @@ pub(super) fn ask_at(
 ) -> Response {
     let fields: Vec<_> =
         fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-    let target = Target { path, query: "" };
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let target = Target { path, query };
     let request = Request { method, target, headers: Headers::new(&fields), body };
     let address = address.parse().expect("an address");
     let remote = "10.0.2.15".parse().expect("an address");
@@ -162,10 +163,9 @@ fn older_clients_get_debians_interfaces_if_the_record_asks_for_it() {
                   hwaddress ether 52:54:00:12:34:56\n    mtu 1500\n\nauto eth1\niface eth1 inet static\n    \
                   hwaddress ether 52:54:00:12:34:57\n    mtu 1500\n    address 192.168.7.5\n    \
                   netmask 255.255.252.0\n    gateway 192.168.4.1\n    dns-nameservers 10.0.2.3\n    \
-                  dns-search example.internal\niface eth1 inet6 static\n    \
+                  dns-search example.internal\n\nauto eth1:1\niface eth1:1 inet6 static\n    \
                   hwaddress ether 52:54:00:12:34:57\n    mtu 1500\n    address 2001:db8::5\n    netmask 64\n    \
-                  dns-nameservers 10.0.2.3\n    dns-search example.internal\niface eth1 inet6 auto\n    \
-                  hwaddress ether 52:54:00:12:34:57\n    mtu 1500\n";
+                  dns-nameservers 10.0.2.3\n    dns-search example.internal\n";
     assert_eq!(meta_data["network-interfaces"], wanted);
 }
 

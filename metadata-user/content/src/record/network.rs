@@ -118,6 +118,23 @@ impl Nic {
         self.addresses.iter().filter_map(|entry| entry.address).filter(|cidr| cidr.address.is_ipv6())
     }
 
+    /// Returns whether no prefix of the NIC contains the next hop, so that a route through it must be on-link, as with
+    /// a /32 address. A prefix may be unknown: if the NIC gets an address of the same family from the network, the
+    /// answer is `false`. Link-local next hops (RFC 4291 section 2.5.6) are on every link.
+    #[must_use]
+    pub fn is_off_link(&self, next_hop: IpAddr) -> bool {
+        let is_v4 = next_hop.is_ipv4();
+        let mut own = self.addresses.iter().filter(|entry| entry.is_ipv4() == is_v4).peekable();
+        let is_link_local = matches!(next_hop, IpAddr::V6(address) if address.is_unicast_link_local());
+        let contains = |cidr: Cidr| {
+            let cidr = cidr.network();
+            cidr == Cidr { address: next_hop, ..cidr }.network()
+        };
+        own.peek().is_some()
+            && !is_link_local
+            && own.all(|entry| entry.address.is_some_and(|cidr| !contains(cidr)))
+    }
+
     /// Returns the public IPv4 addresses that NAT translates to addresses of this NIC.
     pub fn public_ipv4(&self) -> impl Iterator<Item = Ipv4Addr> {
         self.addresses.iter().filter_map(|entry| match entry.public?.0 {
@@ -149,6 +166,18 @@ pub struct Address {
     pub gateway: Option<Ip>,
     /// Public address that NAT translates to this address.
     pub public: Option<Ip>,
+}
+
+impl Address {
+    /// Returns whether the entry is an IPv4 address, known or not.
+    #[must_use]
+    pub fn is_ipv4(&self) -> bool {
+        match self.method {
+            Method::Dhcp4 => true,
+            Method::Dhcp6 | Method::Slaac => false,
+            Method::Static => self.address.is_none_or(|cidr| cidr.address.is_ipv4()),
+        }
+    }
 }
 
 /// `method` of an address: how the guest obtains it.

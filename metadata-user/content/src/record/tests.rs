@@ -189,12 +189,33 @@ fn errors_in_json_have_line_numbers() {
 }
 
 #[test]
+fn ends_of_lines_that_belong_to_the_kind_cause_no_warning() {
+    const VENDOR: &str = "text: \"#cloud-config\\n{}\\n\"";
+    for text in ["#ps1_sysnative\\r\\nexit\\r\\n", "MIME-Version: 1.0\\r\\n\\r\\n", "#!/bin/sh\\necho\\r\\n"]
+    {
+        let record = edited(VENDOR, &format!("text: \"{text}\""));
+        assert_eq!(Record::parse("r.yaml", &record).expect(text).1, [], "{text}");
+    }
+}
+
+#[test]
 fn a_probable_mistake_causes_a_warning_with_its_place() {
     const VENDOR: &str = "text: \"#cloud-config\\n{}\\n\"";
     const SECOND: &str = "- {method: static, address: 192.168.7.5/24}";
     for (from, to, wanted) in [
         ("imdsv2: optional", "imdsv2: required", "r.yaml:49:11: serve.imdsv2: protects nothing"),
         (VENDOR, "text: abcd", "r.yaml:20:21: vendor_data.text: the text is also valid base64"),
+        (
+            VENDOR,
+            "text: \"\\uFEFF#cloud-config\\n{}\\n\"",
+            "r.yaml:20:14: vendor_data: begins with a byte order mark",
+        ),
+        (
+            VENDOR,
+            "text: \"#!/bin/sh\\r\\necho\\r\\n\"",
+            "r.yaml:20:14: vendor_data: the first line ends with CR LF",
+        ),
+        (VENDOR, "base64: 77u/", "r.yaml:20:14: vendor_data: is a byte order mark only"),
         (
             "{role: web}",
             "{region: x}",

@@ -137,6 +137,7 @@ impl Validator<'_> {
                 return Err(self.refuse(&way![name], expected, payload.len(), remedy));
             }
             self.guessable(name, payload);
+            self.unlike_unix(name, payload);
             self.textual(record, name, payload);
         }
         Ok(())
@@ -160,6 +161,28 @@ impl Validator<'_> {
         let message = format!(
             "neither UTF-8 nor gzip: empty in the documents of {}, which carry text only",
             served.join(", ")
+        );
+        self.warn(&way![name], message);
+    }
+
+    /// Warns of user-data that an editor of Windows has saved: cloud-init recognises the kind by the first octets, and
+    /// the kernel an interpreter by the whole first line. Scripts for PowerShell and MIME messages may have such ends of
+    /// lines.
+    fn unlike_unix(&mut self, name: &str, payload: &Payload) {
+        let Some(octets) = payload.bytes() else { return };
+        let Some(text) = octets.strip_prefix("\u{feff}".as_bytes()) else {
+            let first = octets.split(|octet| *octet == b'\n').next().unwrap_or_default();
+            if first.starts_with(b"#") && !first.starts_with(b"#ps1") && first.ends_with(b"\r") {
+                let message = "the first line ends with CR LF, which a script's interpreter and some clients take as \
+                               part of its content; save it with LF";
+                self.warn(&way![name], message);
+            }
+            return;
+        };
+        let message =
+            if text.is_empty() { "is a byte order mark only" } else { "begins with a byte order mark" };
+        let message = format!(
+            "{message}, so that cloud-init does not recognise its kind and ignores it; save it without"
         );
         self.warn(&way![name], message);
     }

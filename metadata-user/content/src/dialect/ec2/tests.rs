@@ -12,7 +12,14 @@ use crate::store::{Interner, Responses, Vm};
 const TREE: &str = "/latest/meta-data";
 const ROLE: &str = "/latest/meta-data/iam/security-credentials/app";
 /// Names whose value may have several lines.
-const LISTS: [&str; 4] = ["local-ipv4s", "public-ipv4s", "ipv6s", "subnet-ipv6-cidr-blocks"];
+const LISTS: [&str; 6] = [
+    "local-ipv4s",
+    "public-ipv4s",
+    "ipv6s",
+    "subnet-ipv6-cidr-blocks",
+    "vpc-ipv4-cidr-blocks",
+    "vpc-ipv6-cidr-blocks",
+];
 
 fn token(guest: &Guest) -> String {
     text(&guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]))

@@ -57,7 +57,8 @@ impl Query {
             Shape::Directory if json => (JSON, serde_json::Value::from(names(view)).to_string().into()),
             Shape::Directory => (PLAIN, lines(names(view)).into()),
             Shape::List if json || whole => (JSON, view.json()),
-            Shape::List => (PLAIN, lines(items(view)).into()),
+            Shape::Array if self.alt != Some(Alt::Text) => (JSON, view.json()),
+            Shape::List | Shape::Array => (PLAIN, lines(items(view)).into()),
             Shape::Leaf if json => (JSON, view.json()),
             Shape::Leaf => (PLAIN, view.text()),
         }
@@ -98,7 +99,9 @@ fn flat(view: &impl View) -> String {
             let path = if path.is_empty() { name } else { format!("{path}/{name}") };
             match child.shape() {
                 Shape::Directory => write(&child, &path, text),
-                Shape::List => items(&child).iter().for_each(|item| *text += &format!("{path} {item}\n")),
+                Shape::List | Shape::Array => {
+                    items(&child).iter().for_each(|item| *text += &format!("{path} {item}\n"))
+                }
                 Shape::Leaf => *text += &format!("{path} {}\n", plain(&child)),
             }
         }

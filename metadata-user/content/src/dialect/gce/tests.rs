@@ -146,7 +146,9 @@ fn values_have_the_requested_form() {
     let guest = Guest::of(&record);
     for (below, body) in [
         ("/", "instance/\noslogin/\nproject/\n"),
-        ("/instance/tags", "web\ndb\n"),
+        ("/instance/tags", r#"["web","db"]"#),
+        ("/instance/tags?alt=text", "web\ndb\n"),
+        ("/instance/tags?recursive=true&alt=text", "web\ndb\n"),
         ("/instance/tags/?alt=json", r#"["web","db"]"#),
         ("/instance/tags?recursive=TRUE", r#"["web","db"]"#),
         ("/instance/remaining-cpu-time?alt=json", "-1"),

@@ -34,6 +34,8 @@ pub(super) enum Shape {
     Directory,
     /// List of strings: one per line.
     List,
+    /// List of strings: a JSON array unless the request asks for text.
+    Array,
     /// Single value.
     Leaf,
 }
@@ -66,6 +68,8 @@ pub(super) enum Place {
     Account,
     /// Strings of a list.
     List,
+    /// Strings of the tags, the only list that is JSON by default.
+    Tags,
 }
 
 impl Place {
@@ -74,11 +78,12 @@ impl Place {
         match (self, name) {
             (Self::Usual, "attributes") => Self::Verbatim,
             (Self::Usual, "serviceAccounts") => Self::Accounts,
-            (Self::Usual, "tags" | "dnsServers" | "ipv6s") => Self::List,
+            (Self::Usual, "tags") => Self::Tags,
+            (Self::Usual, "dnsServers" | "ipv6s") => Self::List,
             (Self::Usual, _) => Self::Usual,
             (Self::Accounts, _) => Self::Account,
             (Self::Account, "aliases" | "scopes") => Self::List,
-            (Self::Verbatim | Self::Account | Self::List, _) => Self::Verbatim,
+            (Self::Verbatim | Self::Account | Self::List | Self::Tags, _) => Self::Verbatim,
         }
     }
 
@@ -130,6 +135,7 @@ impl View for TreeView<'_> {
         match (self.node.form(), self.place) {
             (Form::Scalar, _) => Shape::Leaf,
             (Form::Array, Place::List) => Shape::List,
+            (Form::Array, Place::Tags) => Shape::Array,
             (Form::Array | Form::Object, _) => Shape::Directory,
         }
     }

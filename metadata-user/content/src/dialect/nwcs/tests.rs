@@ -28,7 +28,11 @@ fn every_item_of_the_network_is_a_nic_and_resolvers_are_in_its_subnets() {
         "gateway": "198.51.100.1", "type": "static",
     });
     assert_eq!(config[0]["subnets"], json!([subnet]));
-    assert_eq!(config[1]["subnets"], json!([{"address": "192.168.7.5/24", "type": "static"}]));
+    let subnet = json!({
+        "address": "192.168.7.5/24", "dns_nameservers": ["10.0.2.3"], "dns_search": ["example.internal"],
+        "type": "static",
+    });
+    assert_eq!(config[1]["subnets"], json!([subnet]));
 }
 
 #[test]

@@ -50,9 +50,10 @@ fn link(network: &Network, nic: &Nic) -> Value {
             add("type", "bond".into());
             add("bond_links", bond.links.iter().map(|id| id.as_str()).collect());
             add("bond_mode", bond.mode.as_str().into());
-            // cloud-init prepends `bond-` and accepts every option of the bonding driver.
+            // Options are text, as in the bonding driver: a number makes Talos refuse the document (`,string` in Go).
+            // cloud-init makes the same of both.
             let named = [
-                ("bond_miimon", bond.miimon.map(Value::from)),
+                ("bond_miimon", bond.miimon.map(|milliseconds| milliseconds.to_string().into())),
                 (
                     "bond_xmit_hash_policy",
                     bond.xmit_hash_policy.as_ref().map(|policy| policy.as_str().into()),
@@ -109,9 +110,8 @@ fn network_of(
     };
     let mut document = json!({ "id": format!("network{id}"), "link": nic.id.as_str(), "type": kind });
     let mut add = |key: &str, value: Value| document[key] = value;
-    if let Some(id) = &nic.network_id {
-        add("network_id", id.as_str().into());
-    }
+    // Nova's schema requires it (`nova/api/metadata/network_data_schema.json`).
+    add("network_id", nic.network_id.as_ref().map_or_else(|| nic.id.as_str(), |id| id.as_str()).into());
     let is_static = address.method == Method::Static;
     let of_family = |route: &&NicRoute| route.to.address.is_ipv4() == is_v4;
     let (own, others): (Vec<_>, Vec<_>) = std::mem::take(routes).into_iter().partition(of_family);

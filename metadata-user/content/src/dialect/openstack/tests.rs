@@ -116,7 +116,10 @@ fn a_network_is_complete_or_absent() {
         "nics": [{"id": "a", "mac": "52:54:00:00:00:01", "addresses": [{"method": "dhcp4"}]}],
     });
     let document = document(&record, "network_data.json");
-    assert_eq!(document["networks"], json!([{"id": "network0", "link": "a", "type": "ipv4_dhcp"}]));
+    assert_eq!(
+        document["networks"],
+        json!([{"id": "network0", "link": "a", "network_id": "a", "type": "ipv4_dhcp"}])
+    );
     assert_eq!(document["links"][0]["mtu"], Value::Null);
     assert_eq!(document["services"], json!([]));
 }
@@ -166,7 +169,7 @@ fn bonds_vlans_and_every_method_of_addressing_are_listed() {
         {"id": "a", "type": "phy", "vif_id": "a", "mtu": null, "ethernet_mac_address": "52:54:00:00:00:01"},
         {"id": "b", "type": "phy", "vif_id": "b", "mtu": null, "ethernet_mac_address": "52:54:00:00:00:02"},
         {"id": "bond", "type": "bond", "mtu": 9000, "ethernet_mac_address": "52:54:00:00:00:01",
-         "bond_links": ["a", "b"], "bond_mode": "802.3ad", "bond_miimon": 100,
+         "bond_links": ["a", "b"], "bond_mode": "802.3ad", "bond_miimon": "100",
          "bond_xmit_hash_policy": "layer3+4", "bond_lacp_rate": "fast"},
         {"id": "v", "type": "vlan", "mtu": null, "vlan_link": "bond", "vlan_id": 7,
          "vlan_mac_address": "52:54:00:00:00:01"},
@@ -174,11 +177,11 @@ fn bonds_vlans_and_every_method_of_addressing_are_listed() {
     assert_eq!(document["links"], links);
     let dns = json!([{"type": "dns", "address": "2001:db8::53"}]);
     let networks = json!([
-        {"id": "network0", "link": "bond", "type": "ipv6_slaac"},
-        {"id": "network1", "link": "bond", "type": "ipv6_dhcp"},
-        {"id": "network2", "link": "bond", "type": "ipv4_dhcp",
+        {"id": "network0", "link": "bond", "network_id": "bond", "type": "ipv6_slaac"},
+        {"id": "network1", "link": "bond", "network_id": "bond", "type": "ipv6_dhcp"},
+        {"id": "network2", "link": "bond", "network_id": "bond", "type": "ipv4_dhcp",
          "routes": [{"network": "10.0.0.0", "netmask": "255.0.0.0", "gateway": "10.0.0.9"}]},
-        {"id": "network3", "link": "v", "type": "ipv6", "ip_address": "2001:db8::5",
+        {"id": "network3", "link": "v", "network_id": "v", "type": "ipv6", "ip_address": "2001:db8::5",
          "netmask": "ffff:ffff:ffff:ff00::", "services": dns,
          "routes": [{"network": "::", "netmask": "::", "gateway": "fe80::1"},
                     {"network": "2001:db8:1::", "netmask": "ffff:ffff:ffff::", "gateway": "2001:db8::9",

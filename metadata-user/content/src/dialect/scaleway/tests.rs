@@ -22,9 +22,41 @@ fn get(responses: &Responses, address: &str, source_port: u16, path: &str) -> Re
 fn addresses(nic: Value) -> Value {
     let mut record = full();
     record["network"]["nics"] = json!([nic]);
-    let answer = get(&rendered(&record), "fd00:42::42", 40_000, "/conf");
+    let answer = get(&rendered(&record), "fd00:42::42", 40_000, "/conf?format=json");
     let conf: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
     conf["public_ips"].clone()
+}
+
+#[test]
+fn the_document_is_shell_syntax_unless_the_request_asks_for_json() {
+    let mut record = full();
+    record["ssh_keys"] = json!([
+        {"name": "a", "key": "ssh-ed25519 AAAA alice's laptop"}, {"name": "b", "key": "ssh-ed25519 BBBB"},
+    ]);
+    let responses = rendered(&record);
+    let answer = get(&responses, V4, 40_000, "/conf");
+    assert_eq!(answer.field("Content-Type"), Some("text/plain; charset=utf-8"));
+    let text = String::from_utf8(answer.body().to_bytes().to_vec()).expect("text");
+    let lines: Vec<&str> = text.lines().collect();
+    for line in [
+        "HOSTNAME=web-1",
+        "ID=7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d",
+        "LOCATION=ZONE_ID",
+        "LOCATION_ZONE_ID=local-a",
+        "PRIVATE_IP=10.0.2.15",
+        "PUBLIC_IP_ADDRESS=203.0.113.7",
+        "SSH_PUBLIC_KEYS=2",
+        "SSH_PUBLIC_KEYS_0_KEY='ssh-ed25519 AAAA alice'\"'\"'s laptop'",
+        "SSH_PUBLIC_KEYS_1_KEY='ssh-ed25519 BBBB'",
+        "TAGS_0=web",
+        "VOLUMES=",
+    ] {
+        assert!(lines.contains(&line), "{line} in\n{text}");
+    }
+    for query in ["?format=json", "?format=JSON&x"] {
+        let answer = get(&responses, V4, 40_000, &format!("/conf{query}"));
+        assert_eq!(answer.field("Content-Type"), Some("application/json"), "{query}");
+    }
 }
 
 #[test]
@@ -105,7 +137,7 @@ fn a_state_reaches_the_sink_and_only_patch_sets_it() {
 fn old_names_of_addresses_are_null_for_cloud_init_only() {
     let document = |record: &Value, agent: &str| -> Value {
         let fields = [("User-Agent", agent)];
-        let answer = ask_at((V4, 40_000), &rendered(record), Method::Get, "/conf", &fields, b"");
+        let answer = ask_at((V4, 40_000), &rendered(record), Method::Get, "/conf?format=json", &fields, b"");
         serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
     };
     let v4 = json!({"method": "static", "address": "198.51.100.9/24"});
