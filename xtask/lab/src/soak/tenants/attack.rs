@@ -1,12 +1,12 @@
 //! The attacks, one in each row of [`ATTACKS`]. Each runs in a thread of its own from the first to the last minute, and
 //! takes away all that it made.
 
-use super::node::Node;
+use super::node::{LOOK, Node};
 use super::{bulk, guests, proxmox, webhook};
 use crate::soak::shared::Shared;
 use anyhow::Result;
 use serde::Serialize;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// One attack.
@@ -28,6 +28,7 @@ macro_rules! attacks {
 /// All attacks.
 pub(super) const ATTACKS: &[Attack] = attacks! {
     "equal-uuid", "a VM with the firmware UUID of another tenant's reads and overwrites its state", guests::equal_uuid;
+    "equal-uuid-slow", "such a VM holds 140 slow connections in the account that it shares", guests::equal_uuid_slow;
     "yaml-bomb", "800 bytes of networkData with five nested anchors", bulk::yaml_bomb;
     "render-bomb", "anchors that pass as a record, and a guest that asks for CloudCIX", guests::render_bomb;
     "ssh-keys", "12 Secrets of 1 MiB of short lines in accessCredentials", bulk::ssh_keys;
@@ -60,9 +61,31 @@ pub(super) fn chosen(names: &[String]) -> Result<Vec<&'static Attack>, String> {
     }
 }
 
+/// The common start of all attacks, so that what the lab prepares slows nobody down while the modest tenant is measured.
+#[derive(Debug, Default)]
+pub(super) struct Start {
+    ready: AtomicUsize,
+    begun: AtomicBool,
+}
+
+impl Start {
+    /// Number of attacks that wait for the start, or have failed.
+    pub(super) fn ready(&self) -> usize {
+        self.ready.load(Ordering::Relaxed)
+    }
+
+    /// Lets all attacks begin.
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+}
+
 /// What one attack has to do with.
 pub(super) struct Ground<'a> {
     pub(super) node: &'a Node,
+    start: &'a Start,
+    /// True once this attack has waited for the start.
+    waited: AtomicBool,
     /// Over once the attacks must end.
     pub(super) attacks: &'a Shared,
     /// Number of harmful acts so far.
@@ -72,8 +95,28 @@ pub(super) struct Ground<'a> {
 }
 
 impl<'a> Ground<'a> {
-    pub(super) fn new(node: &'a Node, attacks: &'a Shared, length: Duration) -> Self {
-        Self { node, attacks, acts: AtomicU64::new(0), length }
+    pub(super) fn new(node: &'a Node, start: &'a Start, attacks: &'a Shared, length: Duration) -> Self {
+        Self { node, start, waited: AtomicBool::new(false), attacks, acts: AtomicU64::new(0), length }
+    }
+
+    /// Runs an attack. One that fails before it is ready delays no other.
+    pub(super) fn run(&self, attack: &Attack) -> Result<()> {
+        let result = (attack.run)(self);
+        if !self.waited.load(Ordering::Relaxed) {
+            self.start.ready.fetch_add(1, Ordering::Relaxed);
+        }
+        result
+    }
+
+    /// Called by each attack when all is prepared: the first time, waits until the others are ready, too.
+    pub(super) fn wait_for_start(&self) {
+        if self.waited.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        self.start.ready.fetch_add(1, Ordering::Relaxed);
+        while !self.start.begun.load(Ordering::Relaxed) && !self.is_over() {
+            std::thread::sleep(LOOK);
+        }
     }
 
     pub(super) fn is_over(&self) -> bool {

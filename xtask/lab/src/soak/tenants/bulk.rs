@@ -43,6 +43,7 @@ fn repeat(
 ) -> Result<()> {
     let crowd = Crowd::new(ground.node, namespace, count)?;
     let vmis = crowd.pods.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+    ground.wait_for_start();
     while !ground.is_over() {
         for (pod, vmi) in crowd.pods.iter().zip(&vmis) {
             pod.put(vmi.clone());
@@ -103,6 +104,7 @@ fn patch(ground: &Ground<'_>, namespace: &str, pause: Duration) -> Result<()> {
     let crowd = Crowd::new(ground.node, namespace, 1)?;
     for pod in &crowd.pods {
         let mut vmi = pod.vmi(&with_keys(pod, 2)?);
+        ground.wait_for_start();
         for turn in 0_u64.. {
             if ground.is_over() {
                 break;
@@ -149,6 +151,7 @@ pub(super) fn taps(ground: &Ground<'_>) -> Result<()> {
         let pod = ground.node.pod("taps")?;
         let tap = pod.tap(Shape::default())?;
         pod.put(pod.vmi(&json!({})));
+        ground.wait_for_start();
         for first in (0..TAPS).step_by(BATCH) {
             if ground.is_over() {
                 break;
@@ -171,6 +174,7 @@ pub(super) fn taps(ground: &Ground<'_>) -> Result<()> {
 
 pub(super) fn events(ground: &Ground<'_>) -> Result<()> {
     let crowd = Crowd::new(ground.node, "complaints", 60)?;
+    ground.wait_for_start();
     for turn in 0_u64.. {
         for pod in &crowd.pods {
             if ground.is_over() {
@@ -190,6 +194,7 @@ pub(super) fn events(ground: &Ground<'_>) -> Result<()> {
 pub(super) fn refused(ground: &Ground<'_>) -> Result<()> {
     const PODS: usize = 150;
     let crowd = Crowd::new(ground.node, "refused", PODS)?;
+    ground.wait_for_start();
     for turn in 0_u64.. {
         for pod in &crowd.pods {
             if ground.is_over() {
@@ -200,7 +205,7 @@ pub(super) fn refused(ground: &Ground<'_>) -> Result<()> {
             vmi["metadata"]["name"] = format!("{}-{turn}", pod.identity.hostname).into();
             pod.put(vmi);
             ground.act();
-            ground.sleep(Duration::from_millis(20));
+            ground.sleep(Duration::from_millis(50));
         }
         for pod in &crowd.pods {
             ground.node.server.delete(&format!("{}-{turn}", pod.key()));

@@ -59,6 +59,7 @@ impl Duel<'_> {
                 return Ok(());
             }
         }
+        ground.wait_for_start();
         let mut found = Findings { what: self.what, shared: ground.attacks, known: BTreeSet::new() };
         // Errors of transport count by the victim's silence below.
         _ = ask(self.victim, &format!("PUT {ATTRIBUTE}"), &[GOOGLE], VICTIMS);
@@ -165,6 +166,7 @@ pub(super) fn equal_uuid(ground: &Ground<'_>) -> Result<()> {
 pub(super) fn render_bomb(ground: &Ground<'_>) -> Result<()> {
     let pod = ground.node.pod("renders")?;
     let tap = pod.tap(Shape::default())?;
+    ground.wait_for_start();
     for turn in 0_u64.. {
         if ground.is_over() {
             break;
@@ -183,34 +185,64 @@ pub(super) fn render_bomb(ground: &Ground<'_>) -> Result<()> {
 }
 
 pub(super) fn slow_connections(ground: &Ground<'_>) -> Result<()> {
-    const CONNECTIONS: usize = 140;
     let (pod, guest) = served(ground, "slow", None)?;
-    guest.ns().run_in(|| {
-        let mut open: Vec<TcpStream> = Vec::new();
-        while !ground.is_over() {
-            while open.len() < CONNECTIONS && !ground.is_over() {
-                let begun = connect().and_then(|mut stream| {
-                    stream.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: metadata\r\nX-Slow: ")?;
-                    stream.set_nonblocking(true)?;
-                    Ok(stream)
-                });
-                let Ok(stream) = begun else { break };
-                open.push(stream);
-                ground.act();
-            }
-            open.retain_mut(|stream| {
-                let closed = matches!(stream.peek(&mut [0]), Ok(0));
-                !closed && stream.write_all(b"x").is_ok()
-            });
-            ground.sleep(Duration::from_secs(1));
-        }
-    });
+    ground.wait_for_start();
+    guest.ns().run_in(|| hold_slowly(ground));
     drop(guest);
     pod.end()
 }
 
+/// Holds connections whose requests never end. The calling thread must be in a guest's namespace.
+fn hold_slowly(ground: &Ground<'_>) {
+    const CONNECTIONS: usize = 140;
+    let mut open: Vec<TcpStream> = Vec::new();
+    while !ground.is_over() {
+        while open.len() < CONNECTIONS && !ground.is_over() {
+            let begun = connect().and_then(|mut stream| {
+                stream.write_all(b"GET /v1/user-data HTTP/1.1\r\nHost: metadata\r\nX-Slow: ")?;
+                stream.set_nonblocking(true)?;
+                Ok(stream)
+            });
+            let Ok(stream) = begun else { break };
+            open.push(stream);
+            ground.act();
+        }
+        open.retain_mut(|stream| {
+            let closed = matches!(stream.peek(&mut [0]), Ok(0));
+            !closed && stream.write_all(b"x").is_ok()
+        });
+        ground.sleep(Duration::from_secs(1));
+    }
+}
+
+pub(super) fn equal_uuid_slow(ground: &Ground<'_>) -> Result<()> {
+    let (victim, guest) = served(ground, "victim", None)?;
+    let (attacker, copy) = served(ground, "mallory", Some(&victim.identity.instance_id))?;
+    ground.wait_for_start();
+    std::thread::scope(|scope| {
+        scope.spawn(|| copy.ns().run_in(|| hold_slowly(ground)));
+        let mut found = Findings {
+            what: "slow connections of a VM with the victim's UUID",
+            shared: ground.attacks,
+            known: BTreeSet::new(),
+        };
+        let mut answered = Instant::now();
+        while !ground.is_over() {
+            if ask(guest.ns(), "GET /v1/user-data", &[], "").is_ok_and(|answer| answer.status == 200) {
+                answered = Instant::now();
+            }
+            found.check("the victim gets no answer any more", answered.elapsed() > SILENCE);
+            ground.sleep(ROUND);
+        }
+    });
+    drop((guest, copy));
+    attacker.end()?;
+    victim.end()
+}
+
 pub(super) fn attributes(ground: &Ground<'_>) -> Result<()> {
     let guests = [served(ground, "writers", None)?, served(ground, "writers", None)?];
+    ground.wait_for_start();
     std::thread::scope(|scope| {
         for (_, guest) in &guests {
             scope.spawn(|| {

@@ -26,7 +26,7 @@ mod yaml;
 use super::node::has_ended;
 use super::shared::{EndsWithMe, Shared};
 use anyhow::{Result, bail};
-use attack::{Attack, Ground, Tally};
+use attack::{Attack, Ground, Start, Tally};
 use node::{LOOK, Node};
 use report::{Health, Measured, MemorySample, NewVm, most_after, unserved};
 use std::path::PathBuf;
@@ -49,6 +49,8 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(180);
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The longest time for an answer of `/healthz`: the DaemonSet's `timeoutSeconds`.
 const LIVENESS: Duration = Duration::from_secs(5);
+/// The longest time until all attacks are prepared. The others begin without one that takes longer.
+const READY_WITHIN: Duration = Duration::from_secs(120);
 /// Time in which memory must not fall for the base to be taken.
 const CALM: Duration = Duration::from_secs(3);
 /// Changes that the API server keeps for watches.
@@ -288,21 +290,29 @@ fn measure(
     eprintln!("[{:>6.0} s] alone: {ALONE} new VMs", watch.at_s());
     measured.alone = watch.new_vms(|count| count >= ALONE, |_| ());
     measured.base_bytes = watch.base()?;
-    eprintln!("[{:>6.0} s] attacks begin; memory {} MiB", watch.at_s(), measured.base_bytes >> 20);
-    let grounds: Vec<_> = attacks.iter().map(|_| Ground::new(watch.node, &watch.attacks, length)).collect();
-    watch.attacked_at.store(watch.at_ms(), Ordering::Relaxed);
+    let start = Start::default();
+    let grounds: Vec<_> =
+        attacks.iter().map(|_| Ground::new(watch.node, &start, &watch.attacks, length)).collect();
     measured.attacked = std::thread::scope(|scope| {
         let _ends = EndsWithMe(&watch.attacks);
         for (attack, ground) in attacks.iter().zip(&grounds) {
             scope.spawn(|| {
-                if let Err(error) = (attack.run)(ground)
+                if let Err(error) = ground.run(attack)
                     && watch.is_alive()
                 {
                     watch.attacks.breach(format!("the lab cannot run the attack {}: {error:#}", attack.name));
                 }
             });
         }
+        let preparing = Instant::now();
+        while start.ready() < attacks.len() && preparing.elapsed() < READY_WITHIN && !watch.attacks.is_over()
+        {
+            std::thread::sleep(LOOK);
+        }
+        start.begin();
         let began = Instant::now();
+        watch.attacked_at.store(watch.at_ms(), Ordering::Relaxed);
+        eprintln!("[{:>6.0} s] attacks begin; memory {} MiB", watch.at_s(), measured.base_bytes >> 20);
         let mut printed = began;
         let vms = watch.new_vms(
             |_| began.elapsed() >= length,

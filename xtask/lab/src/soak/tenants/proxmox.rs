@@ -53,6 +53,7 @@ pub(super) fn equal_uuid(ground: &Ground<'_>) -> Result<()> {
 
 pub(super) fn bomb(ground: &Ground<'_>) -> Result<()> {
     let identity = ground.node.identity();
+    ground.wait_for_start();
     for turn in 0_u64.. {
         if ground.is_over() {
             break;

@@ -127,6 +127,7 @@ fn trusting(certificate: CertificateDer<'static>) -> Result<Arc<ClientConfig>> {
 pub(super) fn idle(ground: &Ground<'_>) -> Result<()> {
     let webhook = Webhook::start(ground)?;
     ground.node.host.ns().run_in(|| webhook.review()).context("the webhook before the attack")?;
+    ground.wait_for_start();
     std::thread::scope(|scope| {
         scope.spawn(|| ground.node.host.ns().run_in(|| hold(ground, &webhook)));
         scope.spawn(|| ground.node.host.ns().run_in(|| review(ground, &webhook)));
