@@ -581,7 +581,7 @@ impl Core {
             self.actions.push(Action::Inlet(uid.clone(), wanted));
         }
         instance.inlet = wanted;
-        let outcome = instance.owned(translation.outcome, &known.vmi);
+        let outcome = instance.owned(translation.outcome, vmi);
         let outcome = instance.admitted(outcome, &former, &self.admit);
         if instance.volumes != volumes {
             instance.volumes.clone_from(&volumes);

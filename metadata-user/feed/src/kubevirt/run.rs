@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use metadata_base::share::ShareReport;
 use metadata_common::mac::Mac;
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
