@@ -21,11 +21,23 @@ mod snapshot;
 #[path = "fuzz/laws/token.rs"]
 mod token;
 
+use std::alloc::System;
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use support::{seed, vectors};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// All bytes that one input may make a law allocate, at most: a law renders every dialect of a record and asks for every
+/// path. `input_costs` has the limits of the parsers themselves, by the length of the input.
+const ALLOCATED_MOST: usize = 512 << 20;
+/// Lets one input allocate at a time.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// If set to 1, the test writes the seeds of the vectors before it compares them.
 const WRITE: &str = "XDP_IMDS_WRITE_SEEDS";
@@ -96,7 +108,7 @@ fn every_corpus_keeps_its_laws() {
         assert!(corpus.len() >= 10, "{} seeds for {target}", corpus.len());
         for (name, input) in corpus {
             eprintln!("{target}/{name}");
-            law(&input);
+            within_memory(law, &input);
         }
     }
 }
@@ -112,10 +124,19 @@ fn mutated_seeds_keep_the_laws() {
             for _ in 0..random.usize(1..=MOST_MUTATIONS) {
                 mutate(&mut random, &mut input, &corpus);
             }
-            let kept = std::panic::catch_unwind(|| law(&input));
+            let kept = std::panic::catch_unwind(|| within_memory(law, &input));
             assert!(kept.is_ok(), "a law of {target} is broken by {}", input.escape_ascii());
         }
     }
+}
+
+/// Asserts a law, and that it allocates no more than it may.
+fn within_memory(law: Law, input: &[u8]) {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let region = Region::new(ALLOCATOR);
+    law(input);
+    let allocated = region.change().bytes_allocated;
+    assert!(allocated <= ALLOCATED_MOST, "{allocated} bytes allocated for {} of input", input.len());
 }
 
 fn mutate(random: &mut fastrand::Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {

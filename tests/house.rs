@@ -21,15 +21,21 @@ const FAMILIES: [(&str, &[&str]); 2] =
 /// The one place that parses YAML and JSON that others wrote, under a budget.
 const PARSER: &str = "content/src/parser.rs";
 /// Other places that parse JSON or XML, and why their input is no tenant's, or is bounded there.
-const OTHER_PARSERS: [(&str, &str); 19] = [
-    ("content/src/dialect/document.rs", "documents that the agent rendered itself; long strings are not in them"),
+const OTHER_PARSERS: [(&str, &str); 17] = [
+    (
+        "content/src/dialect/document.rs",
+        "documents that the agent rendered itself; long strings are not in them",
+    ),
     ("content/src/token/text.rs", "the key file in the agent's own directory"),
     ("control/src/instances/client.rs", "answers of the agent, read by its verbs"),
     ("control/src/status.rs", "answers of the agent, read by its verbs"),
     ("control/src/top.rs", "answers of the agent, read by its verbs"),
     ("feed/src/libvirt/domain.rs", "XML within XML_OCTETS and XML_NODES, without document types"),
     ("feed/src/libvirt/hook.rs", "the record that the hook wrote itself"),
-    ("feed/src/snapshot.rs", "the agent's own file, with a digest; each record in it goes through the parser"),
+    (
+        "feed/src/snapshot.rs",
+        "the agent's own file, with a digest; each record in it goes through the parser",
+    ),
     ("signer/src/documents.rs", "a document of the agent, at most a packet long"),
     ("signer/src/wire.rs", "the agent's packets to its signer, with a limit of bytes"),
     ("src/agent/handover/wire.rs", "lines of the agent that takes over, with a limit of bytes"),
@@ -39,8 +45,6 @@ const OTHER_PARSERS: [(&str, &str); 19] = [
     ("state/src/asked.rs", "the agent's own file, with a limit of bytes for each line"),
     ("state/src/form.rs", "the agent's own files, with a limit of bytes for each line"),
     ("state/src/mailboxes.rs", "the agent's own file, with a limit of bytes"),
-    ("feed/src/kubevirt/config_map.rs", "unused"),
-    ("feed/src/kubevirt/kept.rs", "unused"),
 ];
 
 /// The crate of the eBPF programs. It is not in the workspace, because it has another target.
@@ -177,22 +181,33 @@ fn what_others_write_is_parsed_in_one_place() {
     let crates = std::fs::read_dir(user).expect("a directory of crates");
     let crates = crates.map(|entry| entry.expect("an entry").path()).chain([user.to_owned()]);
     let mut parsing = BTreeSet::new();
-    for (file, words) in crates.map(|path| path.join("src")).filter(|src| src.is_dir()).flat_map(|src| imports::product(&src)) {
+    for (file, words) in
+        crates.map(|path| path.join("src")).filter(|src| src.is_dir()).flat_map(|src| imports::product(&src))
+    {
         let name = file.strip_prefix(user).expect("below metadata-user").to_str().expect("UTF-8").to_owned();
         let has = |of: &str, names: &[&str]| {
-            let starts = words.windows(2).enumerate().filter(|(_, two)| two[0] == of && matches!(&*two[1], "::" | "as"));
+            let starts = words
+                .windows(2)
+                .enumerate()
+                .filter(|(_, two)| two[0] == of && matches!(&*two[1], "::" | "as"));
             // To the end of an import, or to the name itself in code.
             starts.into_iter().any(|(at, _)| {
-                let rest = words[at + 1..].iter().take_while(|word| !matches!(&***word, ";" | "(" | ")" | "=" | ">"));
+                let rest = words[at + 1..]
+                    .iter()
+                    .take_while(|word| !matches!(&***word, ";" | "(" | ")" | "=" | ">"));
                 rest.into_iter().any(|word| word == "as" || names.contains(&&**word) || names.is_empty())
             })
         };
         let json = ["from_str", "from_slice", "from_reader", "Deserializer", "StreamDeserializer"];
-        if has("serde_yaml", &[]) || has("serde_json", &json) || has("Document", &["parse", "parse_with_options"]) {
+        if has("serde_yaml", &[])
+            || has("serde_json", &json)
+            || has("Document", &["parse", "parse_with_options"])
+        {
             parsing.insert(name);
         }
     }
-    let allowed: BTreeSet<_> = OTHER_PARSERS.iter().map(|(file, _)| (*file).to_owned()).chain([PARSER.into()]).collect();
+    let allowed: BTreeSet<_> =
+        OTHER_PARSERS.iter().map(|(file, _)| (*file).to_owned()).chain([PARSER.into()]).collect();
     assert_eq!(parsing, allowed, "left, what parses YAML, JSON or XML; right, what may: see {PARSER}");
 }
 
@@ -201,7 +216,10 @@ fn only_content_depends_on_a_parser_of_yaml_and_only_feed_on_one_of_xml() {
     let direct = dependencies();
     for Room { name, .. } in rooms() {
         for (parsers, owner) in [
-            (&["serde-saphyr", "serde_yaml", "serde_yaml_ng", "serde_yml", "serde_norway", "yaml-rust2"][..], "metadata-content"),
+            (
+                &["serde-saphyr", "serde_yaml", "serde_yaml_ng", "serde_yml", "serde_norway", "yaml-rust2"][..],
+                "metadata-content",
+            ),
             (&["roxmltree", "quick-xml", "xml-rs"], "metadata-feed"),
         ] {
             let found = parsers.iter().any(|one| direct[&name].contains(*one));

@@ -123,12 +123,15 @@ fn random_texts_cost_what_they_weigh_too() {
     let _alone = alone();
     let mut random = Rng::with_seed(seed::seed());
     let inputs = std::env::var(INPUTS).map_or(USUAL, |text| text.parse().expect("a number of inputs"));
+    let all: Vec<_> = shapes().collect();
     for (number, target) in (0..inputs).zip(TARGETS.iter().cycle()) {
         let length = 1 << random.u32(4..=LONGEST.ilog2());
-        let all: Vec<_> = shapes().collect();
         let text = match random.u8(..4) {
             0 => hostile::words(&mut random, length),
-            _ => hostile::mutate(&mut random, &all[random.usize(..all.len())].1(length)),
+            _ => {
+                let text = all[random.usize(..all.len())].1(length);
+                hostile::mutate(&mut random, &text)
+            }
         };
         assert_law(target, "random", &text);
         if number % 100_000 == 99_999 {

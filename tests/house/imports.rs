@@ -54,13 +54,20 @@ pub(crate) fn graph(src: &Path, room: &Path) -> Graph {
 pub(crate) fn product(src: &Path) -> Vec<(PathBuf, Vec<String>)> {
     let mut files = Vec::new();
     collect(src, &mut files);
-    let sources: Vec<_> = files.into_iter().map(|file| (module(src, &file), Source::read(&file), file)).collect();
+    let sources: Vec<_> =
+        files.into_iter().map(|file| (module(src, &file), Source::read(&file), file)).collect();
     let tests: Vec<Vec<String>> = sources
         .iter()
-        .flat_map(|(at, source, _)| source.tests.iter().map(|name| [&at[..], std::slice::from_ref(name)].concat()))
+        .flat_map(|(at, source, _)| {
+            source.tests.iter().map(|name| [&at[..], std::slice::from_ref(name)].concat())
+        })
         .collect();
     let is_product = |at: &[String]| !tests.iter().any(|test| at.starts_with(test));
-    sources.into_iter().filter(|(at, ..)| is_product(at)).map(|(_, source, file)| (file, source.words)).collect()
+    sources
+        .into_iter()
+        .filter(|(at, ..)| is_product(at))
+        .map(|(_, source, file)| (file, source.words))
+        .collect()
 }
 
 /// A shortest cycle of imports, as the text of each import; `None` if there is no cycle.

@@ -5,10 +5,70 @@ use fastrand::Rng;
 
 /// The characters of random words: letters, marks of YAML, JSON and XML, and odd ones of Unicode.
 const CHARACTERS: &[&str] = &[
-    "a", "0", "9", " ", "\n", "\r\n", "\t", ":", ": ", "- ", ",", "[", "]", "{", "}", "\"", "'", "&a ", "*a", "<<: ", "? ",
-    "|", ">", "#", " #", "!", "!!str ", "%", "@", "`", "\\", "\\u0000", "\\x41", "---\n", "...\n", "~", "null", "true", "yes",
-    "1e999", "0x", "-", ".", "<", ">", "&amp;", "<![CDATA[", "]]>", "<!--", "/", "=", "\u{feff}", "\u{0}", "\u{7f}", "\u{85}",
-    "\u{a0}", "\u{2028}", "\u{202e}", "\u{301}", "\u{fffd}", "\u{10ffff}", "é", "😀", "\u{1b}[2J",
+    "a",
+    "0",
+    "9",
+    " ",
+    "\n",
+    "\r\n",
+    "\t",
+    ":",
+    ": ",
+    "- ",
+    ",",
+    "[",
+    "]",
+    "{",
+    "}",
+    "\"",
+    "'",
+    "&a ",
+    "*a",
+    "<<: ",
+    "? ",
+    "|",
+    ">",
+    "#",
+    " #",
+    "!",
+    "!!str ",
+    "%",
+    "@",
+    "`",
+    "\\",
+    "\\u0000",
+    "\\x41",
+    "---\n",
+    "...\n",
+    "~",
+    "null",
+    "true",
+    "yes",
+    "1e999",
+    "0x",
+    "-",
+    ".",
+    "<",
+    ">",
+    "&amp;",
+    "<![CDATA[",
+    "]]>",
+    "<!--",
+    "/",
+    "=",
+    "\u{feff}",
+    "\u{0}",
+    "\u{7f}",
+    "\u{85}",
+    "\u{a0}",
+    "\u{2028}",
+    "\u{202e}",
+    "\u{301}",
+    "\u{fffd}",
+    "\u{10ffff}",
+    "é",
+    "😀",
+    "\u{1b}[2J",
 ];
 
 fn list(item: &str, bytes: usize) -> String {
@@ -91,7 +151,10 @@ pub(crate) const SHAPES: [Shape; 33] = [
     ("many keys of JSON", |n| format!("{{{}\"z\":1}}", keys(n, |n| format!("\"k{n}\":1,")))),
     ("one key again and again", |n| keys(n, |_| "k: v\n".into())),
     ("many nics", |n| {
-        format!("{{\"network\":{{\"nics\":[{}{{}}]}}}}", keys(n, |n| format!("{{\"mac\":\"52:54:00:{n:06x}\"}},")))
+        format!(
+            "{{\"network\":{{\"nics\":[{}{{}}]}}}}",
+            keys(n, |n| format!("{{\"mac\":\"52:54:00:{n:06x}\"}},"))
+        )
     }),
     ("long plain", |n| format!("version: 2\na: {}\n", "x".repeat(n))),
     ("long words", |n| format!("a: {}\n", "x ".repeat(n / 2))),
@@ -139,7 +202,11 @@ pub(crate) fn words(random: &mut Rng, bytes: usize) -> String {
     let mut text = String::new();
     while text.len() < bytes {
         let all = random.u8(..4) == 0;
-        text.push_str(if all { CHARACTERS[random.usize(..CHARACTERS.len())] } else { few[random.usize(..few.len())] });
+        text.push_str(if all {
+            CHARACTERS[random.usize(..CHARACTERS.len())]
+        } else {
+            few[random.usize(..few.len())]
+        });
         if random.u8(..64) == 0 {
             text.push_str(&few[random.usize(..few.len())].repeat(random.usize(..64)));
         }

@@ -46,24 +46,44 @@ const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
 /// Every parser and translator. A new one is a row.
 pub(crate) const TARGETS: [Target; 27] = [
-    Target { name: "YAML", times: 256, bytes: 2 * MIB, run: |text| _ = parser::yaml::<Value>(text) },
+    Target { name: "YAML", times: 256, bytes: 4 * MIB, run: |text| _ = parser::yaml::<Value>(text) },
     Target { name: "JSON", times: 256, bytes: 64 * KIB, run: |text| _ = parser::json::<Value>(text) },
-    Target { name: "record in YAML", times: 256, bytes: 2 * MIB, run: |text| served("r.yaml", text) },
+    Target { name: "record in YAML", times: 256, bytes: 4 * MIB, run: |text| served("r.yaml", text) },
     Target { name: "record in JSON", times: 256, bytes: 64 * KIB, run: |text| served("r.json", text) },
-    Target { name: "network.raw", times: 1024, bytes: 16 * MIB, run: |text| served("r.json", &raw("raw", text)) },
+    Target {
+        name: "network.raw",
+        times: 1024,
+        bytes: 16 * MIB,
+        run: |text| served("r.json", &raw("raw", text)),
+    },
     Target {
         name: "network.network_data",
         times: 1024,
         bytes: 4 * MIB,
         run: |text| served("r.json", &raw("network_data", text)),
     },
-    Target { name: "network-config", times: 256, bytes: 2 * MIB, run: |text| _ = is_network_config(&text.into()) },
-    Target { name: "network_data.json", times: 256, bytes: 64 * KIB, run: |text| _ = is_network_data(&text.into()) },
+    Target {
+        name: "network-config",
+        times: 256,
+        bytes: 4 * MIB,
+        run: |text| _ = is_network_config(&text.into()),
+    },
+    Target {
+        name: "network_data.json",
+        times: 256,
+        bytes: 64 * KIB,
+        run: |text| _ = is_network_data(&text.into()),
+    },
     Target { name: "metadata of a record", times: 1024, bytes: 4 * MIB, run: metadata },
     Target { name: "identity.subject", times: 1024, bytes: 4 * MIB, run: subject },
     Target { name: "credentials", times: 256, bytes: 256 * KIB, run: credentials },
     Target { name: "merge of parts", times: 1024, bytes: 4 * MIB, run: merged },
-    Target { name: "Proxmox configuration", times: 512, bytes: 2 * MIB, run: |text| configured(text, Given::default()) },
+    Target {
+        name: "Proxmox configuration",
+        times: 512,
+        bytes: 4 * MIB,
+        run: |text| configured(text, Given::default()),
+    },
     Target { name: "Proxmox description", times: 512, bytes: 4 * MIB, run: described },
     Target {
         name: "cicustom meta",
@@ -80,18 +100,28 @@ pub(crate) const TARGETS: [Target; 27] = [
     Target {
         name: "cicustom user",
         times: 512,
-        bytes: 2 * MIB,
+        bytes: 4 * MIB,
         run: |text| custom(Custom { user: Some(text.to_owned().into()), ..Custom::default() }),
     },
     Target { name: "libvirt domain", times: 512, bytes: 256 * KIB, run: domain },
     Target { name: "libvirt metadata", times: 1024, bytes: 4 * MIB, run: instance },
-    Target { name: "libvirt <record>", times: 1024, bytes: 4 * MIB, run: |text| instance(&format!("<record><![CDATA[{text}]]></record>")) },
+    Target {
+        name: "libvirt <record>",
+        times: 1024,
+        bytes: 4 * MIB,
+        run: |text| instance(&format!("<record><![CDATA[{text}]]></record>")),
+    },
     Target { name: "VirtualMachineInstance", times: 512, bytes: 256 * KIB, run: instance_of },
-    Target { name: "networkData of a VMI", times: 1024, bytes: 4 * MIB, run: |text| vmi("networkData", text, "") },
-    Target { name: "userData of a VMI", times: 1024, bytes: 2 * MIB, run: |text| vmi("userData", text, "") },
+    Target {
+        name: "networkData of a VMI",
+        times: 1024,
+        bytes: 4 * MIB,
+        run: |text| vmi("networkData", text, ""),
+    },
+    Target { name: "userData of a VMI", times: 1024, bytes: 4 * MIB, run: |text| vmi("userData", text, "") },
     Target { name: "files of Secrets", times: 1024, bytes: 4 * MIB, run: |text| vmi("userData", "#", text) },
     Target { name: "AdmissionReview", times: 512, bytes: 256 * KIB, run: review },
-    Target { name: "bodies of guests", times: 256, bytes: 2 * MIB, run: posted },
+    Target { name: "bodies of guests", times: 256, bytes: 4 * MIB, run: posted },
     Target { name: "configuration and key sets", times: 512, bytes: 4 * MIB, run: administered },
 ];
 
@@ -122,7 +152,8 @@ fn served(name: &str, text: &str) {
 fn metadata(text: &str) {
     let mut record = record(json!({}));
     let keys = text.split('\n').enumerate();
-    record["metadata"] = keys.map(|(n, line)| (format!("k{n}"), line.into())).collect::<serde_json::Map<_, _>>().into();
+    record["metadata"] =
+        keys.map(|(n, line)| (format!("k{n}"), line.into())).collect::<serde_json::Map<_, _>>().into();
     served("r.json", &record.to_string());
     record["metadata"] = json!({"a": text, text: "a"});
     record["labels"] = text.split(' ').collect();
@@ -134,7 +165,11 @@ fn subject(text: &str) {
     let mut record = record(json!({}));
     record["identity"] = json!({"subject": text});
     if let Ok((record, _)) = Record::parse("r.json", &record.to_string()) {
-        _ = record.identity.as_ref().and_then(|identity| identity.subject.as_ref()).map(|subject| subject.fill(&record));
+        _ = record
+            .identity
+            .as_ref()
+            .and_then(|identity| identity.subject.as_ref())
+            .map(|subject| subject.fill(&record));
     }
 }
 
@@ -169,12 +204,16 @@ fn configured(text: &str, given: Given) {
 /// Writes a text as lines of a description.
 fn described(text: &str) {
     let lines = text.split('\n').map(|line| format!("#{line}\n"));
-    let block: String = ["#```imds\n".to_owned()].into_iter().chain(lines).chain(["#```\n".to_owned()]).collect();
+    let block: String =
+        ["#```imds\n".to_owned()].into_iter().chain(lines).chain(["#```\n".to_owned()]).collect();
     configured(&(block + "name: a\n"), Given::default());
 }
 
 fn custom(custom: Custom) {
-    configured("name: a\nnet0: virtio=BC:24:11:2C:69:EC,bridge=vmbr0\nipconfig0: ip=dhcp\n", Given { custom, ..Given::default() });
+    configured(
+        "name: a\nnet0: virtio=BC:24:11:2C:69:EC,bridge=vmbr0\nipconfig0: ip=dhcp\n",
+        Given { custom, ..Given::default() },
+    );
 }
 
 fn domain(text: &str) {
@@ -225,7 +264,12 @@ fn translated(vmi: &Vmi, file: &str) {
         uid: "p".parse().expect("a uid"),
         pid: 42,
         netns: "/proc/42/ns/net".into(),
-        taps: vec![Tap { ifname: "tap0".into(), kind: TapKind::Tap, mac: metadata_common::mac::Mac::default(), queues: 1 }],
+        taps: vec![Tap {
+            ifname: "tap0".into(),
+            kind: TapKind::Tap,
+            mac: metadata_common::mac::Mac::default(),
+            queues: 1,
+        }],
         nics: Vec::new(),
     };
     let read = |_: &str| {
@@ -258,7 +302,13 @@ fn posted(text: &str) {
     });
     let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), Arc::new(Mailbox::new(UUID, &outbox)));
     let responses = dialect::render(&record, &mut Interner::new(), vm);
-    for path in ["/v1/phone-home", "/v1/events", "/openstack/2013-04-04/password", "/MAAS/metadata/status/", "/machine/?comp=health"] {
+    for path in [
+        "/v1/phone-home",
+        "/v1/events",
+        "/openstack/2013-04-04/password",
+        "/MAAS/metadata/status/",
+        "/machine/?comp=health",
+    ] {
         _ = Question::get(path).by(Method::Post).saying(text).ask(&responses);
     }
 }
@@ -268,7 +318,8 @@ fn administered(text: &str) {
     let mut file = tempfile::NamedTempFile::new().expect("a file");
     file.write_all(text.as_bytes()).expect("it is written");
     _ = Config::read(file.path());
-    let set = parser::json(text).unwrap_or_else(|_| json!({"keys": [{"kid": text, "n": STANDARD.encode(text)}]}));
+    let set =
+        parser::json(text).unwrap_or_else(|_| json!({"keys": [{"kid": text, "n": STANDARD.encode(text)}]}));
     _ = Joined::default().add(&set);
     _ = BTreeMap::from([("a", set)]);
 }

@@ -17,6 +17,8 @@ const MINUTES_MOST: f64 = 24.0 * 60.0;
 /// assertion.
 const TIMEOUT_S: u32 = 20;
 const MEMORY_MIB: u32 = 2_048;
+/// The most memory of one allocation. No input is so long that its parser needs more at once.
+const ALLOCATION_MIB: u32 = 64;
 /// Interval of progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// The last lines of output that are printed with a find.
@@ -130,6 +132,7 @@ fn one(target: &str, minutes: f64) -> Result<Outcome> {
         format!("-max_total_time={}", (minutes * 60.0).ceil()),
         format!("-timeout={TIMEOUT_S}"),
         format!("-rss_limit_mb={MEMORY_MIB}"),
+        format!("-malloc_limit_mb={ALLOCATION_MIB}"),
         "-print_final_stats=1".to_owned(),
     ]);
     let began = Instant::now();

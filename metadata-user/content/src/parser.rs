@@ -10,9 +10,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{
-    DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_path_to_error::{Path, Segment, Track};
 use serde_yaml::granit_parser::{Event, Parser};
@@ -28,9 +26,9 @@ const BOM: char = '\u{feff}';
 /// with all that it may have needs less than a third.
 pub const NODES: usize = 100_000;
 /// Most nodes of a document that aliases may repeat, and most that may be kept for aliases.
-pub const ALIAS_NODES: usize = 10_000;
+pub const ALIAS_NODES: usize = 2_000;
 /// Most bytes of scalars that aliases may add to those that the text has itself.
-pub const ALIAS_BYTES: usize = 1 << 20;
+pub const ALIAS_BYTES: usize = 256 << 10;
 /// Most lists and mappings inside each other. The parsers recurse once for each.
 pub const DEPTH: usize = 64;
 
@@ -193,7 +191,8 @@ fn read_yaml<'de, S: DeserializeSeed<'de>>(
 /// fit, and names the end of a mapping that lacks a field; so a well-formed text is read again as a plain value.
 fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &Way) -> ParseError {
     let mut reason = error.render_with_formatter(&DefaultMessageFormatter.with_localizer(&Bare));
-    let at = |error: &serde_yaml::Error| error.location().map(|at| (at.line() as usize, at.column() as usize));
+    let at =
+        |error: &serde_yaml::Error| error.location().map(|at| (at.line() as usize, at.column() as usize));
     let Ok(value) = read_yaml(text, PhantomData::<Value>, &mut Track::new()) else {
         return ParseError { position: at(error), field: way.name.clone(), reason };
     };
@@ -255,7 +254,11 @@ fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
 }
 
 /// Follows a path from the next node on, to its value or to its last key.
-fn seek<'a>(nodes: &mut dyn Iterator<Item = Node<'a>>, path: &[Step], to_key: bool) -> Option<(usize, usize)> {
+fn seek<'a>(
+    nodes: &mut dyn Iterator<Item = Node<'a>>,
+    path: &[Step],
+    to_key: bool,
+) -> Option<(usize, usize)> {
     let (node, here) = nodes.next()?;
     match (node, path) {
         (Event::MappingStart(..), [Step::Key(wanted), rest @ ..]) => loop {
@@ -347,11 +350,7 @@ impl<'de> Visitor<'de> for Seek<'_> {
 struct Bare;
 
 impl Localizer for Bare {
-    fn attach_location<'a>(
-        &self,
-        base: std::borrow::Cow<'a, str>,
-        _: Location,
-    ) -> std::borrow::Cow<'a, str> {
+    fn attach_location<'a>(&self, base: std::borrow::Cow<'a, str>, _: Location) -> std::borrow::Cow<'a, str> {
         base
     }
 }
@@ -425,7 +424,10 @@ fn check_json(text: &str) -> Result<(), Fault> {
         }
         let exceeded = [(nodes, NODES, "nodes"), (depth, DEPTH, "levels of nesting")];
         if let Some((_, most, what)) = exceeded.into_iter().find(|(found, most, _)| found > most) {
-            return Err((place(&text.as_bytes()[..at]), format!("expected at most {most} {what}, found more")));
+            return Err((
+                place(&text.as_bytes()[..at]),
+                format!("expected at most {most} {what}, found more"),
+            ));
         }
     }
     Ok(())
@@ -501,8 +503,8 @@ mod tests {
         let repeated = |bytes: usize, times: usize| {
             format!("a: &a {}\nb: [{}]\n", "x".repeat(bytes), vec!["*a"; times].join(","))
         };
-        yaml::<Value>(repeated(1 << 10, 1_000)).expect("a thousand times a KiB");
-        for text in [repeated(1 << 10, 1_100), repeated(1, ALIAS_NODES * 2 + 20)] {
+        yaml::<Value>(repeated(1 << 10, 250)).expect("250 times a KiB");
+        for text in [repeated(1 << 10, 300), repeated(1, ALIAS_NODES * 2 + 20)] {
             assert_ne!(yaml::<Value>(text).expect_err("more").line(), 0);
         }
     }

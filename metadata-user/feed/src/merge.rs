@@ -15,6 +15,10 @@ const WHOLE: [&str; 9] = [
     "vendor_data2",
 ];
 
+/// NICs that the entries of a part may merge into. A record has at most 32, so one with more is refused whatever its
+/// later entries merge into, and the comparisons stay few.
+pub const MERGED_NICS: usize = 256;
+
 /// Merges `over` into `base`: mappings merge, other values replace, and `null` removes. An entry of `nics` merges into
 /// the entry with its `mac`, or else with its `id`; other entries are appended.
 ///
@@ -48,7 +52,7 @@ fn merge_nics(nics: &mut Vec<Value>, others: Vec<Value>) {
     for other in others {
         let same = |field: &str| {
             let wanted = other.get(field)?.as_str()?;
-            nics.iter().position(|nic| {
+            nics.iter().take(MERGED_NICS).position(|nic| {
                 nic.get(field).and_then(Value::as_str).is_some_and(|found| found.eq_ignore_ascii_case(wanted))
             })
         };

@@ -172,6 +172,26 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
 }
 
 #[test]
+fn a_network_text_that_expands_beyond_its_budget_is_refused() {
+    let list = |item: &str| vec![item; 24].join(",");
+    let mut text = format!("{{version: 2, a: &a [{}]", list("x"));
+    for (name, below) in [("b", "a"), ("c", "b"), ("d", "c"), ("e", "d")] {
+        text.push_str(&format!(", {name}: &{name} [{}]", list(&format!("*{below}"))));
+    }
+    text.push_str("}\n");
+    assert!(text.len() < 810, "{}", text.len());
+    assert!(!super::is_network_config(&text.clone().into()));
+    let with = |raw: &str| edited("  nics:", &format!("  mode: raw\n  raw: {raw:?}\n  nics:"));
+    let refused = Record::parse("r.yaml", &with(&text)).expect_err("too much").to_string();
+    assert!(refused.starts_with("r.yaml:25:8: network.raw: expected a mapping"), "{refused}");
+    let (record, _) = Record::parse("r.yaml", &with("{version: 2, a: &a [x], b: *a}")).expect("little");
+    assert_eq!(
+        record.network.raw_document(),
+        Some(&serde_json::json!({"version": 2, "a": ["x"], "b": ["x"]}))
+    );
+}
+
+#[test]
 fn errors_in_json_have_line_numbers() {
     for (from, to, wanted) in [
         ("52:54:00:12:34:56", "x", "r.json:58:18: network.nics[0].mac: expected the MAC"),

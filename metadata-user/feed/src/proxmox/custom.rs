@@ -100,8 +100,7 @@ fn directory(storage: &str, storages: &str) -> Option<PathBuf> {
 pub(super) fn meta(octets: &[u8]) -> Result<Value, Problem> {
     let wrong = |found: &str| Problem::custom("meta", "a mapping in YAML or JSON", found);
     // The parser's message could repeat the content.
-    let document =
-        parser::yaml::<Map<String, Value>>(octets).map_err(|_| wrong("something else"))?;
+    let document = parser::yaml::<Map<String, Value>>(octets).map_err(|_| wrong("something else"))?;
     let mut part = json!({});
     let mut words = Map::new();
     for (key, value) in document {

@@ -166,3 +166,18 @@ fn the_memory_for_records_follows_the_control_groups_limit() {
         );
     }
 }
+
+#[test]
+fn a_network_text_is_charged_with_what_its_document_holds() {
+    const MAPPINGS: usize = 1_000;
+    let with = |raw: String| {
+        let mut value = serde_json::to_value(record("a", 1)).expect("JSON");
+        value["network"]["mode"] = "raw".into();
+        value["network"]["raw"] = raw.into();
+        Weight::of(&Record::parse("a.json", &value.to_string()).expect("a record").0).alone()
+    };
+    let text = |member: &str| format!("{{version: 2, a: [{}]}}", vec![member; MAPPINGS].join(","));
+    let (mappings, words) = (with(text("{a: 0}")), with(text("xxxxxx")));
+    // A mapping of one member takes a node of a tree, whatever is in it.
+    assert!(mappings > words + MAPPINGS * 500, "{mappings} and {words}");
+}

@@ -64,6 +64,5 @@ async fn fetch(address: SocketAddr, url: &Uri) -> anyhow::Result<Value> {
     let body = Limited::new(answer.into_body(), limit).collect().await;
     let body = body.map_err(|error| anyhow::anyhow!("expected at most {limit} octets: {error}"))?;
     // The parser's message could repeat a part of what is no key set.
-    parser::json(body.to_bytes())
-        .map_err(|_| anyhow::anyhow!("expected JSON, found something else"))
+    parser::json(body.to_bytes()).map_err(|_| anyhow::anyhow!("expected JSON, found something else"))
 }
