@@ -122,7 +122,8 @@ struct Findings<'a> {
 
 impl Findings<'_> {
     fn check(&mut self, finding: &'static str, is_so: bool) {
-        if is_so && self.known.insert(finding) {
+        // Once the agent has ended, or the attacks are over, silence says nothing.
+        if is_so && !self.shared.is_over() && self.known.insert(finding) {
             self.shared.breach(format!("{}: {finding}", self.what));
         }
     }

@@ -29,6 +29,7 @@ use anyhow::{Result, bail};
 use attack::{Attack, Ground, Start, Tally};
 use node::{LOOK, Node};
 use report::{Health, Measured, MemorySample, NewVm, most_after, unserved};
+use rustix::process::setpriority_process;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -55,6 +56,8 @@ const READY_WITHIN: Duration = Duration::from_secs(120);
 const CALM: Duration = Duration::from_secs(3);
 /// Changes that the API server keeps for watches.
 const HISTORY: usize = 2_000;
+/// The nice value of attackers: a node gives the agent its requested share of CPU whatever tenants' processes want.
+const NICE: i32 = 5;
 /// Interval of progress lines.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// Lines of the agent's log that explain its end.
@@ -297,6 +300,10 @@ fn measure(
         let _ends = EndsWithMe(&watch.attacks);
         for (attack, ground) in attacks.iter().zip(&grounds) {
             scope.spawn(|| {
+                // On Linux this is the calling thread, and what it starts inherits it.
+                if let Err(error) = setpriority_process(None, NICE) {
+                    eprintln!("attackers keep the lab's priority: {error}");
+                }
                 if let Err(error) = ground.run(attack)
                     && watch.is_alive()
                 {
