@@ -17,3 +17,5 @@ mod node;
 mod outages;
 #[path = "kubevirt_node/passt.rs"]
 mod passt;
+#[path = "kubevirt_node/state.rs"]
+mod state;
