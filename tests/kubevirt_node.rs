@@ -19,3 +19,5 @@ mod outages;
 mod passt;
 #[path = "kubevirt_node/sharing.rs"]
 mod sharing;
+#[path = "kubevirt_node/state.rs"]
+mod state;
