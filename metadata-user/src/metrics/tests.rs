@@ -268,6 +268,8 @@ fn a_family_without_samples_is_left_out() {
         rendering: Duration::ZERO,
         errands: Errands::default(),
         refused_by_ports: 0,
+        attachments: &Attachments::default(),
+        slots_retired: 0,
         hubs: &[],
     });
     assert!(text.starts_with("# HELP xdp_imds_build_info "), "{text}");
