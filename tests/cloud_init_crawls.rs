@@ -15,6 +15,7 @@ use case::{Case, Stage, TooNew, VendorData};
 use form::Form;
 use serde_json::{Value, json};
 use support::cloudinit::Release;
+use support::guest::METADATA;
 
 const SERIAL: &str = "system-serial-number";
 const UUID: &str = "system-uuid";
@@ -211,6 +212,7 @@ fn cloudstack_guests_find_their_cloud_and_their_password() {
     Case {
         stage: Stage::Network,
         dmi: &[(PRODUCT, Text("CloudStack KVM Hypervisor"))],
+        dhcp_server: METADATA,
         record: cloudstack,
         asks: "GET /latest/meta-data/instance-id",
         own_config: password(),

@@ -206,7 +206,8 @@ fn taps_without_a_record_in_one_namespace_take_few_ports_of_the_node() {
     let agent = guarding(&host, records.path());
     let count = |state: &str| {
         let metrics = agent.metrics()?;
-        let of_state = |sample: &&Sample| sample.name == "xdp_imds_taps" && sample.label("state") == Some(state);
+        let of_state =
+            |sample: &&Sample| sample.name == "xdp_imds_taps" && sample.label("state") == Some(state);
         let sample = metrics.samples().iter().find(of_state);
         Ok::<_, anyhow::Error>(sample.map_or(0, |sample| sample.value as u64))
     };
@@ -216,7 +217,11 @@ fn taps_without_a_record_in_one_namespace_take_few_ports_of_the_node() {
         Ok(())
     })
     .expect("the served tap is attached");
-    assert!(agent.eventually_logs("at most 64 taps without a record in one network namespace"), "{}", agent.log());
+    assert!(
+        agent.eventually_logs("at most 64 taps without a record in one network namespace"),
+        "{}",
+        agent.log()
+    );
     assert_eq!(count("closed").expect("metrics"), CLOSED);
 }
 

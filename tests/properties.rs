@@ -52,7 +52,11 @@ impl Node {
     }
 
     fn take(&mut self, record: &Record) -> Responses {
-        let vm = Vm::of(record, Arc::clone(&self.keyring), self.mailboxes.for_record(metadata_content::source::Source::File, "vm.json", record));
+        let vm = Vm::of(
+            record,
+            Arc::clone(&self.keyring),
+            self.mailboxes.for_record(metadata_content::source::Source::File, "vm.json", record),
+        );
         dialect::render(record, &mut self.interner, vm)
     }
 }

@@ -161,7 +161,11 @@ impl Node {
         let record = Arc::new(record);
         let kept = Heap::now().since(before);
         let start = Instant::now();
-        let vm = Vm::of(&record, Arc::clone(&self.keyring), self.mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record));
+        let vm = Vm::of(
+            &record,
+            Arc::clone(&self.keyring),
+            self.mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record),
+        );
         let mut responses = Arc::new(match load.asked {
             [] => dialect::render(&record, &mut self.interner, vm),
             _ => dialect::render_asked(&record, &mut self.interner, vm, Dialects::NONE),

@@ -45,7 +45,11 @@ fn content(guests: u32) -> Arc<OnDemand> {
         let mut record = typical::record(slot, None);
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
-        let vm = Vm::of(&record, Arc::clone(&keyring), mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record));
+        let vm = Vm::of(
+            &record,
+            Arc::clone(&keyring),
+            mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record),
+        );
         let responses = Arc::new(dialect::render(&record, &mut interner, vm));
         store.publish(slot, responses).expect("a slot of the table");
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
 use metadata_content::sink::Outbox;
+use metadata_content::source::Source;
 use metadata_content::store::{Interner, Store, Vm};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Stack, StackConfig, TIME_WAITS_PER_PORT, Transmit};
@@ -133,7 +133,11 @@ fn typical_guest() -> Arc<OnDemand> {
     let record = typical::record(0, None);
     let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
-    let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailboxes.for_record(Source::File, "vm.json", &record));
+    let vm = Vm::of(
+        &record,
+        Arc::new(Keyring::ephemeral()),
+        mailboxes.for_record(Source::File, "vm.json", &record),
+    );
     let answers = OnDemand::new(Store::new(1));
     let responses = dialect::render(&record, &mut Interner::new(), vm);
     answers.store().publish(0, Arc::new(responses)).expect("a slot of the table");

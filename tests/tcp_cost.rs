@@ -142,7 +142,11 @@ fn contents(guests: u32) -> [Arc<OnDemand>; 2] {
         let mut record = typical::record(slot, None);
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
-        let vm = Vm::of(&record, Arc::clone(&keyring), mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record));
+        let vm = Vm::of(
+            &record,
+            Arc::clone(&keyring),
+            mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record),
+        );
         let all = Arc::new(dialect::render(&record, &mut interner, vm.clone()));
         in_advance.store().publish(slot, all).expect("a slot of the table");
         let none = dialect::render_asked(&record, &mut interner, vm, Dialects::NONE);

@@ -59,7 +59,11 @@ fn issued_vm(record: &Value) -> Result<Vm> {
 
 fn vm_of(record: &Value, issuer: Option<&Issuer>) -> Result<Vm> {
     let record = Arc::new(Record::parse("vector.json", &record.to_string())?.0);
-    let mailbox = Mailboxes::in_memory(Outbox::detached()).for_record(metadata_content::source::Source::File, "vm.json", &record);
+    let mailbox = Mailboxes::in_memory(Outbox::detached()).for_record(
+        metadata_content::source::Source::File,
+        "vm.json",
+        &record,
+    );
     let mut vm = store::Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
     if let Some(issuer) = issuer {
         vm = vm.issued_by(issuer, &record);

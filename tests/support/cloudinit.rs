@@ -28,6 +28,12 @@ const PYTHON: &str = "/usr/bin/python3";
 /// Directory of the Python modules in Debian's packages.
 const MODULES: &str = "usr/lib/python3/dist-packages";
 const CRAWL: &str = include_str!("../cloudinit/crawl.py");
+/// The script that renders network documents, with its modules.
+const RENDER: [(&str, &str); 3] = [
+    ("render.py", include_str!("../cloudinit/network/render.py")),
+    ("clients.py", include_str!("../cloudinit/network/clients.py")),
+    ("meaning.py", include_str!("../cloudinit/network/meaning.py")),
+];
 /// cloud-init and the Python packages that its datasources import.
 const PACKAGES: &[&str] = &[
     "cloud-init",
@@ -136,6 +142,15 @@ pub struct Crawl {
     pub warnings: Vec<String>,
 }
 
+/// What cloud-init rendered.
+#[derive(Clone, Debug)]
+pub struct Rendering {
+    /// cloud-init's version, as it prints it.
+    pub version: String,
+    /// One list for each case, with an outcome for each renderer.
+    pub outcomes: Vec<serde_json::Value>,
+}
+
 /// One request of a crawl.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Asked {
@@ -190,6 +205,62 @@ impl CloudInit {
         };
         let paths = checkout.into_iter().chain(newer).chain([Self::unpack()?.join(MODULES)]);
         Ok(Self { modules: std::env::join_paths(paths)?, is_newer })
+    }
+
+    /// Returns the cloud-init of a Debian suite, with the Python packages of the distribution. Skips the test like
+    /// [`CloudInit::or_skip`].
+    ///
+    /// # Panics
+    /// When something is missing and `XDP_IMDS_REQUIRE_PRIVILEGED` is 1.
+    #[must_use]
+    #[track_caller]
+    pub fn of_or_skip(suite: &str) -> Option<Self> {
+        let ready = match privileged::missing() {
+            Some(reason) => Err(reason.to_owned()),
+            None => {
+                Self::of(suite).map_err(|error| format!("it cannot get cloud-init of {suite}: {error:#}"))
+            }
+        };
+        privileged::or_skip_for(ready.as_ref().err().map(String::as_str)).then(|| ready.ok())?
+    }
+
+    fn of(suite: &str) -> Result<Self> {
+        let own = match std::env::var_os(CHECKOUT) {
+            Some(checkout) => PathBuf::from(checkout),
+            None => Packages::get(suite, &["cloud-init"], With::Nothing)?.root().join(MODULES),
+        };
+        let modules = std::env::join_paths([own, Self::unpack()?.join(MODULES)])?;
+        Ok(Self { modules, is_newer: false })
+    }
+
+    /// Renders network documents and reads what comes out, as `render.py` describes.
+    ///
+    /// # Errors
+    /// When the script fails or has no outcome for each document.
+    pub fn render(&self, asked: &serde_json::Value) -> Result<Rendering> {
+        let state = tempfile::tempdir()?;
+        for (name, text) in RENDER {
+            fs::write(state.path().join(name), text)?;
+        }
+        fs::write(state.path().join("asked.json"), asked.to_string())?;
+        let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
+        command.args([PYTHON, "-S", "-B"]).arg(state.path().join("render.py"));
+        command.env("PYTHONPATH", &self.modules).env("TMPDIR", state.path());
+        command.stdin(fs::File::open(state.path().join("asked.json"))?);
+        let output = command.output().context("cannot run unshare")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            bail!("rendering ended with {}: {}", output.status, said.trim());
+        }
+        let text = String::from_utf8(output.stdout).context("the report is not text")?;
+        let mut lines = text.lines();
+        let version = serde_json::from_str(lines.next().context("no version")?)?;
+        let outcomes = lines.map(serde_json::from_str).collect::<std::result::Result<Vec<_>, _>>()?;
+        let wanted = asked["cases"].as_array().map_or(0, Vec::len);
+        if outcomes.len() != wanted {
+            bail!("{} outcomes instead of {wanted}: {}", outcomes.len(), said.trim());
+        }
+        Ok(Rendering { version, outcomes })
     }
 
     /// Downloads the packages from this machine's apt sources and unpacks them below the target directory, once for

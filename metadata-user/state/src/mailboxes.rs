@@ -22,8 +22,8 @@ use sha2::{Digest as _, Sha256};
 use crate::asked::Asked;
 use crate::form::{OtherVersion, set_aside};
 use crate::private_file;
-pub use former::FormerRecords;
 use crate::save_queue::{SaveQueue, StateFile};
+pub use former::FormerRecords;
 
 /// Most octets to read from a VM's file: all attributes, documents and names, as base64.
 const FILE_OCTETS: usize = 4 << 20;

@@ -56,7 +56,8 @@ impl Bpffs {
     /// # Errors
     /// Fails if it cannot be mounted.
     pub fn cover(&self) -> Result<()> {
-        run(Command::new("mount").args(["-t", "bpf", "-o", "mode=0700", "bpf"]).arg(&self.directory)).map(drop)
+        run(Command::new("mount").args(["-t", "bpf", "-o", "mode=0700", "bpf"]).arg(&self.directory))
+            .map(drop)
     }
 
     /// Removes the bpffs that [`Bpffs::cover`] mounted.
