@@ -128,7 +128,11 @@ impl Slots {
 
     /// Takes the slot of an identity out of use for good; true if it had one.
     pub(super) fn retire(&mut self, who: &IdentityName) -> bool {
-        self.held.remove(who).is_some()
+        let retired = self.held.remove(who);
+        if let Some((_, tenant)) = &retired {
+            self.share.release(tenant, 1);
+        }
+        retired.is_some()
     }
 
     /// Frees the slot of an identity, if it has one.
@@ -205,12 +209,12 @@ mod tests {
     #[test]
     fn a_retired_slot_is_assigned_to_nobody_again() {
         let (mut slots, now) = (Slots::new(2), Instant::now());
-        let first = slots.take(&who(1), now).expect("a free slot");
+        let first = slots.take(&who(1), &OPERATOR, now).expect("a free slot");
         assert!(slots.retire(&who(1)));
         assert!(!slots.retire(&who(1)), "it has none now");
-        let other = slots.take(&who(1), now + SLOT_REST).expect("a free slot");
+        let other = slots.take(&who(1), &OPERATOR, now + SLOT_REST).expect("a free slot");
         assert_ne!(other, first, "not even to an identity of the same name");
-        assert_eq!(slots.take(&who(2), now + SLOT_REST), Err(SlotsExhausted(2)));
+        assert_eq!(slots.take(&who(2), &OPERATOR, now + SLOT_REST), Err(SlotError::Exhausted(2)));
     }
 
     #[test]

@@ -92,7 +92,7 @@ impl PageHosts {
         bare.parse::<IpAddr>().is_ok()
             || name == "localhost"
             || name.ends_with(".localhost")
-            || self.0.iter().any(|allowed| *allowed == name)
+            || self.0.contains(&name)
     }
 }
 

@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn a_record_is_rendered_once_until_it_changes() {
         let mut catalogue = catalogue();
-        let id = metadata_feed::registry::RecordId::new(Source::File, "web");
+        let id = RecordId::new(Source::File, "web");
         assert!(catalogue.responses(&id).is_none(), "it is not in force");
         let _touched = catalogue.on_event(Source::File, upsert("tap0", 1));
         let first = catalogue.responses(&id).expect("responses");
@@ -388,7 +388,7 @@ mod tests {
         };
         let responses = |catalogue: &mut Catalogue, generation| {
             let _touched = catalogue.on_event(Source::File, upsert("tap0", generation));
-            let id = metadata_feed::registry::RecordId::new(Source::File, "web");
+            let id = RecordId::new(Source::File, "web");
             catalogue.responses(&id).expect("responses")
         };
         let has_ec2 = |responses: &Responses| responses.routes().any(|(.., route)| route.dialect() == "ec2");
