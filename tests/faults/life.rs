@@ -181,7 +181,8 @@ impl<'a> Life<'a> {
         // The agent refuses until its workers serve again after a takeover that failed.
         let next = eventually(PATIENCE, || self.node.agent(&["--takeover"]))?;
         if let Some(former) = self.agent.replace(next) {
-            former.ended(PATIENCE)?;
+            let (status, said) = former.ended(PATIENCE)?;
+            ensure!(status.success(), "the agent did not hand over, but ended by itself ({status}):\n{said}");
         }
         Ok(())
     }
@@ -195,7 +196,7 @@ impl<'a> Life<'a> {
             [GUEST, OTHER].into_iter().try_for_each(|guest| node.assert_own(guest))
         })
         .context("after the fault")?;
-        self.assert_kept().context("after the fault")?;
+        self.assert_kept().with_context(|| format!("after the fault; the agent's log:\n{}", self.log()))?;
         // All that is acknowledged is on disk once the agent has no trouble and its pause is over.
         eventually(PATIENCE, || {
             let metrics = self.agent()?.metrics()?;
@@ -210,7 +211,11 @@ impl<'a> Life<'a> {
         self.agent = Some(node.agent(&[])?);
         eventually(PATIENCE, || [GUEST, OTHER].into_iter().try_for_each(|guest| node.assert_own(guest)))
             .context("after a crash")?;
-        self.assert_kept().context("after a crash")
+        self.assert_kept().with_context(|| format!("after a crash; the agent's log:\n{}", self.log()))
+    }
+
+    fn log(&self) -> String {
+        self.agent.as_ref().map(Agent::log).unwrap_or_default()
     }
 
     /// What a guest writes is acknowledged before it is on disk, so a crash may follow only afterwards.

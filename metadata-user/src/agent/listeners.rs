@@ -56,7 +56,8 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Listens on the metrics address. Tries for 2 s while the address is in use.
+    /// Listens on the metrics address, unless it does so already: a takeover may fail before the address is closed. Tries
+    /// for 2 s while the address is in use.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -65,7 +66,7 @@ impl Listeners {
         config: &Config,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> anyhow::Result<()> {
-        let Some(addr) = config.metrics else { return Ok(()) };
+        let Some(addr) = config.metrics.filter(|_| self.metrics.1.is_none()) else { return Ok(()) };
         let mut attempts = ATTEMPTS;
         let listener = loop {
             match TcpListener::bind(addr).await {

@@ -249,7 +249,7 @@ mod tests {
     async fn unsupported_versions_are_refused_with_a_remedy() {
         let bench = bench();
         bench.listener.allow();
-        for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, VERSION - 1)] {
+        for (oldest, newest) in [(VERSION + 1, VERSION + 2), (0, OLDEST - 1)] {
             let (_, answer) = bench.hello(oldest, newest).await;
             for part in [
                 format!("versions {OLDEST} to {VERSION} of the takeover protocol"),
