@@ -286,6 +286,7 @@ mod tests {
             identities: 9,
             conflicts: vec![],
             refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
+            shared_uuids: vec![],
             record_memory: RecordMemory { used: (5 << 20) + 1, limit: 512 << 20 },
             shares: vec![
                 Share { limit: "ports".into(), used: 9, most: 16_384, ..Share::default() },
@@ -380,6 +381,7 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
             record: Some("web.yaml".into()),
             vm: Some("web".into()),
             uuid: Some("7c0f".into()),
+            owner: Some("7c0f".into()),
             state: GuestState::Served,
             reason: None,
             slot: Some(4),
