@@ -95,7 +95,7 @@ impl Begun {
             Self::Filler(path) => fs::remove_file(path).context("the filler")?,
             Self::ReadOnly(path) => _ = run(Command::new("mount").args(["-o", "remount,rw"]).arg(path))?,
             // The agent may have ended meanwhile.
-            Self::Limit(process, limit) => _ = prlimit(*process, Resource::Nofile, limit.clone()),
+            Self::Limit(process, limit) => _ = prlimit(*process, Resource::Nofile, *limit),
             Self::Stopped(pid) => _ = signal(*pid, libc::SIGCONT),
             Self::Nothing => {}
         }
