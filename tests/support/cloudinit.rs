@@ -242,12 +242,13 @@ impl CloudInit {
         for (name, text) in RENDER {
             fs::write(state.path().join(name), text)?;
         }
-        fs::write(state.path().join("asked.json"), asked.to_string())?;
+        let questions = state.path().join("asked.json");
+        fs::write(&questions, asked.to_string())?;
         let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
-        command.args([PYTHON, "-S", "-B"]).arg(state.path().join("render.py"));
+        command.args([PYTHON, "-S", "-B"]).arg(state.path().join("render.py")).arg(questions);
         command.env("PYTHONPATH", &self.modules).env("TMPDIR", state.path());
-        command.stdin(fs::File::open(state.path().join("asked.json"))?);
-        let output = command.output().context("cannot run unshare")?;
+        // The devices of this machine do not exist there.
+        let output = Namespace::new("renderers")?.output(&mut command)?;
         let said = String::from_utf8_lossy(&output.stderr);
         if !output.status.success() {
             bail!("rendering ended with {}: {}", output.status, said.trim());

@@ -1,8 +1,8 @@
 """Renders network documents with the unmodified renderers of cloud-init, and prints what the files mean.
 
-    render.py
+    render.py FILE
 
-Reads one JSON document from standard input: {"renderers": [NAME...], "cases": [{"client", "document", "macs"}...]}.
+Reads one JSON document from FILE: {"renderers": [NAME...], "cases": [{"client", "document", "macs"}...]}.
 `client` says how a datasource makes its network configuration of the document that it fetched; `macs` maps the MAC
 of each of the machine's NICs to its name. Prints one line for each case: a list with one outcome for each renderer,
 {"meaning": ...}, {"trouble": TEXT}, or {"is_absent": true} if the release has no such renderer. The first line is cloud-init's version.
@@ -112,7 +112,8 @@ def main():
     util.chownbyname = lambda *_args: None
     net.get_devicelist = lambda: []
     print(json.dumps(version.version_string()), flush=True)
-    asked = json.load(sys.stdin)
+    with open(sys.argv[1], encoding="utf-8") as file:
+        asked = json.load(file)
     for case in asked["cases"]:
         print(json.dumps([outcome(name, case) for name in asked["renderers"]]), flush=True)
 
