@@ -136,7 +136,7 @@ fn instance() -> Instance {
         refused: Some(text()),
         etag: Some(text()),
         generation: None,
-        vm: Some(Vm { name: text(), uuid: text() }),
+        vm: Some(Vm { name: text(), uuid: text(), owner: text() }),
         ports: vec![instances::Port {
             port: text(),
             mac: text(),

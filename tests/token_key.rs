@@ -5,6 +5,7 @@ use metadata_content::dialect::render;
 use metadata_content::http::{Method, Status};
 use metadata_content::record::Record;
 use metadata_content::store::{Interner, Responses};
+use metadata_feed::registry::RecordId;
 use metadata_user::agent::State;
 use metadata_user::config::Config;
 use std::fs::{self, Permissions};
@@ -40,7 +41,7 @@ fn node(key: &Path) -> Result<Responses, String> {
     let (state, _) = State::open(&config).map_err(|error| format!("{error:#}"))?;
     let (mut record, _) = Record::parse("a.json", &Identity::of(0).record(1)).expect("a record");
     record.serve.imdsv2 = metadata_content::record::Imdsv2::Required;
-    Ok(render(&record, &mut Interner::new(), state.vm(&record)))
+    Ok(render(&record, &mut Interner::new(), state.vm(&RecordId::from("vm.json"), &record)))
 }
 
 fn token(node: &Responses) -> Vec<u8> {

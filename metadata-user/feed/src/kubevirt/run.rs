@@ -482,6 +482,7 @@ mod tests {
             synced: false,
             patience: Instant::now() + PATIENCE,
             kept: None,
+            saves: SaveQueue::default(),
             keep_at: None,
             translating: None,
             volumes: Arc::new(VolumeCache::new(Volumes::new("/nowhere"))),
