@@ -15,7 +15,7 @@ use metadata_content::source::Source;
 use metadata_control::instances::{self, Instance, Name, Problem, Vm};
 use metadata_control::status::{
     ApiServer, Guest, GuestState, GuestWay, InstanceState, IssuerState, Port, PortState, Proxmox,
-    RecentWarning, Refused, Shadowed, Status, Unanswered, Unread, Worker,
+    RecentWarning, Refused, Shadowed, SharedUuid, Status, Unanswered, Unread, Worker,
 };
 use metadata_control::top::{Dropped, SeenRequest, Top, VmPage, VmRow};
 use metadata_control::trace::wire::{self, Line};
@@ -82,6 +82,7 @@ fn status() -> Status {
         }],
         conflicts: vec![text()],
         refused: vec![Refused { record: text(), reason: text() }],
+        shared_uuids: vec![SharedUuid { uuid: text(), records: vec![text()], unlisted: 1 }],
         shadowed: vec![Shadowed { record: text(), by: text() }],
         api_server: Some(ApiServer {
             failing: Some(Unanswered { since: 1.0, kind: text(), reason: text() }),
@@ -112,6 +113,7 @@ fn guest() -> Guest {
         record: some(),
         vm: some(),
         uuid: some(),
+        owner: some(),
         state: GuestState::Unbound,
         reason: some(),
         slot: None,
