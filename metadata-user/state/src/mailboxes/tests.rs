@@ -346,7 +346,7 @@ fn vms_of_one_uuid_share_nothing_in_memory_and_on_disk() {
     let room = tempfile::tempdir().expect("a directory");
     let (a, b) = (Owner::kubevirt("a", "test", "1"), Owner::kubevirt("b", "test", "2"));
     let records = [owned(Some(a)), owned(Some(b)), owned(Some(Owner::proxmox("c", 1, "2"))), owned(None)];
-    let (mailboxes, _saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     let [victim, others @ ..] =
         &records.each_ref().map(|record| mailboxes.for_record(Source::Api, "x", record));
     fill(victim);
@@ -355,7 +355,7 @@ fn vms_of_one_uuid_share_nothing_in_memory_and_on_disk() {
         assert!(!Arc::ptr_eq(other.account(), victim.account()), "one account");
         other.set_attribute("ns", "key", other.vm().as_bytes()).expect("small");
     }
-    mailboxes.save_all();
+    saves.flush();
     let files = names(room.path());
     assert_eq!(files.len(), 4);
     assert!(files.contains(&format!("{UUID}.json")), "{files:?}");
@@ -380,9 +380,9 @@ fn vms_of_one_uuid_share_nothing_in_memory_and_on_disk() {
 fn a_file_of_another_owner_is_set_aside() {
     let room = tempfile::tempdir().expect("a directory");
     let (a, b) = (Owner::kubevirt("a", "test", "1"), Owner::kubevirt("b", "test", "2"));
-    let (mailboxes, _saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     fill(&mailboxes.get(&a));
-    mailboxes.save_all();
+    saves.flush();
     let [file] = &names(room.path())[..] else { panic!("one file") };
     for (owner, moved) in [(&b, format!("{}.json", stem(b.as_str()))), (&uuid(), format!("{UUID}.json"))] {
         fs::copy(room.path().join(file), room.path().join(&moved)).expect("copied");
@@ -396,9 +396,9 @@ fn a_file_of_another_owner_is_set_aside() {
 /// What an earlier release kept by UUID, and which records had the UUID.
 fn former(records: &[(Source, &str)]) -> (tempfile::TempDir, FormerRecords) {
     let room = tempfile::tempdir().expect("a directory");
-    let (mailboxes, _saves) = open(room.path());
+    let (mailboxes, saves) = open(room.path());
     fill(&mailboxes.get(&uuid()));
-    mailboxes.save_all();
+    saves.flush();
     let mut former = FormerRecords::default();
     for (source, key) in records {
         former.note(UUID, *source, key);
@@ -429,7 +429,7 @@ fn what_an_earlier_release_kept_by_uuid_goes_to_the_one_record_that_had_it() {
         // With and without an earlier agent that runs until this one takes over.
         for takes_over in [false, true] {
             let (room, former) = former(had);
-            let (mailboxes, _saves) = open(room.path());
+            let (mailboxes, saves) = open(room.path());
             mailboxes.set_former(former);
             let mailbox = if takes_over {
                 let before = names(room.path());
@@ -451,7 +451,7 @@ fn what_an_earlier_release_kept_by_uuid_goes_to_the_one_record_that_had_it() {
                 mailbox.note_record("web", Some("secret"));
                 assert!(mailbox.password_taken(), "{case}: a password that was taken comes back");
                 mailbox.set_attribute("ns", "late", b"v").expect("small");
-                mailboxes.save_all();
+                saves.flush();
                 let again = open(room.path()).0.get(&record.owner());
                 assert_eq!(again.attribute("ns", "late").as_deref(), Some(b"v".as_slice()), "{case}");
                 again.note_record("web", Some("secret"));
