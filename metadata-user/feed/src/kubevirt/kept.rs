@@ -63,7 +63,9 @@ mod tests {
 
     fn vmis() -> Vec<Vmi> {
         let vmi = include_bytes!("translate/fixtures/vmi.json");
-        let first = Vmi::read(vmi).expect("a VMI");
+        let mut first = Vmi::read(vmi).expect("a VMI");
+        // Release 0.1.0 did not keep owner references. It ignores them, so they need no version of their own.
+        first.metadata.owner_references = None;
         let mut second = first.clone();
         second.metadata.name = "web-2".into();
         vec![first, second]
