@@ -431,7 +431,9 @@ impl Run {
 
 #[cfg(test)]
 mod tests {
-    use super::{Core, Instant, Launchers, PATIENCE, PodEvent, PodUid, PodsError, Publisher, Reports, Run};
+    use super::{
+        Core, Instant, Launchers, PATIENCE, PodEvent, PodUid, PodsError, Publisher, Reports, Run, SaveQueue,
+    };
     use crate::FeedEvent;
     use crate::kubevirt::core::Origin;
     use crate::kubevirt::translate::Files;
