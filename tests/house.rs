@@ -21,7 +21,7 @@ const FAMILIES: [(&str, &[&str]); 2] =
 /// The one place that parses YAML and JSON that others wrote, under a budget.
 const PARSER: &str = "content/src/parser.rs";
 /// Other places that parse JSON or XML, and why their input is no tenant's, or is bounded there.
-const OTHER_PARSERS: [(&str, &str); 17] = [
+const OTHER_PARSERS: [(&str, &str); 18] = [
     (
         "content/src/dialect/document.rs",
         "documents that the agent rendered itself; long strings are not in them",
@@ -40,6 +40,7 @@ const OTHER_PARSERS: [(&str, &str); 17] = [
     ("signer/src/wire.rs", "the agent's packets to its signer, with a limit of bytes"),
     ("src/agent/handover/wire.rs", "lines of the agent that takes over, with a limit of bytes"),
     ("src/agent/shelf.rs", "the agent's own files; the record in them goes through the parser"),
+    ("src/verbs/doctor/gather/room.rs", "the agent's status, read by its verb"),
     ("src/verbs/trace/mod.rs", "lines of the agent, read by its verbs"),
     ("src/verbs/which.rs", "answers of the agent, read by its verbs"),
     ("state/src/asked.rs", "the agent's own file, with a limit of bytes for each line"),

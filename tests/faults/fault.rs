@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use support::netns::run;
+use support::objects::detach_pinned;
 use support::process::signal;
 
 use crate::node::Node;
@@ -29,13 +30,15 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    /// The faults that the agent survives today.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::FullDisk, Self::ReadOnlyDisk, Self::NoDescriptors, Self::Stopped];
-    /// The faults of the kernel's side: add them to [`Fault::ALL`] once the agent compares links, programs and pins with
-    /// what it holds.
-    #[expect(dead_code, reason = "the agent does not repair these yet")]
-    pub(crate) const OF_THE_KERNELS_SIDE: [Self; 2] = [Self::ReadOnlyBpffs, Self::DetachedLinks];
+    /// All faults.
+    pub(crate) const ALL: [Self; 6] = [
+        Self::FullDisk,
+        Self::ReadOnlyDisk,
+        Self::NoDescriptors,
+        Self::Stopped,
+        Self::ReadOnlyBpffs,
+        Self::DetachedLinks,
+    ];
 
     /// Whether guests are answered while it lasts.
     pub(crate) fn answers(self) -> bool {
@@ -67,9 +70,9 @@ impl Fault {
             Self::DetachedLinks => {
                 for link in node.bpffs.port_links() {
                     let path = node.bpffs.pins().join("v1/links").join(link);
-                    run(Command::new("bpftool").args(["link", "detach", "pinned"]).arg(path))?;
+                    detach_pinned(&path)?;
                 }
-                Begun::Nothing
+                Begun::Detached(pid)
             }
         })
     }
@@ -86,7 +89,7 @@ pub(crate) enum Begun {
     ReadOnly(PathBuf),
     Limit(Option<Pid>, Rlimit),
     Stopped(u32),
-    Nothing,
+    Detached(u32),
 }
 
 impl Begun {
@@ -97,7 +100,8 @@ impl Begun {
             // The agent may have ended meanwhile.
             Self::Limit(process, limit) => _ = prlimit(*process, Resource::Nofile, *limit),
             Self::Stopped(pid) => _ = signal(*pid, libc::SIGCONT),
-            Self::Nothing => {}
+            // Begins a comparison at once, instead of within a minute.
+            Self::Detached(pid) => _ = signal(*pid, libc::SIGHUP),
         }
         Ok(())
     }

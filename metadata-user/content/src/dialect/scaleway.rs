@@ -1,5 +1,5 @@
-//! Scaleway, at its own addresses: a document in shell syntax or JSON, user-data and vendor-data for root only, and a state that the
-//! guest sets.
+//! Scaleway, at its own addresses: a document in shell syntax or JSON, user-data and vendor-data for root only, and a
+//! state that the guest sets.
 //!
 //! A source port below 1024 proves root. cloud-init (`DataSourceScaleway.py`) requests both payloads from port 1, one
 //! right after the other. So the server closes the connection: TIME-WAIT on the guest's side would block the port.
@@ -40,8 +40,18 @@ const FIRST_OPEN_PORT: u16 = 1_024;
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.at(Host::Scaleway);
     sheet.text("/", "api-metadata\n");
-    let once = addresses_of_old(record).to_string().into_bytes();
-    let conf = Conf { response: sheet.json(&conf(record)), old: sheet.octets(once) };
+    let (mut document, old) = (conf(record), addresses_of_old(record));
+    let json = sheet.json(&document);
+    let once = sheet.octets(old.to_string().into_bytes());
+    if let (Value::Object(members), Value::Object(old)) = (&mut document, old) {
+        members.extend(old);
+    }
+    let mut shell = String::new();
+    for (name, value) in document.as_object().into_iter().flatten() {
+        assign(&shell_name(name), value, &mut shell);
+    }
+    let shell = sheet.octets(shell);
+    let conf = Conf { response: json, old: once, shell: sheet.found(TEXT, shell) };
     sheet.live("/conf", Methods::READ, &[], conf);
     for (path, payload) in [("/user_data", &record.user_data), ("/vendor_data", &record.vendor_data)] {
         let response = response(payload.as_ref(), sheet).and_close();
@@ -62,25 +72,21 @@ struct Conf {
     response: Response,
     /// Object with the old members.
     old: Bytes,
+    /// All members in shell syntax.
+    shell: Response,
 }
 
 impl Live for Conf {
     fn answer(&self, call: &Call<'_>) -> Outcome {
+        let mut query = form_urlencoded::parse(call.request.target.query.as_bytes());
+        if !query.any(|(name, value)| name == "format" && value.eq_ignore_ascii_case("json")) {
+            return self.shell.clone().into();
+        }
         let is_cloud_init = client::cloud_init(call.request).is_some();
         let old = if is_cloud_init { Bytes::from_static(NO_OLD_ADDRESSES) } else { self.old.clone() };
         let document = self.response.body().to_bytes();
         let parts = [old.slice(..old.len() - 1), Bytes::from_static(b","), document.slice(1..)];
-        let body = Body::join(parts);
-        let mut query = form_urlencoded::parse(call.request.target.query.as_bytes());
-        if query.any(|(name, value)| name == "format" && value.eq_ignore_ascii_case("json")) {
-            return Response::new(Status(200), Some(JSON), &[], body).into();
-        }
-        let document: Value = serde_json::from_slice(&body.to_bytes()).unwrap_or_default();
-        let mut text = String::new();
-        for (name, value) in document.as_object().into_iter().flatten() {
-            assign(&shell_name(name), value, &mut text);
-        }
-        Response::new(Status(200), Some(TEXT), &[], text).into()
+        Response::new(Status(200), Some(JSON), &[], Body::join(parts)).into()
     }
 
     fn about(&self) -> &'static str {

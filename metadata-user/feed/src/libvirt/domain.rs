@@ -4,7 +4,7 @@ use metadata_common::mac::Mac;
 use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 
-use super::{LibvirtError, NAMESPACE, XML_NODES, XML_OCTETS, instance};
+use super::{LibvirtError, NAMESPACE, XML_NAMESPACES, XML_NODES, XML_OCTETS, instance};
 use crate::part::{Firmware, label, stamp};
 use metadata_base::port::is_ifname;
 use metadata_content::record::values::is_uuid;
@@ -160,6 +160,10 @@ fn text(octets: &[u8]) -> Result<&str, LibvirtError> {
 
 /// Parses without document types, so that only XML's five predefined entities exist.
 fn document(text: &str) -> Result<Document<'_>, LibvirtError> {
+    // The parser copies the namespaces in scope for each element that declares one.
+    if text.matches("xmlns").take(XML_NAMESPACES + 1).count() > XML_NAMESPACES {
+        return Err(xml(format_args!("at most {XML_NAMESPACES} namespaces"), "more"));
+    }
     let options = ParsingOptions { allow_dtd: false, nodes_limit: XML_NODES, ..ParsingOptions::default() };
     Document::parse_with_options(text, options)
         .map_err(|error| xml("a well-formed document without a document type", error))

@@ -50,6 +50,9 @@ pub const XML_OCTETS: usize = 8 << 20;
 /// Most elements, texts and comments in the XML; a domain with hundreds of devices has about ten thousand.
 pub const XML_NODES: u32 = 1 << 18;
 
+/// Most mentions of `xmlns` in the XML; libvirt's own documents have fewer than ten.
+pub const XML_NAMESPACES: usize = 256;
+
 /// Why a domain gets no record.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum LibvirtError {

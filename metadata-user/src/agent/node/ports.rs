@@ -283,6 +283,8 @@ impl NodePorts {
     /// Prepares a new port, so that identities can be bound on it before it is attached. An error is left to the attempt
     /// to attach it, which has the same.
     fn prepare(&mut self, port: &PortName) -> bool {
+        // Steering detaches renamed devices, so identities may be bound on a port that is not attached.
+        self.bindings.unbind_on(&mut self.steering, port, |_| true);
         self.steering.prepare(port).unwrap_or_else(|error| {
             debug!(%port, "its guests are bound once it is attached: {error}");
             false
