@@ -246,7 +246,7 @@ impl Pod<'_> {
         self.node.kubelet.write(&self.uid, Plugin::Secret, volume, keys)
     }
 
-    /// Writes the Secret of [`user_data`].
+    /// Writes the Secret of the user-data.
     pub(super) fn user_data(&self, text: &[u8]) -> Result<()> {
         self.secret("ci-udata", &[(USER_DATA, text)])
     }
