@@ -45,13 +45,13 @@ fn node(key: &Path) -> Result<Responses, String> {
 }
 
 fn token(node: &Responses) -> Vec<u8> {
-    let answer = Question::get(TOKEN_PATH).by(Method::Put).with(TTL, "300").ask(node);
+    let answer = Question::get(TOKEN_PATH).by(Method::Put).with(TTL, "300").now().ask(node);
     assert_eq!(answer.status(), Status(200));
     answer.body().to_bytes().to_vec()
 }
 
 fn accepts(node: &Responses, token: &[u8]) -> bool {
-    let answer = Question::get("/latest/meta-data/instance-id").with(TOKEN, token).ask(node);
+    let answer = Question::get("/latest/meta-data/instance-id").with(TOKEN, token).now().ask(node);
     match answer.status() {
         Status(200) => true,
         Status(401) => false,

@@ -1,6 +1,7 @@
 //! Requests to a VM's [`Responses`] without a connection.
 
 use std::net::IpAddr;
+use std::time::SystemTime;
 
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
@@ -29,6 +30,8 @@ pub struct Question {
     pub fields: Vec<(String, Vec<u8>)>,
     /// The body.
     pub body: Vec<u8>,
+    /// The time, in seconds since 1970.
+    pub unix_seconds: u64,
 }
 
 impl Question {
@@ -37,7 +40,8 @@ impl Question {
     pub fn get(target: impl Into<String>) -> Self {
         let to = (IpAddr::V4(addresses::METADATA), 80);
         let target = target.into();
-        Self { method: Method::Get, target, to, source_port: 40_000, fields: Vec::new(), body: Vec::new() }
+        let (fields, body) = (Vec::new(), Vec::new());
+        Self { method: Method::Get, target, to, source_port: 40_000, fields, body, unix_seconds: NOW_UNIX }
     }
 
     /// The destination host.
@@ -50,6 +54,13 @@ impl Question {
     #[must_use]
     pub fn by(self, method: Method) -> Self {
         Self { method, ..self }
+    }
+
+    /// Asks at this machine's time, for what other programs have made now.
+    #[must_use]
+    pub fn now(self) -> Self {
+        let since = SystemTime::UNIX_EPOCH.elapsed().expect("a clock after 1970");
+        Self { unix_seconds: since.as_secs(), ..self }
     }
 
     /// Changes the host, and the source port as that host requires.
@@ -117,7 +128,7 @@ impl Question {
         let request = Request { method: self.method, target: target.target(), headers, body: &self.body };
         let remote = "10.0.2.15".parse().expect("an address");
         let connection = Connection { slot: 0, local: self.to, remote: (remote, self.source_port) };
-        let mut now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };
+        let mut now = Now { mono: std::time::Duration::ZERO, unix_seconds: self.unix_seconds };
         let parked = match answer(now, &connection, &request, None) {
             Outcome::Ready(response) | Outcome::Changed(response) => return response,
             Outcome::Park(parked) => parked,

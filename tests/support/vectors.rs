@@ -268,11 +268,11 @@ impl Vector {
         let given = self.h.iter().filter(|(_, value)| !value.starts_with("${"));
         Ok(Question {
             method: Method::from_token(method),
-            target: target.to_owned(),
             to: (self.to(), self.port.unwrap_or(80)),
             source_port: self.sp.unwrap_or(40_000),
             fields: given.map(|(name, value)| (name.clone(), value.clone().into_bytes())).collect(),
             body: self.b.clone().unwrap_or_default().into_bytes(),
+            ..Question::get(target)
         })
     }
 

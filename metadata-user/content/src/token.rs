@@ -113,7 +113,9 @@ impl Keys {
     /// Returns the former key while tokens that it signed may still be valid.
     fn overlapping(&self, kind: Kind, now_unix: u64) -> Option<&Key> {
         let age = now_unix.saturating_sub(self.since_unix);
-        self.previous.as_ref().filter(|_| age < u64::from(kind.longest_ttl_seconds()))
+        self.previous
+            .as_ref()
+            .filter(|_| age < u64::from(kind.longest_ttl_seconds()) && !self.is_ahead(now_unix))
     }
 
     /// Returns whether the current key is at least as old as the larger of `age` and [`SHORTEST_ROTATION`], or was made
