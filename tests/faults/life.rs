@@ -35,7 +35,7 @@ pub(crate) enum Point {
     Attribute,
     /// A guest posts a password, and confirms its one-shot password.
     Password,
-    /// The record of the VM is removed, and comes again.
+    /// The VM's record is removed and then registered again.
     Removed,
     /// Another agent takes over.
     TakenOver,

@@ -1,4 +1,4 @@
-//! What the agent of a KubeVirt node keeps on disk.
+//! Files that the agent writes on a KubeVirt node, and that they contain no secret.
 
 use std::fs;
 use std::path::Path;

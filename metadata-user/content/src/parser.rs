@@ -32,7 +32,7 @@ pub const ALIAS_BYTES: usize = 256 << 10;
 /// Most lists and mappings inside each other. The parsers recurse once for each.
 pub const DEPTH: usize = 64;
 
-/// Events of a stream beside those of its nodes: start and end, of the stream and of its document.
+/// The four parser events that are not nodes: start and end of the stream, and of its one document.
 const STREAM_EVENTS: usize = 8;
 
 /// Syntax of a text.

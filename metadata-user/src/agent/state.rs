@@ -256,7 +256,7 @@ impl State {
         self.saves.unsaved(StateFile::is_of_guest)
     }
 
-    /// Queues the dialects that guests have asked for, if a guest has asked for another one since.
+    /// Queues a write of the list of dialects that guests have used, if the list has grown since the last write.
     fn save_asked(&self) {
         let Some((path, queued)) = &self.asked else { return };
         let asked = self.mailboxes.asked();

@@ -102,7 +102,7 @@ pub(super) struct HubLink {
 pub(super) struct Checks {
     /// When the present or last round began.
     begun: Option<Instant>,
-    /// The last port checked in the present round, if the round is not complete.
+    /// The port that was checked last; `None` between two rounds.
     last: Option<PortName>,
     /// When the last round ended.
     completed: Option<Instant>,

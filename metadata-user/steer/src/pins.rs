@@ -476,7 +476,7 @@ impl PinsError {
 /// What [`release`] removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Released {
-    /// Links unpinned. Their programs are off their devices unless an agent runs.
+    /// Number of links whose pins were removed. If an agent runs, it holds them, and their programs stay attached.
     pub links: usize,
     /// Maps unpinned.
     pub maps: usize,

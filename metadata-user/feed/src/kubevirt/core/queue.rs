@@ -1,8 +1,8 @@
 //! Which VMI is translated next.
 //!
 //! Namespaces take turns, and within one its VMIs. Changes of a VMI that arrive while it waits cost nothing more. After
-//! each translation a VMI rests for ten times as long as that took, so that however often its owner changes it, it
-//! takes at most an eleventh of the translator's time.
+//! each translation a VMI waits ten times as long as the translation took. So it uses at most an eleventh of the
+//! translator's time, however often its owner changes it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
