@@ -49,11 +49,17 @@ fn an_agent_starts_with_the_state_of_every_release() {
         for (format, file) in files() {
             write(&state(&file), &golden::of_release(format, &release).octets);
         }
-        let key = std::fs::read(state("token.key")).expect("a key");
+        let current = |text: &[u8]| -> String {
+            let keys: serde_json::Value = serde_json::from_slice(text).expect("token keys");
+            keys["current"].as_str().expect("a key").to_owned()
+        };
+        let key = current(&std::fs::read(state("token.key")).expect("a file of keys"));
         let agent = start(&node).expect("it starts");
         assert!(agent.eventually_logs("serving from the snapshot"), "{release}: {}", agent.log());
         assert!(agent.stop().expect("stopped").success(), "{release}");
-        assert_eq!(std::fs::read(state("token.key")).expect("a key"), key, "{release}");
+        // Tokens of that key stay valid. The sample is older than `rotate_token_key_days`, so it may become the former.
+        let keys = std::fs::read_to_string(state("token.key")).expect("a file of keys");
+        assert!(keys.contains(&key), "{release}: the key is gone from {keys}");
     }
 }
 

@@ -245,21 +245,25 @@ fn closed_at_once(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Payload after a missing first octet is dropped.
+/// Payload after a missing first byte is dropped.
 fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
+    const COUNT: u64 = 500;
+    // 16 bits of a SYN cookie cover the guest's sequence number, so one segment in 65,536 counts as a first one.
+    const BY_CHANCE: u64 = 3;
     let early = gauge(agent, "dropped_early_total")?;
-    let mut mob = Mob::open(station, SERVICE, 500)?;
+    let mut mob = Mob::open(station, SERVICE, COUNT as usize)?;
     for talk in &mob.talks {
         let ahead = Segment { seq: talk.seq.wrapping_add(1), ..talk.ack() };
         mob.transmit(&ahead.with(b"ET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n"))?;
     }
     eventually(COUNTED, || {
         let early = gauge(agent, "dropped_early_total")? - early;
-        ensure!(early >= 500, "{early} segments were dropped as early");
+        ensure!(early >= COUNT - BY_CHANCE, "{early} segments were dropped as early");
         Ok(())
     })?;
     mob.listen(Duration::from_millis(500), true)?;
-    ensure!(mob.talks.iter().all(|talk| talk.received.is_empty()), "something was answered");
+    let answered = mob.talks.iter().filter(|talk| !talk.received.is_empty()).count() as u64;
+    ensure!(answered <= BY_CHANCE, "{answered} connections were answered");
     mob.leave()
 }
 
