@@ -120,7 +120,7 @@ impl<'a> Sheet<'a> {
         if let Some((_, response)) = self.payloads.iter().find(|(known, _)| is_this(known)) {
             return response.clone();
         }
-        let shared = self.interner.kept_octets(octets.clone());
+        let shared = self.interner.payload(octets.clone());
         let response = self.found(OCTETS, shared);
         self.payloads.push((octets, response.clone()));
         response

@@ -38,6 +38,9 @@ impl Notation {
 #[derive(Default)]
 pub struct Interner {
     octets: HashSet<Bytes>,
+    /// Payloads of records, until the next sweep. Two interners that held a payload for as long as somebody else does
+    /// would hold it for each other, for ever.
+    payloads: HashSet<Bytes>,
     /// Texts among `octets` with their encoded form, by notation.
     written: [HashMap<Bytes, Bytes>; Notation::COUNT],
     responses: HashSet<Response>,
@@ -73,16 +76,16 @@ impl Interner {
     /// a larger buffer that `octets` is part of.
     #[must_use]
     pub fn octets(&mut self, octets: Bytes) -> Bytes {
-        if let Some(known) = self.octets.get(&octets) {
-            return known.clone();
+        match self.known(&octets) {
+            Some(known) => known.clone(),
+            None => self.share(Bytes::copy_from_slice(&octets)),
         }
-        self.share(Bytes::copy_from_slice(&octets))
     }
 
     /// Like [`octets`](Self::octets), for borrowed octets.
     #[must_use]
     pub fn copy_of(&mut self, octets: &[u8]) -> Bytes {
-        match self.octets.get(octets) {
+        match self.known(octets) {
             Some(known) => known.clone(),
             None => self.share(Bytes::copy_from_slice(octets)),
         }
@@ -91,10 +94,26 @@ impl Interner {
     /// Like [`octets`](Self::octets), for octets that their owner keeps alive anyway: does not copy new ones.
     #[must_use]
     pub fn kept_octets(&mut self, octets: Bytes) -> Bytes {
-        match self.octets.get(&octets) {
+        match self.known(&octets) {
             Some(known) => known.clone(),
             None => self.share(octets),
         }
+    }
+
+    /// Returns the shared copy of a payload that its record keeps alive. Records share equal payloads themselves, so a
+    /// new one is held only until the next sweep.
+    #[must_use]
+    pub(crate) fn payload(&mut self, payload: Bytes) -> Bytes {
+        if let Some(known) = self.known(&payload) {
+            return known.clone();
+        }
+        self.make_room(0);
+        self.payloads.insert(payload.clone());
+        payload
+    }
+
+    fn known(&self, octets: &[u8]) -> Option<&Bytes> {
+        self.octets.get(octets).or_else(|| self.payloads.get(octets))
     }
 
     fn share(&mut self, octets: Bytes) -> Bytes {
@@ -115,7 +134,7 @@ impl Interner {
         if let Some(known) = self.written[notation as usize].get(text.as_bytes()) {
             return known.clone();
         }
-        let Some(text) = self.octets.get(text.as_bytes()).cloned() else {
+        let Some(text) = self.known(text.as_bytes()).cloned() else {
             return self.octets(write().into());
         };
         let written = Bytes::from(write().into_boxed_slice());
@@ -161,7 +180,7 @@ impl Interner {
     fn keep(&mut self, head: Arc<Head>, body: &Body) -> Response {
         // Most bodies belong to one VM. An entry for each would cost more memory than it saves.
         let body = match body {
-            Body::One(body) => match self.octets.get(body) {
+            Body::One(body) => match self.known(body) {
                 Some(known) => known.clone().into(),
                 None => Bytes::copy_from_slice(body).into(),
             },
@@ -209,13 +228,14 @@ impl Interner {
         responses
     }
 
-    /// Drops every entry that is not referenced elsewhere.
+    /// Drops every entry that is not referenced elsewhere, and all payloads.
     pub fn sweep(&mut self) {
         self.terms.retain(|terms| Arc::strong_count(terms) > 1);
         self.hashes.retain(|hashes| Arc::strong_count(hashes) > 1);
         self.responses.retain(|response| !response.is_unique());
         self.found.retain(|_, head| Arc::strong_count(head) > 1);
         self.heads.retain(|head| Arc::strong_count(head) > 1);
+        self.payloads.clear();
         // `written` holds references into `octets`, so it comes first.
         self.written.iter_mut().for_each(|written| written.retain(|_, written| !written.is_unique()));
         self.octets.retain(|octets| !octets.is_unique());
@@ -234,7 +254,13 @@ impl Interner {
     pub fn len(&self) -> usize {
         let written: usize = self.written.iter().map(HashMap::len).sum();
         let heads = self.found.len() + self.heads.len();
-        self.octets.len() + written + self.responses.len() + heads + self.terms.len() + self.hashes.len()
+        self.octets.len()
+            + self.payloads.len()
+            + written
+            + self.responses.len()
+            + heads
+            + self.terms.len()
+            + self.hashes.len()
     }
 
     /// Returns whether there are no entries.
