@@ -140,6 +140,8 @@ struct Known {
     instances: BTreeMap<PodUid, Instance>,
     /// Pods that it names and that are another VMI's.
     contested: BTreeSet<PodUid>,
+    /// A version was refused under the VMI's key, and not by one of its instances.
+    is_refused: bool,
 }
 
 impl Origin {
@@ -231,8 +233,9 @@ impl Core {
         }
         let octets = vmi.octets();
         if let Err(error) = self.shares.bytes.replace(&tenant, former.unwrap_or_default(), octets) {
-            if former.is_none() {
-                self.shares.vmis.release(&tenant, 1);
+            match self.vmis.get_mut(&key) {
+                Some(known) => known.is_refused = true,
+                None => self.shares.vmis.release(&tenant, 1),
             }
             let reason = format!(
                 "the VMI has {octets} bytes, which is too much for this node: {error}; a version that is served stays. \
@@ -249,6 +252,7 @@ impl Core {
             lost_at: None,
             instances: BTreeMap::new(),
             contested: BTreeSet::new(),
+            is_refused: false,
         });
         if *known.vmi != vmi {
             self.changed = true;
@@ -264,6 +268,9 @@ impl Core {
 
     /// Reports a VMI that cannot be decoded. Its last published state stays.
     pub fn unreadable(&mut self, key: &str, error: &VmiError) {
+        if let Some(known) = self.vmis.get_mut(key) {
+            known.is_refused = true;
+        }
         self.emit(FeedEvent::Rejected {
             key: key.to_owned(),
             error: FeedError::Vm { reason: error.to_string() },
@@ -435,6 +442,9 @@ impl Core {
         }
         if let Some(known) = self.vmis.get_mut(key) {
             known.contested.retain(|uid| pods.contains(uid));
+            if known.contested.is_empty() {
+                self.retract(key);
+            }
         }
         pods.iter().for_each(|uid| self.refresh(key, uid, now));
     }
@@ -448,6 +458,7 @@ impl Core {
             return false;
         };
         if known.contested.insert(uid.clone()) {
+            known.is_refused = true;
             let reason = format!("pod `{uid}` already belongs to the VMI {holder}");
             let (key, error) = (key.to_owned(), FeedError::Vm { reason });
             self.actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
@@ -608,10 +619,22 @@ impl Core {
         self.actions.extend(instance.complain(&known.vmi, now >= due));
     }
 
+    /// Takes back that a version was refused under the VMI's key.
+    fn retract(&mut self, key: &str) {
+        let Some(known) = self.vmis.get_mut(key) else { return };
+        if std::mem::take(&mut known.is_refused) {
+            let instance = known.instances.values().find(|instance| instance.key == key);
+            let event =
+                instance.map_or_else(|| FeedEvent::Remove { key: key.to_owned() }, Instance::published);
+            self.emit(event);
+        }
+    }
+
     fn drop_vmi(&mut self, key: &str) {
         let Some(known) = self.vmis.get(key) else { return };
         let uids: Vec<_> = known.instances.keys().cloned().collect();
         uids.iter().for_each(|uid| self.remove_instance(key, uid));
+        self.retract(key);
         let Some(known) = self.vmis.remove(key) else { return };
         self.changed = true;
         self.shares.vmis.release(&known.tenant, 1);

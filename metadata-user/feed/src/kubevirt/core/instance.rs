@@ -171,6 +171,17 @@ impl Instance {
         }
     }
 
+    /// The event that was published last. Publishing it again clears what was refused meanwhile.
+    pub(super) fn published(&self) -> FeedEvent {
+        let key = self.key.clone();
+        match (&self.complaint, &self.record) {
+            (Some(reason), _) => FeedEvent::Rejected { key, error: FeedError::Vm { reason: reason.clone() } },
+            (None, Some(record)) => FeedEvent::Upsert { key, record: Arc::clone(record) },
+            (None, None) if self.expected.is_empty() => FeedEvent::Remove { key },
+            (None, None) => FeedEvent::Expect { key, identities: self.expected.clone() },
+        }
+    }
+
     /// Publishes problems that changed, or that none are left. Problems that may pass by themselves count only if `all`
     /// is set.
     pub(super) fn complain(&mut self, vmi: &Vmi, all: bool) -> Vec<Action> {
@@ -183,12 +194,7 @@ impl Instance {
             actions.push(Action::Publish(FeedEvent::Rejected { key, error }));
             self.complaint = Some(text.clone());
         } else if text.is_empty() && self.complaint.take().is_some() {
-            // Publishing the same state again clears the complaint.
-            actions.push(Action::Publish(match &self.record {
-                Some(record) => FeedEvent::Upsert { key, record: Arc::clone(record) },
-                None if self.expected.is_empty() => FeedEvent::Remove { key },
-                None => FeedEvent::Expect { key, identities: self.expected.clone() },
-            }));
+            actions.push(Action::Publish(self.published()));
         }
         actions.extend(self.report(vmi, text).map(Action::Report));
         actions

@@ -189,3 +189,31 @@ fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
     assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
 }
+
+#[test]
+fn a_refusal_ends_with_what_was_refused() {
+    let mut story = Story::begin();
+    let large = || {
+        let mut vmi = vmi(&["p"]);
+        vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_OCTETS)});
+        vmi
+    };
+    story.apply(Origin::Here, vmi(&["p"]));
+    story.found("p");
+    assert_eq!(story.apply(Origin::Here, large()), ["!shop/web"]);
+    assert_eq!(story.apply(Origin::Here, vmi(&["p"])), ["+shop/web 101"], "the version before is back");
+    let rival = |pod: &str| {
+        let mut rival = named("rival");
+        rival["status"]["activePods"] = json!({pod: "here"});
+        rival
+    };
+    let lose = |story: &mut Story| {
+        story.core.gone(Origin::Here, "shop/rival", story.now);
+        story.actions()
+    };
+    assert_eq!(story.apply(Origin::Here, rival("p")), ["!shop/rival"]);
+    assert_eq!(lose(&mut story), ["-shop/rival"], "the VMI is deleted");
+    assert_eq!(story.apply(Origin::Here, rival("p")), ["!shop/rival"]);
+    assert_eq!(story.apply(Origin::Here, rival("q")), ["-shop/rival", "watch q"], "it names its own pod");
+    assert_eq!(lose(&mut story), ["leave q"]);
+}
