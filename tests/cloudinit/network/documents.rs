@@ -9,6 +9,9 @@ use metadata_content::store::{Host, Interner, Responses, Vm};
 use serde_json::Value;
 use support::question::Question;
 
+/// Asks for a path below the document's.
+type Ask<'a> = &'a dyn Fn(&str) -> String;
+
 /// One network document.
 pub(super) struct Document {
     pub(super) name: &'static str,
@@ -27,8 +30,8 @@ pub(super) struct Document {
     has_user_agent: bool,
     /// Header fields of the request.
     fields: &'static [(&'static str, &'static str)],
-    /// Makes the document of the answers. The function given asks for a path below the document's.
-    get: fn(&dyn Fn(&str) -> String) -> String,
+    /// Makes the document of the answers.
+    get: fn(Ask<'_>) -> String,
 }
 
 const PLAIN: Document = Document {
@@ -149,7 +152,7 @@ pub(super) const DOCUMENTS: [Document; 15] = [
 ];
 
 /// Returns the files below the document's path, as an object from path to text.
-fn tree(ask: &dyn Fn(&str) -> String) -> String {
+fn tree(ask: Ask<'_>) -> String {
     let mut files = serde_json::Map::new();
     let mut directories = vec![String::new()];
     while let Some(directory) = directories.pop() {
