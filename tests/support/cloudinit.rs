@@ -23,6 +23,8 @@ use std::sync::OnceLock;
 pub const CHECKOUT: &str = shell::variables::CLOUD_INIT;
 /// Limit for one crawl. A crawl without faults takes about a second.
 pub const PATIENCE_SECONDS: u32 = 90;
+/// Limit for the rendering of all documents by one release. It takes ten seconds on an idle machine.
+const RENDERING_SECONDS: u32 = 300;
 /// The interpreter for which the packages were built. Another version, earlier in PATH, would not load their modules.
 const PYTHON: &str = "/usr/bin/python3";
 /// Directory of the Python modules in Debian's packages.
@@ -233,6 +235,15 @@ impl CloudInit {
         Ok(Self { modules, is_newer: false })
     }
 
+    /// cloud-init's version, as it prints it.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn version(&self) -> Result<String> {
+        let nothing = serde_json::json!({ "renderers": [], "cases": [] });
+        Ok(self.render(&nothing)?.version)
+    }
+
     /// Renders network documents and reads what comes out, as `render.py` describes.
     ///
     /// # Errors
@@ -244,7 +255,7 @@ impl CloudInit {
         }
         let questions = state.path().join("asked.json");
         fs::write(&questions, asked.to_string())?;
-        let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
+        let mut command = inside::command(state.path(), RENDERING_SECONDS)?;
         command.args([PYTHON, "-S", "-B"]).arg(state.path().join("render.py")).arg(questions);
         command.env("PYTHONPATH", &self.modules).env("TMPDIR", state.path());
         // The devices of this machine do not exist there.

@@ -1,13 +1,16 @@
 //! The network documents of the dialects, and what each can say.
 
 use super::machine::Machine;
-use super::meaning::{Device, Meaning};
+use super::meaning::{Device, Meaning, Route};
 use metadata_content::dialect;
 use metadata_content::http::Status;
 use metadata_content::record::Record;
-use metadata_content::store::{Interner, Responses, Vm};
+use metadata_content::store::{Host, Interner, Responses, Vm};
 use serde_json::Value;
 use support::question::Question;
+
+/// Asks for a path below the document's.
+type Ask<'a> = &'a dyn Fn(&str) -> String;
 
 /// One network document.
 pub(super) struct Document {
@@ -23,6 +26,12 @@ pub(super) struct Document {
     pub(super) says: fn(&Meaning) -> Meaning,
     /// Changes to the record.
     prepare: fn(&mut Value),
+    host: Host,
+    has_user_agent: bool,
+    /// Header fields of the request.
+    fields: &'static [(&'static str, &'static str)],
+    /// Makes the document of the answers.
+    get: fn(Ask<'_>) -> String,
 }
 
 const PLAIN: Document = Document {
@@ -33,10 +42,17 @@ const PLAIN: Document = Document {
     takes: |_| true,
     says: Meaning::clone,
     prepare: |_| {},
+    host: Host::Metadata,
+    has_user_agent: true,
+    fields: &[],
+    get: |question| question(""),
 };
 
-pub(super) const DOCUMENTS: [Document; 9] = [
-    Document { name: "NoCloud and its ISO image", path: "/v1/network-config", ..PLAIN },
+pub(super) const DOCUMENTS: [Document; 15] = [
+    // Before 24.3 cloud-init does not ask for it over HTTP.
+    Document { name: "NoCloud", path: "/v1/network-config", since: (24, 3), ..PLAIN },
+    // `export` asks without a User-Agent.
+    Document { name: "NoCloud's ISO image", path: "/v1/network-config", has_user_agent: false, ..PLAIN },
     Document { name: "CloudCIX", path: "/v1/metadata", client: "cloudcix", since: (24, 4), ..PLAIN },
     Document {
         name: "NoCloud, `legacy_eni`",
@@ -86,7 +102,74 @@ pub(super) const DOCUMENTS: [Document; 9] = [
         says: upcloud,
         ..PLAIN
     },
+    Document {
+        name: "EC2",
+        path: "/latest/meta-data/network/",
+        client: "ec2",
+        takes: |machine| !machine.is_layered,
+        says: ec2,
+        get: tree,
+        ..PLAIN
+    },
+    Document {
+        name: "AliYun",
+        path: "/latest/meta-data/all",
+        client: "aliyun",
+        since: (25, 1),
+        takes: |machine| !machine.is_layered,
+        says: aliyun,
+        host: Host::AliYun,
+        ..PLAIN
+    },
+    Document {
+        name: "Azure",
+        path: "/metadata/instance?api-version=2021-08-01",
+        client: "azure",
+        takes: |machine| !machine.is_layered,
+        says: azure,
+        fields: &[("Metadata", "true")],
+        ..PLAIN
+    },
+    Document {
+        name: "Oracle",
+        path: "/opc/v2/vnics/",
+        client: "oracle",
+        takes: |machine| !machine.is_layered,
+        says: oracle,
+        fields: &[("Authorization", "Bearer Oracle")],
+        ..PLAIN
+    },
+    Document {
+        name: "Scaleway",
+        path: "/conf?format=json",
+        client: "scaleway",
+        since: (23, 4),
+        takes: |machine| !machine.is_layered && machine.macs.len() == 1,
+        says: scaleway,
+        host: Host::Scaleway,
+        ..PLAIN
+    },
 ];
+
+/// Returns the files below the document's path, as an object from path to text.
+fn tree(ask: Ask<'_>) -> String {
+    let mut files = serde_json::Map::new();
+    let mut directories = vec![String::new()];
+    while let Some(directory) = directories.pop() {
+        let listing = ask(&directory);
+        for name in listing.lines() {
+            let path = format!("{directory}{name}");
+            if name.ends_with('/') {
+                directories.push(path);
+            } else {
+                let text = ask(&path);
+                files.insert(path, text.into());
+            }
+        }
+        files.insert(directory, listing.into());
+    }
+    Value::Object(files).to_string()
+}
 
 fn all_public(record: &mut Value) {
     for nic in record["network"]["nics"].as_array_mut().expect("NICs") {
@@ -145,15 +228,131 @@ fn upcloud(meaning: &Meaning) -> Meaning {
     says
 }
 
+/// What DHCP gives: an address of each family, and everything else. A document of such a cloud says which NICs there are
+/// and which addresses there are in addition. `first` counts the addresses that are left to DHCP, of each family.
+fn leased(meaning: &Meaning, first: usize) -> Meaning {
+    let mut says = Meaning { dns: [].into(), search: [].into(), ..meaning.clone() };
+    for device in says.devices.values_mut() {
+        let more = [false, true].into_iter().flat_map(|v6| of_family(device, v6).into_iter().skip(first));
+        device.addresses = more.collect();
+        (device.mtu, device.dhcp4, device.routes) = (None, true, Vec::new());
+    }
+    says
+}
+
+/// The device's addresses of one family, in the order of the record: `….5`, `….6` and those that begin with 172.
+fn of_family(device: &Device, v6: bool) -> Vec<String> {
+    device.addresses.iter().filter(|address| address.contains(':') == v6).cloned().collect()
+}
+
+/// Replaces the prefix length.
+fn with_prefix(address: &str, prefix: &str) -> String {
+    format!("{}/{prefix}", address.split('/').next().unwrap_or(address))
+}
+
+fn prefix(address: &str) -> &str {
+    address.rsplit('/').next().unwrap_or(address)
+}
+
+/// All NICs by DHCP. The client gives further IPv4 addresses the first one's prefix length, and IPv6 addresses 128.
+fn ec2(meaning: &Meaning) -> Meaning {
+    let mut says = leased(meaning, 1);
+    for (name, device) in &mut says.devices {
+        let (v4, v6) = (of_family(&meaning.devices[name], false), of_family(&meaning.devices[name], true));
+        let more4 = v4.iter().skip(1).map(|address| with_prefix(address, prefix(&v4[0])));
+        let more6 = v6.iter().skip(1).map(|address| with_prefix(address, "128"));
+        device.addresses = more4.chain(more6).collect();
+        (device.dhcp6, device.slaac) = (!v6.is_empty(), None);
+    }
+    says
+}
+
+/// All NICs by DHCP.
+fn aliyun(meaning: &Meaning) -> Meaning {
+    let mut says = ec2(meaning);
+    says.devices.values_mut().for_each(|device| device.addresses.clear());
+    says
+}
+
+/// NICs with addresses, by DHCP. The client gives further addresses the prefix length of the family's first subnet.
+fn azure(meaning: &Meaning) -> Meaning {
+    let mut says = leased(meaning, 1);
+    let has_any = |device: &Device| {
+        device.dhcp4 || device.dhcp6 || device.slaac == Some(true) || !device.addresses.is_empty()
+    };
+    says.devices.retain(|name, _| has_any(&meaning.devices[name]));
+    for (name, device) in &mut says.devices {
+        let own = &meaning.devices[name];
+        let (v4, v6) = (of_family(own, false), of_family(own, true));
+        let more = |all: &[String]| -> Vec<String> {
+            all.iter().skip(1).map(|address| with_prefix(address, prefix(&all[0]))).collect()
+        };
+        device.addresses = more(&v4).into_iter().chain(more(&v6)).collect();
+        (device.dhcp6, device.slaac) = (own.dhcp6 || !v6.is_empty(), None);
+    }
+    says
+}
+
+/// The first NIC by DHCP; of each other NIC the first address of each family, without routes.
+fn oracle(meaning: &Meaning) -> Meaning {
+    let mut says = Meaning { dns: [].into(), search: [].into(), ..meaning.clone() };
+    says.devices.retain(|name, device| name == "eth0" || !device.addresses.is_empty());
+    for (name, device) in &mut says.devices {
+        let (v4, v6) = (of_family(device, false), of_family(device, true));
+        device.routes.clear();
+        (device.dhcp4, device.dhcp6, device.slaac) = (false, false, None);
+        if name == "eth0" {
+            (device.dhcp4, device.dhcp6) = (v6.is_empty() || !v4.is_empty() || own4(meaning), false);
+            device.dhcp6 = !device.dhcp4;
+            device.addresses.clear();
+        } else {
+            device.addresses = [v4, v6].into_iter().filter_map(|all| all.into_iter().next()).collect();
+        }
+    }
+    says
+}
+
+fn own4(meaning: &Meaning) -> bool {
+    meaning.devices.get("eth0").is_some_and(|device| device.dhcp4)
+}
+
+/// The first IPv4 address is leased: cloud-init compares it with its lease. Of IPv6, the address with the gateway. The
+/// client adds a route to the service.
+fn scaleway(meaning: &Meaning) -> Meaning {
+    let mut says = Meaning { dns: [].into(), search: [].into(), ..meaning.clone() };
+    for device in says.devices.values_mut() {
+        let (v4, v6) = (of_family(device, false), of_family(device, true));
+        device.routes.retain(|route| route.to == "::/0");
+        device.addresses = v4.iter().skip(1).chain(v6.first()).cloned().collect();
+        if device.dhcp4 || !v4.is_empty() {
+            device.dhcp4 = true;
+            let (to, via) = ("169.254.42.42/32".to_owned(), "62.210.0.1".parse().expect("an address"));
+            device.routes.push(Route { to, via, metric: None, on_link: true });
+        }
+        (device.dhcp6, device.slaac, device.mtu) = (false, None, None);
+    }
+    says
+}
+
 impl Document {
-    /// The document for this machine.
-    pub(super) fn of(&self, machine: &Machine) -> String {
+    /// The document for this machine, as this release of cloud-init gets it.
+    pub(super) fn of(&self, machine: &Machine, (year, number): (u32, u32)) -> String {
         let mut record = machine.record.clone();
         (self.prepare)(&mut record);
         let responses = responses(&record);
-        let response = Question::get(self.path).with("User-Agent", "Cloud-Init/26.2").ask(&responses);
-        assert_eq!(response.status(), Status(200), "{} of {record}", self.path);
-        String::from_utf8(response.body().to_bytes().to_vec()).expect("the document is text")
+        let ask = |below: &str| {
+            let mut question = Question::get(format!("{}{below}", self.path)).at(self.host);
+            if self.has_user_agent {
+                question = question.with("User-Agent", format!("Cloud-Init/{year}.{number}"));
+            }
+            for (name, value) in self.fields {
+                question = question.with(name, *value);
+            }
+            let response = question.ask(&responses);
+            assert_eq!(response.status(), Status(200), "{}{below} of {record}", self.path);
+            String::from_utf8(response.body().to_bytes().to_vec()).expect("the document is text")
+        };
+        (self.get)(&ask)
     }
 }
 

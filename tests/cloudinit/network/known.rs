@@ -1,22 +1,26 @@
-//! Faults of cloud-init that no document avoids. Each is a row of `reference/guest-networks.md`.
+//! Faults of cloud-init that no document avoids. `reference/guest-networks.md` describes each.
+//!
+//! The list is exact: every cell in it must fail. Besides the releases of the test it was made with 23.1, 23.4, 24.1,
+//! 24.4 and 25.3, so the end of `releases` may be later than the release that has the fix.
 
 use super::meaning::Part;
 
 /// A fault of cloud-init.
 pub(super) struct Known {
-    /// Names of the documents; empty for all.
     documents: &'static [&'static str],
     renderers: &'static [&'static str],
     /// First release with the fault, and first release without it.
     releases: ((u32, u32), (u32, u32)),
     parts: &'static [Part],
+    /// Number of the issue or pull request in canonical/cloud-init; `None` if nobody has reported it.
+    pub(super) issue: Option<u32>,
 }
 
 impl Known {
     /// Whether it explains a difference in this part of the meaning.
     pub(super) fn covers(&self, document: &str, renderer: &str, release: (u32, u32), part: Part) -> bool {
         let (first, fixed) = self.releases;
-        (self.documents.is_empty() || self.documents.contains(&document))
+        self.documents.contains(&document)
             && self.renderers.contains(&renderer)
             && (first..fixed).contains(&release)
             && self.parts.contains(&part)
@@ -28,115 +32,261 @@ const NEVER: (u32, u32) = (u32::MAX, 0);
 /// The release of a fault that is as old as the renderer.
 const ALWAYS: (u32, u32) = (0, 0);
 
-const ALL_BUT_ENI: &[&str] = &["sysconfig", "networkd", "network-manager", "netplan"];
-const V1: &[&str] = &["Hetzner", "Vultr", "NWCS"];
-const LEGACY: &[&str] = &["NoCloud, `legacy_eni`"];
-const OPENSTACK: &[&str] = &["OpenStack"];
-/// Documents whose resolvers are one list for all NICs.
-const ONE_LIST: &[&str] = &["Vultr", "DigitalOcean", "UpCloud"];
-
 pub(super) const KNOWN: &[Known] = &[
-    // Routes have no on-link in version 1 and in network_data, and eni's and networkd's renderers never write one.
     Known {
-        documents: &[],
-        renderers: &["eni", "networkd"],
-        releases: (ALWAYS, NEVER),
-        parts: &[Part::OnLink],
-    },
-    Known { documents: V1, renderers: &["netplan"], releases: (ALWAYS, NEVER), parts: &[Part::OnLink] },
-    Known {
-        documents: OPENSTACK,
-        renderers: &["netplan"],
-        releases: (ALWAYS, NEVER),
-        parts: &[Part::OnLink],
-    },
-    // Before 23.1 netplan's renderer does not add on-link to a gateway that needs it.
-    Known { documents: &[], renderers: &["netplan"], releases: (ALWAYS, (23, 1)), parts: &[Part::OnLink] },
-    // Before 23.1 `::/0` becomes `::/64`, and before 23.4 version 2 loses metrics, in NetworkManager's renderer before
-    // 24.4.
-    Known {
-        documents: &[],
-        renderers: &["eni", "sysconfig", "networkd", "network-manager"],
-        releases: (ALWAYS, (23, 1)),
-        parts: &[Part::DefaultRoutes, Part::Routes],
-    },
-    Known {
-        documents: &[],
-        renderers: &["eni", "sysconfig", "networkd"],
-        releases: (ALWAYS, (23, 4)),
-        parts: &[Part::Metrics],
-    },
-    Known {
-        documents: &[],
-        renderers: &["network-manager"],
-        releases: (ALWAYS, (24, 4)),
-        parts: &[Part::Metrics],
-    },
-    // The first renderers of sysconfig raise an exception on IPv6 routes without a netmask.
-    Known {
-        documents: &[],
+        documents: &["NoCloud's ISO image", "OpenStack", "Hetzner"],
         renderers: &["sysconfig"],
         releases: (ALWAYS, (22, 4)),
         parts: &[Part::Anything],
-    },
-    // networkd's renderer knows neither VLANs nor bonds before 25.3, and before 23.1 keeps one gateway for both families.
-    Known {
-        documents: &[],
-        renderers: &["networkd"],
-        releases: (ALWAYS, (25, 3)),
-        parts: &[Part::Vlan, Part::Bond],
+        issue: Some(3940),
     },
     Known {
-        documents: &[],
-        renderers: &["networkd"],
-        releases: (ALWAYS, (23, 1)),
-        parts: &[Part::Anything, Part::Addresses],
+        documents: &["Oracle"],
+        renderers: &["eni", "sysconfig", "networkd", "network-manager", "netplan"],
+        releases: (ALWAYS, (24, 4)),
+        parts: &[Part::Anything, Part::Dhcp],
+        issue: Some(6123),
     },
-    // NetworkManager's renderer writes mode and miimon of a bond only.
     Known {
-        documents: &[],
+        documents: &["Azure"],
+        renderers: &["eni", "sysconfig", "netplan"],
+        releases: (ALWAYS, (22, 4)),
+        parts: &[Part::Devices],
+        issue: None,
+    },
+    Known {
+        documents: &["OpenStack"],
+        renderers: &["sysconfig", "netplan"],
+        releases: (ALWAYS, (22, 4)),
+        parts: &[Part::Devices],
+        issue: Some(3856),
+    },
+    Known {
+        documents: &["OpenStack"],
+        renderers: &["sysconfig", "networkd", "network-manager", "netplan"],
+        releases: ((23, 1), (24, 4)),
+        parts: &[Part::Devices],
+        issue: Some(3856),
+    },
+    Known {
+        documents: &["NoCloud's ISO image", "OpenStack", "Hetzner", "Vultr"],
         renderers: &["network-manager"],
+        releases: (ALWAYS, (24, 4)),
+        parts: &[Part::Mtu],
+        issue: Some(1224),
+    },
+    Known {
+        documents: &["Oracle"],
+        renderers: &["eni", "sysconfig", "networkd", "network-manager", "netplan"],
         releases: (ALWAYS, NEVER),
-        parts: &[Part::Bond],
-    },
-    // Its first releases lose the MTU of bonds, global resolvers, and turn DHCP on for NICs without addresses.
-    Known {
-        documents: &[],
-        renderers: &["network-manager"],
-        releases: (ALWAYS, (23, 4)),
-        parts: &[Part::Mtu, Part::Dhcp, Part::Dns, Part::Search, Part::Devices],
+        parts: &[Part::Mtu],
+        issue: Some(6844),
     },
     Known {
-        documents: LEGACY,
+        documents: &["NoCloud, `legacy_eni`"],
         renderers: &["network-manager"],
         releases: (ALWAYS, NEVER),
         parts: &[Part::Dhcp],
+        issue: Some(3837),
     },
-    // The client names options of two words half with hyphens, half with underscores, which two renderers do not know.
     Known {
-        documents: OPENSTACK,
-        renderers: &["sysconfig", "networkd"],
+        documents: &["OpenStack", "Hetzner", "UpCloud", "Vultr", "NWCS"],
+        renderers: &["network-manager"],
+        releases: (ALWAYS, (23, 4)),
+        parts: &[Part::Dhcp],
+        issue: Some(3837),
+    },
+    Known {
+        documents: &["Oracle"],
+        renderers: &["eni", "sysconfig", "networkd", "network-manager"],
+        releases: (ALWAYS, NEVER),
+        parts: &[Part::Addresses6],
+        issue: Some(6843),
+    },
+    Known {
+        documents: &["Oracle"],
+        renderers: &["netplan"],
+        releases: ((22, 4), NEVER),
+        parts: &[Part::Addresses6],
+        issue: Some(6843),
+    },
+    Known {
+        documents: &["NoCloud's ISO image"],
+        renderers: &["eni", "network-manager"],
+        releases: (ALWAYS, (23, 1)),
+        parts: &[Part::DefaultRoutes, Part::Routes],
+        issue: Some(1973),
+    },
+    Known {
+        documents: &["NoCloud's ISO image"],
+        renderers: &["networkd"],
+        releases: (ALWAYS, (23, 1)),
+        parts: &[Part::DefaultRoutes, Part::Routes],
+        issue: Some(4067),
+    },
+    Known {
+        documents: &["NoCloud's ISO image"],
+        renderers: &["sysconfig"],
+        releases: ((22, 4), (23, 1)),
+        parts: &[Part::DefaultRoutes, Part::Routes],
+        issue: Some(1973),
+    },
+    Known {
+        documents: &["OpenStack", "Scaleway"],
+        renderers: &["eni"],
+        releases: (ALWAYS, NEVER),
+        parts: &[Part::DefaultRoutes],
+        issue: None,
+    },
+    Known {
+        documents: &["NoCloud's ISO image", "OpenStack", "Hetzner", "Vultr", "NWCS"],
+        renderers: &["network-manager"],
+        releases: (ALWAYS, (24, 4)),
+        parts: &[Part::Metrics],
+        issue: Some(5877),
+    },
+    Known {
+        documents: &["NoCloud's ISO image"],
+        renderers: &["eni", "sysconfig", "networkd"],
+        releases: (ALWAYS, (23, 4)),
+        parts: &[Part::Metrics],
+        issue: Some(4217),
+    },
+    Known {
+        documents: &[
+            "NoCloud's ISO image",
+            "OpenStack",
+            "Hetzner",
+            "NoCloud",
+            "CloudCIX",
+            "Vultr",
+            "NWCS",
+            "Scaleway",
+        ],
+        renderers: &["eni"],
+        releases: (ALWAYS, NEVER),
+        parts: &[Part::OnLink],
+        issue: Some(5940),
+    },
+    Known {
+        documents: &[
+            "NoCloud's ISO image",
+            "OpenStack",
+            "Hetzner",
+            "NoCloud",
+            "CloudCIX",
+            "Vultr",
+            "NWCS",
+            "Scaleway",
+        ],
+        renderers: &["networkd"],
+        releases: (ALWAYS, NEVER),
+        parts: &[Part::OnLink],
+        issue: Some(4995),
+    },
+    Known {
+        documents: &["NoCloud, `legacy_eni`", "DigitalOcean", "UpCloud"],
+        renderers: &["netplan"],
+        releases: (ALWAYS, (23, 1)),
+        parts: &[Part::OnLink],
+        issue: Some(4060),
+    },
+    Known {
+        documents: &["NoCloud, `legacy_eni`", "DigitalOcean", "UpCloud"],
+        renderers: &["networkd"],
+        releases: (ALWAYS, (24, 4)),
+        parts: &[Part::OnLink],
+        issue: Some(4995),
+    },
+    Known {
+        documents: &["OpenStack", "Hetzner", "Vultr", "NWCS", "Scaleway"],
+        renderers: &["netplan"],
+        releases: (ALWAYS, NEVER),
+        parts: &[Part::OnLink],
+        issue: Some(5940),
+    },
+    Known {
+        documents: &["DigitalOcean", "UpCloud", "Vultr"],
+        renderers: &["eni"],
+        releases: ((25, 3), NEVER),
+        parts: &[Part::Dns],
+        issue: Some(6331),
+    },
+    Known {
+        documents: &["DigitalOcean", "UpCloud", "Vultr"],
+        renderers: &["network-manager"],
+        releases: (ALWAYS, (24, 1)),
+        parts: &[Part::Dns],
+        issue: Some(4637),
+    },
+    Known {
+        documents: &["OpenStack"],
+        renderers: &["network-manager"],
+        releases: (ALWAYS, (23, 4)),
+        parts: &[Part::Dns],
+        issue: Some(4637),
+    },
+    Known {
+        documents: &["NoCloud's ISO image", "Hetzner", "NoCloud", "CloudCIX", "Vultr"],
+        renderers: &["eni"],
+        releases: ((26, 2), NEVER),
+        parts: &[Part::Search],
+        issue: Some(6331),
+    },
+    Known {
+        documents: &["Vultr"],
+        renderers: &["network-manager"],
+        releases: (ALWAYS, (24, 1)),
+        parts: &[Part::Search],
+        issue: Some(4637),
+    },
+    Known {
+        documents: &["NoCloud's ISO image", "NoCloud", "CloudCIX"],
+        renderers: &["networkd"],
+        releases: (ALWAYS, (25, 3)),
+        parts: &[Part::Vlan, Part::Bond],
+        issue: Some(6324),
+    },
+    Known {
+        documents: &["OpenStack", "Hetzner", "Vultr"],
+        renderers: &["networkd"],
+        releases: (ALWAYS, (26, 2)),
+        parts: &[Part::Vlan],
+        issue: Some(6324),
+    },
+    Known {
+        documents: &["NoCloud's ISO image", "Hetzner", "NoCloud", "CloudCIX", "Vultr"],
+        renderers: &["network-manager"],
         releases: (ALWAYS, NEVER),
         parts: &[Part::Bond],
-    },
-    // Before 23.1 it gives every NIC of a bond the bond's MAC.
-    Known {
-        documents: OPENSTACK,
-        renderers: ALL_BUT_ENI,
-        releases: (ALWAYS, (23, 1)),
-        parts: &[Part::Devices],
-    },
-    // eni's renderer writes resolvers to the stanzas of their family, and to the first one only.
-    Known {
-        documents: ONE_LIST,
-        renderers: &["eni"],
-        releases: ((25, 2), NEVER),
-        parts: &[Part::Dns, Part::Search],
+        issue: Some(6932),
     },
     Known {
-        documents: &["NoCloud and its ISO image", "CloudCIX", "Hetzner", "NWCS"],
-        renderers: &["eni"],
-        releases: ((25, 2), NEVER),
-        parts: &[Part::Search],
+        documents: &["Hetzner", "Vultr"],
+        renderers: &["networkd"],
+        releases: (ALWAYS, (26, 2)),
+        parts: &[Part::Bond],
+        issue: Some(6324),
+    },
+    Known {
+        documents: &["OpenStack"],
+        renderers: &["network-manager"],
+        releases: (ALWAYS, (24, 4)),
+        parts: &[Part::Bond],
+        issue: Some(6932),
+    },
+    Known {
+        documents: &["OpenStack"],
+        renderers: &["networkd"],
+        releases: (ALWAYS, NEVER),
+        parts: &[Part::Bond],
+        issue: Some(6576),
+    },
+    Known {
+        documents: &["OpenStack"],
+        renderers: &["sysconfig"],
+        releases: ((24, 4), NEVER),
+        parts: &[Part::Bond],
+        issue: Some(6576),
     },
 ];

@@ -126,6 +126,8 @@ def eni_stanza(meaning, name, family, method, own):
         return
     if method == "dhcp":
         device["dhcp4" if family == "inet" else "dhcp6"] = True
+        # What DHCP gives has other metrics on each NIC.
+        take("metric")
     elif (family, method) == ("inet6", "auto"):
         device["slaac"] = True
         take("dhcp")
@@ -216,6 +218,9 @@ def ip_route(meaning, name, words):
 
 def add_route(meaning, name, found):
     to, via = found["to"], found["via"]
+    if ipaddress.ip_address(via).is_link_local:
+        # Without a device the command fails, and ` || true` hides it.
+        return
     if name is None:
         [name] = [name for name, device in meaning.devices.items() if reaches(device, via)][:1] or [None]
         if name is None:
@@ -594,6 +599,10 @@ def netplan_device(meaning, name, section, own):
     servers = own.pop("nameservers", {})
     meaning.resolve(servers.pop("addresses", []), servers.pop("search", []))
     own.pop("critical", None)
+    # What DHCP gives has other metrics on each NIC.
+    for key in ("dhcp4-overrides", "dhcp6-overrides"):
+        if set(own.pop(key, {})) - {"route-metric", "use-dns", "use-routes"}:
+            raise Unread(key)
     if own or servers:
         raise Unread(f"{name}: {own} {servers}")
 

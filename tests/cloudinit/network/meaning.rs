@@ -59,6 +59,7 @@ pub(super) enum Part {
     Dhcp,
     Slaac,
     Addresses,
+    Addresses6,
     DefaultRoutes,
     Routes,
     Metrics,
@@ -67,6 +68,26 @@ pub(super) enum Part {
     Search,
     Vlan,
     Bond,
+}
+
+impl Part {
+    pub(super) const ALL: [Self; 15] = [
+        Self::Anything,
+        Self::Devices,
+        Self::Mtu,
+        Self::Dhcp,
+        Self::Slaac,
+        Self::Addresses,
+        Self::Addresses6,
+        Self::DefaultRoutes,
+        Self::Routes,
+        Self::Metrics,
+        Self::OnLink,
+        Self::Dns,
+        Self::Search,
+        Self::Vlan,
+        Self::Bond,
+    ];
 }
 
 impl fmt::Display for Part {
@@ -78,6 +99,7 @@ impl fmt::Display for Part {
             Self::Dhcp => "DHCP",
             Self::Slaac => "SLAAC",
             Self::Addresses => "addresses",
+            Self::Addresses6 => "IPv6 addresses",
             Self::DefaultRoutes => "default routes",
             Self::Routes => "routes",
             Self::Metrics => "metrics",
@@ -143,7 +165,10 @@ impl Device {
         let wants_v6 = self.dhcp6 || self.slaac == Some(true);
         differ(Part::Dhcp, if got.dhcp6 { wants_v6 } else { !self.dhcp6 }, &got.dhcp6, &self.dhcp6);
         differ(Part::Slaac, self.slaac != Some(true) || got.slaac != Some(false), &got.slaac, &self.slaac);
-        differ(Part::Addresses, self.addresses == got.addresses, &got.addresses, &self.addresses);
+        for (part, v6) in [(Part::Addresses, false), (Part::Addresses6, true)] {
+            let (own, others) = (self.addresses_of(v6), got.addresses_of(v6));
+            differ(part, own == others, &others, &own);
+        }
         for (part, default) in [(Part::DefaultRoutes, true), (Part::Routes, false)] {
             let (own, others) = (self.targets(default), got.targets(default));
             differ(part, own == others, &others, &own);
@@ -158,6 +183,10 @@ impl Device {
         differ(Part::Vlan, self.vlan == got.vlan, &got.vlan, &self.vlan);
         differ(Part::Bond, self.bond == got.bond, &got.bond, &self.bond);
         found
+    }
+
+    fn addresses_of(&self, v6: bool) -> Vec<&String> {
+        self.addresses.iter().filter(|address| address.contains(':') == v6).collect()
     }
 
     fn targets(&self, default: bool) -> BTreeSet<(&str, IpAddr)> {

@@ -99,6 +99,11 @@ fn document(record: &Record) -> Value {
     }
     if let Some(cidr) = network.nics.first().and_then(|nic| nic.ipv4().next()) {
         own("private-ipv4", cidr.address.to_string().into());
+        own("vswitch-cidr-block", cidr.network().to_string().into());
+        own("vpc-cidr-block", cidr.network().to_string().into());
+    }
+    if let Some(id) = network.nics.first().and_then(vswitch_id) {
+        own("vswitch-id", id.into());
     }
     // Some clients read a translated address as `eipv4`, others as `public-ipv4`.
     if let Some(public) = network.nics.first().and_then(|nic| nic.public_ipv4().next()) {
@@ -109,7 +114,7 @@ fn document(record: &Record) -> Value {
         .nics
         .iter()
         .filter(|nic| nic.is_physical())
-        .filter_map(|nic| Some((nic.mac?.to_string(), interface(nic))))
+        .filter_map(|nic| Some((nic.mac?.to_string(), interface(record, nic))))
         .collect();
     if let Some(mac) = network.nics.iter().find(|nic| nic.is_physical()).and_then(|nic| nic.mac) {
         own("mac", mac.to_string().into());
@@ -124,21 +129,49 @@ fn document(record: &Record) -> Value {
     document
 }
 
-/// Returns one NIC; only its id if no IPv4 address is known.
-fn interface(nic: &Nic) -> Value {
-    let mut interface = json!({ "network-interface-id": nic.eni_id() });
-    let known: Vec<Cidr> = nic.ipv4().collect();
-    let Some(first) = known.first() else { return interface };
-    let gateways = nic.addresses.iter().filter_map(|entry| entry.gateway);
-    let gateway = gateways.map(|gateway| gateway.0).find(|gateway| gateway.is_ipv4());
+/// Returns one NIC: what is known of each address family, in the forms that Alibaba's CNI plugin reads.
+fn interface(record: &Record, nic: &Nic) -> Value {
+    let mut interface = json!({ "network-interface-id": nic.eni_id(), "vpc-id": record.vpc_id() });
     let mut own = |key: &str, value: String| interface[key] = value.into();
-    own("gateway", gateway.map(|gateway| gateway.to_string()).unwrap_or_default());
-    own("netmask", first.netmask().to_string());
-    own("primary-ip-address", first.address.to_string());
-    let addresses: Value = known.iter().map(|cidr| cidr.address.to_string()).collect();
-    own("private-ipv4s", addresses.to_string());
-    own("vswitch-cidr-block", first.network().to_string());
+    if let Some(id) = vswitch_id(nic) {
+        own("vswitch-id", id);
+    }
+    let all = |cidrs: &[Cidr]| cidrs.iter().map(|cidr| cidr.address.to_string()).collect::<Vec<_>>();
+    let gateway = |v4: bool| {
+        let mut gateways = nic.addresses.iter().filter_map(|entry| entry.gateway.map(|gateway| gateway.0));
+        gateways
+            .find(|gateway| gateway.is_ipv4() == v4)
+            .map(|gateway| gateway.to_string())
+            .unwrap_or_default()
+    };
+    let (v4, v6): (Vec<Cidr>, Vec<Cidr>) = (nic.ipv4().collect(), nic.ipv6().collect());
+    if let Some(first) = v4.first() {
+        own("gateway", gateway(true));
+        own("netmask", first.netmask().to_string());
+        own("primary-ip-address", first.address.to_string());
+        own("private-ipv4s", Value::from(all(&v4)).to_string());
+        own("vswitch-cidr-block", first.network().to_string());
+        own("vpc-cidr-block", vpc_block(record, true));
+    }
+    if let Some(first) = v6.first() {
+        own("ipv6-gateway", gateway(false));
+        // Unlike `private-ipv4s`, without quotes.
+        own("ipv6s", format!("[{}]", all(&v6).join(",")));
+        own("vswitch-ipv6-cidr-block", first.network().to_string());
+        own("vpc-ipv6-cidr-blocks", vpc_block(record, false));
+    }
     interface
+}
+
+/// Returns the network of the VM's first address of one family. The record knows of its project's network only what the
+/// VM has addresses in.
+fn vpc_block(record: &Record, v4: bool) -> String {
+    let mut cidrs = record.network.nics.iter().flat_map(|nic| nic.ipv4().chain(nic.ipv6()));
+    cidrs.find(|cidr| cidr.address.is_ipv4() == v4).map(|cidr| cidr.network().to_string()).unwrap_or_default()
+}
+
+fn vswitch_id(nic: &Nic) -> Option<String> {
+    nic.subnet_id().map(|id| id.replacen("subnet-", "vsw-", 1))
 }
 
 /// Serves `all`, and each of its members as a directory or a leaf, as EC2's tree does.

@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use super::addresses::public_keys;
-use super::nocloud_network::version_2;
+use super::nocloud_network::{Gateways, version_2};
 use super::sheet::{Sheet, TEXT};
 use super::text::payload_text;
 use super::{Description, Mount};
@@ -48,7 +48,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 
 fn network(network: &Network) -> Value {
     match network.mode {
-        Mode::Auto if !network.nics.is_empty() => version_2(network),
+        Mode::Auto if !network.nics.is_empty() => version_2(network, Gateways::Members),
         Mode::Raw => network.raw_document().map_or(Value::Null, bare),
         _ => Value::Null,
     }

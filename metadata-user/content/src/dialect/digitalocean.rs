@@ -9,7 +9,7 @@
 
 #[cfg(test)]
 mod tests;
-mod tree;
+pub(super) mod tree;
 
 use serde_json::{Map, Value};
 

@@ -5,14 +5,14 @@
 
 use serde_json::{Map, Value};
 
-use super::nocloud_network;
+use super::nocloud_network::{self, Gateways, ROUTES_SINCE};
 use super::sheet::{Sheet, YAML};
-use super::yaml;
-use super::{Description, Mount};
+use super::{Description, Mount, client, yaml};
 use crate::http::{Response, Status};
 use crate::record::network::Mode;
 use crate::record::vm::Payload;
 use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
+use crate::store::{Call, Live, Methods, Outcome};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -33,11 +33,35 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         let response = response.unwrap_or_else(|| absent(record, sheet));
         sheet.open(path, response);
     }
-    let network = match network_config(record) {
+    let network = match network_config(record, Gateways::Members) {
         Some(text) => sheet.found(YAML, text),
         None => absent(record, sheet),
     };
-    sheet.open("/v1/network-config", network);
+    match network_config(record, Gateways::Routes) {
+        Some(text) if network.body().to_bytes() != text.as_bytes() => {
+            let newer = sheet.found(YAML, text);
+            sheet.live("/v1/network-config", Methods::READ, &[], NetworkConfig { any: network, newer });
+        }
+        _ => sheet.open("/v1/network-config", network),
+    }
+}
+
+/// Serves the form that every client understands, and to newer versions of cloud-init the one that is not deprecated.
+#[derive(Debug)]
+struct NetworkConfig {
+    any: Response,
+    newer: Response,
+}
+
+impl Live for NetworkConfig {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let is_newer = client::cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE);
+        if is_newer { self.newer.clone() } else { self.any.clone() }.into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the network; default gateways as routes for cloud-init from 25.3 on"
+    }
 }
 
 fn absent(record: &Record, sheet: &mut Sheet<'_>) -> Response {
@@ -70,11 +94,11 @@ fn meta_data(record: &Record) -> Value {
 }
 
 /// Returns the network document; `None` if the guest configures its network without one.
-fn network_config(record: &Record) -> Option<String> {
+fn network_config(record: &Record, form: Gateways) -> Option<String> {
     let network = &record.network;
     match (network.mode, &network.raw) {
         (Mode::Auto, _) if !network.nics.is_empty() => {
-            Some(yaml::document(&nocloud_network::version_2(network)))
+            Some(yaml::document(&nocloud_network::version_2(network, form)))
         }
         (Mode::Raw, Some(Value::String(text))) => Some(text.clone()),
         (Mode::Raw, Some(mapping)) => Some(yaml::document(mapping)),

@@ -9,8 +9,24 @@ use crate::dialect::json::json;
 use crate::record::Nic;
 use crate::record::network::{Address, Bond, Method, Network};
 
+/// How a default gateway is written.
+///
+/// `gateway4` and `gateway6` are the only form that every renderer of cloud-init from 20.4 on understands: until 25.3
+/// only netplan's knows the destination `default`, before 23.1 the others make `::/64` of `::/0`, and before 25.3
+/// ifupdown's needs net-tools for routes. From 23.1 on cloud-init calls that form deprecated, and its status `degraded`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gateways {
+    Members,
+    /// Routes, for cloud-init from [`ROUTES_SINCE`] on. ifupdown's renderer gives them no device, so a link-local gateway
+    /// stays a member.
+    Routes,
+}
+
+/// First release of cloud-init that renders default routes right everywhere, but for [`Gateways::Routes`]'s exception.
+pub(super) const ROUTES_SINCE: (u32, u32) = (25, 3);
+
 /// Renders network-config version 2 (the netplan form).
-pub(super) fn version_2(network: &Network) -> Value {
+pub(super) fn version_2(network: &Network, form: Gateways) -> Value {
     let mut document = Map::new();
     document.insert("version".into(), 2.into());
     for nic in &network.nics {
@@ -36,7 +52,7 @@ pub(super) fn version_2(network: &Network) -> Value {
         } else if let Some(mac) = nic.mac {
             device.insert("macaddress".into(), mac.to_string().into());
         }
-        addressing(network, nic, &mut device);
+        addressing(network, nic, form, &mut device);
         let section = document.entry(section).or_insert_with(|| Map::new().into());
         section.as_object_mut().expect("sections are mappings").insert(nic.label().into(), device.into());
     }
@@ -67,7 +83,7 @@ fn parameters(bond: &Bond) -> Value {
     parameters.into()
 }
 
-fn addressing(network: &Network, nic: &Nic, device: &mut Map<String, Value>) {
+fn addressing(network: &Network, nic: &Nic, form: Gateways, device: &mut Map<String, Value>) {
     if let Some(mtu) = nic.mtu {
         device.insert("mtu".into(), mtu.get().into());
     }
@@ -84,7 +100,7 @@ fn addressing(network: &Network, nic: &Nic, device: &mut Map<String, Value>) {
             device.insert("nameservers".into(), nameservers);
         }
     }
-    gateways(nic, device);
+    gateways(nic, form, device);
     let further: Vec<Value> =
         nic.routes.iter().map(|route| entry(nic, route.to.to_string(), route.via.0, route.metric)).collect();
     if !further.is_empty() {
@@ -109,10 +125,10 @@ fn nameservers(network: &Network) -> Option<Value> {
     (!nameservers.is_empty()).then(|| nameservers.into())
 }
 
-/// Adds the default gateways. `gateway4` and `gateway6` are the only form that every renderer of cloud-init from 20.4 on
-/// understands: until 25.3 only netplan's knows the destination `default`, and before 23.1 the others make `::/64` of
-/// `::/0`. They have no `on-link`, so a gateway outside the NIC's prefixes is a route.
-fn gateways(nic: &Nic, device: &mut Map<String, Value>) {
+/// Adds the default gateways. A member has no `on-link`, so a gateway outside the NIC's prefixes is a route in both forms.
+fn gateways(nic: &Nic, form: Gateways, device: &mut Map<String, Value>) {
+    let is_link_local =
+        |gateway: IpAddr| matches!(gateway, IpAddr::V6(address) if address.is_unicast_link_local());
     let mut seen: Vec<IpAddr> = Vec::new();
     for gateway in statics(nic).filter_map(|address| Some(address.gateway?.0)) {
         if seen.contains(&gateway) {
@@ -121,7 +137,8 @@ fn gateways(nic: &Nic, device: &mut Map<String, Value>) {
         seen.push(gateway);
         let (key, everything) =
             if gateway.is_ipv4() { ("gateway4", "0.0.0.0/0") } else { ("gateway6", "::/0") };
-        if device.contains_key(key) || nic.is_off_link(gateway) {
+        let is_route = form == Gateways::Routes && !is_link_local(gateway);
+        if is_route || device.contains_key(key) || nic.is_off_link(gateway) {
             let routes = device.entry("routes").or_insert_with(|| json!([]));
             let route = entry(nic, everything.to_owned(), gateway, None);
             routes.as_array_mut().expect("routes are a list").push(route);
@@ -209,7 +226,7 @@ fn listed<T: ToString>(values: &[T]) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{interfaces, version_2};
+    use super::{Gateways, interfaces, version_2};
     use crate::dialect::tests::with;
 
     fn nic(addresses: Value, routes: Value) -> Value {
@@ -244,11 +261,25 @@ mod tests {
             ),
         ] {
             let record = with("network", nic(json!(addresses), json!([])));
-            let device = version_2(&record.network)["ethernets"]["n0"].clone();
+            let device = version_2(&record.network, Gateways::Members)["ethernets"]["n0"].clone();
             for key in ["gateway4", "gateway6", "routes"] {
                 assert_eq!(device.get(key), wanted.get(key), "{key} of {addresses:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_gateway_is_a_route_for_newer_clients_unless_it_is_link_local() {
+        let addresses = json!([
+            {"method": "static", "address": "2001:db8::5/64", "gateway": "fe80::1"},
+            {"method": "static", "address": "192.0.2.5/24", "gateway": "192.0.2.1"},
+            {"method": "static", "address": "2001:db8:1::5/64", "gateway": "2001:db8:1::1"},
+        ]);
+        let record = with("network", nic(addresses, json!([])));
+        let device = version_2(&record.network, Gateways::Routes)["ethernets"]["n0"].clone();
+        assert_eq!((device.get("gateway4"), &device["gateway6"]), (None, &json!("fe80::1")));
+        let routes = json!([{"to": "0.0.0.0/0", "via": "192.0.2.1"}, {"to": "::/0", "via": "2001:db8:1::1"}]);
+        assert_eq!(device["routes"], routes);
     }
 
     #[test]
@@ -260,7 +291,7 @@ mod tests {
         {
             let network = nic(addresses.clone(), json!([{"to": "10.0.0.0/8", "via": via}]));
             let record = with("network", network);
-            let device = version_2(&record.network)["ethernets"]["n0"].clone();
+            let device = version_2(&record.network, Gateways::Members)["ethernets"]["n0"].clone();
             assert_eq!(device["routes"][0].get("on-link").and_then(Value::as_bool), on_link, "{via}");
         }
     }

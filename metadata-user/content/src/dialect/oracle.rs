@@ -12,13 +12,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::addresses::{Version, gateway, given, known, network_of};
+use super::addresses::{Version, gateway, given, known, network_of, speaks};
 use super::sheet::Sheet;
 use super::walk::Walk;
 use super::{Access, Description, Mount};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
-use crate::record::values::NicMac;
+use crate::record::values::{Cidr, NicMac};
 use crate::record::vm::Payload;
 use crate::record::{Nic, ORACLE_KEYS, Record, Switch};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
@@ -123,22 +123,36 @@ fn metadata(record: &Record) -> Option<Value> {
     Some(metadata.into())
 }
 
+/// Returns the first NIC, and the others with a known address: cloud-init configures those with what is known.
 fn vnics(record: &Record) -> Value {
-    given(&record.network).map(|(n, nic, mac)| vnic(n, nic, mac)).collect()
+    let given = given(&record.network).enumerate();
+    given.filter_map(|(position, (n, nic, mac))| vnic(position == 0, n, nic, mac)).collect()
 }
 
-fn vnic(n: usize, nic: &Nic, mac: NicMac) -> Value {
+/// Returns one NIC. cloud-init (`DataSourceOracle.py`) requires `subnetCidrBlock`: without it in one NIC, the guest
+/// configures neither that NIC nor those after it. It configures the first NIC by DHCP, and by DHCPv6 alone if there is
+/// an IPv6 router or subnet and no `privateIp`.
+fn vnic(is_first: bool, n: usize, nic: &Nic, mac: NicMac) -> Option<Value> {
+    let (v4, v6) = (known(nic, Version::V4).next(), known(nic, Version::V6).next());
+    let is_leased = is_first && v4.is_none() && (speaks(nic, Version::V4) || v6.is_none());
     let mut vnic = json!({ "macAddr": mac.to_string(), "vlanTag": n, "vnicId": nic.eni_id() });
-    if let Some((address, cidr)) = known(nic, Version::V4).next() {
+    let block = |cidr: Cidr| network_of(cidr).to_string();
+    match (v4, v6) {
+        (Some((_, cidr)), _) => vnic["subnetCidrBlock"] = block(cidr).into(),
+        (None, Some((_, cidr))) if !is_leased => vnic["subnetCidrBlock"] = block(cidr).into(),
+        _ => vnic["subnetCidrBlock"] = "0.0.0.0/0".into(),
+    }
+    if let Some((address, cidr)) = v4 {
         vnic["privateIp"] = cidr.address.to_string().into();
-        vnic["subnetCidrBlock"] = network_of(cidr).to_string().into();
         vnic["virtualRouterIp"] = gateway(address).into();
     }
-    if let Some((address, cidr)) = known(nic, Version::V6).next() {
+    if let Some((address, cidr)) = v6 {
         let all = known(nic, Version::V6).map(|(_, cidr)| cidr.address.to_string());
         vnic["ipv6Addresses"] = all.collect();
-        vnic["ipv6SubnetCidrBlock"] = network_of(cidr).to_string().into();
-        vnic["ipv6VirtualRouterIp"] = gateway(address).into();
+        if !is_leased {
+            vnic["ipv6SubnetCidrBlock"] = block(cidr).into();
+            vnic["ipv6VirtualRouterIp"] = gateway(address).into();
+        }
     }
-    vnic
+    (is_first || v4.is_some() || v6.is_some()).then_some(vnic)
 }

@@ -7,6 +7,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::IpAddr;
+
 use bytes::Bytes;
 use serde_json::Value;
 
@@ -51,7 +53,9 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         assign(&shell_name(name), value, &mut shell);
     }
     let shell = sheet.octets(shell);
-    let conf = Conf { response: json, old: once, shell: sheet.found(TEXT, shell) };
+    let leases = given(&record.network).next().filter(|(_, nic, _)| is_lease_unknown(nic));
+    let leased = leases.map(|(_, nic, _)| nic.eni_id().unwrap_or_default());
+    let conf = Conf { response: json, old: once, shell: sheet.found(TEXT, shell), leased };
     sheet.live("/conf", Methods::READ, &[], conf);
     for (path, payload) in [("/user_data", &record.user_data), ("/vendor_data", &record.vendor_data)] {
         let response = response(payload.as_ref(), sheet).and_close();
@@ -74,7 +78,12 @@ struct Conf {
     old: Bytes,
     /// All members in shell syntax.
     shell: Response,
+    /// Id of the first NIC, if its lease is unknown.
+    leased: Option<String>,
 }
+
+/// The start of the list of addresses. It cannot be part of a string, where quotes are escaped.
+const ADDRESSES: &[u8] = b"\"public_ips\":[";
 
 impl Live for Conf {
     fn answer(&self, call: &Call<'_>) -> Outcome {
@@ -85,13 +94,46 @@ impl Live for Conf {
         let is_cloud_init = client::cloud_init(call.request).is_some();
         let old = if is_cloud_init { Bytes::from_static(NO_OLD_ADDRESSES) } else { self.old.clone() };
         let document = self.response.body().to_bytes();
-        let parts = [old.slice(..old.len() - 1), Bytes::from_static(b","), document.slice(1..)];
+        let mut parts = vec![old.slice(..old.len() - 1), Bytes::from_static(b",")];
+        let at = document.windows(ADDRESSES.len()).position(|part| part == ADDRESSES);
+        match (self.lease(call), at.map(|at| at + ADDRESSES.len())) {
+            (Some(lease), Some(at)) => {
+                let comma: &[u8] = if document[at..].starts_with(b"]") { b"" } else { b"," };
+                let lease = lease.to_string().into_bytes().into();
+                parts.extend([document.slice(1..at), lease, Bytes::from_static(comma), document.slice(at..)]);
+            }
+            _ => parts.push(document.slice(1..)),
+        }
         Response::new(Status(200), Some(JSON), &[], Body::join(parts)).into()
     }
 
     fn about(&self) -> &'static str {
         "the document; for cloud-init, with addresses in public_ips only"
     }
+}
+
+impl Conf {
+    /// Returns the address from which the guest asks, if its first NIC has a lease that the record does not know. Without
+    /// it, cloud-init would turn DHCP off, because it looks for its own lease in the list.
+    fn lease(&self, call: &Call<'_>) -> Option<Value> {
+        let id = self.leased.as_ref()?;
+        match call.connection.remote.0 {
+            IpAddr::V4(address) if !address.is_link_local() => Some(json!({
+                "address": address.to_string(),
+                "dynamic": false,
+                "family": "inet",
+                "gateway": "",
+                "id": id.as_str(),
+                "netmask": "32",
+                "provisioning_mode": "dhcp",
+            })),
+            _ => None,
+        }
+    }
+}
+
+fn is_lease_unknown(nic: &Nic) -> bool {
+    nic.addresses.iter().any(|address| address.method == Method::Dhcp4 && address.address.is_none())
 }
 
 /// Writes a value as assignments: a list as its length and its items, an object as its names and its members.
@@ -188,12 +230,13 @@ fn conf(record: &Record) -> Value {
 }
 
 /// Returns the first NIC's own addresses, the leased one first: cloud-init compares that with its lease and keeps DHCP
-/// only if they are equal. It configures the other addresses as listed.
+/// only if they are equal. It configures the other addresses as listed. IPv6 comes last, because versions before 24.2
+/// forget the routes of the addresses before the leased one.
 fn addresses(nic: &Nic) -> Vec<Value> {
-    let known = || nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
-    let leased = |address: &Address| address.method == Method::Dhcp4;
-    let ordered = known().filter(|(a, _)| leased(a)).chain(known().filter(|(a, _)| !leased(a)));
-    ordered.filter_map(|(address, cidr)| entry(nic, address, cidr)).collect()
+    let mut known: Vec<(&Address, Cidr)> =
+        nic.addresses.iter().filter_map(|address| Some((address, address.address?))).collect();
+    known.sort_by_key(|(address, cidr)| (cidr.address.is_ipv6(), address.method != Method::Dhcp4));
+    known.into_iter().filter_map(|(address, cidr)| entry(nic, address, cidr)).collect()
 }
 
 /// Returns one address; `None` for IPv6 without a gateway, from which cloud-init would make an invalid default route.

@@ -1,4 +1,4 @@
-//! Vultr: one JSON document, a few leaves for Afterburn, and Ignition's user-data.
+//! Vultr: one JSON document, some of it as texts, and Ignition's user-data.
 //!
 //! cloud-init (`sources/helpers/vultr.py`) applies `cloud_interfaces` unchanged if it exists. Otherwise it builds its
 //! network configuration from `interfaces` and adds its own resolvers. So `cloud_interfaces` always exists, except for
@@ -12,9 +12,10 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, known, netmask, network_of, public_keys, role_name, speaks};
-use super::document::Document;
+use super::digitalocean::tree;
+use super::document::{Document, Form};
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::{JSON, Sheet};
+use super::sheet::{JSON, Sheet, TEXT};
 use super::text::payload_text;
 use super::{Description, Mount, client};
 use crate::dialect::json::json;
@@ -27,6 +28,7 @@ pub(super) static DIALECT: Description = Description::new(
     &[
         Mount::open("/v1.json"),
         Mount::open("/v1/hostname"),
+        Mount::open("/v1/instance-v2-id"),
         Mount::open("/v1/instanceid"),
         Mount::open("/v1/interfaces"),
         Mount::open("/v1/public-keys"),
@@ -52,7 +54,11 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
     sheet.text("/v1/hostname", record.hostname.short.as_str());
     sheet.text("/v1/instanceid", record.numeric_id().to_string());
+    sheet.text("/v1/instance-v2-id", record.vm.uuid.as_str());
+    sheet.text("/v1/region", "regioncode");
     sheet.text("/v1/region/regioncode", record.region_code());
+    let document = sheet.document(&interfaces(record));
+    sheet.live_below("/v1/interfaces", Methods::READ, &[], Interfaces { document });
     let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
     sheet.text("/v1/public-keys", keys.join("\n"));
     if let Some(user_data) = &record.user_data {
@@ -106,14 +112,40 @@ fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
         "hostname": record.hostname.short.as_str(),
         "instance-v2-id": record.vm.uuid.as_str(),
         "instanceid": record.numeric_id().to_string(),
-        "interfaces": given(&record.network)
-            .map(|(n, nic, mac)| interface(record, n, nic, mac))
-            .collect::<Vec<_>>(),
+        "interfaces": interfaces(record),
         "public-keys": public_keys(record),
         "region": { "regioncode": record.region_code() },
         "user-data": user_data,
         "vendor-data": vendor_data,
     })
+}
+
+/// The NICs as a tree of texts. An index lists its names, those of indexes with a final slash.
+#[derive(Debug)]
+struct Interfaces {
+    document: Document,
+}
+
+impl Live for Interfaces {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let mut names = call.rest.split('/').filter(|name| !name.is_empty());
+        let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
+        match node.map(|node| (node.form(), tree::text(node))) {
+            // An unknown address is an empty text in the document.
+            None => Response::error(Status(404), &[]),
+            Some((Form::Scalar, text)) if text.is_empty() => Response::error(Status(404), &[]),
+            Some((_, text)) => Response::new(Status(200), Some(TEXT), &[], text),
+        }
+        .into()
+    }
+
+    fn about(&self) -> &'static str {
+        "a text of the interfaces in /v1.json"
+    }
+}
+
+fn interfaces(record: &Record) -> Value {
+    given(&record.network).map(|(n, nic, mac)| interface(record, n, nic, mac)).collect()
 }
 
 fn interface(record: &Record, n: usize, nic: &Nic, mac: NicMac) -> Value {

@@ -66,7 +66,17 @@ fn absent_values_are_not_in_the_document() {
     let document = all(&Guest::of(&record));
     let interfaces = &document["network"]["interfaces"]["macs"];
     let names: Vec<_> = interfaces["52:54:00:00:00:01"].as_object().expect("an interface").keys().collect();
-    assert_eq!(names, ["network-interface-id"]);
+    assert_eq!(
+        names,
+        [
+            "ipv6-gateway",
+            "ipv6s",
+            "network-interface-id",
+            "vpc-id",
+            "vpc-ipv6-cidr-blocks",
+            "vswitch-ipv6-cidr-block"
+        ]
+    );
     assert!(document.get("private-ipv4").is_none());
 }
 
@@ -80,18 +90,29 @@ fn all_addresses_and_resolvers_are_listed() {
             { "method": "static", "address": "10.0.0.5/22" },
             { "method": "slaac", "gateway": "fe80::1" },
             { "method": "static", "address": "10.0.1.5/22", "gateway": "10.0.0.2" },
+            { "method": "static", "address": "2001:db8::5/64" },
+            { "method": "static", "address": "2001:db8::6/64" },
         ])
     )]);
+    record["network"]["nics"][0]["network_id"] = json!("net-1");
     let document = all(&Guest::of(&record));
     assert_eq!(document["dns-conf"]["nameservers"], "10.0.0.1\r\n2001:db8::53");
     let expected = json!({
         "gateway": "10.0.0.2",
+        "ipv6-gateway": "fe80::1",
+        "ipv6s": "[2001:db8::5,2001:db8::6]",
         "netmask": "255.255.252.0",
         "network-interface-id": document["network"]["interfaces"]["macs"]["52:54:00:00:00:01"]["network-interface-id"],
         "primary-ip-address": "10.0.0.5",
         "private-ipv4s": r#"["10.0.0.5","10.0.1.5"]"#,
+        "vpc-cidr-block": "10.0.0.0/22",
+        "vpc-id": document["vpc-id"],
+        "vpc-ipv6-cidr-blocks": "2001:db8::/64",
         "vswitch-cidr-block": "10.0.0.0/22",
+        "vswitch-id": document["vswitch-id"],
+        "vswitch-ipv6-cidr-block": "2001:db8::/64",
     });
+    assert!(text(&ask(&Guest::of(&record), &format!("{TREE}/vswitch-id"), &[])).starts_with("vsw-"));
     assert_eq!(document["network"]["interfaces"]["macs"]["52:54:00:00:00:01"], expected);
 }
 

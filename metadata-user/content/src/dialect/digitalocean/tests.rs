@@ -40,6 +40,8 @@ fn the_tree_equals_the_document() {
         ("features/dhcp_enabled", "true"),
         ("floating_ip", "ipv4/"),
         ("floating_ip/ipv4/active", "false"),
+        ("reserved_ip", "ipv4/"),
+        ("reserved_ip/ipv4/active", "false"),
         ("interfaces", "private/\npublic/"),
         ("interfaces/private", "0/"),
         ("interfaces/private/0", "ipv4/\nipv6/\nmac\ntype"),

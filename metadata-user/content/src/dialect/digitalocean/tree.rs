@@ -9,7 +9,7 @@ use crate::store::{Call, Live, Outcome};
 
 /// Names at the top of the tree, with the document's members that they show. UpCloud's names, with underscores, are
 /// served but not listed.
-const TOP: [(&str, &str); 11] = [
+const TOP: [(&str, &str); 12] = [
     ("id", "droplet_id"),
     ("hostname", "hostname"),
     ("public-keys", "public_keys"),
@@ -19,12 +19,13 @@ const TOP: [(&str, &str); 11] = [
     ("interfaces", "interfaces"),
     ("dns", "dns"),
     ("floating_ip", "floating_ip"),
+    ("reserved_ip", "reserved_ip"),
     ("tags", "tags"),
     ("features", "features"),
 ];
 
 /// Listing of the top.
-const LISTED: [&str; 11] = [
+const LISTED: [&str; 12] = [
     "id",
     "hostname",
     "user-data",
@@ -34,6 +35,7 @@ const LISTED: [&str; 11] = [
     "interfaces/",
     "dns/",
     "floating_ip/",
+    "reserved_ip/",
     "tags/",
     "features/",
 ];
@@ -62,8 +64,8 @@ impl Tree {
 
     fn listing(&self) -> String {
         let root = self.document.root();
-        let exists =
-            |name: &&str| *name != "floating_ip/" || root.member(|name| name == "floating_ip").is_some();
+        let has_ipv4 = root.member(|name| name == "reserved_ip").is_some();
+        let exists = |name: &&str| has_ipv4 || !name.ends_with("_ip/");
         LISTED.iter().filter(|name| exists(name)).copied().collect::<Vec<_>>().join("\n")
     }
 }
@@ -74,7 +76,7 @@ fn shown(name: &str) -> &str {
 }
 
 /// Returns a scalar, a list with one item per line, or the names below; without a final newline.
-fn text(node: Node<'_>) -> Body {
+pub(in crate::dialect) fn text(node: Node<'_>) -> Body {
     let is_tree = |node: Node<'_>| match node.form() {
         Form::Object => true,
         Form::Array => node.members().iter().any(|(_, member)| member.form() == Form::Object),

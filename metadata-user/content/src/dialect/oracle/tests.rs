@@ -95,17 +95,37 @@ fn vnics_have_the_known_addresses_of_each_version() {
             {"method": "static", "address": "2001:db8::15/64", "gateway": "fe80::1"},
             {"method": "static", "address": "2001:db8::16/64"}]},
         {"id": "n1", "mac": "52:54:00:12:34:57", "addresses": [{"method": "dhcp4"}]},
-        {"id": "n2", "bond": {"links": ["n0", "n1"], "mode": "802.3ad"}},
+        {"id": "n2", "mac": "52:54:00:12:34:58", "addresses": [{"method": "static", "address": "10.0.0.5/24"}]},
+        {"id": "n3", "bond": {"links": ["n0", "n1"], "mode": "802.3ad"}},
     ]);
-    let vnics = json!([
+    let vnics = document(&record, "vnics");
+    let expected = json!([
         {
             "ipv6Addresses": ["2001:db8::15", "2001:db8::16"], "ipv6SubnetCidrBlock": "2001:db8::/64",
-            "ipv6VirtualRouterIp": "fe80::1", "macAddr": "52:54:00:12:34:56", "vlanTag": 0,
-            "vnicId": "eni-d4dd82cf2995e2454",
+            "ipv6VirtualRouterIp": "fe80::1", "macAddr": "52:54:00:12:34:56", "subnetCidrBlock": "2001:db8::/64",
+            "vlanTag": 0, "vnicId": "eni-d4dd82cf2995e2454",
         },
-        {"macAddr": "52:54:00:12:34:57", "vlanTag": 1, "vnicId": "eni-934f3e5b19ddc5963"},
+        {
+            "macAddr": "52:54:00:12:34:58", "privateIp": "10.0.0.5", "subnetCidrBlock": "10.0.0.0/24",
+            "virtualRouterIp": "", "vlanTag": 2, "vnicId": vnics[1]["vnicId"],
+        },
     ]);
-    assert_eq!(document(&record, "vnics"), vnics);
+    assert_eq!(vnics, expected);
+}
+
+#[test]
+fn a_first_nic_with_an_unknown_lease_has_a_subnet_and_no_ipv6_router() {
+    let leased = json!({"method": "dhcp4"});
+    let fixed = json!({"method": "static", "address": "2001:db8::15/64", "gateway": "fe80::1"});
+    for addresses in [json!([]), json!([leased]), json!([leased, fixed])] {
+        let mut record = full();
+        record["network"]["nics"] = json!([{"id": "n0", "mac": "52:54:00:12:34:56", "addresses": addresses}]);
+        let vnic = document(&record, "vnics")[0].clone();
+        assert_eq!(vnic["subnetCidrBlock"], "0.0.0.0/0", "{addresses}");
+        for absent in ["privateIp", "ipv6VirtualRouterIp", "ipv6SubnetCidrBlock"] {
+            assert!(vnic.get(absent).is_none(), "{absent} of {addresses}");
+        }
+    }
 }
 
 #[test]

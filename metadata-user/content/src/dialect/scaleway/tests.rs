@@ -28,6 +28,35 @@ fn addresses(nic: Value) -> Value {
 }
 
 #[test]
+fn an_unknown_lease_is_the_address_from_which_the_guest_asks() {
+    let leased = json!({"method": "dhcp4"});
+    let fixed = json!({"method": "static", "address": "2001:db8::5/64", "gateway": "fe80::1"});
+    for (list, count) in [(json!([leased]), 1), (json!([leased, fixed]), 2), (json!([fixed]), 1)] {
+        let is_leased = list[0] == leased;
+        let found = addresses(json!({"id": "n0", "mac": "52:54:00:12:34:56", "addresses": list}));
+        let found = found.as_array().expect("a list");
+        assert_eq!(found.len(), count, "{list}");
+        let lease = json!({
+            "address": "10.0.2.15", "dynamic": false, "family": "inet", "gateway": "",
+            "id": "eni-d4dd82cf2995e2454", "netmask": "32", "provisioning_mode": "dhcp",
+        });
+        assert_eq!(found[0] == lease, is_leased, "{list}");
+    }
+}
+
+#[test]
+fn ipv6_addresses_follow_the_leased_one() {
+    let found = addresses(json!({"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [
+        {"method": "static", "address": "2001:db8::5/64", "gateway": "fe80::1"},
+        {"method": "static", "address": "10.0.0.5/24"},
+        {"method": "dhcp4", "address": "10.0.1.5/24"},
+    ]}));
+    let order: Vec<&Value> =
+        found.as_array().expect("a list").iter().map(|entry| &entry["address"]).collect();
+    assert_eq!(order, ["10.0.1.5", "10.0.0.5", "2001:db8::5"]);
+}
+
+#[test]
 fn the_document_is_shell_syntax_unless_the_request_asks_for_json() {
     let mut record = full();
     record["ssh_keys"] = json!([

@@ -64,6 +64,30 @@ fn all_but_the_first_address_are_additional_and_leaves_are_text() {
 }
 
 #[test]
+fn interfaces_are_a_tree_of_texts_without_unknown_values() {
+    let mut record = full();
+    record["network"]["nics"][0]["addresses"] = json!([
+        {"method": "static", "address": "198.51.100.9/24", "gateway": "198.51.100.1"},
+        {"method": "static", "address": "198.51.100.10/25"},
+    ]);
+    let responses = rendered(&record);
+    for (path, text) in [
+        ("/v1/interfaces", Some("0/\n1/")),
+        ("/v1/interfaces/", Some("0/\n1/")),
+        ("/v1/interfaces/0/ipv4/gateway", Some("198.51.100.1")),
+        ("/v1/interfaces/0/ipv4/additional/0/address", Some("198.51.100.10")),
+        ("/v1/interfaces/0/ipv6/address", None),
+        ("/v1/interfaces/1/network-type", Some("private")),
+        ("/v1/interfaces/2", None),
+        ("/v1/region", Some("regioncode")),
+    ] {
+        let answer = get(&responses, path);
+        let found = (answer.status().0 == 200).then(|| answer.body().to_bytes());
+        assert_eq!(found.as_deref(), text.map(str::as_bytes), "{path}");
+    }
+}
+
+#[test]
 fn a_nic_without_ipv4_has_no_ipv4_member() {
     let mut record = full();
     record["network"]["nics"] = json!([
