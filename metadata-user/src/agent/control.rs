@@ -280,7 +280,11 @@ impl ControlLoop {
         let is_ours = self.taking.is_none();
         match timer {
             Timer::Retry => return self.on_retry().map(|()| Turn::Changed),
-            Timer::Guests(now) if is_ours => self.node.follow_guests(now),
+            Timer::Guests(now) if is_ours => {
+                self.node.follow_guests(now);
+                #[cfg(feature = "kubevirt")]
+                self.node.tell_services();
+            }
             Timer::Tend if is_ours && self.synced => self.node.tend(),
             Timer::Guests(_) | Timer::Tend => {}
             Timer::Collect => {

@@ -3,7 +3,9 @@
 use std::collections::{BTreeSet, HashMap};
 
 use metadata_base::port::PortName;
-use tracing::warn;
+use tracing::{info, warn};
+
+use super::state::ABSENT;
 
 /// Ports that wait for another attempt, and the last reason that was logged for each port.
 #[derive(Debug, Default)]
@@ -17,7 +19,11 @@ impl Troubles {
     pub(super) fn report(&mut self, port: &PortName, reason: &str) {
         self.unsettled.insert(port.clone());
         if self.reason(port) != Some(reason) {
-            warn!("port {port}: {reason}");
+            // Each VM's record precedes its tap.
+            match reason {
+                ABSENT => info!("port {port}: {reason}"),
+                _ => warn!("port {port}: {reason}"),
+            }
             self.reasons.insert(port.clone(), reason.to_owned());
         }
     }
