@@ -225,6 +225,12 @@ impl ControlLoop {
 
     async fn on_incoming(&mut self, incoming: Incoming) -> anyhow::Result<Turn> {
         Ok(match incoming {
+            Incoming::PrepareTakeover(done) => {
+                self.node.ports.pin_everything(Instant::now());
+                // The next agent may be gone.
+                _ = done.send(());
+                Turn::Unchanged
+            }
             Incoming::TakeOver(call) => return self.on_takeover(call).await,
             Incoming::Request(Request::Instances(ask)) => {
                 if !ask.answer(&mut self.node) {

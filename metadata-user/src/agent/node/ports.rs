@@ -195,6 +195,11 @@ impl NodePorts {
         self.steering.check(now);
     }
 
+    /// Pins everything, for the next agent.
+    pub(in crate::agent) fn pin_everything(&mut self, now: Instant) {
+        self.steering.check_all(now);
+    }
+
     /// Makes the next check begin at once.
     pub(super) fn check_attachments_soon(&mut self) {
         self.steering.check_soon();
