@@ -353,13 +353,16 @@ impl NodePorts {
                     Err(SteerError::SamePort { other, .. }) if self.rename_closed(port, &other) => {
                         return true;
                     }
+                    Err(error @ SteerError::TakingOver { .. }) => {
+                        self.troubles.wait(port, &error.to_string())
+                    }
                     Err(error) => self.troubles.report(port, &error.to_string()),
                 }
             }
             Ok(Found::Nothing) => {
                 self.detach(port);
                 self.attaching.on_absent(port);
-                self.troubles.report(port, ABSENT);
+                self.troubles.wait(port, ABSENT);
             }
             Err(error) => self.troubles.report(port, &error.to_string()),
         }
