@@ -143,6 +143,7 @@ impl Node {
             hook,
             pace,
             contact: reports,
+            services: None,
         };
         let feed = tokio::spawn(async move { follow(feed, tx).await.expect("the feed runs") });
         let (known, refused) = (BTreeMap::new(), BTreeMap::new());

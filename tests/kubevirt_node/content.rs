@@ -261,6 +261,60 @@ fn a_vm_without_a_launcher_is_reported_until_it_is_served() {
 }
 
 #[test]
+fn an_event_says_ready_once_the_tap_is_attached_and_names_both_macs_of_a_mismatch() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let agent = node.agent();
+    // The record has the MAC of the pod's NIC, and the guest another.
+    let nic = "0a:58:0a:80:00:05";
+    let (mut pod, mut other) = (node.pod_on(1, nic.parse().expect("a MAC")), node.pod(2));
+    let known = pod.vmi_without_mac(Binding::Masquerade);
+    let mut vmi = known.clone();
+    vmi["status"]["interfaces"] = json!([]);
+    pod.secret("# known\n");
+    pod.launch();
+    node.server.put(vmi);
+    let served = other.run("# served\n");
+    eventually_gets(&agent, &served, "/v1/user-data", "# served\n");
+    let reasons = |name: &str| -> Vec<String> {
+        node.server.events_on(name).into_iter().map(|(reason, _)| reason).collect()
+    };
+    wait_for(&agent, "one VM is ready, the other waits for its tap", || {
+        let instances = node.instances()?;
+        let waits = instances.iter().any(|of| of.name == pod.key() && of.state == InstanceState::Waiting);
+        anyhow::ensure!(waits && reasons("guest-2") == ["ImdsReady"], "{instances:?}");
+        Ok(())
+    });
+    assert_eq!(reasons("guest-1"), [""; 0], "it has a record, and no tap");
+    let guest = pod.boot();
+    wait_for(&agent, "it is ready with its tap", || {
+        anyhow::ensure!(reasons("guest-1") == ["ImdsReady"], "{:?}", reasons("guest-1"));
+        Ok(())
+    });
+    let both = [nic.to_owned(), pod.identity.mac.to_string()];
+    wait_for(&agent, "both MACs", || {
+        // Each attempt sends frames; the programs report the first, second, fourth, eighth….
+        let _dropped = guest.fetch("/v1/user-data", std::time::Duration::from_millis(500));
+        let events = node.server.events_on("guest-1");
+        let named = |(reason, text): &(String, String)| {
+            reason == "ImdsDegraded" && both.iter().all(|mac| text.contains(mac))
+        };
+        anyhow::ensure!(events.last().is_some_and(named), "{events:?}");
+        Ok(())
+    });
+    node.server.put(known);
+    eventually_gets(&agent, &guest, "/v1/user-data", "# known\n");
+    wait_for(&agent, "it is ready again", || {
+        let reasons = reasons("guest-1");
+        anyhow::ensure!(reasons == ["ImdsReady", "ImdsDegraded", "ImdsReady"], "{reasons:?}");
+        Ok(())
+    });
+    assert!(!agent.log().contains("WARN port"), "a tap that appears later is no fault:\n{}", agent.log());
+}
+
+#[test]
 fn an_unservable_vm_is_reported_in_the_status_and_in_an_event() {
     if !may_run() {
         return;

@@ -2,6 +2,8 @@
 
 use anyhow::ensure;
 use serde_json::json;
+use support::guest::Route;
+use support::pod::Binding;
 
 use crate::node::{
     ELSEWHERE, HERE, MIGRATES_TO, Node, RUNS_ON, eventually_gets, gets, may_run, times_logged, wait_for,
@@ -96,6 +98,43 @@ fn a_migration_target_answers_before_and_after_the_vm_arrives() {
         Ok(())
     });
     assert_eq!(times_logged(&agent, "detached port="), 0, "{}", agent.log());
+}
+
+#[test]
+fn a_guest_is_served_after_its_migration_by_the_mac_of_its_first_pod() {
+    if !may_run() {
+        return;
+    }
+    for binding in [Binding::Masquerade, Binding::Bridge] {
+        let node = Node::new();
+        let agent = node.agent();
+        let mut pod = node.pod_on(1, "0a:58:0a:80:00:05".parse().expect("a MAC"));
+        pod.secret("# moved\n");
+        pod.launch();
+        let guest = pod.boot_as(binding, Route::OnLink);
+        let arrived = pod.vmi_without_mac(binding);
+        let mut coming = arrived.clone();
+        coming["metadata"]["labels"] = json!({RUNS_ON: ELSEWHERE, MIGRATES_TO: HERE});
+        coming["status"]["activePods"]["pod-of-the-source"] = ELSEWHERE.into();
+        node.server.put(coming);
+        eventually_gets(&agent, &guest, PATH, "# moved\n");
+        // The next agent knows the MAC before the API server answers.
+        wait_for(&agent, "the VMI is saved", || {
+            ensure!(node.saved_vmis().contains(&pod.uid), "it is not saved yet");
+            Ok(())
+        });
+        node.server.be_away(true);
+        agent.kill().expect("it ran until now");
+        let agent = node.agent();
+        eventually_gets(&agent, &guest, PATH, "# moved\n");
+        node.server.be_away(false);
+        node.server.put(arrived);
+        wait_for(&agent, "the API server is back", || {
+            ensure!(node.status()?.api_server.is_some_and(|server| server.failing.is_none()), "it is not");
+            Ok(())
+        });
+        gets(&guest, PATH, "# moved\n").expect("it is active");
+    }
 }
 
 #[test]

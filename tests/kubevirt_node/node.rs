@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use metadata_common::mac::Mac;
 use metadata_control::instances::Instance;
 use metadata_control::status::Status;
 use metadata_feed::pods::{NicNames, names_of};
@@ -140,9 +141,14 @@ impl Node {
 
     /// Creates a pod with a NIC but without launcher and tap.
     pub(crate) fn pod(&self, number: u16) -> Pod<'_> {
+        self.pod_on(number, Identity::of(number).mac)
+    }
+
+    /// Like [`Node::pod`], with a NIC of another MAC than the guest's.
+    pub(crate) fn pod_on(&self, number: u16, nic: Mac) -> Pod<'_> {
         let identity = Identity::of(number);
         let network = PodNetwork::new(self.host.ns()).expect("a namespace");
-        let outer = network.add_nic(&primary(), identity.mac).expect("a NIC");
+        let outer = network.add_nic(&primary(), nic).expect("a NIC");
         Pod { node: self, uid: fresh_uid(), identity, network, outer, launcher: None }
     }
 }
@@ -167,6 +173,22 @@ impl<'a> Pod<'a> {
     pub(crate) fn vmi(&self) -> Value {
         let mut vmi = vmi(&self.identity, &self.uid);
         vmi["spec"]["volumes"] = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
+        vmi
+    }
+
+    /// [`Pod::vmi`] without `macAddress`, as KubeVirt has it once the domain runs: the status has the guest's MAC.
+    pub(crate) fn vmi_without_mac(&self, binding: Binding) -> Value {
+        let mut vmi = self.vmi();
+        let binding = match binding {
+            Binding::Masquerade => "masquerade",
+            Binding::Bridge => "bridge",
+        };
+        vmi["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", binding: {}}]);
+        vmi["status"]["phase"] = "Running".into();
+        vmi["status"]["interfaces"] = json!([{
+            "infoSource": "domain", "ipAddress": "10.244.1.20", "ipAddresses": ["10.244.1.20"], "linkState": "up",
+            "mac": self.identity.mac.to_string(), "name": "default", "podInterfaceName": "eth0", "queueCount": 1,
+        }]);
         vmi
     }
 

@@ -48,9 +48,15 @@ impl Node {
 
     /// Starts an agent for the records in `records`; state and sockets stay in the node's directory.
     pub(crate) fn agent_for(&self, records: &Path) -> Agent<'_> {
+        self.agent_with(records, &[])
+    }
+
+    /// Like [`Node::agent_for`], with more arguments.
+    pub(crate) fn agent_with(&self, records: &Path, more: &[&str]) -> Agent<'_> {
         let mut words = agent::arguments_with_pins(self.records.path(), &self.ports, &self.bpffs.pins());
         let given = words.iter().position(|word| word == "--records").expect("it is given");
         words[given + 1] = records.into();
+        words.extend(more.iter().map(Into::into));
         let binary = agent::binary().expect("the agent is built");
         Agent::start_binary(&binary, self.host.ns(), words).expect("an agent")
     }

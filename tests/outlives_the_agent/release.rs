@@ -50,6 +50,40 @@ fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one(
 }
 
 #[test]
+fn a_takeover_after_an_abandoned_uninstall_serves_old_and_new_guests() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let identities = [Identity::of(0), Identity::of(1)];
+    let node = Node::new(&identities);
+    let agent = node.agent();
+    let boot = |identity: &Identity| Guest::boot(&node.host, &Spec::of(identity)).expect("a guest");
+    let old = boot(&identities[0]);
+    eventually(PATIENCE, || fetch_own(&old)).expect("an answer");
+    let released = node.release(&["--force"]);
+    let said = String::from_utf8_lossy(&released.stdout).into_owned();
+    assert!(released.status.success() && said.contains("an agent runs and keeps the programs"), "{said}");
+    assert!(!said.contains("from their devices"), "nothing was detached: {said}");
+    fetch_own(&old).expect("it is still served");
+    // Nobody deletes the DaemonSet: VMs start, and the next rollout comes within the grace of the release.
+    let new = boot(&identities[1]);
+    eventually(PATIENCE, || fetch_own(&new)).unwrap_or_else(|error| panic!("{error:#}\n{}", agent.log()));
+    let next = node.agent_with(node.records.path(), &["--takeover"]);
+    let (status, log) = agent.ended(PATIENCE).expect("it hands over");
+    assert!(status.success(), "{log}");
+    for guest in [&old, &new] {
+        eventually(PATIENCE, || fetch_own(guest)).unwrap_or_else(|error| panic!("{error:#}\n{}", next.log()));
+    }
+    assert_eq!(node.bpffs.port_links().len(), 2, "{}", next.log());
+    next.kill().expect("killed");
+    let ear = broadcast_listener(&node.host);
+    for guest in [&old, &new] {
+        guest.fetch(PATH, Duration::from_secs(1)).expect_err("no agent answers");
+    }
+    assert_eq!(metadata_frames(&ear), 0, "its taps are closed");
+}
+
+#[test]
 fn release_finds_the_pins_by_run_directory_or_configuration() {
     if !privileged::or_skip() {
         return;

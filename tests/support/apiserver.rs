@@ -329,6 +329,15 @@ impl ApiServer {
         self.shared.lock().events.iter().map(text).collect()
     }
 
+    /// The Events about an object in order: reason and message.
+    #[must_use]
+    pub fn events_on(&self, name: &str) -> Vec<(String, String)> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let shared = self.shared.lock();
+        let events = shared.events.iter().filter(|event| event["involvedObject"]["name"] == name);
+        events.map(|event| (text(&event["reason"]), text(&event["message"]))).collect()
+    }
+
     /// The ConfigMap that was applied last under `namespace/name`.
     #[must_use]
     pub fn config_map(&self, name: &str) -> Option<Value> {

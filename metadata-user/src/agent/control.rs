@@ -225,6 +225,12 @@ impl ControlLoop {
 
     async fn on_incoming(&mut self, incoming: Incoming) -> anyhow::Result<Turn> {
         Ok(match incoming {
+            Incoming::PrepareTakeover(done) => {
+                self.node.ports.pin_everything(Instant::now());
+                // The next agent may be gone.
+                _ = done.send(());
+                Turn::Unchanged
+            }
             Incoming::TakeOver(call) => return self.on_takeover(call).await,
             Incoming::Request(Request::Instances(ask)) => {
                 if !ask.answer(&mut self.node) {
@@ -280,7 +286,11 @@ impl ControlLoop {
         let is_ours = self.taking.is_none();
         match timer {
             Timer::Retry => return self.on_retry().map(|()| Turn::Changed),
-            Timer::Guests(now) if is_ours => self.node.follow_guests(now),
+            Timer::Guests(now) if is_ours => {
+                self.node.follow_guests(now);
+                #[cfg(feature = "kubevirt")]
+                self.node.tell_services();
+            }
             Timer::Tend if is_ours && self.synced => self.node.tend(),
             Timer::Guests(_) | Timer::Tend => {}
             Timer::Collect => {

@@ -18,7 +18,9 @@ use metadata_feed::proxmox::outlook::Outlook;
 use metadata_feed::publisher::Publisher;
 use metadata_feed::{FeedError, FeedEvent, directory, libvirt, proxmox};
 #[cfg(feature = "kubevirt")]
-use metadata_feed::{kubevirt, pods::Inlets};
+use metadata_feed::{kubevirt, kubevirt::core::Services, pods::Inlets};
+#[cfg(feature = "kubevirt")]
+use tokio::sync::watch;
 
 /// Limit on queued events of one feed. A feed waits while its queue is full.
 pub(super) const FEED_QUEUE: usize = 1_024;
@@ -77,9 +79,11 @@ impl Feeds {
             if options.watch {
                 node.reporter.set_api_server(contact.clone());
             }
+            let (told, services) = watch::channel(Services::new());
+            node.services = options.events.then_some(told);
             tasks.spawn(async move {
                 let state = (state.as_deref(), saves);
-                Ok(kubevirt::serve((options, inlets), limits, state, contact, publisher).await?)
+                Ok(kubevirt::serve((options, inlets), limits, state, (contact, services), publisher).await?)
             });
         }
         feeds

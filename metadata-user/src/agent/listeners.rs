@@ -6,11 +6,11 @@ use std::time::Duration;
 use anyhow::Context as _;
 use axum::Router;
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::endpoint::{self, ControlSocket, PageHosts, Registrar, Request, Routers};
-use super::handover::{Call, TakeoverListener};
+use super::handover::{Call, TakeoverCall, TakeoverListener};
 use super::health::Health;
 use crate::config::Config;
 use crate::identity::{self, Publication};
@@ -102,7 +102,10 @@ pub(super) async fn next(listeners: &mut Option<Listeners>) -> Incoming {
     let Some(listeners) = listeners else { return std::future::pending().await };
     tokio::select! {
         Some(request) = listeners.requests.recv() => Incoming::Request(request),
-        call = listeners.takeover.call() => Incoming::TakeOver(call),
+        call = listeners.takeover.call() => match call {
+            TakeoverCall::Prepare(done) => Incoming::PrepareTakeover(done),
+            TakeoverCall::Ready(call) => Incoming::TakeOver(call),
+        },
     }
 }
 
@@ -110,6 +113,8 @@ pub(super) async fn next(listeners: &mut Option<Listeners>) -> Incoming {
 pub(super) enum Incoming {
     /// A request to the control loop.
     Request(Request),
+    /// An agent that is about to look for pins.
+    PrepareTakeover(oneshot::Sender<()>),
     /// An agent that is ready to take over.
     TakeOver(Call),
 }

@@ -22,10 +22,14 @@ use metadata_control::instances::Instance;
 use metadata_control::status::{About, Status};
 use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
+#[cfg(feature = "kubevirt")]
+use metadata_feed::kubevirt::core::Services;
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::Changed;
 use metadata_steer::SteerError;
 use tokio::sync::oneshot;
+#[cfg(feature = "kubevirt")]
+use tokio::sync::watch;
 
 use super::health::Health;
 use crate::config::Config;
@@ -47,12 +51,22 @@ pub(super) struct Node {
     /// Reports on both.
     pub(super) reporter: Reporter,
     waiting: Waiting,
+    /// Where the feed of KubeVirt learns how its VMs are served.
+    #[cfg(feature = "kubevirt")]
+    pub(super) services: Option<watch::Sender<Services>>,
 }
 
 impl Node {
     #[must_use]
     pub(super) fn new(catalogue: Catalogue, ports: NodePorts, reporter: Reporter) -> Self {
-        Self { ports, catalogue, reporter, waiting: Waiting::default() }
+        Self {
+            ports,
+            catalogue,
+            reporter,
+            waiting: Waiting::default(),
+            #[cfg(feature = "kubevirt")]
+            services: None,
+        }
     }
 
     /// Saves state and frees memory that is no longer used. Call it about once a minute.
@@ -117,6 +131,18 @@ impl Node {
         self.reporter.note_loads(self.ports.workers());
         self.ports.follow_guests(now);
         self.ports.check_attachments(now);
+    }
+
+    /// Tells the feed of KubeVirt how its VMs are served.
+    #[cfg(feature = "kubevirt")]
+    pub(super) fn tell_services(&self) {
+        let Some(services) = &self.services else { return };
+        let now = self.view().services(Source::Kubevirt);
+        services.send_if_modified(|told| {
+            let is_new = *told != now;
+            *told = now;
+            is_new
+        });
     }
 
     /// Compares everything that is attached and pinned with what the kernel has, now instead of at the next tick.

@@ -234,6 +234,16 @@ impl Steering {
         self.checks.last = None;
     }
 
+    /// Checks everything at once, and pins again what a forced release unpinned. For a takeover: the next agent needs every
+    /// pin, and a forced release was followed by another start, not by the end of the agent.
+    pub fn check_all(&mut self, now: Instant) {
+        self.check_soon();
+        self.check(now);
+        while self.checks.last.is_some() {
+            self.check(now);
+        }
+    }
+
     /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. Call it every two seconds.
     /// Does nothing between two rounds, and during a takeover.
     pub fn check(&mut self, now: Instant) {

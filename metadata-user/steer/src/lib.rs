@@ -485,6 +485,15 @@ impl Steering {
         self.tables.counters()
     }
 
+    /// A MAC from which frames to the metadata addresses arrive on an attached port, although it is not registered there:
+    /// they are dropped. `None` if none was noticed lately.
+    #[must_use]
+    pub fn unknown_sender_on(&self, port: &PortName) -> Option<Mac> {
+        let attached = self.ports.get(port)?;
+        let sender = self.logs.senders().on(attached.key, std::time::Instant::now());
+        sender.filter(|mac| !attached.slots.contains_key(mac))
+    }
+
     /// Starts a task that turns log records of the eBPF programs into tracing events. It ends when this value is
     /// dropped.
     ///

@@ -86,7 +86,8 @@ pub enum PinsError {
     /// There is nothing to take over.
     #[error(
         "cannot take over the pins in {}: {reason}; the running agent goes on: to replace it, stop it and start this \
-         one without --takeover (ports stay closed in between)", path.display()
+         one again; in a DaemonSet, delete the pod of the running one (ports that are pinned stay closed in between)",
+        path.display()
     )]
     NothingToTakeOver {
         /// The configured directory.

@@ -221,6 +221,7 @@ impl Steering {
     ) -> Result<(), SteerError> {
         let remains = programs.take_off();
         let removed = self.tables.remove_port(key);
+        self.logs.senders().forget(key);
         if !is_off || !remains.is_empty() || removed.is_err() {
             self.object.retire(cookie);
         }

@@ -36,7 +36,7 @@ pub use job::{Job, JobResult};
 use metadata_content::record::{Limits, Record};
 use queue::TranslationQueue;
 pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
-pub use report::{Reason, Report};
+pub use report::{Reason, Report, Service, Services};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
 pub const MAX_VMIS: usize = 4_096;
@@ -53,6 +53,11 @@ pub const MAX_PODS: usize = 4;
 pub const LINGER: Duration = Duration::from_secs(5);
 /// How long problems of a new pod are not reported: its volumes, taps and MACs appear one after the other.
 pub const GRACE: Duration = Duration::from_secs(10);
+/// How long the NIC of a pod counts after it has vanished. For a bridge, KubeVirt renames the pod's NIC, and then makes
+/// another device of its name and MAC. On a busy node that takes seconds.
+pub const NIC_KEPT: Duration = Duration::from_secs(60);
+/// Most vanished NICs of a pod that are kept.
+pub const MAX_VANISHED: usize = 32;
 
 /// Which source named a VMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -92,6 +97,8 @@ pub struct Core {
     limits: Arc<Limits>,
     read: Arc<dyn ReadVolumes>,
     admit: Admit,
+    /// How the agent serves each record; `None` if it does not say so, and every record counts as served.
+    services: Option<Services>,
     shares: Shares,
     queue: TranslationQueue,
     vmis: BTreeMap<String, Known>,
@@ -189,6 +196,7 @@ impl Core {
             limits: Arc::new(limits),
             read,
             admit: Box::new(|_, _| Ok(())),
+            services: None,
             shares: Shares::new(),
             queue: TranslationQueue::new(),
             vmis: BTreeMap::new(),
@@ -204,6 +212,29 @@ impl Core {
     #[must_use]
     pub fn admitting(self, admit: Admit) -> Self {
         Self { admit, ..self }
+    }
+
+    /// Reports no VM as served until the agent says so ([`served`](Self::served)). The default counts every record as
+    /// served.
+    #[must_use]
+    pub fn told_of_services(self) -> Self {
+        Self { services: Some(Services::new()), ..self }
+    }
+
+    /// Handles how the agent serves the records now.
+    pub fn served(&mut self, services: Services, now: Instant) {
+        let former = self.services.replace(services).unwrap_or_default();
+        let services = self.services.as_ref();
+        let is_new = |instance: &Instance| {
+            services.and_then(|services| services.get(&instance.key)) != former.get(&instance.key)
+        };
+        let changed = self.vmis.iter().flat_map(|(key, known)| {
+            let changed = known.instances.iter().filter(|(_, instance)| is_new(instance));
+            changed.map(move |(uid, _)| (key.clone(), uid.clone()))
+        });
+        for (key, uid) in changed.collect::<Vec<_>>() {
+            self.report_problems(&key, &uid, now);
+        }
     }
 
     /// Handles a VMI that is new or has changed.
@@ -310,7 +341,9 @@ impl Core {
         let Some(instance) = known.instances.get_mut(uid) else { return };
         match event {
             PodEvent::Found(pod) | PodEvent::Taps(pod) => {
-                instance.pod = Some(pod);
+                if let Some(due) = instance.find(pod, now) {
+                    self.timers.insert((due, key.clone()));
+                }
                 instance.missing = None;
             }
             PodEvent::Absent => {
@@ -375,7 +408,13 @@ impl Core {
                 continue;
             }
             let uids: Vec<_> = known.instances.keys().cloned().collect();
-            uids.iter().for_each(|uid| self.report_problems(&key, uid, now));
+            for uid in &uids {
+                let instance = self.vmis.get_mut(&key).and_then(|known| known.instances.get_mut(uid));
+                if instance.is_some_and(|instance| instance.forget_vanished(now)) {
+                    self.refresh(&key, uid, now);
+                }
+                self.report_problems(&key, uid, now);
+            }
         }
     }
 
@@ -612,11 +651,19 @@ impl Core {
         let Some(instance) = known.instances.get_mut(uid).filter(|instance| !instance.has_ended()) else {
             return;
         };
+        let service = match &self.services {
+            Some(services) => services.get(&instance.key).unwrap_or(&Service::Waiting),
+            None => &Service::Ready,
+        };
         let due = instance.since + GRACE;
         if now < due && instance.problems().any(Problem::may_pass) {
             self.timers.insert((due, key.to_owned()));
         }
-        self.actions.extend(instance.complain(&known.vmi, now >= due));
+        if let Some(due) = instance.note(service, now) {
+            self.timers.insert((due, key.to_owned()));
+        }
+        self.actions.extend(instance.complain(now >= due));
+        self.actions.extend(instance.report(&known.vmi, service, now).map(Action::Report));
     }
 
     /// Takes back that a version was refused under the VMI's key.

@@ -64,8 +64,9 @@ mod tests {
     fn vmis() -> Vec<Vmi> {
         let vmi = include_bytes!("translate/fixtures/vmi.json");
         let mut first = Vmi::read(vmi).expect("a VMI");
-        // Release 0.1.0 did not keep owner references. It ignores them, so they need no version of their own.
+        // Release 0.1.0 kept neither owner references nor MACs. It ignores them, so they need no version of their own.
         first.metadata.owner_references = None;
+        first.status.interfaces.iter_mut().for_each(|nic| nic.mac = None);
         let mut second = first.clone();
         second.metadata.name = "web-2".into();
         vec![first, second]

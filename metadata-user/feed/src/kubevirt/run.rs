@@ -7,12 +7,12 @@ use std::time::{Duration, SystemTime};
 
 use metadata_base::share::ShareReport;
 use metadata_common::mac::Mac;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::core::{Action, Core, JobResult, Origin};
+use super::core::{Action, Core, JobResult, Origin, Services};
 use super::events::Reports;
 use super::hook::{self, Call, Point};
 use super::volumes::ReadVolumes;
@@ -59,6 +59,8 @@ pub struct Feed {
     pub pace: Pace,
     /// Where the feed reports the state of the API server.
     pub contact: Arc<Contact>,
+    /// How the agent serves the records, which Events report. Without it every record counts as served.
+    pub services: Option<watch::Receiver<Services>>,
 }
 
 /// Finds the launchers of pods; [`Pods`] implements it.
@@ -99,7 +101,7 @@ pub async fn serve(
     (options, inlets): (Options, Inlets),
     limits: Limits,
     (state, saves): (Option<&Path>, SaveQueue),
-    contact: Arc<Contact>,
+    (contact, services): (Arc<Contact>, watch::Receiver<Services>),
     tx: impl Into<Publisher>,
 ) -> Result<(), FeedError> {
     let places = places(&options)?;
@@ -113,8 +115,10 @@ pub async fn serve(
         Pods::start_with(places, inlets).map_err(|error| FeedError::Vm { reason: error.to_string() })?;
     let kept = state.map(|state| state.join(kept::FILE));
     let (launchers, pace) = (Box::new(pods), Pace::DEFAULT);
-    follow(Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact }, tx)
-        .await
+    let services = Some(services);
+    let feed =
+        Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact, services };
+    follow(feed, tx).await
 }
 
 /// The directories where pods are found. No VM can be served without kubelet's directory of pods.
@@ -159,7 +163,8 @@ pub fn node(options: &Options) -> Result<String, FeedError> {
 /// The node has no name, or the client cannot be configured. An unreachable server is not an error.
 pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     let tx = tx.into();
-    let Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact } = feed;
+    let Feed { options, limits, kept, saves, volumes, launchers, pod_events, hook, pace, contact, services } =
+        feed;
     let node = node(&options)?;
     let writes_events = options.watch && options.events;
     let volumes = Arc::new(VolumeCache::new(volumes));
@@ -183,9 +188,11 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let generation = u64::try_from(since.as_millis()).unwrap_or(0);
     let now = Instant::now();
+    let core = Core::new(node, options, limits, generation, Arc::clone(&volumes) as Arc<dyn ReadVolumes>);
+    let core = if services.is_some() { core.told_of_services() } else { core };
     let mut run = Run {
-        core: Core::new(node, options, limits, generation, Arc::clone(&volumes) as Arc<dyn ReadVolumes>)
-            .admitting(admit),
+        core: core.admitting(admit),
+        services,
         freed: tx.freed(),
         tx,
         writes: writes_events,
@@ -211,6 +218,8 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
 
 struct Run {
     core: Core,
+    /// How the agent serves the records.
+    services: Option<watch::Receiver<Services>>,
     tx: Publisher,
     freed: Freed,
     /// The reports to write as Events.
@@ -250,6 +259,16 @@ async fn ended(translating: &mut Option<JoinHandle<JobResult>>) -> JobResult {
     }
 }
 
+/// The next state of the agent's service; never returns if the agent does not say.
+async fn next(services: &mut Option<watch::Receiver<Services>>) -> Services {
+    if let Some(receiver) = services
+        && receiver.changed().await.is_ok()
+    {
+        return receiver.borrow_and_update().clone();
+    }
+    std::future::pending().await
+}
+
 impl Run {
     /// Starts with the VMIs of the kept file.
     fn restore(&mut self) {
@@ -284,6 +303,7 @@ impl Run {
                     self.translating = None;
                     self.core.translated(result, Instant::now().into_std());
                 }
+                services = next(&mut self.services) => self.core.served(services, Instant::now().into_std()),
                 () = self.freed.wait() => {
                     self.core.freed(|tenant| self.tx.free_for(tenant), Instant::now().into_std());
                 }
@@ -474,6 +494,7 @@ mod tests {
         let core = Core::new("n".into(), Options::default(), Limits::DEFAULT, 0, Arc::new(read));
         let mut run = Run {
             core,
+            services: None,
             freed: tx.freed(),
             tx,
             reports: Reports::new(),

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use metadata_common::mac::Mac;
 use metadata_content::parser;
 use serde::de::{Deserializer, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
@@ -424,13 +425,55 @@ pub struct Status {
     pub interfaces: Vec<StatusInterface>,
 }
 
-/// One of `status.interfaces`. It omits `mac`, which arrives late and may come from the guest agent.
+/// One of `status.interfaces`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
-#[serde(default, rename_all = "camelCase")]
-#[expect(missing_docs, reason = "the names are the API's")]
+#[serde(from = "RawStatusInterface", into = "RawStatusInterface")]
 pub struct StatusInterface {
+    /// The NIC's name in the VMI; `None` for an interface that only the guest agent knows.
     pub name: Option<String>,
+    /// The name of the pod's NIC.
     pub pod_interface_name: Option<String>,
+    /// The MAC of the NIC in the libvirt domain. `None` before the domain runs, and for a MAC that the guest agent alone
+    /// reports: that one is the guest's word.
+    pub mac: Option<Mac>,
+}
+
+/// What `infoSource` lists, separated by commas, if libvirt's domain has the interface.
+const FROM_DOMAIN: &str = "domain";
+
+/// [`StatusInterface`] as the API has it.
+#[derive(Clone, Default, Deserialize, Serialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawStatusInterface {
+    name: Option<String>,
+    pod_interface_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mac: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    info_source: Option<String>,
+}
+
+impl From<RawStatusInterface> for StatusInterface {
+    fn from(raw: RawStatusInterface) -> Self {
+        let RawStatusInterface { name, pod_interface_name, mac, info_source } = raw;
+        let sources = info_source.unwrap_or_default();
+        let is_from_domain = sources.split(',').any(|source| source.trim() == FROM_DOMAIN);
+        let mac = mac.filter(|_| is_from_domain && name.is_some()).as_deref().and_then(station_mac);
+        Self { name, pod_interface_name, mac }
+    }
+}
+
+impl From<StatusInterface> for RawStatusInterface {
+    fn from(StatusInterface { name, pod_interface_name, mac }: StatusInterface) -> Self {
+        let info_source = mac.map(|_| FROM_DOMAIN.to_owned());
+        Self { name, pod_interface_name, mac: mac.map(|mac| mac.to_string()), info_source }
+    }
+}
+
+/// Parses the MAC of one station, with colons or hyphens: Go's `net.ParseMAC`, by which KubeVirt reads it, accepts both.
+pub(super) fn station_mac(text: &str) -> Option<Mac> {
+    let mac: Mac = text.replace('-', ":").parse().ok()?;
+    (!mac.is_group() && mac != Mac::default()).then_some(mac)
 }
 
 /// Decodes `null` like an absent field.
@@ -502,6 +545,33 @@ mod tests {
             let vmi = json!({"spec": {"domain": {"devices": {"interfaces": [given]}}}});
             let vmi = Vmi::from_value(vmi).expect("a VMI");
             assert_eq!(vmi.spec.domain.devices.interfaces[0].binding(), binding, "{given}");
+        }
+    }
+
+    #[test]
+    fn the_mac_of_a_status_entry_is_that_of_the_domain_or_none() {
+        let guest_agent = "02:00:00:00:00:01";
+        let cases = [
+            (json!({"name": "a", "mac": guest_agent, "infoSource": "domain"}), true),
+            (json!({"name": "a", "mac": guest_agent, "infoSource": "domain, guest-agent"}), true),
+            (json!({"name": "a", "mac": guest_agent, "infoSource": "multus-status,domain"}), true),
+            (json!({"name": "a", "mac": "02-00-00-00-00-01", "infoSource": "domain"}), true),
+            (json!({"name": "a", "mac": guest_agent, "infoSource": "guest-agent"}), false),
+            (json!({"name": "a", "mac": guest_agent, "infoSource": "subdomain"}), false),
+            (json!({"name": "a", "mac": guest_agent}), false),
+            (json!({"mac": guest_agent, "infoSource": "domain"}), false),
+            (json!({"name": "a", "mac": "01:00:00:00:00:01", "infoSource": "domain"}), false),
+            (json!({"name": "a", "mac": "00:00:00:00:00:00", "infoSource": "domain"}), false),
+            (json!({"name": "a", "mac": "none", "infoSource": "domain"}), false),
+            (json!({"name": "a", "mac": null, "infoSource": null}), false),
+        ];
+        for (given, is_known) in cases {
+            let vmi = json!({"metadata": {"name": "a", "namespace": "b"}, "status": {"interfaces": [given]}});
+            let vmi = Vmi::from_value(vmi).expect("a VMI");
+            let mac = vmi.status.interfaces[0].mac.map(|mac| mac.to_string());
+            assert_eq!(mac.as_deref(), is_known.then_some(guest_agent), "{given}");
+            // The next agent must know it too, before the API server answers.
+            assert_eq!(Vmi::read(&serde_json::to_vec(&vmi).expect("JSON")), Ok(vmi), "{given}");
         }
     }
 

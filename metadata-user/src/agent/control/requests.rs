@@ -54,7 +54,7 @@ pub(super) async fn answer_all(
         tokio::select! {
             incoming = listeners::next(listeners) => match incoming {
                 Incoming::Request(request) => answer(node, health, request),
-                Incoming::TakeOver(_) => {}
+                Incoming::TakeOver(_) | Incoming::PrepareTakeover(_) => {}
             },
             _ = audit.tick() => node.collect(),
         }

@@ -4,11 +4,13 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use metadata_listen::{Places, WhenFull};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 use tracing::{debug, info, warn};
 
 use super::wire::{FromNext, FromPrevious, OLDEST, REMEDY, VERSION, Wire, WireError};
@@ -18,6 +20,9 @@ use crate::agent::endpoint::{ControlSocket, SocketError};
 /// Limit on connections; further ones are closed. Only one may take over; the others get a refusal with the reason.
 const CALLERS: usize = 4;
 
+/// How long the next agent waits at most until every pin is there; shorter than [`HELLO_WITHIN`], its own limit.
+const PREPARED_WITHIN: Duration = Duration::from_secs(2);
+
 /// A connection of an agent that is ready to take over.
 pub(in crate::agent) struct Call {
     pub(in crate::agent) wire: Wire,
@@ -25,9 +30,17 @@ pub(in crate::agent) struct Call {
     pub(in crate::agent) turn: Turn,
 }
 
+/// What the control loop does for the next agent.
+pub(in crate::agent) enum TakeoverCall {
+    /// It is about to look for pins: make those that are missing, then reply.
+    Prepare(oneshot::Sender<()>),
+    /// It is ready.
+    Ready(Call),
+}
+
 /// The listening socket, and the agent that is ready to take over.
 pub(in crate::agent) struct TakeoverListener {
-    calls: mpsc::Receiver<Call>,
+    calls: mpsc::Receiver<TakeoverCall>,
     /// A takeover by another agent or by this one is in progress.
     busy: Arc<AtomicBool>,
     /// Dropping it removes the socket, unless another agent has replaced it.
@@ -47,9 +60,9 @@ impl TakeoverListener {
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> Result<Self, SocketError> {
         let (socket, listener) = ControlSocket::listen_as(run, SOCKET, 0o600, succeeds)?;
-        let (ready, calls) = mpsc::channel(1);
+        let (tx, calls) = mpsc::channel(1);
         let busy = Arc::new(AtomicBool::new(true));
-        tasks.spawn(accept_loop(listener, Shared { side, busy: Arc::clone(&busy), ready }));
+        tasks.spawn(accept_loop(listener, Shared { side, busy: Arc::clone(&busy), calls: tx }));
         Ok(Self { calls, busy, _socket: socket })
     }
 
@@ -58,8 +71,8 @@ impl TakeoverListener {
         self.busy.store(false, Ordering::Relaxed);
     }
 
-    /// Waits for an agent that is ready to take over.
-    pub(in crate::agent) async fn call(&mut self) -> Call {
+    /// Waits for the next step of an agent that takes over.
+    pub(in crate::agent) async fn call(&mut self) -> TakeoverCall {
         match self.calls.recv().await {
             Some(call) => call,
             // The listening task has ended, which ends the agent.
@@ -73,7 +86,7 @@ impl TakeoverListener {
 struct Shared {
     side: u32,
     busy: Arc<AtomicBool>,
-    ready: mpsc::Sender<Call>,
+    calls: mpsc::Sender<TakeoverCall>,
 }
 
 async fn accept_loop(listener: UnixListener, shared: Shared) -> anyhow::Result<()> {
@@ -117,7 +130,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
     match greet(&mut wire, &shared).await {
         Ok(Ok(turn)) => {
             // This fails only if the agent is ending.
-            let _ending = shared.ready.send(Call { wire, turn }).await;
+            let _ending = shared.calls.send(TakeoverCall::Ready(Call { wire, turn })).await;
         }
         Ok(Err(reason)) => {
             info!("refused to hand over: {reason}");
@@ -143,6 +156,12 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
     };
     let own = env!("CARGO_PKG_VERSION").to_owned();
     wire.set_version(version);
+    // The next agent inherits what is pinned, and looks for it after the welcome.
+    let (done, prepared) = oneshot::channel();
+    let sent = shared.calls.send(TakeoverCall::Prepare(done)).await;
+    if sent.is_err() || timeout(PREPARED_WITHIN, prepared).await.is_err() {
+        warn!("the pins are not checked for the next agent: the control loop is busy");
+    }
     wire.send(&FromPrevious::Welcome { version, side: shared.side, release: own }).await?;
     info!(release, "another agent prepares to take over");
     loop {
@@ -179,14 +198,18 @@ pub(super) async fn connect(run: &Path) -> io::Result<Option<UnixStream>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{CALLERS, OLDEST, TakeoverListener, VERSION, Wire, common_version, connect};
+    use super::{
+        CALLERS, Call, OLDEST, TakeoverCall, TakeoverListener, VERSION, Wire, common_version, connect,
+    };
     use crate::agent::handover::wire::{FromNext, FromPrevious, WireError};
     use std::os::unix::fs::PermissionsExt as _;
+    use tokio::sync::mpsc;
     use tokio::task::JoinSet;
 
     struct Bench {
         room: tempfile::TempDir,
         listener: TakeoverListener,
+        ready: mpsc::Receiver<Call>,
         _tasks: JoinSet<anyhow::Result<()>>,
     }
 
@@ -194,8 +217,21 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         std::fs::set_permissions(room.path(), std::fs::Permissions::from_mode(0o700)).expect("a mode");
         let mut tasks = JoinSet::new();
-        let listener = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a listener");
-        Bench { room, listener, _tasks: tasks }
+        let mut listener = TakeoverListener::new(room.path(), 1, false, &mut tasks).expect("a listener");
+        let mut calls = std::mem::replace(&mut listener.calls, mpsc::channel(1).1);
+        let (tx, ready) = mpsc::channel(1);
+        tasks.spawn(async move {
+            while let Some(call) = calls.recv().await {
+                match call {
+                    TakeoverCall::Prepare(done) => done.send(()).expect("it waits for the pins"),
+                    TakeoverCall::Ready(call) => {
+                        tx.send(call).await.map_err(|_| anyhow::anyhow!("closed"))?
+                    }
+                }
+            }
+            Ok(())
+        });
+        Bench { room, listener, ready, _tasks: tasks }
     }
 
     impl Bench {
@@ -224,7 +260,7 @@ mod tests {
         assert!(matches!(welcome, FromPrevious::Welcome { version: VERSION, side: 1, .. }), "{welcome:?}");
         assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"));
         wire.send(&FromNext::Drain).await.expect("sent");
-        let call = bench.listener.call().await;
+        let call = bench.ready.recv().await.expect("a call");
         assert!(is_no(&bench.hello(VERSION, VERSION).await.1, "under way"), "until it failed");
         drop(call.turn);
         assert!(matches!(bench.hello(VERSION, VERSION).await.1, FromPrevious::Welcome { .. }));

@@ -31,7 +31,7 @@ mod wire;
 use std::time::Duration;
 
 pub(super) use give::{End, HandoverState, hand_over};
-pub(super) use listener::{Call, TakeoverListener};
+pub(super) use listener::{Call, TakeoverCall, TakeoverListener};
 pub(super) use succession::Succession;
 pub(super) use take::{PreviousEvent, Takeover};
 

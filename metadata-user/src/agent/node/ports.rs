@@ -195,6 +195,11 @@ impl NodePorts {
         self.steering.check(now);
     }
 
+    /// Pins everything, for the next agent.
+    pub(in crate::agent) fn pin_everything(&mut self, now: Instant) {
+        self.steering.check_all(now);
+    }
+
     /// Makes the next check begin at once.
     pub(super) fn check_attachments_soon(&mut self) {
         self.steering.check_soon();
@@ -348,13 +353,16 @@ impl NodePorts {
                     Err(SteerError::SamePort { other, .. }) if self.rename_closed(port, &other) => {
                         return true;
                     }
+                    Err(error @ SteerError::TakingOver { .. }) => {
+                        self.troubles.wait(port, &error.to_string())
+                    }
                     Err(error) => self.troubles.report(port, &error.to_string()),
                 }
             }
             Ok(Found::Nothing) => {
                 self.detach(port);
                 self.attaching.on_absent(port);
-                self.troubles.report(port, ABSENT);
+                self.troubles.wait(port, ABSENT);
             }
             Err(error) => self.troubles.report(port, &error.to_string()),
         }

@@ -1,18 +1,19 @@
 //! A VMI in one of its pods.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
 use metadata_common::mac::Mac;
 
-use super::{Action, Admit, Reason, Report};
+use super::{Action, Admit, GRACE, MAX_VANISHED, NIC_KEPT, Reason, Report, Service};
 use crate::kubevirt::Vmi;
 use crate::kubevirt::translate::{Outcome, Problem};
-use crate::pods::{Pod, PodUid};
+use crate::pods::{Pod, PodNic, PodUid};
 use crate::{FeedError, FeedEvent};
 use metadata_base::port::PortName;
 use metadata_content::record::Record;
+use metadata_links::inlet;
 
 /// The state of an instance, and what was published of it.
 pub(super) struct Instance {
@@ -21,8 +22,10 @@ pub(super) struct Instance {
     uid: PodUid,
     /// When the pod first appeared in the VMI.
     pub(super) since: Instant,
-    /// The pod, once its launcher is found.
+    /// The pod, once its launcher is found, with the NICs of `vanished`.
     pub(super) pod: Option<Pod>,
+    /// NICs that vanished from the pod, and when.
+    vanished: BTreeMap<String, (PodNic, Instant)>,
     /// Set once a search found no launcher.
     pub(super) absent: bool,
     /// True while its pod is followed, and counts in its namespace's share of pods.
@@ -47,6 +50,8 @@ pub(super) struct Instance {
     complaint: Option<String>,
     /// The reason and message last reported.
     reported: Option<(Reason, String)>,
+    /// Since when the agent has failed to serve it.
+    failing_since: Option<Instant>,
     ended: bool,
 }
 
@@ -57,6 +62,7 @@ impl Instance {
             uid,
             since,
             pod: None,
+            vanished: BTreeMap::new(),
             absent: false,
             is_followed: false,
             is_translated: false,
@@ -69,6 +75,7 @@ impl Instance {
             problems: Vec::new(),
             complaint: None,
             reported: None,
+            failing_since: None,
             ended: false,
         }
     }
@@ -76,6 +83,35 @@ impl Instance {
     /// True if it is in this pod.
     pub(super) fn is(&self, uid: &PodUid) -> bool {
         self.uid == *uid
+    }
+
+    /// Handles the devices of its pod. Returns when to forget the NICs that have vanished from it.
+    pub(super) fn find(&mut self, mut pod: Pod, now: Instant) -> Option<Instant> {
+        let is_inlet = |nic: &PodNic| nic.name == inlet::PORT || nic.name == inlet::POD_END;
+        let former = self.pod.take().map(|pod| pod.nics).unwrap_or_default();
+        for nic in former.into_iter().filter(|nic| !is_inlet(nic)) {
+            if self.vanished.len() < MAX_VANISHED {
+                self.vanished.entry(nic.name.clone()).or_insert((nic, now));
+            }
+        }
+        let is_there = |name: &String| {
+            pod.nics.iter().any(|nic| nic.name == *name) || pod.taps.iter().any(|tap| tap.ifname == *name)
+        };
+        self.vanished
+            .retain(|name, (_, since)| !is_there(name) && now.saturating_duration_since(*since) < NIC_KEPT);
+        pod.nics.extend(self.vanished.values().map(|(nic, _)| nic.clone()));
+        self.pod = Some(pod);
+        self.vanished.values().map(|(_, since)| *since + NIC_KEPT).min()
+    }
+
+    /// Forgets NICs that vanished [`NIC_KEPT`] ago. Returns whether there were any.
+    pub(super) fn forget_vanished(&mut self, now: Instant) -> bool {
+        let is_old = |since: Instant| now.saturating_duration_since(since) >= NIC_KEPT;
+        let old: Vec<_> = self.vanished.extract_if(.., |_, (_, since)| is_old(*since)).collect();
+        if let Some(pod) = &mut self.pod {
+            pod.nics.retain(|nic| old.iter().all(|(name, _)| nic.name != *name));
+        }
+        !old.is_empty()
     }
 
     /// True while its launcher runs.
@@ -184,7 +220,7 @@ impl Instance {
 
     /// Publishes problems that changed, or that none are left. Problems that may pass by themselves count only if `all`
     /// is set.
-    pub(super) fn complain(&mut self, vmi: &Vmi, all: bool) -> Vec<Action> {
+    pub(super) fn complain(&mut self, all: bool) -> Vec<Action> {
         let problems = self.problems().filter(|problem| all || !problem.may_pass());
         let text = problems.map(ToString::to_string).collect::<Vec<_>>().join("; ");
         let key = self.key.clone();
@@ -196,18 +232,35 @@ impl Instance {
         } else if text.is_empty() && self.complaint.take().is_some() {
             actions.push(Action::Publish(self.published()));
         }
-        actions.extend(self.report(vmi, text).map(Action::Report));
         actions
     }
 
-    fn report(&mut self, vmi: &Vmi, complaint: String) -> Option<Report> {
-        let report = match &self.record {
-            _ if !complaint.is_empty() => (Reason::Degraded, complaint),
-            Some(record) => {
-                let nics = record.network.nics.len();
+    /// Notes how the agent serves it. Returns when to report a failure that has begun less than [`GRACE`] ago: a port
+    /// that appears or vanishes cannot be served for a moment.
+    pub(super) fn note(&mut self, service: &Service, now: Instant) -> Option<Instant> {
+        self.failing_since = match service {
+            Service::Failed(_) => self.failing_since.or(Some(now)),
+            Service::Ready | Service::Waiting | Service::Mismatched(_) => None,
+        };
+        self.failing_since.map(|since| since + GRACE).filter(|due| now < *due)
+    }
+
+    /// The report on the complaint last published or, without one, on how the agent serves the record; `None` if nothing
+    /// has changed, or if the VM is neither served nor known to be not.
+    pub(super) fn report(&mut self, vmi: &Vmi, service: &Service, now: Instant) -> Option<Report> {
+        let record = self.record.as_ref();
+        let report = match (&self.complaint, service) {
+            (Some(complaint), _) => (Reason::Degraded, complaint.clone()),
+            (None, Service::Ready) => {
+                let nics = record?.network.nics.len();
                 (Reason::Ready, format!("the VM's metadata is served on {nics} of its NICs"))
             }
-            None => return None,
+            (None, Service::Mismatched(reason)) => (Reason::Degraded, record.map(|_| reason.clone())?),
+            (None, Service::Failed(reason)) => {
+                let is_lasting = self.failing_since.is_some_and(|since| now >= since + GRACE);
+                (Reason::Degraded, record.filter(|_| is_lasting).map(|_| reason.clone())?)
+            }
+            (None, Service::Waiting) => return None,
         };
         if self.reported.as_ref() == Some(&report) {
             return None;

@@ -1,5 +1,7 @@
 //! Reports for the owner of a VMI, as Kubernetes Events.
 
+use std::collections::BTreeMap;
+
 use crate::kubevirt::Vmi;
 
 /// The reason field of an Event.
@@ -52,4 +54,20 @@ impl Report {
         let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
         Self { namespace, name, uid, reason, message }
     }
+}
+
+/// How the agent serves each record of the feed, by the record's key.
+pub type Services = BTreeMap<String, Service>;
+
+/// How the agent serves a record, as the node's steering shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Programs are attached to all of its ports, and requests of its identities get answers.
+    Ready,
+    /// A port does not exist yet, or is about to be attached.
+    Waiting,
+    /// A port cannot be served: the reason. It may pass by itself.
+    Failed(String),
+    /// It is served, but frames of another guest or MAC arrive on a port: both MACs.
+    Mismatched(String),
 }

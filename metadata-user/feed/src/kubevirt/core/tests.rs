@@ -4,6 +4,7 @@ mod data;
 mod launcher;
 mod life;
 mod origins;
+mod replay;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use metadata_base::port::PortName;
-use tracing::warn;
+use tracing::{info, warn};
 
 /// Ports that wait for another attempt, and the last reason that was logged for each port.
 #[derive(Debug, Default)]
@@ -15,11 +15,27 @@ pub(super) struct Troubles {
 impl Troubles {
     /// Schedules another attempt. Logs the reason if it differs from the last one.
     pub(super) fn report(&mut self, port: &PortName, reason: &str) {
-        self.unsettled.insert(port.clone());
-        if self.reason(port) != Some(reason) {
+        if self.note(port, reason) {
             warn!("port {port}: {reason}");
+        }
+    }
+
+    /// Like [`Troubles::report`], for what passes by itself in the course of things: a VM's record precedes its tap, and
+    /// a takeover delays new ports.
+    pub(super) fn wait(&mut self, port: &PortName, reason: &str) {
+        if self.note(port, reason) {
+            info!("port {port}: {reason}");
+        }
+    }
+
+    /// Schedules another attempt. Returns whether the reason differs from the last one.
+    fn note(&mut self, port: &PortName, reason: &str) -> bool {
+        self.unsettled.insert(port.clone());
+        let is_new = self.reason(port) != Some(reason);
+        if is_new {
             self.reasons.insert(port.clone(), reason.to_owned());
         }
+        is_new
     }
 
     /// Begins an attempt. The port is settled unless it is reported again.

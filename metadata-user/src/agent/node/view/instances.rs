@@ -2,6 +2,10 @@
 
 use metadata_content::source::Source;
 use metadata_control::instances::{Instance, Name, PAGE, Page, Port, Vm};
+#[cfg(feature = "kubevirt")]
+use metadata_control::status::{GuestState, PortState};
+#[cfg(feature = "kubevirt")]
+use metadata_feed::kubevirt::core::{Service, Services};
 use metadata_feed::registry::{RecordId, Standing};
 
 use super::View;
@@ -45,6 +49,54 @@ impl View<'_> {
         let last = instances.last().filter(|_| ids.peek().is_some());
         let next = last.map(|last| format!("{}/{}", last.source.name(), last.name));
         Page { instances, next }
+    }
+
+    /// How the records of a source are served, by their keys.
+    #[cfg(feature = "kubevirt")]
+    pub(in crate::agent::node) fn services(self, source: Source) -> Services {
+        let ids = self.catalogue.registry().ids().filter(|id| id.source == source);
+        ids.map(|id| (id.key.to_string(), self.service(id))).collect()
+    }
+
+    #[cfg(feature = "kubevirt")]
+    fn service(self, id: &RecordId) -> Service {
+        match self.catalogue.registry().standing(id) {
+            Some(Standing::InForce) => {}
+            Some(Standing::Shadowed { .. }) => {
+                return Service::Failed("the record of another source takes the place of this VM's".into());
+            }
+            Some(Standing::Rejected) | None => return Service::Waiting,
+        }
+        let (mut are_ready, mut mismatch) = (None, None);
+        for (who, has) in self.catalogue.plan().claims(id) {
+            let IdentityName { port, mac } = who;
+            if !has {
+                return Service::Failed(format!(
+                    "port {}: another VM's record has MAC {mac} there",
+                    spoken(port)
+                ));
+            }
+            let (state, reason) = self.ports.state_of(port);
+            if state == PortState::Error {
+                return Service::Failed(format!("port {}: {}", spoken(port), reason.unwrap_or_default()));
+            }
+            let is_served = state == PortState::Attached && self.ports.guest_state(who) == GuestState::Served;
+            are_ready = Some(are_ready.unwrap_or(true) && is_served);
+            if let Some(found) = self.ports.steering().unknown_sender_on(port) {
+                mismatch.get_or_insert_with(|| {
+                    format!(
+                        "port {}: frames from MAC {found} are dropped, because the VM's NIC has MAC {mac}; set \
+                         `macAddress` of the NIC to the one that the guest uses, or have the guest use the NIC's",
+                        spoken(port)
+                    )
+                });
+            }
+        }
+        match (are_ready, mismatch) {
+            (Some(true), Some(mismatch)) => Service::Mismatched(mismatch),
+            (Some(true), None) => Service::Ready,
+            (Some(false) | None, _) => Service::Waiting,
+        }
     }
 
     fn place(self, who: &IdentityName, has: bool) -> Port {

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{NOTHING, Story, pod, vmi};
 use crate::FeedEvent;
-use crate::kubevirt::core::{Action, GRACE, Origin, Reason};
+use crate::kubevirt::core::{Action, GRACE, NIC_KEPT, Origin, Reason, Service};
 use crate::kubevirt::{Options, Passt};
 use crate::pods::{Pod, PodEvent, PodNic, PodsError};
 use metadata_links::inlet;
@@ -132,4 +132,71 @@ fn an_unwanted_inlet_of_a_pod_is_removed() {
     let left = PodEvent::Found(on_passt(&[inlet::POD_END]));
     assert_eq!(story.pod("p", left), ["inlet p none", "!shop/web", "ImdsDegraded web"]);
     assert!(story.core.is_settled());
+}
+
+/// The reports on how the agent serves the VM now.
+fn serve(story: &mut Story, service: Service) -> Vec<(Reason, String)> {
+    story.core.served([("shop/web".to_owned(), service)].into(), story.now);
+    reports(story)
+}
+
+fn reports(story: &mut Story) -> Vec<(Reason, String)> {
+    story.translate();
+    let reports = story.core.actions().into_iter().filter_map(|action| match action {
+        Action::Report(report) => Some((report.reason, report.message)),
+        _ => None,
+    });
+    reports.collect()
+}
+
+#[test]
+fn a_vm_is_reported_as_ready_once_the_agent_serves_it_and_not_before() {
+    let Story { core, now, disk } = Story::begin();
+    let mut story = Story { core: core.told_of_services(), now, disk };
+    story.apply(Origin::Here, vmi(&["p"]));
+    assert_eq!(story.found("p"), ["+shop/web 101"], "a record is not a served port");
+    let is = |reason, text: &str| vec![(reason, text.to_owned())];
+    let ready = is(Reason::Ready, "the VM's metadata is served on 1 of its NICs");
+    assert_eq!(serve(&mut story, Service::Waiting), []);
+    assert_eq!(serve(&mut story, Service::Ready), ready);
+    assert_eq!(serve(&mut story, Service::Mismatched("a, b".into())), is(Reason::Degraded, "a, b"));
+    assert_eq!(serve(&mut story, Service::Ready), ready);
+    // A failure that passes soon is none.
+    assert_eq!(serve(&mut story, Service::Failed("no".into())), []);
+    assert_eq!(serve(&mut story, Service::Ready), []);
+    assert_eq!(serve(&mut story, Service::Failed("no".into())), []);
+    assert_eq!(story.core.deadline(), Some(story.now + GRACE));
+    story.now += GRACE;
+    story.core.tick(story.now);
+    assert_eq!(reports(&mut story), is(Reason::Degraded, "no"));
+    assert_eq!(serve(&mut story, Service::Ready), ready);
+}
+
+#[test]
+fn a_renamed_nic_of_a_pod_keeps_its_mac_for_a_while() {
+    let mut story = Story::begin();
+    let mut bridged = vmi(&["p"]);
+    bridged["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "default", "bridge": {}}]);
+    story.apply(Origin::Here, bridged);
+    let shown = |nics: &[(&str, u8)]| {
+        let nic = |(name, last): &(&str, u8)| PodNic {
+            name: (*name).into(),
+            kind: "veth".into(),
+            mac: metadata_common::mac::Mac([2, 0, 0, 0, 0, *last]),
+        };
+        Pod { nics: nics.iter().map(nic).collect(), ..pod("p", 42) }
+    };
+    assert_eq!(story.pod("p", PodEvent::Found(shown(&[("eth0", 1)]))), ["+shop/web 101", "ImdsReady web"]);
+    // A busy node: the grace of a new pod is over before KubeVirt sets up its network.
+    story.pass(GRACE * 2);
+    assert_eq!(story.pod("p", PodEvent::Taps(shown(&[("eth0-nic", 9)]))), NOTHING, "renamed");
+    assert_eq!(story.pass(NIC_KEPT / 2), NOTHING);
+    let both = shown(&[("eth0-nic", 9), ("eth0", 1)]);
+    assert_eq!(story.pod("p", PodEvent::Taps(both)), NOTHING, "another stands in for it");
+    assert_eq!(story.pass(NIC_KEPT * 2), NOTHING);
+    // One that stays away is reported in the end; its record stays.
+    assert_eq!(story.pod("p", PodEvent::Taps(shown(&[("eth0-nic", 9)]))), NOTHING);
+    assert_eq!(story.pass(NIC_KEPT), ["watch p", "!shop/web", "ImdsDegraded web"]);
+    // A NIC whose MAC changes has the new one.
+    assert_eq!(story.pod("p", PodEvent::Taps(shown(&[("eth0", 2)]))), ["+shop/web 102", "ImdsReady web"]);
 }
