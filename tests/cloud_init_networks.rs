@@ -30,6 +30,8 @@ use support::seed::seed;
 const RENDERERS: [&str; 5] = ["eni", "sysconfig", "networkd", "network-manager", "netplan"];
 /// Debian releases whose cloud-init renders: 20.4, 22.4, 25.1 and 26.2 or later.
 const SUITES: [&str; 4] = ["bullseye", "bookworm", "trixie", "sid"];
+/// The release whose cloud-init changes without a change of ours: a listed fault that it no longer has is printed only.
+const MOVING: &str = "sid";
 /// Number of machines from the run's own seed, in addition to those that are always the same.
 const RANDOM: usize = 25;
 /// Most differences of one cell that a failure shows.
@@ -103,7 +105,12 @@ fn network_documents_mean_the_same_to_every_renderer() {
         }
         print_table(&version, &cells);
         wrong.extend(unknown(release, &cells, &machines));
-        wrong.extend(stale(release, &cells));
+        let stale = stale(release, &cells);
+        if *suite == MOVING {
+            stale.iter().for_each(|cell| println!("{cell}"));
+        } else {
+            wrong.extend(stale);
+        }
     }
     assert!(wrong.is_empty(), "{} cells are wrong:\n{}", wrong.len(), wrong.join("\n"));
 }
