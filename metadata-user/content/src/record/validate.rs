@@ -45,6 +45,7 @@ pub(super) fn validate(
     validator.counts(record)?;
     validator.hostname(record)?;
     validator.payloads(record)?;
+    validator.systemd(record)?;
     validator.keys(record);
     validator.metadata(record)?;
     validator.nics(record)?;
