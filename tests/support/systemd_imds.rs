@@ -126,7 +126,10 @@ impl SystemdImds {
         let root = self.packages.root();
         let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
         command.args(["sh", "-ec", IMPORT, "sh"]).arg(root);
-        command.env("LD_LIBRARY_PATH", &self.libraries).env("ACTIVATE", root.join(ACTIVATE)).env("FRONT", FRONT);
+        command
+            .env("LD_LIBRARY_PATH", &self.libraries)
+            .env("ACTIVATE", root.join(ACTIVATE))
+            .env("FRONT", FRONT);
         command.arg("-E").arg(format!("LD_LIBRARY_PATH={}", self.libraries.display()));
         for (name, value) in &cloud.properties {
             command.args(["-E", &format!("SYSTEMD_{name}={value}")]);

@@ -9,7 +9,10 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let stamps = facts.records.iter().flat_map(|records| &records.stamps);
     let check = |(stamp, records): (&&'static str, &usize)| {
         let needs = needs(stamp)?;
-        Some(Check::ok("guests", format!("{}, whose guests need {needs}", count(*records, "record"))).of(stamp))
+        Some(
+            Check::ok("guests", format!("{}, whose guests need {needs}", count(*records, "record")))
+                .of(stamp),
+        )
     };
     stamps.filter_map(check).collect()
 }
@@ -39,7 +42,10 @@ fn needs(stamp: &str) -> Option<&'static str> {
         "digitalocean" => "the SMBIOS manufacturer `DigitalOcean`",
         "upcloud" => "the SMBIOS manufacturer `UpCloud`, and DHCP",
         "hetzner" => "the SMBIOS manufacturer `Hetzner` with a numeric serial, and DHCP",
-        "vultr" => "the SMBIOS manufacturer `Vultr` with a numeric serial, and DHCP",
+        "vultr" => {
+            "the SMBIOS manufacturer `Vultr` with a numeric serial, and DHCP, for cloud-init 22.4 with a route to \
+             169.254.169.254/32 (option 121)"
+        }
         "akamai" => "the SMBIOS manufacturer `Akamai` with a numeric serial, and DHCP",
         "nwcs" => "the SMBIOS manufacturer `NWCS`, and DHCP",
         "oracle" => "the SMBIOS chassis asset tag `OracleCloud.com`, and DHCP",
@@ -58,6 +64,8 @@ mod tests {
         for stamp in Smbios::all() {
             assert!(needs(stamp).is_some(), "{stamp}");
         }
-        assert!(needs("cloudstack").is_some_and(|needs| needs.contains("data-server") && needs.contains("54")));
+        assert!(
+            needs("cloudstack").is_some_and(|needs| needs.contains("data-server") && needs.contains("54"))
+        );
     }
 }
