@@ -44,8 +44,9 @@ pub(super) fn validate(
     let mut validator = Validator { text, read_again: 0, limits, warnings: Vec::new() };
     validator.counts(record)?;
     validator.hostname(record)?;
-    validator.payloads(record)?;
+    // Before the payloads, because credentials may have become the user-data.
     validator.systemd(record)?;
+    validator.payloads(record)?;
     validator.keys(record);
     validator.metadata(record)?;
     validator.nics(record)?;
