@@ -197,7 +197,8 @@ fn systemd_imports_the_records_credentials_from_each_cloud() {
     let (mut wrong, mut clouds) = (Vec::new(), 0);
     for cloud in client.clouds().expect("a table").iter().filter(|cloud| !OTHERS.contains(&cloud.name())) {
         clouds += 1;
-        let (found, said) = client.import(&guest, cloud).expect(cloud.name());
+        let (found, said) =
+            client.import(&guest, cloud).unwrap_or_else(|error| panic!("{}: {error:#}", cloud.name()));
         for (path, content) in expected {
             if found.get(path).map(Vec::as_slice) != Some(content) {
                 wrong.push(format!("{} {path}: {:?}; {said}", cloud.name(), found.get(path)));
