@@ -7,7 +7,7 @@ use support::host::Host;
 use support::privileged;
 use support::record::Identity;
 use support::tap::Shape;
-use support::tap_client::storm;
+use support::tap_client::{storm, tagged_storm};
 
 const GUESTS: u16 = 256;
 /// Ends the test if something hangs. Benchmarks measure the storm's speed, this test does not.
@@ -33,6 +33,37 @@ fn workers_share_the_guests_and_all_get_their_own_files() {
         // Slots are assigned round-robin, so each worker has half of the guests; every request is at least one frame.
         let questions = PATHS.len() * usize::from(GUESTS) / 2;
         assert!(frames >= questions as f64, "worker {hub} had {frames} frames");
+    }
+}
+
+#[test]
+fn guests_that_send_priority_tags_are_served_by_each_program() {
+    if !privileged::or_skip() {
+        return;
+    }
+    for (steer, shape) in [("xdp", Shape::default()), ("xdp", Shape::virtio()), ("tcx", Shape::virtio())] {
+        let mut host = Host::new().expect("a node");
+        let records = tempfile::tempdir().expect("a directory");
+        let guest = Identity::of(0);
+        guest.write(records.path(), 1).expect("a record");
+        let taps = host.rack(std::slice::from_ref(&guest), shape).expect("a tap");
+        let mut words =
+            agent::arguments(records.path(), &[PortArgument::new(Host::tap_name(&guest), guest.mac)]);
+        words.extend(["--steer".into(), steer.into()]);
+        let binary = agent::binary().expect("the agent is built");
+        let agent = Agent::start_binary(&binary, host.ns(), words).expect("an agent");
+        let guests = || std::iter::once(guest.clone()).zip(taps.iter().cloned()).collect();
+        // VLAN ID 0, with the priority of background traffic and of voice.
+        for tag in [[0x81, 0, 0x20, 0], [0x81, 0, 0xa0, 0]] {
+            for outcome in tagged_storm(guests(), &PATHS, PATIENCE, tag) {
+                let answers = outcome.answers.unwrap_or_else(|error| panic!("{steer}, {tag:x?}: {error:#}"));
+                for one in answers {
+                    answers::check(&guest, &one.path, one.status, &one.body).expect(steer);
+                }
+            }
+        }
+        let dropped = agent.metrics().and_then(|metrics| metrics.frames("drop_vlan")).expect("a count");
+        assert_eq!(dropped, 0, "{steer}");
     }
 }
 

@@ -161,6 +161,7 @@ fn hetzner_guests_find_their_cloud() {
 fn vultr_guests_find_their_cloud() {
     Case {
         dmi: &[(VENDOR, Text("Vultr")), (SERIAL, Number)],
+        metadata_route: true,
         asks: "GET /v1.json",
         vendor_data: VendorData::Taken,
         text_only: true,

@@ -1,11 +1,12 @@
 //! A guest's state survives the agent, changes wake its waiting requests, and its messages reach the host.
 
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
 use serde_json::{Value, json};
-use support::agent::{Agent, PortArgument};
+use support::agent::{Agent, PortArgument, binary};
 use support::books::total;
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
@@ -82,6 +83,52 @@ fn tokens_and_one_shot_passwords_survive_a_killed_agent() {
     let (status, found) = node.curl(&["-H", &format!("X-aws-ec2-metadata-token: {token}"), &name]);
     assert_eq!((status, found.starts_with(&node.guest.identity().hostname)), (200, true), "{found}");
     assert_eq!(node.curl(&["-H", "DomU_Request: send_my_password", &passwords]).1, "saved_password");
+}
+
+#[test]
+fn a_vm_that_is_built_anew_under_its_uuid_finds_nothing_of_its_predecessor() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new(|record, _| record["vm"]["instance_id"] = json!("first"));
+    let agent = node.agent();
+    let passwords = format!("{METADATA}/openstack/latest/password");
+    let flavor = "Metadata-Flavor: Google";
+    let attribute = format!("{METADATA}/computeMetadata/v1/instance/guest-attributes/ns/key");
+    let write = |password: &str| {
+        assert_eq!(node.curl(&["-d", password, &passwords]).0, 200, "{password}");
+        assert_eq!(node.curl(&["-X", "PUT", "-d", password, "-H", flavor, &attribute]).0, 200, "{password}");
+        assert_eq!(node.curl(&["-d", "other", &passwords]).0, 409, "{password}");
+        assert_eq!(node.curl(&[&passwords]).1, password);
+        assert_eq!(node.curl(&["-H", flavor, &attribute]), (200, password.to_owned()));
+    };
+    let expect_nothing = || {
+        let (password, attribute) = (node.curl(&[&passwords]), node.curl(&["-H", flavor, &attribute]));
+        ensure!(password == (200, String::new()) && attribute.0 == 404, "{password:?}, {attribute:?}");
+        Ok(())
+    };
+    write("of-the-first");
+    node.write(2, |record, _| record["vm"]["instance_id"] = json!("second"));
+    eventually(PATIENCE, expect_nothing).expect("nothing of the first instance");
+    write("of-the-second");
+    let record = node.guest.identity().path(node.records.path());
+    let name = record.file_name().and_then(|name| name.to_str()).expect("a name");
+    let run = node.records.path().join("run");
+    let clear = |name: &str| {
+        let mut command = Command::new(binary().expect("the agent is built"));
+        let output = command.args(["clear", name, "--source", "file", "--run"]).arg(&run).output();
+        let output = output.expect("it runs");
+        (output.status.code(), String::from_utf8([output.stdout, output.stderr].concat()).expect("text"))
+    };
+    assert_eq!(clear(name), (Some(0), format!("{name}: removed what its guest wrote\n")));
+    expect_nothing().expect("nothing after the verb");
+    assert!(agent.eventually_logs("removed what the guest wrote"), "{}", agent.log());
+    let (code, said) = clear("nobody");
+    assert!(code == Some(1) && said.contains("xdp-imds ls"), "{code:?} {said}");
+    agent.kill().expect("an agent to kill");
+    let _agent = node.agent();
+    expect_nothing().expect("nothing after a restart");
+    write("of-the-third");
 }
 
 #[test]

@@ -218,6 +218,7 @@ fn pretend(run: &Path) {
         ("GET /v1/instances/", 200, hostile(&instance()).to_string()),
         ("GET /v1/instances", 200, hostile(&list).to_string()),
         ("PUT /v1/instances", 409, hostile(&problem).to_string()),
+        ("DELETE /v1/guest-data", 404, hostile(&problem).to_string()),
         ("DELETE /v1/instances", 404, hostile(&problem).to_string()),
     ];
     let pages = hostile(&vec![page]).to_string();
@@ -276,7 +277,7 @@ fn no_verb_prints_controls_or_lines_that_others_wrote() {
     let record = room.path().join("web.yaml");
     fs::write(&record, include_str!("vectors/record.yaml")).expect("a record");
     let record = record.to_str().expect("text");
-    let verbs: [&[&str]; 17] = [
+    let verbs: [&[&str]; 18] = [
         &["status"],
         &["status", "--all"],
         &["status", "--json"],
@@ -289,6 +290,7 @@ fn no_verb_prints_controls_or_lines_that_others_wrote() {
         &["get", "vm", "--json"],
         &["get", "gone"],
         &["rm", "vm"],
+        &["clear", "vm"],
         &["register", "-f", record],
         &["top", "--once"],
         &["top", "--once", "vm"],

@@ -172,6 +172,43 @@ fn systemds_client_gets_each_key_it_knows_from_each_cloud() {
     }
 }
 
+#[test]
+fn systemd_imports_the_records_credentials_from_each_cloud() {
+    let Some(client) = SystemdImds::or_skip() else { return };
+    let identity = Identity::of(0);
+    let records = tempfile::tempdir().expect("a directory");
+    let mut record = record(&identity);
+    record.as_object_mut().expect("a mapping").remove("user_data");
+    record["systemd_credentials"] = json!([
+        { "name": "a.text", "text": "first\nsecond \u{e9}\n" },
+        { "name": "a.data", "data": "AP8=" },
+        { "name": "a.encrypted", "encrypted": "AAEC" },
+    ]);
+    replace(&identity.path(records.path()), &record.to_string()).expect("a record file");
+    let host = Host::new().expect("a node");
+    let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
+    let port = PortArgument::new(guest.host_tap().name(), identity.mac);
+    let _agent = Agent::start(host.ns(), records.path(), &[port]).expect("an agent");
+    let expected: [(&str, &[u8]); 3] = [
+        ("/run/credstore/a.text", "first\nsecond \u{e9}\n".as_bytes()),
+        ("/run/credstore/a.data", &[0, 255]),
+        ("/run/credstore.encrypted/a.encrypted", &[0, 1, 2]),
+    ];
+    let (mut wrong, mut clouds) = (Vec::new(), 0);
+    for cloud in client.clouds().expect("a table").iter().filter(|cloud| !OTHERS.contains(&cloud.name())) {
+        clouds += 1;
+        let (found, said) =
+            client.import(&guest, cloud).unwrap_or_else(|error| panic!("{}: {error:#}", cloud.name()));
+        for (path, content) in expected {
+            if found.get(path).map(Vec::as_slice) != Some(content) {
+                wrong.push(format!("{} {path}: {:?}; {said}", cloud.name(), found.get(path)));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(clouds >= 5, "{clouds} clouds");
+}
+
 /// A missing key is a 404, after which the client ends. It would repeat the request after a 429 or 503.
 #[test]
 fn systemds_client_ends_without_a_key_that_the_record_lacks() {

@@ -40,7 +40,7 @@ fn receiving_allocates_nothing() {
 }
 
 fn frames_that_start_no_connection_or_request_allocate_nothing() {
-    const GET: &[u8] = b"GET /none HTTP/1.1\r\nHost: x\r\n\r\n";
+    const GET: &[u8] = b"GET /some HTTP/1.1\r\nHost: x\r\n\r\n";
     let mut raw = Raw::new(stack(StackConfig::default()).0);
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET));

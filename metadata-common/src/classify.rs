@@ -14,6 +14,9 @@
 //! The classifier parses Ethernet frames with up to [`ethernet::MAX_TAGS`] VLAN tags and with SNAP. It does
 //! not parse tunnels (PPPoE, MPLS, IP in IP, VXLAN…), whose endpoints have their own addresses.
 //!
+//! A priority tag in front of all others is not part of the frame that is classified: it gives a priority, and no VLAN
+//! ([`priority_tag`]). The XDP program removes it first, and puts it back if the frame passes.
+//!
 //! The classifier reads neither the sender ([`crate::decide`] does) nor the payload. The user-space stack
 //! checks lengths and checksums.
 
@@ -38,7 +41,7 @@ pub trait Reader {
         self.read(offset)
     }
 
-    /// True if the frame had a VLAN tag that was removed from its octets.
+    /// True if the frame had a VLAN tag that was removed from its octets. A priority tag does not count.
     #[inline(always)]
     fn is_tagged(&self) -> bool {
         false
@@ -62,6 +65,16 @@ pub trait Served {
     fn answers_arp(&self, address: [u8; 4]) -> bool {
         self.serves_v4(address)
     }
+}
+
+/// The priority tag of a frame: type and content of a tag whose VLAN ID is 0, "the null VLAN ID" (IEEE 802.1Q-2022 table
+/// 9-2). Some operating systems send one with each frame. Only types that the kernel takes for a tag, too, count.
+#[inline(always)]
+pub fn priority_tag(frame: &(impl Reader + ?Sized)) -> Option<[u8; ethernet::TAG]> {
+    let tag = frame.read::<{ ethernet::TAG }>(ethernet::TYPE)?;
+    let [t0, t1, c0, c1] = tag;
+    let is_tag = matches!(u16::from_be_bytes([t0, t1]), ethernet::CUSTOMER_TAG | ethernet::SERVICE_TAG);
+    (is_tag && u16::from_be_bytes([c0, c1]) & ethernet::VLAN_ID == 0).then_some(tag)
 }
 
 /// Classifies a frame from a guest, without regard to its sender.

@@ -33,6 +33,9 @@ pub mod ethernet {
     /// A service VLAN tag of switches that predate the standard.
     pub const OLD_SERVICE_TAG: u16 = 0x9100;
 
+    /// The bits of a tag's last two bytes that are the VLAN ID (IEEE 802.1Q-2022 §9.6).
+    pub const VLAN_ID: u16 = 0x0fff;
+
     /// True for the type of a VLAN tag. Another type follows the tag.
     #[inline(always)]
     #[must_use]

@@ -2,7 +2,7 @@
 //! `hub_tcx`.
 //!
 //! `port_tcx` sees a frame as a socket buffer. Only its first part is linear in memory; octets after it are
-//! copied out. The kernel removes one VLAN tag; a removed tag counts as a tag.
+//! copied out. The kernel removes one VLAN tag; a removed tag counts as a tag, unless it is a priority tag.
 //!
 //! `hub_tcx` sends what XDP cannot redirect: answers to ports whose device does not accept redirected frames,
 //! and long answers, which the guest's device or the kernel cuts into segments. A device transmits a socket

@@ -19,6 +19,7 @@
 mod classifier;
 mod frame;
 mod plain;
+mod priority;
 mod ring;
 mod tables;
 mod trace;
@@ -52,6 +53,9 @@ pub fn port(context: XdpContext) -> u32 {
     let Some(ingress) = Ingress::of(&context) else {
         return XDP_ABORTED;
     };
+    let Some(tag) = priority::take(&context, ingress.salt()) else {
+        return XDP_ABORTED;
+    };
     let frame = Frame::new(&context);
     let (verdict, action) = match decide(&frame, &ingress) {
         Decision::Pass(verdict) => (verdict, XDP_PASS),
@@ -73,6 +77,9 @@ pub fn port(context: XdpContext) -> u32 {
         }
     };
     let index = anonymous(verdict, ingress.salt());
+    if tag != 0 && action == XDP_PASS && !priority::put_back(&context, tag) {
+        return XDP_ABORTED;
+    }
     let frame = Frame::anew(&context);
     let nth = count_index(index);
     if index == Verdict::DropUnknownMac.index() && worth_a_line(nth) {

@@ -6,6 +6,7 @@
 use aya_ebpf::Global;
 use aya_ebpf::programs::TcContext;
 use metadata_common::classify::{Reader, is_ordinary};
+use metadata_common::wire::ethernet;
 
 /// The octets with which no served address ends. A data section, because a look-up in an array costs more than the
 /// rest of the check.
@@ -31,12 +32,17 @@ pub(crate) fn may_be_served(last: u8) -> bool {
     ordinary == 0
 }
 
-/// True for a frame whose VLAN tag is in the buffer's metadata.
+/// True for a frame whose VLAN tag is in the buffer's metadata, unless that is a priority tag.
 #[inline(always)]
 pub(crate) fn is_tagged(context: &TcContext) -> bool {
     // SAFETY: the kernel gave this pointer to a live buffer; the field is one aligned u32.
     let present = unsafe { (*context.skb.skb).vlan_present };
-    present != 0
+    if present == 0 {
+        return false;
+    }
+    // SAFETY: as above.
+    let content = unsafe { (*context.skb.skb).vlan_tci };
+    content & ethernet::VLAN_ID as u32 != 0
 }
 
 /// The linear part of a frame in a socket buffer.

@@ -122,6 +122,11 @@ enum Verb {
     /// Remove the registration of a VM. A record of the same VM from another source then comes into force.
     #[command(after_help = instances::EXIT)]
     Rm(instances::Rm),
+    /// Remove what the guest of an instance wrote: the password that it posted, its confirmation of the record's password,
+    /// guest attributes and documents. The record's password is served again. The same happens when `vm.instance_id` of
+    /// the record changes.
+    #[command(after_help = instances::EXIT)]
+    Clear(instances::Clear),
     /// Check kernel, privileges, directories and ports, and print each problem with its remedy. Changes nothing.
     /// Run it like the agent: as the same user, in the same namespaces, with the same limits.
     #[command(after_help = doctor::EXIT)]
@@ -430,6 +435,7 @@ fn main() -> ExitCode {
         }
         Verb::Get(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
         Verb::Rm(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
+        Verb::Clear(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
         Verb::Status { guest, agent, all, json } => {
             agent.run().and_then(|run| print_status(guest.as_deref(), &run, all, json))
         }

@@ -9,12 +9,9 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use support::agent::{Agent, PortArgument};
 use support::cloudinit::{CloudInit, Crawl, Machine, Release};
-use support::guest::{Guest, NIC, Spec};
+use support::guest::{Guest, NIC, Route, Spec};
 use support::host::{self, Host};
 use support::record::{Identity, replace};
-
-/// Metadata addresses that the DHCP lease routes on-link.
-const ON_LINK: [&str; 4] = ["169,254,169,254", "168,63,129,16", "169,254,42,42", "100,100,100,200"];
 
 /// Maximum number of crawls of one form if [`Case::again_after`] applies.
 const MAX_CRAWLS: usize = 20;
@@ -88,6 +85,8 @@ pub(super) struct Case {
     /// The DHCP server's identifier (option 54) in the lease. Only CloudStack's class asks the service there, which a
     /// network must arrange; every other class must do with a network that knows nothing of the service.
     pub(super) dhcp_server: Ipv4Addr,
+    /// Whether the lease routes 169.254.169.254 by itself (option 121). Only Vultr's class requires it, in 22.4.
+    pub(super) metadata_route: bool,
     /// Adds fields to the record.
     pub(super) record: fn(&mut Value),
     pub(super) instance_id: Word,
@@ -120,6 +119,7 @@ impl Case {
             config: json!({}),
             uuid: "7c0f1a52",
             dhcp_server: host::ADDRESS,
+            metadata_route: false,
             record: |_| {},
             instance_id: Word::Uuid,
             asks: "",
@@ -219,7 +219,8 @@ impl Case {
 
     /// A dual-stack guest, configured as far as the stage of the boot requires.
     fn boot(&self, host: &Host, identity: &Identity) -> Guest {
-        let guest = Guest::boot(host, &Spec::of(identity)).expect("a guest");
+        let spec = Spec { route: Route::Gateway, ..Spec::of(identity) };
+        let guest = Guest::boot(host, &spec).expect("a guest");
         if self.stage == Stage::Local {
             guest.ns().ip(&format!("-4 addr flush dev {NIC}")).expect("a NIC without addresses");
         }
@@ -229,16 +230,19 @@ impl Case {
     }
 
     fn machine(&self, identity: &Identity) -> Machine {
-        let on_link = ON_LINK.map(|address| format!("32,{address},0,0,0,0,"));
-        let gateway = host::ADDRESS.octets().map(|octet| octet.to_string()).join(",");
-        let lease = [
+        // A lease of a network that knows nothing of the service: a router, and no route to a metadata address.
+        let mut lease = vec![
             ("interface", NIC.to_owned()),
             ("fixed-address", identity.address.to_string()),
             ("subnet-mask", "255.255.0.0".to_owned()),
             ("routers", host::ADDRESS.to_string()),
-            ("rfc3442-classless-static-routes", format!("{}0,{gateway}", on_link.concat())),
             ("dhcp-server-identifier", self.dhcp_server.to_string()),
         ];
+        if self.metadata_route {
+            let gateway = host::ADDRESS.octets().map(|byte| byte.to_string()).join(",");
+            let routes = format!("32,169,254,169,254,0,0,0,0,0,{gateway}");
+            lease.push(("rfc3442-classless-static-routes", routes));
+        }
         Machine {
             dmi: self.dmi.iter().map(|&(name, word)| (name, self.text(word, identity))).collect(),
             config: json!({
@@ -247,7 +251,7 @@ impl Case {
                 "system_info": {"default_user": {"name": USER}},
                 "users": ["default"],
             }),
-            lease: lease.into(),
+            lease: lease.into_iter().collect(),
             files: self.files.iter().copied().collect(),
         }
     }

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// * `/bytes/<n>`: n octets, see [`octets`];
 /// * `/echo`: method, path, query and body, one per line;
 /// * `/close`: closes the connection after the answer;
-/// * `/none`: 204.
+/// * `/some`: a few bytes;
+/// * `/none`: 204, which closes the connection.
 ///
 /// All other paths get 404. No path has an answer while [`Pattern::ready`] or [`Pattern::known`] is false.
 #[derive(Debug)]
@@ -48,6 +49,7 @@ impl Pattern {
         }
         let response = match (request.method, request.target.path) {
             (Method::Other, _) => Response::error(Status(405), &[("Allow", "GET, HEAD")]),
+            (_, "/some") => Response::new(Status(200), None, &[], Bytes::from_static(b"some\n")),
             (_, "/none") => Response::new(Status(204), None, &[], Bytes::new()),
             (_, "/close") => Response::new(Status(200), None, &[], Bytes::from_static(b"bye\n")).and_close(),
             (method, "/echo") => {

@@ -8,6 +8,8 @@ use crate::guest::{Guest, NIC};
 use crate::inside;
 use crate::packages::{Packages, With};
 use anyhow::{Context as _, Result, bail, ensure};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
@@ -15,12 +17,32 @@ use std::path::PathBuf;
 
 /// The first Debian suite with the client. The client runs with this machine's C library and libcurl.
 const SUITE: &str = "forky";
-/// The packages of the client, systemd's shared library and the table.
-const PACKAGES: &[&str] = &["systemd-imds", "libsystemd-shared", "udev"];
+/// The packages of the client, systemd's shared library and the table, and of `systemd-socket-activate`.
+const PACKAGES: &[&str] = &["systemd-imds", "libsystemd-shared", "udev", "systemd"];
 /// Limit for one request. The client's own limit is 40 s.
 const PATIENCE_SECONDS: u32 = 60;
 const CLIENT: &str = "usr/lib/systemd/systemd-imdsd";
+/// The client's front end, which imports credentials.
+const FRONT: &str = "usr/lib/systemd/systemd-imds";
+const ACTIVATE: &str = "usr/bin/systemd-socket-activate";
 const TABLE: &str = "usr/lib/udev/hwdb.d/40-imds.hwdb";
+/// Imports credentials and prints a line for each. `$1` is the root of the packages, the other arguments set the client's
+/// environment. The client starts itself from its usual place, and a socket that is activated starts the client.
+const IMPORT: &str = r#"
+    mount -t tmpfs tmpfs /usr/lib/systemd
+    cp "$1/usr/lib/systemd/systemd-imdsd" /usr/lib/systemd/
+    root=$1 socket=/run/systemd/io.systemd.InstanceMetadata
+    shift
+    mkdir -p /run/systemd
+    "$ACTIVATE" --accept --fdname=varlink --listen=$socket "$@" /usr/lib/systemd/systemd-imdsd --cache=no >&2 &
+    activator=$!
+    until [ -S $socket ]; do sleep 0.05; done
+    "$root/$FRONT" --import || echo "the import ended with $?" >&2
+    kill $activator
+    for file in /run/credstore/* /run/credstore.encrypted/*; do
+        if [ -f "$file" ]; then echo "$file $(base64 -w0 "$file")"; fi
+    done
+"#;
 /// Prefix of the names of keys in the table.
 const KEY: &str = "IMDS_KEY_";
 
@@ -93,6 +115,34 @@ impl SystemdImds {
         }
         ensure!(!clouds.is_empty(), "{} names no cloud", path.display());
         Ok(clouds)
+    }
+
+    /// Makes the client import credentials. Returns their paths and contents, and what the client said.
+    ///
+    /// # Errors
+    /// When the client cannot run, or the credentials cannot be read.
+    pub fn import(&self, guest: &Guest, cloud: &Cloud) -> Result<(BTreeMap<String, Vec<u8>>, String)> {
+        let state = tempfile::tempdir()?;
+        let root = self.packages.root();
+        let mut command = inside::command(state.path(), PATIENCE_SECONDS)?;
+        command.args(["sh", "-ec", IMPORT, "sh"]).arg(root);
+        command
+            .env("LD_LIBRARY_PATH", &self.libraries)
+            .env("ACTIVATE", root.join(ACTIVATE))
+            .env("FRONT", FRONT);
+        command.arg("-E").arg(format!("LD_LIBRARY_PATH={}", self.libraries.display()));
+        for (name, value) in &cloud.properties {
+            command.args(["-E", &format!("SYSTEMD_{name}={value}")]);
+        }
+        let output = guest.ns().output(&mut command)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "the import ended with {}: {}", output.status, said.trim());
+        let mut credentials = BTreeMap::new();
+        for line in String::from_utf8(output.stdout)?.lines() {
+            let (path, content) = line.split_once(' ').with_context(|| format!("no credential: {line}"))?;
+            credentials.insert(path.to_owned(), STANDARD.decode(content)?);
+        }
+        Ok((credentials, said))
     }
 
     /// Makes the client request a key of a cloud, or the path `below` the key. Returns `None` if the client reports an

@@ -8,6 +8,7 @@ use crate::pump::wait_for;
 use crate::record::Identity;
 use crate::tap::{Tap, VNET_HDR_LEN};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use metadata_common::wire::ethernet;
 use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
 use smoltcp::phy::{Device, DeviceCapabilities, Medium, RxToken, TxToken};
 use smoltcp::socket::tcp::{Socket, SocketBuffer, State};
@@ -74,6 +75,21 @@ pub fn impatient_storm(
     storm_until(guests, paths, patience, attempt, &AtomicBool::new(false))
 }
 
+/// Like [`storm`], but each frame of the guests has this VLAN tag.
+#[must_use]
+pub fn tagged_storm(
+    guests: Vec<(Identity, Arc<Tap>)>,
+    paths: &[&str],
+    patience: Duration,
+    tag: [u8; ethernet::TAG],
+) -> Vec<Outcome> {
+    let started = Instant::now();
+    let mut clients: Vec<Client> =
+        guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
+    clients.iter_mut().for_each(|client| client.device.tag = Some(tag));
+    run(clients, started, patience, &AtomicBool::new(false))
+}
+
 /// Like [`impatient_storm`], and ends within an attempt after `stop`.
 #[must_use]
 pub fn storm_until(
@@ -87,6 +103,10 @@ pub fn storm_until(
     let mut clients: Vec<Client> =
         guests.into_iter().map(|(identity, tap)| Client::new(identity, tap, paths, started)).collect();
     clients.iter_mut().for_each(|client| client.attempt = attempt);
+    run(clients, started, patience, stop)
+}
+
+fn run(mut clients: Vec<Client>, started: Instant, patience: Duration, stop: &AtomicBool) -> Vec<Outcome> {
     while started.elapsed() < patience && !stop.load(Ordering::Relaxed) {
         let now = moment(started);
         for client in clients.iter_mut().filter(|client| client.is_due(now)) {
@@ -433,6 +453,8 @@ struct TapDevice {
     tap: Arc<Tap>,
     /// Size of the virtio header before each frame, in octets.
     prefix: usize,
+    /// The VLAN tag of sent frames.
+    tag: Option<[u8; ethernet::TAG]>,
     buffer: Vec<u8>,
     watch: Watch,
 }
@@ -476,7 +498,7 @@ impl Watch {
 impl TapDevice {
     fn new(tap: Arc<Tap>) -> Self {
         let prefix = if tap.shape().vnet_hdr { VNET_HDR_LEN } else { 0 };
-        Self { tap, prefix, buffer: vec![0; prefix + FRAME_MAX], watch: Watch::default() }
+        Self { tap, prefix, tag: None, buffer: vec![0; prefix + FRAME_MAX], watch: Watch::default() }
     }
 }
 
@@ -489,11 +511,12 @@ impl Device for TapDevice {
         let len = self.tap.receive(0, &mut self.buffer).ok().flatten()?;
         let frame = self.buffer.get(self.prefix..len)?;
         self.watch.received(frame);
-        Some((Received(frame), ToSend { tap: &self.tap, prefix: self.prefix, watch: &mut self.watch }))
+        let tag = self.tag;
+        Some((Received(frame), ToSend { tap: &self.tap, prefix: self.prefix, tag, watch: &mut self.watch }))
     }
 
     fn transmit(&mut self, _: Moment) -> Option<ToSend<'_>> {
-        Some(ToSend { tap: &self.tap, prefix: self.prefix, watch: &mut self.watch })
+        Some(ToSend { tap: &self.tap, prefix: self.prefix, tag: self.tag, watch: &mut self.watch })
     }
 
     fn capabilities(&self) -> DeviceCapabilities {
@@ -515,6 +538,7 @@ impl RxToken for Received<'_> {
 struct ToSend<'a> {
     tap: &'a Tap,
     prefix: usize,
+    tag: Option<[u8; ethernet::TAG]>,
     watch: &'a mut Watch,
 }
 
@@ -524,6 +548,10 @@ impl TxToken for ToSend<'_> {
         let mut frame = vec![0; self.prefix + len];
         let result = f(&mut frame[self.prefix..]);
         self.watch.sent(&frame[self.prefix..]);
+        if let Some(tag) = self.tag {
+            let at = self.prefix + ethernet::TYPE;
+            frame.splice(at..at, tag);
+        }
         // A frame that does not fit into the tap is lost, and TCP sends it again.
         self.tap.send(0, &frame).unwrap_or_default();
         result

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use metadata_common::classify::priority_tag;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{Identity, Port, PortKey, program};
 use metadata_common::stamp::stamp;
@@ -52,7 +53,8 @@ pub(crate) fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
 
 /// Like [`outcome`], under `port` or `port_tcx`.
 pub(crate) fn outcome_by(by: &str, frame: &[u8], verdict: Verdict) -> Outcome {
-    let mut frame = frame.to_vec();
+    let plain = if by == program::PORT { without_priority_tag(frame) } else { frame.to_vec() };
+    let mut frame = if verdict.fate() == Fate::Pass { frame.to_vec() } else { plain };
     let (pass, drop, redirect) = match by {
         program::PORT => (XDP_PASS, XDP_DROP, XDP_REDIRECT),
         _ => (TC_ACT_UNSPEC, TC_ACT_SHOT, TC_ACT_REDIRECT),
@@ -68,6 +70,15 @@ pub(crate) fn outcome_by(by: &str, frame: &[u8], verdict: Verdict) -> Outcome {
         }
     };
     Outcome { action, frame, counted: vec![(verdict, 1)] }
+}
+
+/// The frame as `port` decides about it.
+pub(crate) fn without_priority_tag(frame: &[u8]) -> Vec<u8> {
+    let mut frame = frame.to_vec();
+    if frame.len() >= ethernet::HEADER + ethernet::TAG && priority_tag(&frame[..]).is_some() {
+        frame.drain(ethernet::TYPE..ethernet::TYPE + ethernet::TAG);
+    }
+    frame
 }
 
 #[track_caller]

@@ -1,14 +1,17 @@
 //! The programs give each frame the verdict of `classify`, for named, mutated and enumerated frames.
 
 use metadata_common::classify::classify;
-use metadata_common::maps::program;
-use metadata_common::verdict::Verdict;
+use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, Port, program};
+use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol};
 use support::frames::{self, Both, SERVED_V4, SERVED_V6};
-use support::prog_test::in_empty_namespace;
+use support::prog_test::{XDP_PASS, in_empty_namespace};
 use support::{privileged, seed};
 
-use crate::node::{assert_known_good, assert_verdict, assert_verdict_by, node_with_guest, outcome};
+use crate::node::{
+    PORT, UNLIMITED, assert_known_good, assert_verdict, assert_verdict_by, node_with_guest, outcome,
+    without_priority_tag,
+};
 
 #[test]
 fn every_named_frame_gets_its_verdict() {
@@ -26,6 +29,39 @@ fn every_named_frame_gets_its_verdict() {
             }
         }
         assert_known_good(&mut programs);
+    });
+}
+
+#[test]
+fn a_priority_tag_changes_no_verdict_and_no_answer_and_stays_on_frames_that_pass() {
+    if !privileged::or_skip() {
+        return;
+    }
+    in_empty_namespace(|| {
+        let mut programs = node_with_guest();
+        for answers in [0, ANSWER_LINK | ANSWER_TCP] {
+            programs.own(PORT, Port { answers, ..UNLIMITED }).expect("the port is registered");
+            for (n, case) in frames::cases().into_iter().enumerate() {
+                let untagged = programs.run(program::PORT, &case.frame).expect(case.name);
+                // Each priority, with and without the bit for frames that may be dropped.
+                let tag = [[0x81, 0, (n << 4) as u8, 0], [0x88, 0xa8, (n << 4) as u8, 0]][n / 16 % 2];
+                let mut tagged = case.frame.clone();
+                tagged.splice(ethernet::TYPE..ethernet::TYPE, tag);
+                let mut expected = untagged;
+                if expected.action == XDP_PASS {
+                    expected.frame = tagged.clone();
+                }
+                let found = programs.run(program::PORT, &tagged).expect(case.name);
+                assert_eq!(found, expected, "{} after {tag:x?}", case.name);
+                // Of two such tags the second hides a frame as any tag does.
+                let mut twice = tagged.clone();
+                twice.splice(ethernet::TYPE..ethernet::TYPE, tag);
+                let hidden = classify(&tagged[..], &Both);
+                let found = programs.run(program::PORT, &twice).expect(case.name).counted;
+                assert_eq!(found, [(hidden, 1)], "{} after two tags", case.name);
+                assert!(hidden.fate() != Fate::Steer, "{}", case.name);
+            }
+        }
     });
 }
 
@@ -49,7 +85,7 @@ fn the_kernel_and_the_policy_agree_on_mutated_frames() {
                 frame[at] = random.u8(..);
             }
             frame.truncate(random.usize(ethernet::HEADER..=frame.len()));
-            let verdict = classify(&frame[..], &Both);
+            let verdict = classify(&without_priority_tag(&frame)[..], &Both);
             expected[verdict.index() as usize] += 1;
             let (action, found) = programs.run_uncounted(program::PORT, &frame).expect(case.name);
             let wanted = outcome(&frame, verdict);
@@ -77,7 +113,7 @@ fn assert_totals<N: Copy + Into<u32>>(
             expected[Verdict::SteerIpv4Tcp.index() as usize] += 1;
         }
         let frame = frame_of(number);
-        let wanted = outcome(&frame, classify(&frame[..], &Both));
+        let wanted = outcome(&frame, classify(&without_priority_tag(&frame)[..], &Both));
         let (action, found) = programs.run_uncounted(program::PORT, &frame).expect("a run");
         assert_eq!((action, found), (wanted.action, wanted.frame), "number {}", number.into());
     }

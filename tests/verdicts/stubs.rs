@@ -23,7 +23,15 @@ fn programs_behind_a_stub_give_the_same_verdicts_in_their_namespace() {
             for programs in [&mut direct, &mut behind] {
                 programs.own(PORT, Port { answers, ..UNLIMITED }).expect("the port is registered");
             }
-            for case in frames::cases() {
+            let cases = frames::cases();
+            let tagged = cases.iter().map(|case| {
+                let mut frame = case.frame.clone();
+                frame.splice(ethernet::TYPE..ethernet::TYPE, [0x81, 0, 0x60, 0]);
+                frames::Case { frame, ..*case }
+            });
+            for case in
+                tagged.chain(cases.iter().map(|case| frames::Case { frame: case.frame.clone(), ..*case }))
+            {
                 let frame = &case.frame;
                 for (port, stub) in
                     [(program::PORT, program::PORT_STUB), (program::PORT_TCX, program::PORT_TCX_STUB)]

@@ -1,6 +1,8 @@
 //! State that a guest writes: passwords, attributes, documents, and its parked requests.
 //!
 //! A mailbox belongs to a VM, not to a slot: all NICs of the VM share it, and it outlives changes of the VM's record.
+//! What is in it belongs to one instance-id of the record: a VM that is built anew does not find what its predecessor
+//! wrote.
 //! Answers rendered in advance never take its lock. All its parts have limits; a VM that reaches every limit occupies
 //! about 350 KiB.
 //!
@@ -84,6 +86,8 @@ pub struct Mailbox {
 /// Values from the VM's record.
 struct Noted {
     name: Arc<str>,
+    /// The instance-id; `None` before the first record.
+    instance: Option<Box<str>>,
     /// SHA-256 over a salt ([`State`]) and `admin.password`; empty without a password.
     password: Octets,
 }
@@ -110,7 +114,7 @@ impl Mailbox {
     #[must_use]
     pub fn with(kept: Kept, outbox: &Outbox) -> Self {
         let outbox = outbox.for_vm(kept.vm());
-        let noted = Mutex::new(Noted { name: "".into(), password: Octets(Bytes::new()) });
+        let noted = Mutex::new(Noted { name: "".into(), instance: None, password: Octets(Bytes::new()) });
         Self {
             kept: Arc::new(kept),
             outbox,
@@ -163,14 +167,46 @@ impl Mailbox {
         if self.kept.read(|state| state.taken_password.as_ref().is_some_and(|taken| *taken != digest)) {
             self.kept.change(|state| state.taken_password = None);
         }
-        *noted = Noted { name: name.into(), password: digest };
+        (noted.name, noted.password) = (name.into(), digest);
+    }
+
+    /// Stores the instance-id of the VM's record. What a guest of another instance-id wrote is removed; returns true if
+    /// there was something.
+    pub fn note_instance(&self, instance: &str) -> bool {
+        let mut noted = locked(&self.noted);
+        noted.instance = Some(instance.into());
+        self.bind(instance)
+    }
+
+    /// Binds the state to an instance-id. The file is written only if something was removed: until then it may be
+    /// another agent's.
+    fn bind(&self, instance: &str) -> bool {
+        let mut removed = false;
+        self.kept.change_if(|state| {
+            removed = state.set_instance(instance);
+            removed
+        });
+        removed
+    }
+
+    /// Removes everything that the guest wrote or confirmed. Returns false if there was nothing.
+    pub fn clear(&self) -> bool {
+        let mut removed = false;
+        self.kept.change_if(|state| {
+            removed = state.clear();
+            removed
+        });
+        removed
     }
 
     /// Replaces the state by the one that another agent stored. Drops the guest's confirmation in it if that was for
-    /// another password than the record's.
+    /// another password than the record's, and everything in it if that was of another instance-id.
     pub fn replace(&self, state: State) {
         self.kept.replace(state);
         let noted = locked(&self.noted);
+        if let Some(instance) = noted.instance.as_deref() {
+            self.bind(instance);
+        }
         if self.kept.read(|state| state.taken_password.as_ref().is_some_and(|taken| *taken != noted.password))
         {
             self.kept.change(|state| state.taken_password = None);

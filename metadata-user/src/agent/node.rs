@@ -34,7 +34,7 @@ use tokio::sync::watch;
 use super::health::Health;
 use crate::config::Config;
 pub(super) use answers::Answers;
-pub(super) use catalogue::{Catalogue, Clash, Shelving, Tagged, etag};
+pub(super) use catalogue::{Catalogue, Clash, ClearedData, Shelving, Tagged, etag};
 pub(super) use ports::{Guard, NodePorts};
 pub(super) use reporter::Reporter;
 use view::AskedPage;

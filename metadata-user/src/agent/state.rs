@@ -195,6 +195,12 @@ impl State {
         self.rotate_after = Duration::from_secs(u64::from(days) * 86_400);
     }
 
+    /// Removes what a VM's guest wrote. Returns whether there was something.
+    #[must_use]
+    pub fn clear(&self, vm: &Owner) -> bool {
+        self.mailboxes.clear(vm)
+    }
+
     /// Notes that a VM no longer has a record.
     pub fn on_vm_removed(&mut self, vm: Owner) {
         self.without.insert(vm, Instant::now());

@@ -1,4 +1,4 @@
-//! `xdp-imds register`, `ls`, `get` and `rm`.
+//! `xdp-imds register`, `ls`, `get`, `rm` and `clear`.
 
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
@@ -118,6 +118,19 @@ pub struct Rm {
     common: Common,
 }
 
+/// The options of `xdp-imds clear`.
+#[derive(clap::Args, Debug)]
+pub struct Clear {
+    /// The instance's name.
+    #[arg(value_name = "NAME")]
+    name: String,
+    /// The instance's source.
+    #[arg(long, value_name = "SOURCE", value_enum, default_value = "api")]
+    source: SourceWord,
+    #[command(flatten)]
+    common: Common,
+}
+
 /// The options of all these verbs.
 #[derive(clap::Args, Debug)]
 struct Common {
@@ -197,6 +210,21 @@ impl Rm {
             return Ok(0);
         }
         self.common.finish(out, removed, |(), out| writeln!(out, "{}: removed", Printable(&self.name)))
+    }
+}
+
+impl Clear {
+    /// Removes what the guest of an instance wrote. Returns the exit code.
+    ///
+    /// # Errors
+    /// `out` cannot be written.
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
+        let cleared = client::clear(&self.common.agent.run()?, self.source.into(), &self.name);
+        if self.common.json && cleared.is_ok() {
+            return Ok(0);
+        }
+        let done = "removed what its guest wrote";
+        self.common.finish(out, cleared, |(), out| writeln!(out, "{}: {done}", Printable(&self.name)))
     }
 }
 

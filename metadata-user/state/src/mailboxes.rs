@@ -155,16 +155,30 @@ impl Mailboxes {
         asked
     }
 
-    /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_record`]). Call this for each record that
-    /// is rendered.
+    /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_instance`], [`Mailbox::note_record`]). Call
+    /// this for each record that is rendered.
     #[must_use]
     pub fn for_record(&self, source: Source, key: &str, record: &Record) -> Arc<Mailbox> {
         let owner = record.owner();
         let former = self.former_of(&owner, source, key, record.vm.uuid.as_str());
         let mailbox = self.get_or_take_over(&owner, former);
         let password = record.admin.as_ref().and_then(|admin| admin.password.as_ref()).map(Secret::expose);
+        if mailbox.note_instance(record.instance_id()) {
+            let instance = record.instance_id();
+            tracing::info!(
+                vm = owner.as_str(),
+                instance,
+                "another instance-id: removed what the former guest wrote"
+            );
+        }
         mailbox.note_record(record.vm.name.as_str(), password);
         mailbox
+    }
+
+    /// Removes what a VM's guest wrote, in memory and from the disk as soon as `saves` has written. Returns false if
+    /// there was nothing.
+    pub fn clear(&self, owner: &Owner) -> bool {
+        self.get(owner).clear()
     }
 
     /// Forgets a VM after its record is gone, and removes its file. A later VM of that owner starts with an empty

@@ -171,6 +171,9 @@ impl std::fmt::Debug for Head {
 impl Response {
     /// Renders status line, `Server`, `Cache-Control: no-store`, `Accept-Ranges: none`, `Content-Type`,
     /// `Content-Length` (except for 204) and `fields`, which can override `Server` and `Cache-Control`.
+    ///
+    /// The connection closes after a 204. Its end is that of its head (RFC 9112 §6.3), but clients such as iPXE, which look
+    /// only at `Content-Length`, wait for a body until the connection ends.
     #[must_use]
     pub fn new(
         status: Status,
@@ -201,7 +204,7 @@ impl Response {
             field("Content-Length", &body.len());
         }
         let octets = format!("HTTP/1.1 {} {}\r\n{head}", status.0, status.reason()).into();
-        let head = Head { octets, status, closes: false, hop_limit: None };
+        let head = Head { octets, status, closes: status == Status(204), hop_limit: None };
         Self(Arc::new(Rendered { head: Arc::new(head), body }))
     }
 

@@ -90,6 +90,15 @@ impl Attributes {
         true
     }
 
+    pub(super) fn clear(&mut self) {
+        self.namespaces.clear();
+        self.version += 1;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
     pub(super) fn list(&self) -> Vec<(String, Vec<String>)> {
         let named = |(namespace, keys): (&String, &BTreeMap<String, Octets>)| {
             (namespace.clone(), keys.keys().cloned().collect())

@@ -58,10 +58,15 @@ impl Kept {
     }
 
     pub(super) fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
-        let changed: Result<(), std::convert::Infallible> = self.try_change(|state| {
+        self.change_if(|state| {
             change(state);
-            Ok(true)
+            true
         });
+    }
+
+    /// `change` returns whether the state has to be saved.
+    pub(super) fn change_if(self: &Arc<Self>, change: impl FnOnce(&mut State) -> bool) {
+        let changed: Result<(), std::convert::Infallible> = self.try_change(|state| Ok(change(state)));
         match changed {
             Ok(()) => {}
         }

@@ -40,6 +40,9 @@ pub struct State {
     /// With what the digest of the record's password is salted, if not with the owner: an earlier release used the UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) salt: Option<Box<str>>,
+    /// Instance-id of the guest that wrote this; `None` until its record is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    instance: Option<Box<str>>,
     /// Digest of the record's password that the guest saved.
     pub(super) taken_password: Option<Octets>,
     pub(super) posted_password: Option<Octets>,
@@ -56,6 +59,29 @@ impl State {
 
     pub(super) fn set_owner(&mut self, owner: &str) {
         self.owner = (!is_uuid(owner)).then(|| owner.into());
+    }
+
+    /// Removes everything that a guest wrote. Returns false if there was nothing.
+    pub(super) fn clear(&mut self) -> bool {
+        let Self { version: _, owner: _, salt: _, instance: _, taken_password, posted_password, .. } = &*self;
+        let was_empty = taken_password.is_none()
+            && posted_password.is_none()
+            && self.attributes.is_empty()
+            && self.documents.is_empty();
+        if was_empty {
+            return false;
+        }
+        (self.taken_password, self.posted_password) = (None, None);
+        self.attributes.clear();
+        self.documents.clear();
+        true
+    }
+
+    /// Sets the instance-id of the guest. What a guest of another instance-id wrote is removed; returns true if there was
+    /// something. A state without an instance-id keeps what it has.
+    pub(super) fn set_instance(&mut self, instance: &str) -> bool {
+        let last = self.instance.replace(instance.into());
+        last.is_some_and(|last| *last != *instance) && self.clear()
     }
 
     /// Returns the state for another owner than the UUID by which an earlier release kept it. A password that the guest

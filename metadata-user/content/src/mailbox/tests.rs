@@ -146,3 +146,38 @@ fn debug_output_contains_nothing_the_guest_wrote() {
     let shown = format!("{mailbox:?}");
     assert!(shown.contains(UUID) && !shown.contains("posted") && !shown.contains("secret"), "{shown}");
 }
+
+fn assert_empty(mailbox: &Mailbox, case: &str) {
+    assert!(!mailbox.password_taken(), "{case}");
+    assert_eq!(mailbox.posted_password(), "", "{case}");
+    assert_eq!(mailbox.attributes(), [], "{case}");
+    assert_eq!(mailbox.document(Document::AppCustomStatus), None, "{case}");
+}
+
+#[test]
+fn what_a_guest_wrote_belongs_to_one_instance_id() {
+    let mailbox = mailbox();
+    assert!(!mailbox.note_instance("first"));
+    fill(&mailbox);
+    let version = mailbox.attributes_version();
+    assert!(!mailbox.note_instance("first"), "the record changed in another field");
+    assert_eq!(mailbox.posted_password(), "posted");
+    for next in ["second", "first"] {
+        assert!(mailbox.note_instance(next), "{next}");
+        assert_empty(&mailbox, next);
+        assert_eq!(mailbox.post_password(b"posted"), Ok(()), "{next}");
+    }
+    assert!(mailbox.attributes_version() > version, "a waiting request would miss the removal");
+}
+
+#[test]
+fn an_operator_clears_what_the_guest_wrote_and_it_may_write_again() {
+    let mailbox = mailbox();
+    assert!(!mailbox.clear(), "there is nothing yet");
+    mailbox.note_instance("first");
+    fill(&mailbox);
+    assert!(mailbox.clear());
+    assert_empty(&mailbox, "cleared");
+    fill(&mailbox);
+    assert_eq!(mailbox.posted_password(), "posted");
+}

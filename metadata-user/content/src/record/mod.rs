@@ -15,6 +15,7 @@ mod owner;
 mod parse;
 mod serving;
 mod sink;
+pub mod systemd;
 mod tenant;
 mod validate;
 pub mod values;
@@ -46,7 +47,7 @@ use network::Network;
 use values::Line;
 use vm::{
     Admin, Credentials, Disk, Hostname, Image, InjectedFile, Metadata, Payload, Placement, RandomSeed,
-    Schema, Signing, Sinks, SshKey, Vm,
+    Schema, Signing, Sinks, SshKey, SystemdCredential, Vm,
 };
 
 /// Limits on the size of a record. The parser refuses a record that exceeds one.
@@ -153,6 +154,10 @@ pub struct Record {
     /// Files that OpenStack's dialect injects into the guest.
     #[serde(default)]
     pub files: Vec<InjectedFile>,
+    /// Credentials for the guest's service manager, which `systemd-imds` imports (systemd 261 and later): GCE's attribute
+    /// `systemd-userdata`, and user-data if the record has no other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub systemd_credentials: Vec<SystemdCredential>,
     /// Seed for the guest's random number generator.
     pub random_seed: Option<RandomSeed>,
     /// Credentials that dialects hand to the guest.
@@ -202,6 +207,7 @@ impl Record {
         let text = parse::Text { source: source_name, text };
         let mut record = text.read()?;
         record.network.parse_raw();
+        record.fill_user_data();
         let warnings = validate::validate(&record, text, limits)?;
         Ok((record, warnings))
     }
@@ -271,6 +277,7 @@ impl Record {
         self.labels.shrink_to_fit();
         self.disks.shrink_to_fit();
         self.files.shrink_to_fit();
+        self.systemd_credentials.shrink_to_fit();
     }
 
     /// Serializes the record as JSON with the values read from its source files, secrets among them. Write the result

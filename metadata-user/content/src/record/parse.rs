@@ -69,7 +69,15 @@ fn name(path: &[Step]) -> String {
 }
 
 /// Fields that may contain secrets. Errors do not repeat their values or values below them.
-const SECRET: [&str; 6] = ["admin", "credentials", "random_seed", "user_data", "vendor_data", "vendor_data2"];
+const SECRET: [&str; 7] = [
+    "admin",
+    "credentials",
+    "random_seed",
+    "systemd_credentials",
+    "user_data",
+    "vendor_data",
+    "vendor_data2",
+];
 
 /// Returns whether a field is in or below [`SECRET`]. An unknown field counts as secret.
 fn may_be_secret(field: &str) -> bool {

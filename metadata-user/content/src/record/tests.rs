@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::values::Cidr;
-use super::{Limits, Record, RecordError, Role, USER_DATA_DEFAULT};
+use super::{Limits, Record, RecordError, Role, USER_DATA_DEFAULT, systemd};
 
 /// A full record.
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
@@ -489,4 +489,74 @@ proptest! {
             prop_assert!(error.to_string().starts_with("mangled."));
         }
     }
+}
+
+#[test]
+fn an_unquoted_null_is_no_text() {
+    let with = |name: &str, metadata: &str| {
+        let text = edited("  name: web-1", &format!("  name: {name}"));
+        Record::parse("r.yaml", &text.replace("{role: web}", &format!("{{role: web, nothing: {metadata}}}")))
+    };
+    for (name, metadata, field) in
+        [("null", "x", "vm.name"), ("~", "x", "vm.name"), ("", "x", "vm.name"), ("x", "null", "metadata")]
+    {
+        let error = with(name, metadata).expect_err(field).to_string();
+        assert!(error.contains(field) && error.contains("found null; quote it"), "{name:?}: {error}");
+    }
+    for text in ["'null'", "\"null\"", "nullify", "\"~\""] {
+        let (record, _) = with(text, text).expect("a text");
+        assert_eq!(record.vm.name.as_str(), text.trim_matches(['"', '\'']));
+        assert_eq!(record.metadata.0["nothing"], text.trim_matches(['"', '\'']));
+    }
+    let json = json().replacen("\"name\": \"web-1\"", "\"name\": null", 1);
+    let error = Record::parse("r.json", &json).expect_err("null").to_string();
+    assert!(error.contains("found null; quote it"), "{error}");
+}
+
+#[test]
+fn systemds_credentials_are_one_of_three_forms_and_fill_user_data() {
+    let with = |credentials: &str, user_data: &str| {
+        let text = format!(
+            "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: web, project: {{id: p, \
+             number: 1, account: '000000000000'}}}}\nhostname: {{short: web}}\nplacement: {{region: r, zone: z}}\n\
+             systemd_credentials: {credentials}\n{user_data}"
+        );
+        Record::parse("r.yaml", &text)
+    };
+    for (credentials, expected) in [
+        ("[{name: a}]", "exactly one of"),
+        ("[{name: a, text: b, data: Yg==}]", "exactly one of"),
+        ("[{name: a, data: ''}]", "content in `data`"),
+        ("[{name: a/b, text: c}]", "a credential's name"),
+        ("[{name: 'a:b', text: c}]", "a credential's name"),
+        ("[{name: .., text: c}]", "a credential's name"),
+        ("[{name: a, text: \"b\\0\"}]", "without NUL"),
+        ("[{name: a, text: b}, {name: a, text: c}]", "each name once"),
+        ("[{name: a, secret: b}]", "unknown field"),
+    ] {
+        let error = with(credentials, "").expect_err(credentials).to_string();
+        assert!(error.contains(expected), "{credentials}: {error}");
+    }
+    let long = format!("[{{name: a, text: {}}}]", "b".repeat(65_530));
+    assert!(with(&long, "").expect_err("too long").to_string().contains("a document of at most 65536 bytes"));
+    let many: String =
+        (0..=systemd::SYSTEMD_CREDENTIALS).map(|n| format!("{{name: c{n}, text: x}}, ")).collect();
+    assert!(
+        with(&format!("[{many}]"), "").expect_err("too many").to_string().contains("at most 64 credentials")
+    );
+
+    let good = "[{name: a, text: \"b\\n\"}, {name: c, data: AP8=}, {name: d, encrypted: AAEC}]";
+    let document = r#"{"systemd.credentials":[{"name":"a","text":"b\n"},{"name":"c","data":"AP8="},{"name":"d","encrypted":"AAEC"}]}"#;
+    let (record, warnings) = with(good, "").expect("a record");
+    assert_eq!(record.systemd_document().as_deref(), Some(document));
+    let user_data = record.user_data.as_ref().and_then(|payload| payload.bytes()).expect("user-data");
+    assert_eq!(user_data, format!("#systemd-userdata\n{document}\n"));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    assert!(!format!("{record:?}").contains("b\\n"), "a secret in a log");
+    let (again, warnings) = Record::parse("r.json", &record.to_json().expect("JSON")).expect("a record");
+    assert_eq!((again.user_data.as_ref().and_then(|own| own.bytes()), warnings.len()), (Some(user_data), 0));
+
+    let (record, warnings) = with(good, "user_data: {text: \"#cloud-config\\n\"}\n").expect("a record");
+    assert_eq!(record.user_data.as_ref().and_then(|own| own.text()), Some("#cloud-config\n"));
+    assert!(warnings[0].to_string().contains("only GCE's attribute"), "{warnings:?}");
 }

@@ -44,6 +44,8 @@ pub(super) fn validate(
     let mut validator = Validator { text, read_again: 0, limits, warnings: Vec::new() };
     validator.counts(record)?;
     validator.hostname(record)?;
+    // Before the payloads, because credentials may have become the user-data.
+    validator.systemd(record)?;
     validator.payloads(record)?;
     validator.keys(record);
     validator.metadata(record)?;

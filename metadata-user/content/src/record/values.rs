@@ -28,13 +28,23 @@ pub(super) trait Text: Sized {
     fn read(text: &str) -> Option<Self>;
 }
 
-/// Deserializes a [`Text`]. The visitor checks the value, so that the parser adds its place to the error.
+/// Deserializes a [`Text`]. The visitor checks the value, so that the parser adds its place to the error. The parser of YAML
+/// would take a plain `null` for a text if it were asked for one at once.
 pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct TextVisitor<T>(PhantomData<T>);
-    impl<T: Text> Visitor<'_> for TextVisitor<T> {
+    impl<'de, T: Text> Visitor<'de> for TextVisitor<T> {
         type Value = T;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(T::EXPECTED)
+        }
+        fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
+            deserializer.deserialize_str(self)
+        }
+        fn visit_none<E: de::Error>(self) -> Result<T, E> {
+            Err(E::custom(format_args!("expected {}, found null; quote it if it is the value", T::EXPECTED)))
+        }
+        fn visit_unit<E: de::Error>(self) -> Result<T, E> {
+            self.visit_none()
         }
         fn visit_str<E: de::Error>(self, found: &str) -> Result<T, E> {
             T::read(found).ok_or_else(|| match T::SECRET {
@@ -43,7 +53,7 @@ pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Resul
             })
         }
     }
-    deserializer.deserialize_str(TextVisitor(PhantomData))
+    deserializer.deserialize_option(TextVisitor(PhantomData))
 }
 
 /// Returns the first 64 characters of a value as one printable line.
@@ -272,6 +282,50 @@ impl Text for Secret {
         kept(text, good).map(Self)
     }
 }
+
+/// A text of any number of lines that never appears in logs and errors.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretText(String);
+
+impl SecretText {
+    /// Returns the text.
+    #[must_use]
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("SecretText(…)")
+    }
+}
+
+impl Text for SecretText {
+    const EXPECTED: &'static str = "a secret text of at most 65536 bytes without NUL";
+    const SECRET: bool = true;
+    fn read(text: &str) -> Option<Self> {
+        kept(text, text.len() <= 65_536 && !text.contains('\0')).map(Self)
+    }
+}
+
+impl Serialize for SecretText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+readable!(SecretText);
+
+checked_string!(
+    /// The name of a systemd credential (systemd.exec(5)): a file name without `:`.
+    CredentialName,
+    "a credential's name: 1 to 255 printable ASCII characters without `/` and `:`, and not `.` or `..`",
+    |name| {
+        let is_plain = name.bytes().all(|byte| (b' '..=b'~').contains(&byte) && byte != b'/' && byte != b':');
+        kept(name, is_plain && (1..=255).contains(&name.len()) && name != "." && name != "..")
+    }
+);
 
 /// Octets that the agent does not interpret. Their debug form shows only their length.
 #[derive(Clone, PartialEq, Eq)]

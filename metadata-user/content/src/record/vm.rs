@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::owner::Owner;
 use super::sink::Sink;
 use super::values::{
-    Account, AnyLine, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey, RoleName, Secret,
-    Timestamp, Uuid,
+    Account, AnyLine, CredentialName, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey,
+    RoleName, Secret, SecretText, Timestamp, Uuid,
 };
 
 /// `schema`: version of the record format.
@@ -36,7 +36,8 @@ pub struct Vm {
     pub name: Line,
     /// Tenant or Kubernetes namespace.
     pub namespace: Option<AnyLine>,
-    /// `instance-id` of NoCloud and OpenStack; the UUID by default. It must not change during the VM's life.
+    /// `instance-id` of NoCloud and OpenStack; the UUID by default. Change it only with a VM that is built anew: its guest
+    /// then runs cloud-init as at a first boot, and what its predecessor wrote is removed.
     pub instance_id: Option<Line>,
     /// Instance id of EC2 and AliYun; derived from the owner by default.
     pub ec2_id: Option<Ec2Id>,
@@ -237,6 +238,38 @@ impl From<Bytes> for Payload {
     }
 }
 
+/// An entry of `systemd_credentials`: one credential for the guest's service manager. Set exactly one of `text`, `data` and
+/// `encrypted`.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(expecting = "a mapping", deny_unknown_fields)]
+pub struct SystemdCredential {
+    /// Name, such as `passwd.hashed-password.root`.
+    pub name: CredentialName,
+    /// Content as text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<SecretText>,
+    /// Content in standard base64 (RFC 4648 §4).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<Octets>,
+    /// Content as `systemd-creds encrypt` wrote it, in base64. Only the guest can decrypt it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    encrypted: Option<Octets>,
+}
+
+impl SystemdCredential {
+    /// Counts which of the three forms are set.
+    pub(super) fn forms(&self) -> usize {
+        usize::from(self.text.is_some())
+            + usize::from(self.data.is_some())
+            + usize::from(self.encrypted.is_some())
+    }
+
+    /// Returns whether `data` or `encrypted` is empty, which the client refuses.
+    pub(super) fn is_void(&self) -> bool {
+        [&self.data, &self.encrypted].into_iter().flatten().any(|bytes| bytes.0.is_empty())
+    }
+}
+
 /// `source`: file with a value that is not in the record itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
@@ -302,7 +335,13 @@ impl<'de> Deserialize<'de> for Metadata {
             }
             fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
                 let mut entries = BTreeMap::new();
-                while let Some((key, value)) = map.next_entry::<String, String>()? {
+                while let Some((key, value)) = map.next_entry::<String, Option<String>>()? {
+                    let value = value.ok_or_else(|| {
+                        serde::de::Error::custom(format_args!(
+                            "expected a text in `{}`, found null; quote it if it is the value, or leave the key out",
+                            super::values::excerpt(&key)
+                        ))
+                    })?;
                     if entries.contains_key(&key) {
                         return Err(serde::de::Error::custom(format_args!(
                             "expected each key once, found `{}` twice",

@@ -75,6 +75,14 @@ pub fn path_of(source: Source, name: &str) -> String {
     format!("/v1/instances/{}{query}", utf8_percent_encode(name, PLAIN))
 }
 
+/// Removes what the guest of an instance wrote.
+pub fn clear(run: &Path, source: Source, name: &str) -> Result<(), Failure> {
+    let path = path_of(source, name).replacen("/v1/instances/", "/v1/guest-data/", 1);
+    let question = Question { method: "DELETE", path: &path, fields: &[], body: &[], patience: PATIENCE };
+    let reply = ask(run, &question)?;
+    if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
+}
+
 /// The conditions of a registration.
 #[derive(Debug, Default)]
 pub struct Conditions<'a> {

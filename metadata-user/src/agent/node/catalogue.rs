@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
-use metadata_content::record::Record;
+use metadata_content::record::{Owner, Record};
 use metadata_content::source::Source;
 use metadata_content::store::Responses;
 use metadata_feed::registry::{Change, RecordId, Registry};
@@ -40,6 +40,17 @@ pub(in crate::agent) struct Catalogue {
     registered: Registered,
     /// Conflicts that were logged.
     conflicts: HashSet<String>,
+}
+
+/// What [`Catalogue::clear_guest_data`] has done.
+#[derive(Debug)]
+pub(crate) struct ClearedData {
+    /// The owner of the VM's state.
+    pub(in crate::agent) vm: Owner,
+    /// Whether the guest had written anything.
+    pub(in crate::agent) found: bool,
+    /// The queue that writes the removal.
+    pub(in crate::agent) saves: SaveQueue,
 }
 
 /// Ports whose plan may have changed, for [`NodePorts::touch`](super::NodePorts::touch).
@@ -242,6 +253,14 @@ impl Catalogue {
         let known: HashSet<&str> = self.records.values().map(|record| record.owner_text()).collect();
         self.state.tend(&known);
         self.renderer.sweep();
+    }
+
+    /// Removes what the guest of a record's VM wrote. The removal is on disk once the queue of [`Self::saves`] is
+    /// written. `None` if there is no such record.
+    pub(in crate::agent) fn clear_guest_data(&self, id: &RecordId) -> Option<ClearedData> {
+        let vm = self.registry.record(id)?.owner();
+        let found = self.state.clear(&vm);
+        Some(ClearedData { vm, found, saves: self.state.saves().clone() })
     }
 
     /// Writes everything that is not on disk yet. Returns what guests wrote and the disk refused.

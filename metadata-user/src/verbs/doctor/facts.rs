@@ -1,5 +1,6 @@
 //! The facts that the checks judge. They are plain data, so that tests can describe any node.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use metadata_base::port::PortName;
@@ -199,6 +200,8 @@ pub struct Found {
 pub struct Records {
     /// Number of records, valid and invalid.
     pub count: usize,
+    /// Number of valid records by `serve.smbios`.
+    pub stamps: BTreeMap<&'static str, usize>,
     /// The names and errors of the first few invalid records.
     pub refused: Vec<(String, String)>,
     /// Number of invalid records.

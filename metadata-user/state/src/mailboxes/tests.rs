@@ -482,3 +482,67 @@ fn a_file_that_waits_for_its_record_survives_a_restart_and_goes_with_its_vm() {
     assert_eq!(mailboxes.sweep([]).expect("swept"), 1, "its VM ended");
     assert!(names(room.path()).is_empty());
 }
+
+/// A record with this instance-id and the UUID of the others.
+fn instance(id: &str) -> Record {
+    let mut record = owned(None);
+    record.vm.instance_id = Some(serde_json::from_value(id.into()).expect("a line"));
+    record
+}
+
+#[test]
+fn a_vm_that_is_built_anew_does_not_find_what_its_predecessor_wrote() {
+    for (case, is_restarted) in [("while an agent runs", false), ("while none runs", true)] {
+        let room = tempfile::tempdir().expect("a directory");
+        let (mut mailboxes, mut saves) = open(room.path());
+        fill(&mailboxes.for_record(Source::File, "x", &instance("first")));
+        saves.flush();
+        if is_restarted {
+            (mailboxes, saves) = open(room.path());
+        }
+        assert_filled(&mailboxes.for_record(Source::File, "x", &instance("first")));
+        assert_empty(&mailboxes.for_record(Source::File, "x", &instance("second")));
+        saves.flush();
+        assert_empty(&found_after_restart(room.path()));
+        let again = open(room.path()).0.for_record(Source::File, "x", &instance("first"));
+        assert_empty(&again);
+        assert_eq!(again.post_password(b"posted"), Ok(()), "{case}");
+    }
+}
+
+#[test]
+fn the_next_agent_takes_nothing_over_that_was_of_another_instance_id() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (former, saves) = open(room.path());
+    let written = former.for_record(Source::File, "x", &instance("first"));
+    // The next agent has the new record already, and the former one has not.
+    let (next, next_saves) = open(room.path());
+    let read = next.for_record(Source::File, "x", &instance("second"));
+    fill(&written);
+    saves.flush();
+    next.reload();
+    assert_empty(&read);
+    next_saves.flush();
+    assert_empty(&found_after_restart(room.path()));
+}
+
+#[test]
+fn a_file_without_an_instance_id_goes_to_the_record_that_has_its_vm() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (mailboxes, saves) = open(room.path());
+    fill(&mailboxes.get(&uuid()));
+    saves.flush();
+    let before = fs::read(room.path().join(format!("{UUID}.json"))).expect("a file");
+    let (mailboxes, saves) = open(room.path());
+    let mailbox = mailboxes.for_record(Source::File, "x", &instance("first"));
+    assert_filled(&mailbox);
+    saves.flush();
+    assert_eq!(
+        fs::read(room.path().join(format!("{UUID}.json"))).expect("a file"),
+        before,
+        "not written yet"
+    );
+    assert!(mailboxes.clear(&uuid()));
+    saves.flush();
+    assert_empty(&found_after_restart(room.path()));
+}

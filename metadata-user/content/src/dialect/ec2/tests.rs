@@ -95,6 +95,21 @@ fn a_vm_with_ipv6_only_has_no_ipv4_names() {
     assert_eq!(guest.text(&format!("{mac}/subnet-ipv6-cidr-blocks")), "2001:db8::/64\n2001:db8:0:1::/64");
 }
 
+/// EC2 documents MACs as its listing spells them, in lower case, and no other spelling.
+#[test]
+fn a_nic_is_found_by_its_mac_as_the_listing_spells_it() {
+    let mut record = full();
+    let mut own = nic(1, &json!([{ "method": "dhcp4", "address": "10.0.0.5/24" }]));
+    own["mac"] = "52:54:00:AB:CD:EF".into();
+    record["network"]["nics"] = json!([own]);
+    let guest = Guest::of(&record);
+    let macs = format!("{TREE}/network/interfaces/macs");
+    assert_eq!(guest.text(&macs), "52:54:00:ab:cd:ef/");
+    assert_eq!(guest.text(&format!("{macs}/52:54:00:ab:cd:ef/device-number")), "0");
+    let upper = guest.ask(Method::Get, &format!("{macs}/52:54:00:AB:CD:EF/device-number"), &[]);
+    assert_eq!(upper.status().0, 404);
+}
+
 #[test]
 fn interfaces_that_the_guest_creates_are_not_listed() {
     let mut record = full();

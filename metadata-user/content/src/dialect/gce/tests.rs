@@ -171,11 +171,29 @@ fn values_have_the_requested_form() {
             "/instance/scheduling/?recursive=true&alt=text",
             "automatic-restart TRUE\non-host-maintenance MIGRATE\npreemptible FALSE\n",
         ),
+        // "Whether a VM is about to be preempted" stands beside `scheduling` in Google's list, and not in it.
+        ("/instance/preempted", "FALSE"),
         ("/oslogin/authenticate/", ""),
         ("/project/numeric-project-id", "1"),
     ] {
         assert_eq!(guest.text(below), body, "{below}");
     }
+    assert_eq!(guest.get("/instance/scheduling/preempted").status().0, 404);
+}
+
+#[test]
+fn systemd_finds_its_credentials_in_an_attribute() {
+    let mut record = full();
+    record["metadata"] = json!({ "systemd-userdata": "of metadata" });
+    assert_eq!(Guest::of(&record).text("/instance/attributes/systemd-userdata"), "of metadata");
+    record["systemd_credentials"] = json!([{ "name": "a", "text": "b\n" }]);
+    let guest = Guest::of(&record);
+    let document = r#"{"systemd.credentials":[{"name":"a","text":"b\n"}]}"#;
+    assert_eq!(guest.text("/instance/attributes/systemd-userdata"), document);
+    assert!(guest.text("/instance/attributes/user-data").starts_with("#cloud-config"), "its own user-data");
+    record.as_object_mut().expect("a mapping").remove("user_data");
+    let expected = format!("#systemd-userdata\n{document}\n");
+    assert_eq!(Guest::of(&record).text("/instance/attributes/user-data"), expected);
 }
 
 #[test]

@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::dialect::json::json;
 use crate::record::network::Nic;
+use crate::record::systemd;
 use crate::record::vm::{Payload, ServiceAccount};
 use crate::record::{GCE_ATTRIBUTES, Record, is_segment};
 
@@ -99,6 +100,9 @@ fn attributes(record: &Record, user: &str) -> Value {
             }
         };
         attributes.insert("user-data".to_owned(), text);
+    }
+    if let Some(document) = record.systemd_document() {
+        attributes.insert(systemd::ATTRIBUTE.to_owned(), document.into());
     }
     attributes.into()
 }

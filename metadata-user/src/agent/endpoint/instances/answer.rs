@@ -12,6 +12,7 @@ use super::WAITS;
 use crate::agent::node::{Clash, name_of};
 use metadata_control::instances::{Instance, Problem};
 use metadata_feed::registry::RecordId;
+use metadata_state::save_queue::Unsaved;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 /// The prefix of problem types.
@@ -164,6 +165,13 @@ pub(super) fn busy() -> Problem {
 pub(super) fn not_kept(error: &io::Error) -> Problem {
     let detail =
         format!("nothing was changed, because the record cannot be written to the state directory: {error}");
+    problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
+}
+
+pub(super) fn still_on_disk(unsaved: &Unsaved) -> Problem {
+    let detail = format!(
+        "removed, and the guest no longer gets it, but the disk still has it, which the agent tries again: {unsaved}"
+    );
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 

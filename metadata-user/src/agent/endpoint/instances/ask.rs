@@ -1,5 +1,6 @@
 //! Requests about instances: as read from the URL, and as passed to the control loop.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::oneshot;
 
 use super::answer::{bad_request, forbidden};
-use super::{PREFIX, WAIT, WAIT_MOST};
-use crate::agent::node::{Clash, Node, Tagged};
+use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
+use crate::agent::node::{Clash, ClearedData, Node, Tagged};
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 use metadata_control::instances::{Instance, NAME_MAX, Page, Problem, is_name};
@@ -68,6 +69,13 @@ pub(crate) enum Ask {
         /// Sent once the record is removed.
         reply: oneshot::Sender<()>,
     },
+    /// Removes what the guest of a record's VM wrote.
+    Clear {
+        /// The name of the record.
+        id: RecordId,
+        /// The result; `None` if there is no such record.
+        reply: oneshot::Sender<Option<ClearedData>>,
+    },
     /// Waits until all ports of a record are attached. No answer comes if the record is removed before.
     Wait {
         /// The name of the record.
@@ -95,6 +103,7 @@ impl fmt::Debug for Ask {
             Self::Check { .. } => "Check",
             Self::Put { .. } => "Put",
             Self::Remove { .. } => "Remove",
+            Self::Clear { .. } => "Clear",
             Self::Wait { .. } => "Wait",
         })
     }
@@ -131,6 +140,7 @@ impl Ask {
                 node.unregister(&id);
                 _ = reply.send(());
             }
+            Self::Clear { id, reply } => _ = reply.send(node.catalogue.clear_guest_data(&id)),
             Self::Wait { id, reply } => node.wait_for(id, reply),
         }
         changes
@@ -151,9 +161,21 @@ pub(super) struct Wait {
     pub(super) timeout: Duration,
 }
 
-/// Reads the URL of a request about one name.
-pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, Problem> {
-    let name = uri.path().strip_prefix(PREFIX).unwrap_or_default();
+/// Reads the URL of a request about what a guest wrote.
+pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, Problem> {
+    let name = name(uri, GUEST_DATA)?;
+    let mut source = Source::Api;
+    for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
+        match key.as_ref() {
+            "source" => source = source_of(&value)?,
+            _ => return Err(unknown(&Method::DELETE, &key)),
+        }
+    }
+    Ok(RecordId::new(source, &name))
+}
+
+fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, Problem> {
+    let name = uri.path().strip_prefix(prefix).unwrap_or_default();
     let name =
         percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other octets"))?;
     if !is_name(&name) {
@@ -163,6 +185,12 @@ pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, Problem> {
         );
         return Err(bad_request(&expected, &format!("{} octets that are none", name.len())));
     }
+    Ok(name)
+}
+
+/// Reads the URL of a request about one name.
+pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, Problem> {
+    let name = name(uri, PREFIX)?;
     let (mut source, mut waits, mut timeout) = (Source::Api, false, None);
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
         match (key.as_ref(), value.as_ref()) {

@@ -6,6 +6,7 @@
 //! | `PUT /v1/instances/NAME` | registers a record under the name: `?wait=attached`, `?timeout=5s` |
 //! | `GET /v1/instances/NAME` | shows the record without its secrets: `?source=` |
 //! | `DELETE /v1/instances/NAME` | removes the record |
+//! | `DELETE /v1/guest-data/NAME` | removes what the guest of the record's VM wrote: `?source=` |
 //! | `GET /v1/openapi.json` | shows the OpenAPI document |
 //!
 //! A page has at most [`PAGE`](metadata_control::instances::PAGE) records.
@@ -29,23 +30,24 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
-use axum::routing::{MethodRouter, get};
+use axum::routing::{MethodRouter, delete, get};
 use tokio::sync::{Mutex, Semaphore, oneshot};
 use tokio::time::Instant;
 use tracing::info;
 
 use super::listen::{Peer, Stay};
 use super::{Agent, Request};
-use crate::agent::node::{Tagged, etag};
+use crate::agent::node::{ClearedData, Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
-use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, too_many};
+use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
 pub(crate) use ask::{Ask, Checked};
 use ask::{Named, Wait};
 use conditions::Conditions;
 use metadata_content::record::Limits;
 use metadata_control::instances::{Instance, Problem};
 use metadata_feed::registry::RecordId;
+use metadata_state::save_queue::StateFile;
 #[cfg(test)]
 use record::BODY_MAX;
 
@@ -57,6 +59,7 @@ pub(crate) const WAIT: Duration = Duration::from_secs(5);
 pub(crate) const WAIT_MOST: Duration = Duration::from_secs(60);
 
 const PREFIX: &str = "/v1/instances/";
+const GUEST_DATA: &str = "/v1/guest-data/";
 /// The OpenAPI document.
 const OPENAPI: &str = include_str!("openapi.json");
 
@@ -93,10 +96,11 @@ impl Registrar {
 }
 
 /// The routes and their handlers.
-pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 3] {
+pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 4] {
     [
         ("/v1/instances", get(list)),
         ("/v1/instances/{*name}", get(show).put(put).delete(remove)),
+        ("/v1/guest-data/{*name}", delete(clear)),
         ("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, super::JSON)], OPENAPI))),
     ]
 }
@@ -166,6 +170,30 @@ async fn remove(
     let change = Change { agent, id, conditions, peer };
     tokio::spawn(change.remove()).await.map_err(|_| busy())??;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// Removes what the guest of a record's VM wrote, of any source. The answer comes once the disk has it.
+async fn clear(
+    State(agent): State<Agent>,
+    axum::Extension(peer): axum::Extension<Peer>,
+    uri: Uri,
+) -> Result<Response, Refusal> {
+    let id = ask::read_guest_data(&uri)?;
+    let about = id.clone();
+    let cleared = agent.ask_in_turn(|reply| Request::Instances(Ask::Clear { id: about, reply })).await?;
+    let ClearedData { vm, found, saves } = cleared.ok_or_else(|| absent(&id))?;
+    if found {
+        info!(by = %peer, record = %id, vm = vm.as_str(), "removed what the guest wrote");
+    }
+    let file = StateFile::Mailbox(vm.as_str().into());
+    let unsaved = blocking(move || {
+        saves.flush();
+        saves.unsaved(|unsaved| *unsaved == file)
+    });
+    match unsaved.await? {
+        None => Ok(StatusCode::NO_CONTENT.into_response()),
+        Some(unsaved) => Err(still_on_disk(&unsaved).into()),
+    }
 }
 
 /// Waits until the ports of a record are attached.

@@ -16,7 +16,7 @@ use super::super::listen::{self, CONNECTIONS, LIFE};
 use super::super::{Request, Routers};
 use super::{Ask, BODY_MAX, Checked, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
-use crate::agent::node::{Clash, Tagged};
+use crate::agent::node::{Clash, ClearedData, Tagged};
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
@@ -27,6 +27,7 @@ use metadata_control::instances::{Instance, NAME_MAX, Page, Port};
 use metadata_control::status::{GuestState, InstanceState};
 use metadata_feed::registry::RecordId;
 use metadata_feed::room::NoRoom;
+use metadata_state::save_queue::{SaveQueue, StateFile};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -40,6 +41,8 @@ struct Book {
     attached: bool,
     /// Requests that wait until all ports are attached.
     waiting: Vec<Ask>,
+    /// Writes what guests wrote.
+    saves: SaveQueue,
 }
 
 impl Book {
@@ -94,6 +97,14 @@ impl Book {
                 self.registered.remove(&id);
                 self.waiting.retain(|ask| !matches!(ask, Ask::Wait { id: waits, .. } if *waits == id));
                 reply.send(()).unwrap_or_default();
+            }
+            Ask::Clear { id, reply } => {
+                let cleared = self.registered.get(&id).map(|tagged| ClearedData {
+                    vm: tagged.record.owner(),
+                    found: true,
+                    saves: self.saves.clone(),
+                });
+                _ = reply.send(cleared);
             }
             Ask::Wait { id, reply } if self.attached => {
                 _ = reply.send(self.instance(&id).expect("it is there"))
@@ -434,7 +445,7 @@ async fn answers_match_the_openapi_document() {
     let document = document();
     let by = RecordId::new(Source::Api, "x");
     let (good, two) = (record(1), record(2));
-    let web = "/v1/instances/{name}";
+    let (web, data) = ("/v1/instances/{name}", "/v1/guest-data/{name}");
     let wait = "?wait=attached&timeout=1ms";
     let mut seen = BTreeSet::new();
     for (method, path, query, field, body, clash, expected) in [
@@ -455,6 +466,9 @@ async fn answers_match_the_openapi_document() {
         ("GET", "/v1/instances", "", "X: y", "", None, 200),
         ("GET", "/v1/instances", "?x=y", "X: y", "", None, 400),
         ("DELETE", web, "", "If-Match: \"0\"", "", None, 412),
+        ("DELETE", data, "", "X: y", "", None, 204),
+        ("DELETE", data, "?source=file", "X: y", "", None, 404),
+        ("DELETE", data, "?x=y", "X: y", "", None, 400),
         ("DELETE", web, "", "X: y", "", None, 204),
         ("GET", "/v1/openapi.json", "", "X: y", "", None, 200),
     ] {
@@ -484,7 +498,7 @@ async fn answers_match_the_openapi_document() {
     fits(&document, &document["components"]["schemas"]["Record"], &ours).expect("a record");
     fits(&document, &document["components"]["schemas"]["Instance"], &json!({"name": "x"}))
         .expect_err("half an instance");
-    assert_eq!(seen.len(), 19);
+    assert_eq!(seen.len(), 22);
 }
 
 /// The schema a `$ref` refers to.
@@ -539,4 +553,29 @@ fn fits(document: &Value, schema: &Value, value: &Value) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn what_a_guest_wrote_is_removed_from_the_disk_before_the_answer() {
+    let bench = Bench::new();
+    bench.put("web", &[], 1).await;
+    let vm = bench.book().registered.values().next().expect("a record").record.owner();
+    let file = bench.room.path().join("written");
+    let write = |fails: bool| {
+        let file = file.clone();
+        let write = move || {
+            if fails { Err(std::io::ErrorKind::StorageFull.into()) } else { std::fs::write(&file, "") }
+        };
+        bench.book().saves.submit(StateFile::Mailbox(vm.as_str().into()), write);
+    };
+    write(true);
+    let refused = bench.ask("DELETE", "/v1/guest-data/web", &[], "").await;
+    assert_eq!(refused.status, 507, "{refused:?}");
+    assert!(
+        refused.body["detail"].as_str().is_some_and(|detail| detail.contains("tries again")),
+        "{refused:?}"
+    );
+    write(false);
+    assert_eq!(bench.ask("DELETE", "/v1/guest-data/web", &[], "").await.status, 204);
+    assert!(file.exists(), "answered before it was written");
 }

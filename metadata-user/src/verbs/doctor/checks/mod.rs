@@ -1,5 +1,6 @@
 //! Turns facts into checks. Each function here depends on its arguments only.
 
+mod guests;
 mod identity;
 mod kernel;
 mod kubevirt;
@@ -36,6 +37,7 @@ pub(super) fn all(facts: &Facts) -> Vec<Check> {
     let mut checks = kernel::checks(facts);
     checks.extend(privilege::checks(facts));
     checks.extend(room::checks(facts));
+    checks.extend(guests::checks(facts));
     checks.extend(node::checks(facts));
     checks.extend(kubevirt::checks(facts));
     checks.extend(proxmox::checks(facts));

@@ -24,6 +24,7 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
             records.count += 1;
             match loaded.record {
                 Ok((record, _)) => {
+                    *records.stamps.entry(record.serve.smbios.as_str()).or_default() += 1;
                     let named = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
                     ports.extend(named.map(PortName::from));
                 }

@@ -97,7 +97,7 @@ fn directories_of_pins_and_files_are_checked() {
             "an invalid record",
             |f| {
                 let bad = vec![("b.yaml".into(), "b.yaml:2: no".into())];
-                f.records = Some(Records { count: 2, refused: bad, refused_count: 1, unreadable: None });
+                f.records = Some(Records { count: 2, refused: bad, refused_count: 1, ..Records::default() });
             },
             "records",
             Warn,
