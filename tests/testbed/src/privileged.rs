@@ -2,8 +2,9 @@
 //!
 //! Two environment variables control this module; `cargo xtask test` sets both:
 //! - `XDP_IMDS_REQUIRE_PRIVILEGED=1` turns a skip into a failure;
-//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`. The caller can
-//!   count the skips, and a run that skipped every test does not look like a pass.
+//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME`, `skipped NAME: REASON`, or
+//!   `absent NAME: REASON` where no privilege but a device is missing that few machines have. The caller can count the
+//!   skips, and a run that skipped every test does not look like a pass.
 //!
 //! Without them, a test program lists the tests it skipped when it ends, because libtest counts them as passed and
 //! hides their output.
@@ -58,6 +59,15 @@ pub fn or_skip_for(reason: Option<&str>) -> bool {
             false
         }
     }
+}
+
+/// Lists the calling test as not available on this machine, for a reason that no privilege changes. That fails no test.
+#[track_caller]
+pub fn not_available(reason: &str) {
+    let name = caller();
+    log(&format!("absent {name}: {reason}"));
+    eprintln!("not available: {name}: {reason}");
+    remember(reason, name);
 }
 
 /// The first privilege this process lacks for namespace tests; determined once.
