@@ -1,8 +1,8 @@
 //! The guest's end of vhost-net: what a virtio NIC's driver and QEMU do for one pair of queues of a tap.
 //!
-//! Every production guest sends this way. Its driver writes frames to memory that a kernel thread shares, and that thread
-//! gives them to the tap in batches, without the system call per frame that [`Tap::send`](crate::tap::Tap::send) makes
-//! otherwise. The rings are split virtqueues (virtio 1.2, section 2.7) with mergeable receive buffers, as QEMU's guests
+//! Every production guest sends this way. Its driver writes frames to memory that a thread of the kernel shares, and that
+//! thread gives them to the tap in batches. Otherwise [`Tap::send`](crate::tap::Tap::send) makes a system call for each
+//! frame. The rings are split virtqueues (virtio 1.2, section 2.7) with mergeable receive buffers, as QEMU's guests
 //! have them, in the order of bytes of this machine, which must be little-endian.
 #![expect(unsafe_code, reason = "vhost-net is configured by ioctl, which has no safe form in std or rustix")]
 
@@ -187,9 +187,9 @@ impl Vhost {
     }
 
     fn ioctl<T>(&self, request: u32, argument: &mut T) -> io::Result<()> {
-        // SAFETY: the descriptor is open, and each request of this file is made with the structure whose size is part of
-        // its number (or which it ignores). It outlives the call. The memory that the structures name belongs to the
-        // rings. It consists of atomics, because the kernel writes there, and `drop` keeps it until the kernel has
+        // SAFETY: the descriptor is open, and each request of this file is made with the structure whose size is part
+        // of its number (or which it ignores). It outlives the call. The memory that the structures name belongs to
+        // the rings. It consists of atomics, because the kernel writes there, and `drop` keeps it until the kernel has
         // stopped.
         let rc = unsafe {
             libc::ioctl(self.device.as_raw_fd(), request as libc::Ioctl, std::ptr::from_mut(argument))
@@ -203,8 +203,8 @@ impl Vhost {
         self.receive.call.as_fd()
     }
 
-    /// Takes one frame, with the header that a tap without vhost gives it; `None` if none is waiting. Like `read(2)`, it
-    /// cuts off what does not fit into the buffer.
+    /// Takes one frame, with the header that a tap without vhost gives it; `None` if none is waiting. Like `read(2)`,
+    /// it cuts off what does not fit into the buffer.
     ///
     /// # Errors
     /// Fails if the rings contradict virtio, or the kernel cannot be woken.
