@@ -359,7 +359,12 @@ fn a_tap_of_several_queues_is_said_to_answer_by_all_of_them_but_for_classifiers(
         facts.ports[0].name.netns = netns.map(Into::into);
         let checks = all(&facts);
         let found = checks.iter().find(|check| check.name == "port").expect("the port's check");
-        assert_eq!(found.found.contains("detach"), says, "{queues} queues, {steer:?}, {netns:?}: {}", found.found);
+        assert_eq!(
+            found.found.contains("detach"),
+            says,
+            "{queues} queues, {steer:?}, {netns:?}: {}",
+            found.found
+        );
     }
 }
 
