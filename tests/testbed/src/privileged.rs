@@ -163,7 +163,7 @@ fn log(line: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{LOG, REQUIRE, or_skip_for};
+    use super::{LOG, REQUIRE, not_available, or_skip_for};
     use std::process::Command;
 
     /// Makes the test below skip; only this module sets it.
@@ -196,6 +196,30 @@ mod tests {
         );
         assert!(printed.contains("`cargo xtask test`"), "{printed}");
         assert_eq!(run(false), "");
+    }
+
+    #[test]
+    fn a_test_that_is_not_available_on_request() {
+        if std::env::var_os(SKIP).is_some() {
+            not_available("there is no such device");
+        }
+    }
+
+    #[test]
+    fn a_test_that_is_not_available_is_logged_and_fails_nothing() {
+        let log = tempfile::NamedTempFile::new().expect("a file");
+        let name = "privileged::tests::a_test_that_is_not_available_on_request";
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", name]).env(SKIP, "1").env(REQUIRE, "1").env(LOG, log.path());
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let logged = std::fs::read_to_string(log.path()).expect("the log");
+        assert!(logged.starts_with("absent ") && logged.ends_with(": there is no such device\n"), "{logged}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            printed.contains("SKIPPED 1 test, counted above as passed: there is no such device"),
+            "{printed}"
+        );
     }
 
     #[test]
