@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, Result, ensure};
 use support::agent::{self, ABSORBED, ANSWERED, Agent, Metrics, PortArgument, STEERED};
 use support::answers::PATHS;
 use support::eventually::eventually;
@@ -12,7 +12,7 @@ use support::host::Host;
 use support::privileged;
 use support::pump::{Faults, Kind};
 use support::record::Identity;
-use support::tap::Shape;
+use support::tap::{Backend, Shape};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 const FETCHES: u64 = 10;
@@ -42,6 +42,13 @@ impl Scene {
         Self { guest, host, records }
     }
 
+    /// What the kernel counts as dropped of the frames that the guest sent.
+    fn rx_dropped(&self) -> Result<u64> {
+        let shown = self.host.ns().ip(&format!("-j -s link show dev {}", self.guest.host_tap().name()))?;
+        let links: serde_json::Value = serde_json::from_str(&shown)?;
+        links[0]["stats64"]["rx"]["dropped"].as_u64().with_context(|| shown.clone())
+    }
+
     fn agent(&self, config: &str) -> Agent<'_> {
         let port = PortArgument::new(self.guest.host_tap().name(), self.guest.identity().mac);
         let file = self.records.path().join("agent.conf");
@@ -53,7 +60,7 @@ impl Scene {
     }
 
     /// Sends one request on a new connection.
-    fn ask(&self, last: Last) -> anyhow::Result<Fetched> {
+    fn ask(&self, last: Last) -> Result<Fetched> {
         let url = format!("http://{METADATA}{}", PATHS[0]);
         let header = match last {
             Last::Guest => "Connection: close",
@@ -69,12 +76,23 @@ fn frames(metrics: &Metrics, beginning: &str) -> u64 {
 
 #[test]
 fn the_agent_sees_one_frame_of_a_small_request() {
-    if !privileged::or_skip() {
+    the_agent_sees_one_frame(Backend::Calls);
+}
+
+#[test]
+fn the_agent_sees_one_frame_of_a_small_request_behind_vhost_net() {
+    the_agent_sees_one_frame(Backend::VhostNet);
+}
+
+#[track_caller]
+fn the_agent_sees_one_frame(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
-    for shape in [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }] {
+    let shapes = [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
+    for shape in shapes.into_iter().filter(|shape| backend.takes(*shape)) {
         for (route, last) in [(Route::OnLink, Last::Guest), (Route::Gateway, Last::Service)] {
-            let scene = Scene::new(|spec| Spec { shape, route, ..spec });
+            let scene = Scene::new(|spec| Spec { shape, route, backend, ..spec });
             let agent = scene.agent("");
             for _ in 0..FETCHES {
                 let fetched = scene.ask(last).unwrap_or_else(|error| panic!("{shape:?}: {error:#}"));
@@ -89,16 +107,34 @@ fn the_agent_sees_one_frame_of_a_small_request() {
             let arps = u64::from(route == Route::OnLink);
             assert!(frames(&metrics, "answer_arp") >= arps, "{shape:?}, {last:?}: {counted:?}");
             assert_eq!(frames(&metrics, "steer_arp"), 0, "{shape:?}, {last:?}: {counted:?}");
+            // What docs/src/operate/observe.md says of `rx_dropped`.
+            eventually(PATIENCE, || {
+                let absorbed = frames(&agent.metrics()?, ABSORBED);
+                let dropped = scene.rx_dropped()?;
+                ensure!(absorbed >= FETCHES && dropped == absorbed, "{absorbed} absorbed, {dropped} dropped");
+                Ok(())
+            })
+            .unwrap_or_else(|error| panic!("{shape:?}, {last:?}: {error:#}"));
         }
     }
 }
 
 #[test]
 fn without_kernel_answers_every_frame_is_steered() {
-    if !privileged::or_skip() {
+    every_frame_is_steered(Backend::Calls);
+}
+
+#[test]
+fn without_kernel_answers_every_frame_behind_vhost_net_is_steered() {
+    every_frame_is_steered(Backend::VhostNet);
+}
+
+#[track_caller]
+fn every_frame_is_steered(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
-    let scene = Scene::new(|spec| spec);
+    let scene = Scene::new(|spec| Spec { backend, shape: backend.plain(), ..spec });
     let agent = scene.agent("answer_in_kernel: false\n");
     scene.ask(Last::Guest).expect("an answer");
     // ARP, SYN, acknowledgement, request, FIN. The FIN may still be in flight when curl has the answer.

@@ -2,16 +2,19 @@
 
 use anyhow::{Result, ensure};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use support::agent::{Agent, PortArgument};
 use support::guest::{Guest, Spec};
 use support::host::{self, EchoServer, Host};
 use support::privileged;
 use support::record::Identity;
-use support::tap::Shape;
+use support::tap::{Backend, Shape};
 
 const PINGS: u32 = 10;
 const OCTETS: usize = 1 << 20;
+/// For connections beside an agent that starts.
+const FEW_OCTETS: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHAPES: [Shape; 3] =
     [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
@@ -108,6 +111,58 @@ fn guests_reach_their_gateway_and_each_other_while_the_agent_serves() {
             agent.metrics().and_then(|metrics| metrics.frames(support::agent::PASSED)).expect("a counter");
         assert!(passed > u64::from(PINGS), "{shape:?}: only {passed} frames went through the program");
     }
+}
+
+#[test]
+fn agents_that_come_and_go_under_traffic_lose_none_of_it() {
+    attach_under_traffic(Backend::Calls);
+}
+
+#[test]
+fn agents_that_come_and_go_under_traffic_behind_vhost_net_lose_none_of_it() {
+    attach_under_traffic(Backend::VhostNet);
+}
+
+#[track_caller]
+fn attach_under_traffic(backend: Backend) {
+    if !backend.or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    let identity = Identity::of(0);
+    let records = tempfile::tempdir().expect("a directory");
+    identity.write(records.path(), 1).expect("a record");
+    let spec = Spec { backend, shape: Shape::virtio(), ..Spec::of(&identity) };
+    let guest = Guest::boot(&host, &spec).expect("a guest");
+    let server = host.server(7).expect("a server");
+    let ports = [PortArgument::new(guest.host_tap().name(), identity.mac)];
+    let over = AtomicBool::new(false);
+    let serve = || -> Result<()> {
+        for path in support::answers::PATHS {
+            let agent = Agent::start(host.ns(), records.path(), &ports)?;
+            guest.fetch_own(path, PATIENCE)?;
+            agent.kill()?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let traffic = scope.spawn(|| -> Result<u32> {
+            let mut connections = 0;
+            while !over.load(Ordering::Relaxed) {
+                // ping sends 50 requests a second, which leaves an emulated processor time for the agent's start.
+                let answers = guest.ping(host::ADDRESS, PINGS)?;
+                ensure!(answers == PINGS, "{answers} of {PINGS} pings were answered");
+                guest.echo(server.address(), FEW_OCTETS)?;
+                connections += 1;
+            }
+            Ok(connections)
+        });
+        let served = serve();
+        over.store(true, Ordering::Relaxed);
+        let connections = traffic.join().expect("the traffic's thread ends").expect("traffic");
+        served.expect("an answer under traffic");
+        assert!(connections > 0, "no connection was complete");
+    });
 }
 
 #[test]

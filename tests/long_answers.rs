@@ -7,10 +7,9 @@ use support::agent::{self, Agent, PortArgument};
 use support::guest::{Guest, METADATA, NIC, Spec};
 use support::host::Host;
 use support::netns::Namespace;
-use support::privileged;
 use support::pump::{Faults, Kind};
 use support::record::Identity;
-use support::tap::{Shape, Tap};
+use support::tap::{Backend, Shape, Tap};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Octets of user-data.
@@ -84,11 +83,21 @@ fn settled(agent: &Agent<'_>) -> (u64, u64) {
 
 #[test]
 fn a_large_answer_takes_few_frames_over_either_family_and_any_tap() {
-    if !privileged::or_skip() {
+    takes_few_frames(Backend::Calls);
+}
+
+#[test]
+fn a_large_answer_behind_vhost_net_takes_few_frames_over_either_family() {
+    takes_few_frames(Backend::VhostNet);
+}
+
+#[track_caller]
+fn takes_few_frames(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
-    for shape in SHAPES {
-        let scene = Scene::new(|spec| Spec { shape, ..spec });
+    for shape in SHAPES.into_iter().filter(|shape| backend.takes(*shape)) {
+        let scene = Scene::new(|spec| Spec { shape, backend, ..spec });
         scene.guest.enable_ipv6().expect("IPv6");
         let agent = scene.agent();
         for host in [METADATA.to_string(), format!("[fe80::a9fe:a9fe%25{NIC}]")] {
@@ -103,12 +112,22 @@ fn a_large_answer_takes_few_frames_over_either_family_and_any_tap() {
 
 #[test]
 fn a_lost_long_frame_is_sent_again_in_segments() {
-    if !privileged::or_skip() {
+    sends_a_lost_frame_again(Backend::Calls);
+}
+
+#[test]
+fn a_lost_long_frame_behind_vhost_net_is_sent_again_in_segments() {
+    sends_a_lost_frame_again(Backend::VhostNet);
+}
+
+#[track_caller]
+fn sends_a_lost_frame_again(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
     for nth in 1..=3 {
         let to_guest = Faults { lose: Some((Kind::Payload, nth)), ..Faults::default() };
-        let scene = Scene::new(|spec| Spec { to_guest, shape: Shape::virtio(), ..spec });
+        let scene = Scene::new(|spec| Spec { to_guest, backend, shape: Shape::virtio(), ..spec });
         let agent = scene.agent();
         fetch(&agent, &scene.guest, &METADATA.to_string(), &format!("frame {nth} is lost"));
         assert_eq!(scene.guest.got().lost, 1);
@@ -117,7 +136,17 @@ fn a_lost_long_frame_is_sent_again_in_segments() {
 
 #[test]
 fn a_guest_of_another_namespace_gets_large_answers_segment_by_segment() {
-    if !privileged::or_skip() {
+    gets_segments(Backend::Calls);
+}
+
+#[test]
+fn a_guest_of_another_namespace_behind_vhost_net_gets_large_answers_segment_by_segment() {
+    gets_segments(Backend::VhostNet);
+}
+
+#[track_caller]
+fn gets_segments(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
     let host = Host::new().expect("a node");
@@ -126,7 +155,7 @@ fn a_guest_of_another_namespace_gets_large_answers_segment_by_segment() {
     let tap = std::sync::Arc::new(Tap::create(&pod, "tap0", Shape::virtio()).expect("a tap"));
     pod.ip("link set tap0 up").expect("the tap goes up");
     let ns = Namespace::new("guest").expect("a namespace");
-    let guest = Guest::boot_on(tap, ns, &Spec::of(&identity)).expect("a guest");
+    let guest = Guest::boot_on(tap, ns, &Spec { backend, ..Spec::of(&identity) }).expect("a guest");
     let agent = start(&host, &records, &PortArgument::new("tap0", identity.mac).within(&pod));
     let (long, all) = fetch(&agent, &guest, &METADATA.to_string(), "in a pod");
     assert!(long == 0 && all >= SEGMENTS, "{long} long frames of {all}");

@@ -8,7 +8,7 @@ use support::guest::{Guest, Route, Spec};
 use support::host::{self, Host};
 use support::privileged;
 use support::record::Identity;
-use support::tap::Shape;
+use support::tap::{Backend, Shape};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Long enough for three SYNs of a guest that gets no answer (sent at 0, 1 and 3 s).
@@ -30,13 +30,24 @@ fn port(guest: &Guest) -> PortArgument {
 
 #[test]
 fn a_guest_gets_its_own_metadata_on_link_and_through_its_gateway() {
-    if !privileged::or_skip() {
+    gets_its_own_metadata(Backend::Calls);
+}
+
+#[test]
+fn a_guest_behind_vhost_net_gets_its_own_metadata_on_link_and_through_its_gateway() {
+    gets_its_own_metadata(Backend::VhostNet);
+}
+
+#[track_caller]
+fn gets_its_own_metadata(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
+    let shapes = [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
     for route in [Route::OnLink, Route::Gateway] {
-        for shape in [Shape::default(), Shape::virtio(), Shape { queues: 2, vnet_hdr: true }] {
+        for shape in shapes.into_iter().filter(|shape| backend.takes(*shape)) {
             let (host, records) = node();
-            let spec = Spec { route, shape, ..Spec::of(&Identity::of(0)) };
+            let spec = Spec { route, shape, backend, ..Spec::of(&Identity::of(0)) };
             let guest = Guest::boot(&host, &spec).expect("a guest");
             let agent = Agent::start(host.ns(), records.path(), &[port(&guest)]).expect("an agent");
             for path in PATHS {
@@ -56,15 +67,26 @@ fn a_guest_gets_its_own_metadata_on_link_and_through_its_gateway() {
 
 #[test]
 fn requests_with_a_foreign_mac_are_dropped_and_counted() {
-    if !privileged::or_skip() {
+    drops_a_foreign_mac(Backend::Calls);
+}
+
+#[test]
+fn requests_with_a_foreign_mac_behind_vhost_net_are_dropped_and_counted() {
+    drops_a_foreign_mac(Backend::VhostNet);
+}
+
+#[track_caller]
+fn drops_a_foreign_mac(backend: Backend) {
+    if !backend.or_skip() {
         return;
     }
+    let way = |spec| Spec { backend, shape: backend.plain(), ..spec };
     // An unknown MAC, and the MAC of another guest.
     for mac in [Mac([0x52, 0x54, 0, 0xba, 0xdb, 0xad]), Identity::of(1).mac] {
         let (host, records) = node();
         let spec = Spec { mac, route: Route::Gateway, ..Spec::of(&Identity::of(0)) };
-        let impostor = Guest::boot(&host, &spec).expect("a guest");
-        let honest = Guest::boot(&host, &Spec::of(&Identity::of(1))).expect("a guest");
+        let impostor = Guest::boot(&host, &way(spec)).expect("a guest");
+        let honest = Guest::boot(&host, &way(Spec::of(&Identity::of(1)))).expect("a guest");
         let ports = [port(&impostor), port(&honest)];
         let agent = Agent::start(host.ns(), records.path(), &ports).expect("an agent");
         let before = agent.metrics().expect("metrics");

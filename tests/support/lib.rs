@@ -9,7 +9,7 @@
 
 pub use testbed::{
     agent, answers, bpffs, eventually, guest, host, netns, packages, privileged, process, pump, recent,
-    record, schema, tap,
+    record, schema, tap, vhost,
 };
 
 #[cfg(feature = "privileged")]

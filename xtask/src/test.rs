@@ -54,7 +54,13 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let (totals, outcome) = run_counted(&mut test)?;
     let runs = Runs::read(&std::fs::read_to_string(log.path())?);
     runs.report();
-    println!("tests: {} passed, {} failed, {} skipped", totals.passed, totals.failed, runs.skipped.len());
+    println!(
+        "tests: {} passed, {} failed, {} skipped, {} not available",
+        totals.passed,
+        totals.failed,
+        runs.skipped.len(),
+        runs.absent.len()
+    );
     ensure!(outcome.success(), "cargo test: {outcome}");
     // A selection of tests may contain no privileged test.
     ensure!(!require || !args.words.is_empty() || runs.ran > 0, "no privileged test ran");
@@ -110,11 +116,12 @@ impl Totals {
     }
 }
 
-/// How many privileged tests ran, and which were skipped.
+/// How many privileged tests ran, which were skipped, and which need a device that this machine lacks.
 #[derive(Default, Debug, PartialEq)]
 struct Runs {
     ran: usize,
     skipped: Vec<String>,
+    absent: Vec<String>,
 }
 
 impl Runs {
@@ -123,6 +130,7 @@ impl Runs {
         for line in log.lines() {
             match line.split_once(' ') {
                 Some(("skipped", test)) => runs.skipped.push(test.to_owned()),
+                Some(("absent", test)) => runs.absent.push(test.to_owned()),
                 _ => runs.ran += 1,
             }
         }
@@ -133,6 +141,9 @@ impl Runs {
         eprintln!("privileged tests: {} ran, {} skipped", self.ran, self.skipped.len());
         for test in &self.skipped {
             eprintln!("  skipped {test}");
+        }
+        for test in &self.absent {
+            eprintln!("  not available here: {test}");
         }
     }
 }
@@ -168,7 +179,12 @@ mod tests {
 
     #[test]
     fn skips_are_counted_by_name() {
-        let runs = Runs::read("ran one\nskipped two: it needs root\nran three\n");
-        assert_eq!(runs, Runs { ran: 2, skipped: vec!["two: it needs root".into()] });
+        let runs = Runs::read("ran one\nskipped two: it needs root\nran three\nabsent four: no device\n");
+        let expected = Runs {
+            ran: 2,
+            skipped: vec!["two: it needs root".into()],
+            absent: vec!["four: no device".into()],
+        };
+        assert_eq!(runs, expected);
     }
 }

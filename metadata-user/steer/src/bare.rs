@@ -1,12 +1,16 @@
 //! Answers that XDP cannot redirect: those to devices that accept no redirected frames, such as a veth whose peer has
-//! neither XDP nor GRO, and long ones, which are cut into segments behind the hub.
+//! neither XDP nor GRO, long ones, which are cut into segments behind the hub, and in the mode `tcx` all others.
 //!
 //! In the agent's own namespace such answers are sent through the network stack: the classifier `hub_tcx` sends them to
 //! the device like frames of the host itself. On the hub tap `hub` passes it what is for devices that accept no
-//! redirected frames. The tap for long answers has no XDP program, because the kernel would copy each frame into one
-//! piece for it and refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx
-//! (`features`), and `bpf_redirect` reaches no device of another namespace. Attaching the classifier waits for an RCU grace period,
-//! about 15 ms for each tap, when the agent starts.
+//! redirected frames, and in the mode `tcx` everything. A tap of several queues then gets answers by the queue on which
+//! its guest sent the connection's last frame (`tun_flow_update` in drivers/net/tun.c), as it gets the host's own
+//! frames. XDP chooses the queue by the CPU, also one that the guest does not read.
+//!
+//! The tap for long answers has no XDP program, because the kernel would copy each frame into one piece for it and
+//! refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx (`features`), and `bpf_redirect`
+//! reaches no device of another namespace. Attaching the classifier waits for an RCU grace period, about 15 ms for each
+//! tap, when the agent starts.
 
 use aya::Ebpf;
 use aya::programs::links::FdLink;
@@ -15,13 +19,13 @@ use metadata_common::maps::program;
 use super::home::HomeDevice;
 use super::hub::Device;
 use super::ports::Attached;
-use super::{SteerError, Steering, loading, mode};
+use super::{Mode, SteerError, Steering, loading, mode};
 use metadata_base::port::PortName;
 
 /// How answers reach the guest of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// The hub redirects answers to the device. Also if the kernel does not report whether the device accepts them.
+    /// The device accepts redirected frames, or the kernel does not report whether it does.
     Redirect,
     /// A classifier delivers answers to the device, which accepts no redirected frames.
     Classifier,
@@ -34,18 +38,21 @@ impl Steering {
     #[must_use]
     pub fn way_to(&self, port: &PortName) -> Way {
         match self.ports.get(port) {
-            Some(attached) if self.home_device(attached).is_some_and(|device| device.is_bare) => {
-                Way::Classifier
+            Some(attached) if attached.looks.takes == Some(false) => {
+                if self.home_device(attached).is_some() {
+                    Way::Classifier
+                } else {
+                    Way::None
+                }
             }
-            Some(attached) if attached.looks.takes == Some(false) => Way::None,
             _ => Way::Redirect,
         }
     }
 
     /// The device of a port, if the classifier reaches it.
     pub(super) fn home_device(&self, attached: &Attached) -> Option<HomeDevice> {
-        let device =
-            HomeDevice { ifindex: attached.key.ifindex, is_bare: attached.looks.takes == Some(false) };
+        let by_classifier = attached.looks.takes == Some(false) || self.mode == Mode::Tcx;
+        let device = HomeDevice { ifindex: attached.key.ifindex, by_classifier };
         (self.has_classifiers && attached.cookie == self.home).then_some(device)
     }
 

@@ -6,13 +6,13 @@ use metadata_common::maps::BARE;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HomeDevice {
     pub(super) ifindex: u32,
-    /// It accepts no redirected frames.
-    pub(super) is_bare: bool,
+    /// The classifier sends it all answers, because it accepts no redirected frames or because the mode is `tcx`.
+    pub(super) by_classifier: bool,
 }
 
 impl HomeDevice {
     /// The entry of the kernel's table.
     pub(super) fn word(self) -> u32 {
-        self.ifindex | if self.is_bare { BARE } else { 0 }
+        self.ifindex | if self.by_classifier { BARE } else { 0 }
     }
 }

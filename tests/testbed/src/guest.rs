@@ -7,7 +7,7 @@ use crate::netns::Namespace;
 use crate::pump::{Faults, Moved, Pump, Wire};
 use crate::recent::Recent;
 use crate::record::Identity;
-use crate::tap::{Shape, Tap};
+use crate::tap::{Backend, Shape, Tap};
 use anyhow::{Context as _, Result, bail, ensure};
 use metadata_common::mac::Mac;
 use std::collections::BTreeSet;
@@ -48,6 +48,8 @@ pub struct Spec {
     pub route: Route,
     /// Shape of the tap on both sides.
     pub shape: Shape,
+    /// How its frames travel to and from its tap.
+    pub backend: Backend,
     /// Faults of frames it sends.
     pub to_host: Faults,
     /// Faults of frames it receives.
@@ -68,6 +70,7 @@ impl Spec {
             address: identity.address,
             route: Route::default(),
             shape: Shape::default(),
+            backend: Backend::default(),
             to_host: Faults::default(),
             to_guest: Faults::default(),
             seed: u64::from(identity.number),
@@ -127,6 +130,9 @@ impl Guest {
     /// # Errors
     /// Fails if its NIC or addresses cannot be created.
     pub fn boot_on(host_tap: Arc<Tap>, ns: Namespace, spec: &Spec) -> Result<Self> {
+        if spec.backend == Backend::VhostNet {
+            host_tap.attach_vhost()?;
+        }
         ns.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         let nic = Tap::create(&ns, NIC, host_tap.shape())?;
         nic.set_mac(spec.mac)?;

@@ -31,4 +31,5 @@ pub mod record;
 #[cfg(feature = "schema")]
 pub mod schema;
 pub mod tap;
+pub mod vhost;
 pub mod wheels;

@@ -2,8 +2,9 @@
 //!
 //! Two environment variables control this module; `cargo xtask test` sets both:
 //! - `XDP_IMDS_REQUIRE_PRIVILEGED=1` turns a skip into a failure;
-//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME` or `skipped NAME: REASON`. The caller can
-//!   count the skips, and a run that skipped every test does not look like a pass.
+//! - `XDP_IMDS_PRIVILEGED_LOG=FILE` collects one line per test, `ran NAME`, `skipped NAME: REASON`, or
+//!   `absent NAME: REASON` where no privilege but a device is missing that few machines have. The caller can count the
+//!   skips, and a run that skipped every test does not look like a pass.
 //!
 //! Without them, a test program lists the tests it skipped when it ends, because libtest counts them as passed and
 //! hides their output.
@@ -58,6 +59,15 @@ pub fn or_skip_for(reason: Option<&str>) -> bool {
             false
         }
     }
+}
+
+/// Lists the calling test as not available on this machine, for a reason that no privilege changes. That fails no test.
+#[track_caller]
+pub fn not_available(reason: &str) {
+    let name = caller();
+    log(&format!("absent {name}: {reason}"));
+    eprintln!("not available: {name}: {reason}");
+    remember(reason, name);
 }
 
 /// The first privilege this process lacks for namespace tests; determined once.
@@ -153,7 +163,7 @@ fn log(line: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::{LOG, REQUIRE, or_skip_for};
+    use super::{LOG, REQUIRE, not_available, or_skip_for};
     use std::process::Command;
 
     /// Makes the test below skip; only this module sets it.
@@ -186,6 +196,30 @@ mod tests {
         );
         assert!(printed.contains("`cargo xtask test`"), "{printed}");
         assert_eq!(run(false), "");
+    }
+
+    #[test]
+    fn a_test_that_is_not_available_on_request() {
+        if std::env::var_os(SKIP).is_some() {
+            not_available("there is no such device");
+        }
+    }
+
+    #[test]
+    fn a_test_that_is_not_available_is_logged_and_fails_nothing() {
+        let log = tempfile::NamedTempFile::new().expect("a file");
+        let name = "privileged::tests::a_test_that_is_not_available_on_request";
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.args(["--exact", name]).env(SKIP, "1").env(REQUIRE, "1").env(LOG, log.path());
+        let output = command.output().expect("it runs");
+        assert!(output.status.success(), "{output:?}");
+        let logged = std::fs::read_to_string(log.path()).expect("the log");
+        assert!(logged.starts_with("absent ") && logged.ends_with(": there is no such device\n"), "{logged}");
+        let printed = String::from_utf8_lossy(&output.stderr);
+        assert!(
+            printed.contains("SKIPPED 1 test, counted above as passed: there is no such device"),
+            "{printed}"
+        );
     }
 
     #[test]

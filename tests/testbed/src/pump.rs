@@ -298,7 +298,9 @@ fn carry(mut lanes: Vec<Lane>, stopped: &PipeReader) {
     }
 }
 
-fn readable(descriptor: BorrowedFd<'_>) -> libc::pollfd {
+/// Asks [`wait_for`] to wait until a descriptor is readable.
+#[must_use]
+pub fn readable(descriptor: BorrowedFd<'_>) -> libc::pollfd {
     libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
 

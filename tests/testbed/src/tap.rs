@@ -1,16 +1,19 @@
 //! Taps: the devices a hypervisor gives its guests, with the file descriptors that QEMU or vhost would hold.
 //!
 //! Writing to a descriptor sends a frame as the guest; reading receives a frame for the guest (Linux:
-//! Documentation/networking/tuntap.rst). The kernel deletes a tap when its last descriptor closes.
+//! Documentation/networking/tuntap.rst). After [`Tap::attach_vhost`] frames go through the rings of vhost-net instead.
+//! The kernel deletes a tap when its last descriptor closes.
 #![expect(unsafe_code, reason = "taps are configured by ioctl, which has no safe form in std")]
 
 use crate::netns::Namespace;
+use crate::vhost::{self, Vhost};
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Octets of `struct virtio_net_hdr`, the header of every frame of a tap with [`Shape::vnet_hdr`].
 pub const VNET_HDR_LEN: usize = 10;
@@ -19,6 +22,15 @@ pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
 
 /// `_IOW('T', 218, unsigned int)` (Linux: include/uapi/linux/if_tun.h): sets the index of the interface to create.
 const TUNSETIFINDEX: libc::Ioctl = 0x4004_54da;
+/// `_IOW('T', 212, int)`: sets the limit of bytes that wait for the stack.
+const TUNSETSNDBUF: libc::Ioctl = 0x4004_54d4;
+/// `_IOW('T', 216, int)`: sets the length of the virtio header.
+const TUNSETVNETHDRSZ: libc::Ioctl = 0x4004_54d8;
+/// `_IOW('T', 217, int)`: attaches or detaches a queue.
+const TUNSETQUEUE: libc::Ioctl = 0x4004_54d9;
+/// Flags of [`TUNSETQUEUE`].
+const IFF_ATTACH_QUEUE: libc::c_short = 0x0200;
+const IFF_DETACH_QUEUE: libc::c_short = 0x0400;
 
 /// Creation options of a tap.
 #[derive(Clone, Copy, Debug)]
@@ -44,11 +56,59 @@ impl Shape {
     }
 }
 
+/// How a guest's frames travel between its NIC and its tap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Backend {
+    /// `read(2)` and `write(2)`, one call for each frame, as a hypervisor without vhost does.
+    #[default]
+    Calls,
+    /// The rings of vhost-net, as in production. It needs [`Shape::vnet_hdr`].
+    VhostNet,
+}
+
+impl Backend {
+    /// Both ways.
+    pub const ALL: [Self; 2] = [Self::Calls, Self::VhostNet];
+
+    /// The plainest tap that it takes.
+    #[must_use]
+    pub fn plain(self) -> Shape {
+        if self.takes(Shape::default()) { Shape::default() } else { Shape::virtio() }
+    }
+
+    /// True if it takes taps of this shape.
+    #[must_use]
+    pub fn takes(self, shape: Shape) -> bool {
+        self == Self::Calls || shape.vnet_hdr
+    }
+
+    /// True if the calling test can use it; see [`privileged::or_skip`](crate::privileged::or_skip) and
+    /// [`vhost::or_skip`].
+    #[must_use]
+    #[track_caller]
+    pub fn or_skip(self) -> bool {
+        match self {
+            Self::Calls => crate::privileged::or_skip(),
+            Self::VhostNet => vhost::or_skip(),
+        }
+    }
+}
+
+/// The rings of a queue behind vhost-net.
+#[derive(Debug)]
+struct Rings {
+    /// Readable when frames wait for the guest.
+    arrivals: OwnedFd,
+    vhost: Mutex<Vhost>,
+}
+
 /// A tap and its non-blocking descriptors.
 #[derive(Debug)]
 pub struct Tap {
     name: String,
     shape: Shape,
+    /// The rings of each queue, once frames go through vhost-net.
+    vhost: OnceLock<Vec<Rings>>,
     queues: Vec<File>,
 }
 
@@ -67,7 +127,7 @@ impl Tap {
         let queues = ns
             .run_in(|| (0..shape.queues).map(|_| open_queue(name, shape)).collect::<io::Result<Vec<File>>>())
             .with_context(|| format!("cannot make tap {name} in {}", ns.name()))?;
-        Ok(Self { name: name.to_owned(), shape, queues })
+        Ok(Self { name: name.to_owned(), shape, vhost: OnceLock::new(), queues })
     }
 
     /// Creates a tap with this interface index. The index of a deleted interface can be used again.
@@ -79,7 +139,7 @@ impl Tap {
         let queue = ns
             .run_in(|| open_queue_at(name, shape, Some(ifindex)))
             .with_context(|| format!("cannot make tap {name} as device {ifindex} in {}", ns.name()))?;
-        Ok(Self { name: name.to_owned(), shape, queues: vec![queue] })
+        Ok(Self { name: name.to_owned(), shape, vhost: OnceLock::new(), queues: vec![queue] })
     }
 
     /// Adds a queue to a tap that was created with several queues.
@@ -90,7 +150,62 @@ impl Tap {
         let queue = ns
             .run_in(|| open_queue(&self.name, self.shape))
             .with_context(|| format!("cannot give tap {} another queue", self.name))?;
-        Ok(Self { name: self.name.clone(), shape: Shape { queues: 1, ..self.shape }, queues: vec![queue] })
+        let shape = Shape { queues: 1, ..self.shape };
+        Ok(Self { name: self.name.clone(), shape, vhost: OnceLock::new(), queues: vec![queue] })
+    }
+
+    /// Gives every queue to vhost-net: from now on frames go through its rings. Queues that are added later do not.
+    ///
+    /// # Errors
+    /// Fails if the tap has no virtio headers or already has rings, or there is no vhost-net.
+    pub fn attach_vhost(&self) -> Result<()> {
+        ensure!(
+            self.shape.vnet_hdr,
+            "vhost-net needs a tap with virtio headers; make {} with them",
+            self.name
+        );
+        ensure!(self.vhost.get().is_none(), "{} is already attached to vhost-net", self.name);
+        // Without a limit of its socket the kernel passes frames on in batches (drivers/vhost/net.c, `sock_can_batch`).
+        for (request, value) in
+            [(TUNSETVNETHDRSZ, vhost::HEADER as libc::c_int), (TUNSETSNDBUF, libc::c_int::MAX)]
+        {
+            for queue in &self.queues {
+                // SAFETY: the descriptor is open and the number outlives the call, which reads one int.
+                let rc = unsafe { libc::ioctl(queue.as_raw_fd(), request, &raw const value) };
+                check(rc).with_context(|| format!("cannot prepare {} for vhost-net", self.name))?;
+            }
+        }
+        let attach = |queue: &File| {
+            let vhost = Vhost::attach(queue.as_fd())?;
+            Ok(Rings { arrivals: vhost.arrivals().try_clone_to_owned()?, vhost: Mutex::new(vhost) })
+        };
+        let rings = self.queues.iter().map(attach).collect::<Result<Vec<_>>>();
+        let rings = rings.with_context(|| format!("cannot attach {} to vhost-net", self.name))?;
+        self.vhost.set(rings).map_err(|_| anyhow::anyhow!("{} was attached to vhost-net twice", self.name))
+    }
+
+    /// Detaches a queue, as QEMU does with those that its guest does not use: the kernel then sends nothing to it.
+    ///
+    /// # Errors
+    /// Fails if the tap was not created with several queues, or the queue is detached already.
+    pub fn detach_queue(&self, queue: usize) -> Result<()> {
+        self.set_queue(queue, IFF_DETACH_QUEUE)
+    }
+
+    /// Attaches a queue again that was detached, as QEMU does when its guest begins to use it.
+    ///
+    /// # Errors
+    /// Fails if the queue is not detached.
+    pub fn attach_queue(&self, queue: usize) -> Result<()> {
+        self.set_queue(queue, IFF_ATTACH_QUEUE)
+    }
+
+    fn set_queue(&self, queue: usize, flag: libc::c_short) -> Result<()> {
+        let mut request = request(&self.name);
+        request.ifr_ifru.ifru_flags = flag;
+        // SAFETY: the descriptor is open and the request outlives the call, which reads one ifreq.
+        let rc = unsafe { libc::ioctl(self.queues[queue].as_raw_fd(), TUNSETQUEUE, &raw const request) };
+        check(rc).with_context(|| format!("cannot attach or detach queue {queue} of {}", self.name))
     }
 
     /// The interface name.
@@ -125,11 +240,20 @@ impl Tap {
         check(rc).with_context(|| format!("cannot give {} the address {mac}", self.name))
     }
 
+    /// The rings of a queue, if frames go through vhost-net.
+    fn rings(&self, queue: usize) -> Option<MutexGuard<'_, Vhost>> {
+        let rings = self.vhost.get()?;
+        Some(rings[queue].vhost.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Reads one frame that the kernel sent to the tap, with its virtio header; `None` if none is waiting.
     ///
     /// # Errors
-    /// Like `read(2)`; `EBADFD` after the tap was deleted.
+    /// Like `read(2)`; `EBADFD` after the tap was deleted. Behind vhost-net only if the rings are broken.
     pub fn receive(&self, queue: usize, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        if let Some(mut rings) = self.rings(queue) {
+            return rings.receive(buffer);
+        }
         match (&self.queues[queue]).read(buffer) {
             Ok(len) => Ok(Some(len)),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
@@ -140,8 +264,12 @@ impl Tap {
     /// Sends one frame, with its virtio header, as the guest. False if the kernel has no room for it.
     ///
     /// # Errors
-    /// Like `write(2)`; `EBADFD` after the tap was deleted, `EIO` while it is down.
+    /// Like `write(2)`; `EBADFD` after the tap was deleted, `EIO` while it is down. vhost-net tells its guest of no
+    /// error.
     pub fn send(&self, queue: usize, frame: &[u8]) -> io::Result<bool> {
+        if let Some(mut rings) = self.rings(queue) {
+            return rings.send(frame);
+        }
         match (&self.queues[queue]).write(frame) {
             Ok(_) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
@@ -149,16 +277,24 @@ impl Tap {
         }
     }
 
-    /// The descriptors of all queues.
+    /// For each queue the descriptor that is readable when frames wait for the guest: the queue itself, or what
+    /// vhost-net signals.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.queues.iter().map(File::as_fd)
+        (0..self.queues.len()).map(|queue| self.descriptor(queue))
+    }
+
+    fn descriptor(&self, queue: usize) -> BorrowedFd<'_> {
+        match self.vhost.get() {
+            Some(rings) => rings[queue].arrivals.as_fd(),
+            None => self.queues[queue].as_fd(),
+        }
     }
 }
 
-/// The descriptor of the first queue.
+/// The descriptor of the first queue, like [`Tap::descriptors`].
 impl AsFd for Tap {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.queues[0].as_fd()
+        self.descriptor(0)
     }
 }
 

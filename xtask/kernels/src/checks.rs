@@ -144,6 +144,71 @@ pub(crate) const ALL: &[Check] = &[
         &["connections::long_connections_of_a_pod_with_classifiers_finish_and_their_writes_survive"],
     )
     .needs_tcx(),
+    check(
+        "vhost: guest",
+        "one_guest",
+        &[
+            "a_guest_behind_vhost_net_gets_its_own_metadata_on_link_and_through_its_gateway",
+            "requests_with_a_foreign_mac_behind_vhost_net_are_dropped_and_counted",
+        ],
+    ),
+    check(
+        "vhost: kernel answers",
+        "answers_on_a_tap",
+        &[
+            "the_agent_sees_one_frame_of_a_small_request_behind_vhost_net",
+            "without_kernel_answers_every_frame_behind_vhost_net_is_steered",
+        ],
+    ),
+    check(
+        "vhost: long frames",
+        "long_answers",
+        &[
+            "a_large_answer_behind_vhost_net_takes_few_frames_over_either_family",
+            "a_lost_long_frame_behind_vhost_net_is_sent_again_in_segments",
+        ],
+    )
+    .needs_tcx(),
+    check(
+        "segments",
+        "long_answers",
+        &[
+            "a_guest_of_another_namespace_gets_large_answers_segment_by_segment",
+            "a_guest_of_another_namespace_behind_vhost_net_gets_large_answers_segment_by_segment",
+        ],
+    )
+    .short(),
+    check(
+        "attach under traffic",
+        "guest_traffic",
+        &[
+            "agents_that_come_and_go_under_traffic_lose_none_of_it",
+            "agents_that_come_and_go_under_traffic_behind_vhost_net_lose_none_of_it",
+        ],
+    ),
+    check(
+        "full rings",
+        "full_rings",
+        &[
+            "a_fin_dropped_by_a_full_ring_is_resent_when_the_guest_repeats_its_own",
+            "a_fin_dropped_by_a_full_ring_of_vhost_net_is_resent_when_the_guest_repeats_its_own",
+        ],
+    ),
+    check(
+        "detached queues",
+        "tap_queues",
+        &[
+            "a_guest_whose_other_queues_are_detached_is_served_from_any_cpu",
+            "a_guest_behind_vhost_net_whose_other_queues_are_detached_is_served_from_any_cpu",
+            "xdp_answers_by_the_attached_queue_of_its_cpu_even_if_the_guest_does_not_read_it",
+        ],
+    ),
+    check(
+        "queues with tcx",
+        "tap_queues",
+        &["with_classifiers_answers_follow_the_queue_that_the_guest_uses"],
+    )
+    .needs_tcx(),
     check("guard: all", "guarding", &["a_tap_without_a_record_blocks_metadata_traffic_and_nothing_else"]),
     check(
         "sandbox",

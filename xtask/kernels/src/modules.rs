@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use testbed::netns::run;
 
-/// Modules for taps, veths, bridges and classifiers. A kernel may have some of them built in.
-const WANTED: [&str; 7] = ["tun", "veth", "bridge", "sch_ingress", "cls_bpf", "macvlan", "dummy"];
+/// Modules for taps, veths, bridges, classifiers and guests behind vhost-net. A kernel may have some of them built in.
+const WANTED: [&str; 8] =
+    ["tun", "veth", "bridge", "sch_ingress", "cls_bpf", "macvlan", "dummy", "vhost_net"];
 
 /// Returns the files of the wanted modules and of those they depend on, in the order in which they can be loaded.
 /// `root` has `lib/modules/RELEASE`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use support::eventually::eventually;
-use support::{agent, privileged};
+use support::{agent, privileged, vhost};
 
 /// Options of every test. Zero seconds give a single wave of boots.
 const SMALL: [&str; 7] = ["storm", "--rounds", "1", "--seconds", "0", "--subjects", "xdp-imds"];
@@ -43,6 +43,30 @@ fn guests_of_every_cloud_boot_at_once_without_a_failure() {
     }
     let results = storm(&FEW);
     assert_eq!(outcomes(&results), [(32 * 4, 0), (32 * 48, 0), (32 * 46, 0)]);
+}
+
+#[test]
+fn guests_behind_vhost_net_boot_at_once_without_a_failure() {
+    if !vhost::or_skip() {
+        return;
+    }
+    let results = storm(&[&FEW[..], &["--dialect", "nocloud", "--vhost"]].concat());
+    assert_eq!(outcomes(&results), [(32 * 4, 0)]);
+    assert_eq!(results["cases"][0]["settings"]["options"]["vhost"], "yes");
+}
+
+#[test]
+fn a_storm_behind_vhost_net_ends_with_a_remedy_where_there_is_none() {
+    if vhost::missing().is_none() {
+        return;
+    }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_xdp-imds-lab"));
+    let output = command.args(SMALL).args(FEW).arg("--vhost").output().expect("the storm ends");
+    let messages = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{messages}");
+    for words in ["--vhost needs vhost-net", vhost::DEVICE, "modprobe vhost_net"] {
+        assert!(messages.contains(words), "no `{words}` in {messages}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The place of a storm: a namespace, and the generator process that holds its taps.
 
-use super::guest::{Command as Order, Orders, Outcome, Prices, Reply, TAP_GROUP};
+use super::guest::{Command as Order, Orders, Outcome, Prices, Reply, TAP_GROUP, Wires};
 use anyhow::{Context as _, Result, bail, ensure};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::Path;
@@ -18,14 +18,16 @@ pub(super) struct Lab {
 
 impl Lab {
     /// Makes the namespace and the taps.
-    pub(super) fn new(generator: &Path, taps: usize, vnet_hdr: bool, cpu: Option<usize>) -> Result<Self> {
+    pub(super) fn new(generator: &Path, taps: usize, wires: Wires, cpu: Option<usize>) -> Result<Self> {
         let node = Namespace::new("storm")?;
         // Without IPv6 the node itself sends no frames on the taps.
         node.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         let mut command = Command::new(generator);
         command.args(["storm-guests", node.name(), &taps.to_string()]);
-        if vnet_hdr {
-            command.arg("--vnet-hdr");
+        match wires {
+            Wires::Plain => {}
+            Wires::VirtioHeader => drop(command.arg("--vnet-hdr")),
+            Wires::VhostNet => drop(command.arg("--vhost")),
         }
         if let Some(cpu) = cpu {
             command.args(["--cpu", &cpu.to_string()]);

@@ -29,7 +29,7 @@ mod watch;
 use anyhow::{Context as _, Result, bail, ensure};
 use crawl::Dialect;
 use disturb::Event;
-use guest::{Arrival, Flood};
+use guest::{Arrival, Flood, Wires};
 use lab::Lab;
 use model::{Results, SCHEMA};
 use run::Run;
@@ -86,6 +86,10 @@ pub(crate) struct Args {
     /// Make taps with a virtio header: devices compute checksums, and large segments stay whole
     #[arg(long)]
     vnet_hdr: bool,
+    /// Let guests send and receive by vhost-net, as in production, instead of one system call for each frame. Includes
+    /// --vnet-hdr; each guest takes about a mebibyte for its rings
+    #[arg(long)]
+    vhost: bool,
     /// Also measure for this many seconds what silent guests cost
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     idle: u64,
@@ -167,7 +171,7 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     let mut environment = environment::look(args.seed)?;
     let most = usize::from(args.vms.iter().copied().max().unwrap_or(1)) + usize::from(args.flood.is_some());
     progress(began, &format!("make {most} taps in a namespace of their own"));
-    let mut lab = Lab::new(generator, most, args.vnet_hdr, args.guest_cpu)?;
+    let mut lab = Lab::new(generator, most, args.wires(), args.guest_cpu)?;
     let prices = lab.prices()?;
     progress(
         began,
@@ -213,6 +217,15 @@ fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
 
 impl Args {
     /// Checks the options that clap cannot check, and applies `--pin`.
+    /// How guests are connected.
+    fn wires(&self) -> Wires {
+        match (self.vhost, self.vnet_hdr) {
+            (true, _) => Wires::VhostNet,
+            (false, true) => Wires::VirtioHeader,
+            (false, false) => Wires::Plain,
+        }
+    }
+
     fn check(&mut self) -> Result<()> {
         for name in &self.subjects {
             ensure!(
@@ -225,6 +238,11 @@ impl Args {
                 name != peer::PVE_IMDS || self.pve_imds.as_ref().is_some_and(|file| file.is_file()),
                 "the subject {name} needs its program: --pve-imds FILE"
             );
+        }
+        if self.vhost
+            && let Some(missing) = support::vhost::missing()
+        {
+            bail!("--vhost needs vhost-net: {missing}, or measure without --vhost");
         }
         ensure!(
             (0.0..0.5).contains(&self.loss),

@@ -243,7 +243,9 @@ impl Run<'_> {
         if !args.event.is_empty() {
             set("event", super::disturb::shown(&args.event));
         }
-        if args.vnet_hdr {
+        if args.vhost {
+            set("vhost", "yes".into());
+        } else if args.vnet_hdr {
             set("vnet-hdr", "yes".into());
         }
         if args.seconds != 1.0 {

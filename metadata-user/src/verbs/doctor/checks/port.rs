@@ -55,19 +55,29 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
     ];
     let mut checks: Vec<_> = wrong.into_iter().flatten().map(|check| check.of(&port.name)).collect();
     if checks.is_empty() {
-        checks.push(Check::ok("port", well(device)).of(&port.name));
+        checks.push(Check::ok("port", well(facts, &port.name, device)).of(&port.name));
     }
     checks
 }
 
 /// Describes a port without problems.
-fn well(device: &Device) -> String {
+fn well(facts: &Facts, name: &PortName, device: &Device) -> String {
     let Device { kind, mtu, queues, master, xdp, tcx, refused, .. } = device;
     let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
     let steered = xdp.iter().chain(tcx.iter().flatten()).any(is_ours);
     let steered = if steered { ", steered by the running agent" } else { "" };
     let refused = if *refused > 0 { format!(", {refused} frames refused so far") } else { String::new() };
-    format!("{kind}, up, MTU {mtu}, {}{master}{steered}{refused}", count(*queues as usize, "queue"))
+    let queues = match queues {
+        0 | 1 => count(*queues as usize, "queue"),
+        _ if kind != "tap" || (facts.wanted.steer == Mode::Tcx && name.netns.is_none()) => {
+            count(*queues as usize, "queue")
+        }
+        // The kernel gives every tap of several queues 256, however many are attached.
+        _ => "several queues (answers come by any that is attached; the hypervisor must detach those that the guest \
+              does not read, as QEMU does)"
+            .to_owned(),
+    };
+    format!("{kind}, up, MTU {mtu}, {queues}{master}{steered}{refused}")
 }
 
 /// Returns the check of a port whose device was not found. `failure` is the error of the query, if it failed.

@@ -44,8 +44,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use support::netns::Namespace;
 use support::tap::{Shape, Tap};
 
-/// Descriptors in addition to one per tap.
+/// Descriptors in addition to those of taps.
 const MORE_DESCRIPTORS: u64 = 256;
+/// Descriptors of a tap, and of its rings behind vhost-net: the device, and the signals of both rings.
+const DESCRIPTORS_OF_A_TAP: u64 = 1;
+const DESCRIPTORS_OF_ITS_RINGS: u64 = 6;
+
+/// How guests are connected with their taps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wires {
+    /// A system call for each frame.
+    Plain,
+    /// A system call for each frame, which has a virtio header.
+    VirtioHeader,
+    /// The rings of vhost-net.
+    VhostNet,
+}
 
 /// The taps to make.
 #[derive(clap::Args)]
@@ -57,6 +71,9 @@ pub(crate) struct Args {
     /// Make taps with a virtio header
     #[arg(long)]
     vnet_hdr: bool,
+    /// Make taps with a virtio header, and attach them to vhost-net
+    #[arg(long)]
+    vhost: bool,
     /// The core to run on
     #[arg(long)]
     cpu: Option<usize>,
@@ -103,14 +120,19 @@ pub(crate) fn run(args: &Args) -> Result<()> {
 }
 
 fn make_taps(ns: &Namespace, args: &Args) -> Result<Vec<Tap>> {
-    allow_descriptors(args.taps as u64 + MORE_DESCRIPTORS)?;
-    let shape = Shape { vnet_hdr: args.vnet_hdr, ..Shape::default() };
+    let each = DESCRIPTORS_OF_A_TAP + if args.vhost { DESCRIPTORS_OF_ITS_RINGS } else { 0 };
+    allow_descriptors(args.taps as u64 * each + MORE_DESCRIPTORS)?;
+    let shape = Shape { vnet_hdr: args.vnet_hdr || args.vhost, ..Shape::default() };
     let mut lines = String::new();
     let mut taps = Vec::with_capacity(args.taps);
     for number in 0..args.taps {
         let name = tap_name(number);
         writeln!(lines, "link set {name} group {TAP_GROUP} up")?;
-        taps.push(Tap::create(ns, &name, shape)?);
+        let tap = Tap::create(ns, &name, shape)?;
+        if args.vhost {
+            tap.attach_vhost()?;
+        }
+        taps.push(tap);
     }
     ns.ip_batch(&lines)?;
     Ok(taps)

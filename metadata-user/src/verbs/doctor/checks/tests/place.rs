@@ -5,6 +5,7 @@ use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
 use metadata_control::status::Attachments;
+use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
 #[test]
@@ -341,6 +342,30 @@ fn an_unsuitable_or_occupied_device_is_reported() {
         ("a device that is down", |f| the_tap(f).up = false, "port.up", Warn, &["ip link set tap0 up"]),
         ("no port", |f| f.ports.clear(), "port", Warn, &["network.nics[].port"]),
     ]);
+}
+
+#[test]
+fn a_tap_of_several_queues_is_said_to_answer_by_all_of_them_but_for_classifiers() {
+    for (queues, steer, netns, says) in [
+        (1, Mode::Auto, None, false),
+        (256, Mode::Auto, None, true),
+        (256, Mode::Xdp, None, true),
+        (256, Mode::Tcx, None, false),
+        (256, Mode::Tcx, Some("pod-1"), true),
+    ] {
+        let mut facts = healthy();
+        the_tap(&mut facts).queues = queues;
+        facts.wanted.steer = steer;
+        facts.ports[0].name.netns = netns.map(Into::into);
+        let checks = all(&facts);
+        let found = checks.iter().find(|check| check.name == "port").expect("the port's check");
+        assert_eq!(
+            found.found.contains("detach"),
+            says,
+            "{queues} queues, {steer:?}, {netns:?}: {}",
+            found.found
+        );
+    }
 }
 
 #[test]
