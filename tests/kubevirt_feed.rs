@@ -20,7 +20,7 @@ use metadata_state::save_queue::SaveQueue;
 use serde_json::{Value, json};
 use support::apiserver::ApiServer;
 use support::pod::{Kubelet, Plugin};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout};
 
 /// Bound on each wait; every step is much faster.
@@ -509,7 +509,7 @@ async fn a_feed_without_kubelets_pod_directory_does_not_start() {
             (options, Inlets::default()),
             Limits::DEFAULT,
             (None, SaveQueue::default()),
-            kubevirt::contact(),
+            (kubevirt::contact(), watch::channel(BTreeMap::new()).1),
             tx,
         );
         let error = timeout(PATIENCE, served).await.expect("it ends").expect_err("no VM could be served");

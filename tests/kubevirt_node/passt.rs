@@ -444,6 +444,31 @@ fn an_inlet_keeps_serving_through_a_takeover() {
 }
 
 #[test]
+fn passt_turned_on_by_a_rollout_serves_running_pods_and_warns_of_nothing() {
+    if !may_run() {
+        return;
+    }
+    let node = Node::new();
+    let first = node.agent();
+    let pods = [start_pod(&node, 1), start_pod(&node, 2)];
+    wait_for(&first, "both are reported", || {
+        let instances = node.instances()?;
+        let refused = instances.iter().filter(|instance| instance.refused.is_some()).count();
+        ensure!(refused == 2, "{instances:?}");
+        Ok(())
+    });
+    node.configure(&json!({"passt": "listen"}));
+    let second = node.agent_with(&["--takeover"]);
+    for pod in &pods {
+        wait_until_served(&second, pod);
+    }
+    first.ended(PATIENCE).expect("the first has ended");
+    let log = second.log();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("WARN")).collect();
+    assert!(warnings.is_empty(), "{warnings:#?}\n{log}");
+}
+
+#[test]
 fn an_agent_without_pins_removes_its_inlets_when_it_ends() {
     if !may_run() {
         return;
