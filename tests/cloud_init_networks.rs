@@ -24,7 +24,7 @@ use serde::Deserialize;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use support::cloudinit::{CHECKOUT, CloudInit, Rendering};
-use support::seed::seed;
+use support::seed::seed_or;
 
 /// The renderers, by cloud-init's names.
 const RENDERERS: [&str; 5] = ["eni", "sysconfig", "networkd", "network-manager", "netplan"];
@@ -34,6 +34,9 @@ const SUITES: [&str; 4] = ["bullseye", "bookworm", "trixie", "sid"];
 const MOVING: &str = "sid";
 /// Number of machines from the run's own seed, in addition to those that are always the same.
 const RANDOM: usize = 25;
+/// The seed of those machines unless the run has another: which faults of cloud-init a run finds must not depend on
+/// chance.
+const RANDOM_SEED: u64 = 3;
 /// Most differences of one cell that a failure shows.
 const SHOWN: usize = 3;
 
@@ -62,7 +65,7 @@ struct Case {
 
 #[test]
 fn network_documents_mean_the_same_to_every_renderer() {
-    let mut random = Rng::with_seed(seed());
+    let mut random = Rng::with_seed(seed_or(RANDOM_SEED));
     let mut fixed = Rng::with_seed(1);
     let machines: Vec<Machine> = (0..ALL + RANDOM)
         .map(|number| {

@@ -40,6 +40,21 @@ fn tagged(frame: Vec<u8>, tag: u16) -> Vec<u8> {
     with(frame, ethernet::HEADER, &tag.to_be_bytes())
 }
 
+/// Frames of [`behind`] with a priority tag, which is no VLAN: they count as if they had none.
+fn untagged(name: &str, frames: Vec<Vec<u8>>) -> Case {
+    let count = served_v4().len();
+    let ours = [(DropIpv4Udp, 1), (SteerIpv4Icmp, 1), (SteerNeighbour, 1)];
+    let by = |others: &[(Verdict, u64)]| Outcome {
+        counts: [others, &ours].concat(),
+        hears: vec![(Kind::Arp, 1), (Kind::Advertisement, 1), (Kind::Echo, 1), (Kind::SynAck, count + 1)],
+        ..Outcome::default()
+    };
+    let count = count as u64;
+    let by_tcx = by(&[(SteerArp, 1), (SteerIpv4Tcp, count), (SteerIpv6Tcp, 1)]);
+    let outcome = by(&[(AnswerArp, 1), (AnswerSyn, count + 1)]);
+    Case { outcome, by_tcx: Some(by_tcx), ..Case::of(name, frames, AnswerSyn) }
+}
+
 fn tags() -> Vec<Case> {
     let with_tag = |tag: u16| behind(&[CUSTOMER]).into_iter().map(|frame| tagged(frame, tag)).collect();
     let cut = |tags: &[u16], length: usize| {
@@ -47,8 +62,19 @@ fn tags() -> Vec<Case> {
     };
     vec![
         Case::of("a vlan tag", behind(&[CUSTOMER]), DropVlan),
-        Case::of("a priority tag", with_tag(0xe000), DropVlan),
-        Case::of("vlan 0", with_tag(0), DropVlan),
+        untagged("a priority tag", with_tag(0xe000)),
+        untagged("vlan 0", with_tag(0)),
+        untagged("a service tag of vlan 0", {
+            behind(&[SERVICE]).into_iter().map(|frame| tagged(frame, 0)).collect()
+        }),
+        Case::of(
+            "two tags of vlan 0",
+            {
+                let both = |frame| with(tagged(frame, 0), ethernet::HEADER + ethernet::TAG, &[0; 2]);
+                behind(&[CUSTOMER, CUSTOMER]).into_iter().map(both).collect()
+            },
+            DropVlan,
+        ),
         Case::of("vlan 4095", with_tag(0x0fff), DropVlan),
         Case::of("a service tag", behind(&[SERVICE]), DropVlan),
         Case::of("a service and a customer tag", behind(&[SERVICE, CUSTOMER]), DropVlan),

@@ -138,7 +138,7 @@ fn an_agent_of_another_version_keeps_its_ports_from_a_start_and_a_takeover() {
     let takeover = SteerConfig { adopt: Adopt::TakeOver { side: 1 }, ..pinned(&node.bpffs) };
     let error = start_in(&node.ns, &takeover).err().expect("a refusal");
     assert!(matches!(error, SteerError::Pins(PinsError::NothingToTakeOver { .. })), "{error}");
-    for part in ["expected pins of version v1, found v2", "stop it and start this one without --takeover"] {
+    for part in ["expected pins of version v1, found v2", "stop it and start this one again"] {
         assert!(error.to_string().contains(part), "no `{part}` in: {error}");
     }
     assert!(!pins.join("v1").exists(), "a refused agent leaves nothing");

@@ -9,11 +9,21 @@ pub const SEED: &str = shell::variables::SEED;
 /// When [`SEED`] is not a number.
 #[must_use]
 pub fn seed() -> u64 {
+    seed_or(fastrand::u64(..))
+}
+
+/// Like [`seed`], with another number instead of a new one. For tests of programs that are not ours, whose known faults
+/// are listed.
+///
+/// # Panics
+/// When [`SEED`] is not a number.
+#[must_use]
+pub fn seed_or(other: u64) -> u64 {
     let seed = match std::env::var(SEED) {
         Ok(text) => {
             text.parse().unwrap_or_else(|_| panic!("{SEED} is a number from 0 to 2^64-1, not `{text}`"))
         }
-        Err(_) => fastrand::u64(..),
+        Err(_) => other,
     };
     eprintln!("{SEED}={seed}");
     seed

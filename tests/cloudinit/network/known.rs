@@ -233,6 +233,14 @@ pub(super) const KNOWN: &[Known] = &[
         parts: &[Part::Search],
         issue: Some(6331),
     },
+    // Only of a NIC with IPv4 addresses alone whose name servers all have IPv6 ones.
+    Known {
+        documents: &["NoCloud, `legacy_eni`", "NWCS"],
+        renderers: &["eni"],
+        releases: ((26, 2), NEVER),
+        parts: &[Part::Search],
+        issue: Some(6331),
+    },
     Known {
         documents: &["Vultr"],
         renderers: &["network-manager"],

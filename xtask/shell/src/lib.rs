@@ -20,10 +20,21 @@ pub fn top() -> &'static Path {
         .expect("this crate is two directories below the project")
 }
 
+/// Variables that `cargo run` sets for the program that it runs, by their first characters.
+const OF_CARGO_RUN: [&str; 3] = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_"];
+
 /// Returns a Cargo command that runs at the top of the project.
+///
+/// It does not inherit the variables that describe this program's package: build scripts depend on them, so crates would
+/// be built again whenever somebody uses Cargo with and without `cargo xtask` by turns.
 pub fn cargo<W: AsRef<OsStr>>(words: impl IntoIterator<Item = W>) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(words).current_dir(top());
+    for (name, _) in std::env::vars_os() {
+        if name.to_str().is_some_and(|name| OF_CARGO_RUN.iter().any(|prefix| name.starts_with(prefix))) {
+            command.env_remove(name);
+        }
+    }
     command
 }
 

@@ -4,11 +4,13 @@
 //! that begins with [`MARK`] or is a JSON mapping.
 
 use bytes::Bytes;
+use serde::Serialize;
 
 use super::Record;
 use super::dialects::Dialect;
 use super::parse::way;
 use super::validate::{Checked, Validator};
+use super::vm::SystemdCredential;
 
 /// The first line of user-data that is for systemd.
 pub const MARK: &str = "#systemd-userdata\n";
@@ -17,12 +19,19 @@ pub const ATTRIBUTE: &str = "systemd-userdata";
 /// Maximum number of credentials of a record.
 pub const SYSTEMD_CREDENTIALS: usize = 64;
 
+/// The document that systemd's client reads.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(rename = "systemd.credentials")]
+    credentials: &'a [SystemdCredential],
+}
+
 impl Record {
     /// Returns the document with the record's credentials; `None` without credentials.
     #[must_use]
     pub fn systemd_document(&self) -> Option<String> {
         let credentials = Some(&self.systemd_credentials).filter(|credentials| !credentials.is_empty())?;
-        Some(serde_json::json!({ "systemd.credentials": credentials }).to_string())
+        serde_json::to_string(&Document { credentials }).ok()
     }
 
     /// Returns the document as user-data.
