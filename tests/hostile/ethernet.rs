@@ -41,7 +41,13 @@ fn tagged(frame: Vec<u8>, tag: u16) -> Vec<u8> {
 }
 
 /// Frames of [`behind`] with a priority tag, which is no VLAN: they count as if they had none.
-fn untagged(name: &str, frames: Vec<Vec<u8>>) -> Case {
+fn untagged(name: &str, ethertype: u16, tag: u16) -> Case {
+    let tag = [ethertype.to_be_bytes(), tag.to_be_bytes()].concat();
+    let frames = behind(&[]).into_iter().map(|mut frame| {
+        frame.splice(ethernet::TYPE..ethernet::TYPE, tag.iter().copied());
+        frame
+    });
+    let frames = frames.collect();
     let count = served_v4().len();
     let ours = [(DropIpv4Udp, 1), (SteerIpv4Icmp, 1), (SteerNeighbour, 1)];
     let by = |others: &[(Verdict, u64)]| Outcome {
@@ -62,11 +68,9 @@ fn tags() -> Vec<Case> {
     };
     vec![
         Case::of("a vlan tag", behind(&[CUSTOMER]), DropVlan),
-        untagged("a priority tag", with_tag(0xe000)),
-        untagged("vlan 0", with_tag(0)),
-        untagged("a service tag of vlan 0", {
-            behind(&[SERVICE]).into_iter().map(|frame| tagged(frame, 0)).collect()
-        }),
+        untagged("a priority tag", CUSTOMER, 0xe000),
+        untagged("vlan 0", CUSTOMER, 0),
+        untagged("a service tag of vlan 0", SERVICE, 0),
         Case::of(
             "two tags of vlan 0",
             {
