@@ -376,8 +376,9 @@ fn the_kernel_answers_neither_strangers_nor_floods() {
 fn the_verifier_is_far_from_its_limit() {
     // The verifier's limit is 1,000,000. Each namespace with ports waits once for the verification.
     const MOST: u32 = 160_000;
-    /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before.
-    const MOST_WITHOUT_TCX: u32 = 180_000;
+    /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before: 6.1 follows most
+    /// of the program once with and once without a priority tag.
+    const MOST_WITHOUT_TCX: u32 = 230_000;
     if !privileged::or_skip() {
         return;
     }
