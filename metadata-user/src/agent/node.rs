@@ -71,8 +71,9 @@ impl Node {
 
     /// Saves state and frees memory that is no longer used. Call it about once a minute.
     pub(super) fn tend(&mut self) {
-        self.catalogue.tend();
+        // First what the answers hold, so that the catalogue frees payloads at once.
         self.ports.answers().sweep();
+        self.catalogue.tend();
     }
 
     /// Applies an event of a source.
