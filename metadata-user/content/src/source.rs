@@ -56,6 +56,12 @@ impl Source {
         matches!(self, Self::File | Self::Proxmox)
     }
 
+    /// Returns whether the feed of this source keeps its records and shares equal payloads among them.
+    #[must_use]
+    pub fn shares_payloads(self) -> bool {
+        matches!(self, Self::Kubevirt)
+    }
+
     /// Returns the source with this name.
     #[must_use]
     pub fn of(name: &str) -> Option<Self> {

@@ -91,15 +91,6 @@ impl Interner {
         }
     }
 
-    /// Like [`octets`](Self::octets), for octets that their owner keeps alive anyway: does not copy new ones.
-    #[must_use]
-    pub fn kept_octets(&mut self, octets: Bytes) -> Bytes {
-        match self.known(&octets) {
-            Some(known) => known.clone(),
-            None => self.share(octets),
-        }
-    }
-
     /// Returns the shared copy of a payload that its record keeps alive. Records share equal payloads themselves, so a
     /// new one is held only until the next sweep.
     #[must_use]
@@ -398,13 +389,5 @@ mod tests {
             drop(interner.octets(vec![n; 1 << 20].into()));
             assert!(interner.held() <= SWEEP_OCTETS, "{} octets held", interner.held());
         }
-    }
-
-    #[test]
-    fn octets_that_their_owner_keeps_are_not_copied() {
-        let mut interner = Interner::new();
-        let kept = bytes::Bytes::from(vec![b'x'; 1_000]);
-        assert_eq!(interner.kept_octets(kept.clone()).as_ptr(), kept.as_ptr());
-        assert_eq!(interner.octets(kept.to_vec().into()).as_ptr(), kept.as_ptr());
     }
 }

@@ -34,6 +34,8 @@ pub const PATIENCE: Duration = Duration::from_secs(5);
 const LOOKS: Duration = Duration::from_secs(60);
 /// How often to report who holds how much of the feed's limits.
 const SHARES_EVERY: Duration = Duration::from_secs(1);
+/// How often contents of volumes that no VM uses any more are released.
+const SWEEP_EVERY: Duration = Duration::from_secs(60);
 /// How long VMIs must stay unchanged before the feed writes the kept file.
 const SETTLE: Duration = Duration::from_secs(2);
 
@@ -208,6 +210,7 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
         translating: None,
         volumes,
         shares_at: None,
+        sweep_at: now + SWEEP_EVERY,
     };
     run.restore();
     // A feed without watches keeps a sender, so that the channel stays open.
@@ -242,6 +245,8 @@ struct Run {
     volumes: Arc<VolumeCache>,
     /// When to report next who holds how much.
     shares_at: Option<Instant>,
+    /// When to release contents of volumes that no VM uses any more.
+    sweep_at: Instant,
 }
 
 /// The receiver of events was dropped.
@@ -384,6 +389,7 @@ impl Run {
         self.sync().await?;
         self.keep();
         self.report_shares();
+        self.sweep();
         if self.translating.is_none() {
             let job = self.core.next_job(Instant::now().into_std());
             self.translating = job.map(|job| tokio::task::spawn_blocking(|| job.run()));
@@ -404,6 +410,14 @@ impl Run {
         self.tx.report(ShareReport::of("pods", &shares.pods));
         self.tx.report(self.volumes.share());
         self.tx.report(self.reports.share());
+    }
+
+    fn sweep(&mut self) {
+        let now = Instant::now();
+        if now >= self.sweep_at {
+            self.sweep_at = now + SWEEP_EVERY;
+            self.volumes.sweep();
+        }
     }
 
     /// Publishes [`FeedEvent::Synced`] once, after everything that existed at the start.
@@ -444,15 +458,16 @@ impl Run {
             .find(|at| !self.synced && *at > Instant::now());
         let job = self.core.next_job_at().filter(|_| self.translating.is_none()).map(Instant::from_std);
         let far = Instant::now() + Duration::from_secs(3_600);
-        let shares = self.shares_at;
-        [core, keep, patience, job, shares].into_iter().flatten().fold(far, Instant::min)
+        let (shares, sweep) = (self.shares_at, Some(self.sweep_at));
+        [core, keep, patience, job, shares, sweep].into_iter().flatten().fold(far, Instant::min)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{
-        Core, Instant, Launchers, PATIENCE, PodEvent, PodUid, PodsError, Publisher, Reports, Run, SaveQueue,
+        Core, Instant, Launchers, PATIENCE, PodEvent, PodUid, PodsError, Publisher, Reports, Run,
+        SWEEP_EVERY, SaveQueue,
     };
     use crate::FeedEvent;
     use crate::kubevirt::core::Origin;
@@ -510,6 +525,7 @@ mod tests {
             translating: None,
             volumes: Arc::new(VolumeCache::new(Volumes::new("/nowhere"))),
             shares_at: None,
+            sweep_at: Instant::now() + SWEEP_EVERY,
         };
         let (updates, from_watches) = mpsc::channel(8);
         let (pods, from_pods) = mpsc::channel(8);

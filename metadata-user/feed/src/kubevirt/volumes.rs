@@ -203,6 +203,11 @@ impl VolumeCache {
         self.kept().reads
     }
 
+    /// Releases contents that no VM uses any more. Call it about once a minute.
+    pub fn sweep(&self) {
+        self.volumes.sweep();
+    }
+
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -275,10 +280,6 @@ impl ReadVolumes for VolumeCache {
         let Some(entries) = kept.pods.get(pod) else { return };
         let gone: Vec<_> = entries.keys().filter(|name| !volumes.contains(*name)).cloned().collect();
         gone.iter().for_each(|name| kept.drop_entry(pod, name));
-        drop(kept);
-        if !gone.is_empty() {
-            self.volumes.sweep();
-        }
     }
 }
 

@@ -186,7 +186,9 @@ impl Catalogue {
                 // A feed that starts again repeats known records.
                 match (known.filter(|known| ***known == *record), self.room.arrive(&id, &record)) {
                     (Some(known), _) => FeedEvent::Upsert { key, record: Arc::clone(known) },
-                    (None, Ok(())) => FeedEvent::Upsert { key, record: self.renderer.compact(record) },
+                    (None, Ok(())) => {
+                        FeedEvent::Upsert { key, record: self.renderer.compact(source, record) }
+                    }
                     (None, Err(no_room)) => {
                         warn!(record = %id, "refused; the last valid record stays in force: {no_room}");
                         FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
@@ -418,5 +420,28 @@ mod tests {
         assert!(has_ec2(&responses(&mut catalogue, 2)), "after a change");
         assert_eq!(catalogue.save(), None);
         assert!(has_ec2(&responses(&mut open(), 2)), "after a restart");
+    }
+
+    #[test]
+    fn a_payload_that_its_feed_shares_is_free_once_the_feed_drops_it() {
+        let mut catalogue = catalogue();
+        let data = bytes::Bytes::from(b"#cloud-config\n".to_vec());
+        let FeedEvent::Upsert { record, .. } =
+            owned("a/test", Some(Owner::kubevirt("a", "test", "u")), "tap0")
+        else {
+            unreachable!("an upsert")
+        };
+        let mut kept = Arc::unwrap_or_clone(record);
+        kept.user_data = Some(data.clone().into());
+        let kept = Arc::new(kept);
+        let event = FeedEvent::Upsert { key: "a/test".into(), record: Arc::clone(&kept) };
+        let _touched = catalogue.on_event(Source::Kubevirt, event);
+        let id = RecordId::new(Source::Kubevirt, "a/test");
+        assert!(Arc::ptr_eq(catalogue.record(&id).expect("in force"), &kept), "one record, not two");
+        drop(catalogue.responses(&id).expect("responses"));
+        let _touched = catalogue.on_event(Source::Kubevirt, FeedEvent::Remove { key: "a/test".into() });
+        catalogue.tend();
+        drop(kept);
+        assert!(data.is_unique(), "the agent holds it although its VM has gone");
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use metadata_content::dialect;
 use metadata_content::record::Record;
+use metadata_content::source::Source;
 use metadata_content::store::{Interner, Responses};
 use metadata_feed::registry::RecordId;
 
@@ -29,16 +30,14 @@ impl Renderer {
         Self { interner: Interner::new(), rendered: HashMap::new(), spent: Duration::ZERO }
     }
 
-    /// Shares equal payloads of records. A payload of a record that its feed keeps is shared with the feed.
-    pub(super) fn compact(&mut self, record: Arc<Record>) -> Arc<Record> {
-        let mut record = match Arc::try_unwrap(record) {
-            Ok(mut record) => {
-                record.compact(|octets| self.interner.octets(octets));
-                return record.into();
-            }
-            Err(kept) => (*kept).clone(),
-        };
-        record.compact(|octets| self.interner.kept_octets(octets));
+    /// Shares equal payloads of records, unless the record's feed does. Two interners that held one payload would hold it
+    /// for each other, for ever.
+    pub(super) fn compact(&mut self, source: Source, record: Arc<Record>) -> Arc<Record> {
+        if source.shares_payloads() {
+            return record;
+        }
+        let mut record = Arc::unwrap_or_clone(record);
+        record.compact(|bytes| self.interner.octets(bytes));
         record.into()
     }
 
