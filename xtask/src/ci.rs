@@ -1,6 +1,7 @@
 //! `cargo xtask ci`: every check that a change must pass. Checks that fail quickly come first.
 
 use anyhow::{Result, bail};
+use shell::architecture::Architecture;
 use std::process::Command;
 use std::time::Instant;
 
@@ -163,11 +164,13 @@ fn soak() -> Result<()> {
 
 /// The attacks that say in half a minute whether tenants are apart and their input is bounded. The others, and all at
 /// once, take longer than a change should wait: `cargo xtask soak --tenants --minutes 30` before a release.
-const ATTACKS: &str = "equal-uuid,equal-uuid-slow,proxmox-uuid,yaml-bomb,proxmox-bomb,render-bomb,attributes";
+const ATTACKS: &str =
+    "equal-uuid,equal-uuid-slow,proxmox-uuid,yaml-bomb,proxmox-bomb,render-bomb,record-memory,attributes";
 
-/// Serves a modest tenant among hostile ones, with the agent that the tests built.
+/// Serves a modest tenant among hostile ones, with the agent of the image.
 fn tenants() -> Result<()> {
-    let agent = shell::target().join("debug/xdp-imds");
+    let here = Architecture::named(std::env::consts::ARCH)?;
+    let agent = here.products(&shell::target().join("image-build"), QUICK).join("xdp-imds");
     let agent = agent.to_string_lossy();
     xtask(&["soak", "--tenants", "--minutes", "0.5", "--only", ATTACKS, "--agent", &agent])
 }

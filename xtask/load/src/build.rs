@@ -17,9 +17,7 @@ fn elf(architecture: Architecture) -> u16 {
 /// Builds the agent for a machine, as uname(1) names it; returns the path of the binary.
 pub(crate) fn build(machine: &str, profile: &str) -> Result<PathBuf> {
     let architecture = Architecture::named(machine).context("build an agent, and name it by --agent FILE")?;
-    let target = shell::target().join("load");
-    shell::run(&mut architecture.build_agent(profile, &target, Vec::new())?)?;
-    Ok(architecture.products(&target, profile).join("xdp-imds"))
+    architecture.build_static(profile)
 }
 
 /// Checks that a binary is one for a machine, as uname(1) names it.

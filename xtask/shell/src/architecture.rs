@@ -99,6 +99,16 @@ impl Architecture {
         Ok(cargo)
     }
 
+    /// Builds the static agent with a Cargo profile, in a directory of its own; returns the path of the binary.
+    ///
+    /// # Errors
+    /// As [`prepare`](Self::prepare), or if the build fails.
+    pub fn build_static(self, profile: &str) -> Result<PathBuf> {
+        let target = crate::target().join("load");
+        crate::run(&mut self.build_agent(profile, &target, Vec::new())?)?;
+        Ok(self.products(&target, profile).join("xdp-imds"))
+    }
+
     /// Returns the directory of what a build with a Cargo profile makes.
     #[must_use]
     pub fn products(self, target: &Path, profile: &str) -> PathBuf {

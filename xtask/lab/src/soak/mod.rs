@@ -27,6 +27,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use node::{Ending, Guests, Node};
 use report::Report;
 use shared::{EndsWithMe, Shared};
+use shell::architecture::Architecture;
 use shell::tools;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -98,6 +99,7 @@ fn minutes(text: &str) -> Result<f64, String> {
 pub(crate) fn run(args: Args) -> Result<()> {
     let agent = match &args.agent {
         Some(agent) => agent.canonicalize().with_context(|| format!("no agent at {}", agent.display()))?,
+        None if args.tenants => build_static()?,
         None => build()?,
     };
     if args.agent.is_none() {
@@ -135,6 +137,11 @@ fn hostile_tenants(args: &Args, agent: PathBuf, interrupted: Arc<AtomicBool>) ->
     let broken = report.broken();
     ensure!(broken.is_empty(), "the soak failed:\n- {}", broken.join("\n- "));
     Ok(())
+}
+
+/// Builds the agent of the image, whose C library gives memory back at once. glibc keeps an arena for each thread.
+fn build_static() -> Result<PathBuf> {
+    Architecture::named(std::env::consts::ARCH)?.build_static("release")
 }
 
 /// Builds an optimised agent and returns its path.
