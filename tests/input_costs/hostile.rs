@@ -86,6 +86,14 @@ fn laughs(bytes: usize) -> String {
     text + "}\n"
 }
 
+/// Nested anchors within the parser's budget, in a mapping that is a key, so that each level is kept once more.
+fn key_of_aliases(bytes: usize) -> String {
+    let [l0, l1, l2] = [list("x", 42), list("*l0", 40), list("*l1", 40)];
+    let text = format!("{{version: 2, l0: &l0 [{l0}], l1: &l1 [{l1}], l2: &l2 [{l2}]}}: x # ");
+    let rest = bytes.saturating_sub(text.len());
+    text + &"x".repeat(rest) + "\n"
+}
+
 /// One long scalar, and as many aliases of it as fit.
 fn echoes(bytes: usize) -> String {
     format!("version: 2\na: &a \"x\\n{}\"\nb: [{}]\n", "x".repeat(bytes / 2), list("*a", bytes / 2))
@@ -131,8 +139,9 @@ fn keys(bytes: usize, mut key: impl FnMut(usize) -> String) -> String {
 pub(crate) type Shape = (&'static str, fn(usize) -> String);
 
 /// Shapes of YAML; those with braces alone are JSON, too.
-pub(crate) const SHAPES: [Shape; 33] = [
+pub(crate) const SHAPES: [Shape; 34] = [
     ("laughs", laughs),
+    ("a key of aliases", key_of_aliases),
     ("echoes", echoes),
     ("merges", merges),
     ("nests", nests),
