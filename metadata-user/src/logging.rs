@@ -21,7 +21,6 @@ use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{Layer as _, Registry, reload};
 
-use crate::config::Config;
 use crate::recent::Recent;
 
 /// The environment variable of the filter.
@@ -213,8 +212,8 @@ impl Log {
     }
 
     /// Applies the filter and the form of a configuration that was validated.
-    pub fn follow(&self, config: &Config) {
-        self.set(config.log.as_deref(), config.log_format);
+    pub fn follow(&self, filter: Option<&str>, format: LogFormat) {
+        self.set(filter, format);
     }
 
     fn set(&self, configured: Option<&str>, format: LogFormat) {

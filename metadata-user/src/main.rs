@@ -287,14 +287,21 @@ fn filter(text: &str) -> Result<String, String> {
 
 /// Runs the agent. A reload reads the configuration from the same sources.
 fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
-    log.follow(&config);
+    log.follow(config.log.as_deref(), config.log_format);
     log_start(&config, serve.options.file());
     let entry = match serve.takeover {
         true => agent::Entry::TakeOver { linger: serve.linger },
         false => agent::Entry::Alone,
     };
     let read = Box::new(move || serve.config());
-    agent::serve(config, agent::Origin { read, applied: Box::new(move |config| log.follow(config)) }, entry)
+    agent::serve(
+        config,
+        agent::Origin {
+            read,
+            applied: Box::new(move |config| log.follow(config.log.as_deref(), config.log_format)),
+        },
+        entry,
+    )
 }
 
 /// Logs what starts here: the first line of an agent.
