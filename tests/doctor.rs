@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{Xdp, XdpMode};
+use metadata_user::agent::preflight::REFUSALS;
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -358,6 +359,11 @@ fn a_served_port_is_no_problem_for_its_agent_but_fails_for_another() {
     let elsewhere = std::mem::replace(&mut patient.run, records.join("run").display().to_string());
     let port = PortArgument::new("tap0", Identity::of(0).mac);
     let agent = Agent::start(patient.host.ns(), &records, &[port]).expect("an agent");
+    // As kubelet makes directories.
+    for directory in ["state".into(), patient.run.clone()] {
+        fs::set_permissions(patient.room.path().join(directory), Permissions::from_mode(0o755))
+            .expect("its mode");
+    }
     let report = patient.run_doctor_with(&[], "tap0", &["--no-pins"]);
     assert_eq!(report.code, Some(0), "{report:#?}");
     let its =
@@ -365,6 +371,10 @@ fn a_served_port_is_no_problem_for_its_agent_but_fails_for_another() {
     let pid = format!("process {}", agent.pid());
     assert!(its("agent").is_some_and(|found| found.contains(&pid)), "{report:#?}");
     assert!(its("port").is_some_and(|found| found.contains("steered by the running agent")), "{report:#?}");
+    // The kernel and the limits are this machine's.
+    let is_ours = |check: &&Finding| !["kernel.", "limit."].iter().any(|of| check.name.starts_with(of));
+    let warned: Vec<_> = report.checks.iter().filter(|check| check.status != "ok").filter(is_ours).collect();
+    assert!(warned.is_empty(), "a healthy node is clean: {warned:#?}");
     let stranger =
         Report::read(&patient.doctor_output(&[], "tap0", &["--no-pins"], &elsewhere)).expect("a report");
     stranger.assert_failure("port.xdp", &["another xdp-imds"]);
@@ -425,4 +435,237 @@ fn an_unusable_configuration_fails_its_check_and_a_wrong_option_exits_with_2() {
     let report = Report::read(&output).expect("a report");
     report.assert_failure("configuration", &["config.yaml", "line 2", "limit"]);
     assert_eq!(doctor(&["--no-such-option"]).status.code(), Some(2));
+}
+
+/// A reason for which `serve` does not start.
+struct Refused {
+    /// What is wrong.
+    what: &'static str,
+    /// The lines of the configuration that differ from a good one; `PATH` stands for the room's directory.
+    lines: &'static str,
+    /// Spoils the room further.
+    spoil: fn(&Path),
+    /// The check of `doctor` that fails.
+    check: &'static str,
+    /// Words that `serve` and this check must have.
+    word: &'static str,
+    /// Whether the kernel must allow everything up to the refusal. The others are refused before anything changes.
+    late: bool,
+}
+
+const NOTHING: fn(&Path) = |_| {};
+
+/// Every reason for which `serve` does not start that does not depend on the kernel's version.
+const REFUSED: [Refused; 23] = {
+    const fn early(
+        what: &'static str,
+        lines: &'static str,
+        check: &'static str,
+        word: &'static str,
+    ) -> Refused {
+        Refused { what, lines, spoil: NOTHING, check, word, late: false }
+    }
+    const fn spoilt(refused: Refused, spoil: fn(&Path)) -> Refused {
+        Refused { spoil, ..refused }
+    }
+    const fn late(refused: Refused) -> Refused {
+        Refused { late: true, ..refused }
+    }
+    [
+        early("a malformed file", "ports: [", "configuration", "config.yaml"),
+        early("an unknown field", "limit: {}", "configuration", "limit"),
+        early("a value out of range", "hub: ''", "configuration", "hub"),
+        early(
+            "an unknown log level",
+            "log: verbose",
+            "configuration",
+            "off, error, warn, info, debug, trace",
+        ),
+        early("no source", "records: null", "configuration.sources", "no records to serve"),
+        early("a page without an address", "page: true", "configuration.page", "metrics: ADDR:PORT"),
+        early("an unknown group", "api: {group: no-such-group}", "api.group", "no-such-group"),
+        early("a metrics address of another node", "metrics: 192.0.2.1:9253", "metrics", "192.0.2.1:9253"),
+        early("a metrics port in use", "metrics: 127.0.0.1:PORT", "metrics", "in use"),
+        spoilt(early("an open token key", "token_key: PATH/key", "token_key", "0644"), |path| {
+            fs::write(path.join("key"), "").expect("written");
+            fs::set_permissions(path.join("key"), Permissions::from_mode(0o644)).expect("its mode");
+        }),
+        spoilt(
+            early("a token key that is none", "token_key: PATH/key", "token_key", "something else"),
+            |path| {
+                fs::write(path.join("key"), "no key").expect("written");
+                fs::set_permissions(path.join("key"), Permissions::from_mode(0o600)).expect("its mode");
+            },
+        ),
+        spoilt(early("an open key in the state directory", "", "token_key", "0640"), |path| {
+            fs::write(path.join("state/token.key"), "").expect("written");
+            fs::set_permissions(path.join("state/token.key"), Permissions::from_mode(0o640))
+                .expect("its mode");
+        }),
+        early("an audit log in a missing directory", "audit: {to: PATH/no/audit.log}", "audit", "PATH/no"),
+        early("a directory as audit log", "audit: {to: PATH/state}", "audit", "directory"),
+        spoilt(early("a file as state directory", "state: PATH/file", "directory", "PATH/file"), |path| {
+            fs::write(path.join("file"), "").expect("written");
+        }),
+        spoilt(early("a file as run directory", "run: PATH/file", "directory", "PATH/file"), |path| {
+            fs::write(path.join("file"), "").expect("written");
+        }),
+        spoilt(early("an open run directory", "", "directory", "777"), |path| {
+            fs::set_permissions(path.join("run"), Permissions::from_mode(0o777)).expect("its mode");
+        }),
+        early(
+            "no keys of the issuer",
+            "identity: {issuer: 'https://a.example', keys: PATH/no-keys}",
+            "identity.keys",
+            "no-keys",
+        ),
+        late(early("a missing directory of records", "records: PATH/no-records", "directory", "no-records")),
+        late(spoilt(
+            early("a file as directory of records", "records: PATH/file", "directory", "PATH/file"),
+            |path| {
+                fs::write(path.join("file"), "").expect("written");
+            },
+        )),
+        late(early("pins outside a bpffs", "pins: PATH/pins", "pins.bpffs", "PATH/pins")),
+        late(early("a hub whose device is another's", "hub: other", "hub", "other-")),
+        late(early(
+            "a missing directory of kubelet",
+            "kubevirt: {node: n1, watch: false, kubelet: PATH/no-kubelet}",
+            "kubevirt.kubelet",
+            "no-kubelet",
+        )),
+    ]
+};
+
+#[test]
+fn doctor_reports_each_refusal_of_serve() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let host = Host::new().expect("a node");
+    host.ns().ip("link add other-in type bridge").expect("a device of another program");
+    // Where the early refusals are: without this capability an agent that refuses nothing still changes nothing.
+    let limited = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"];
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let port = taken.local_addr().expect("its address").port().to_string();
+    for Refused { what, lines, spoil, check, word, late } in REFUSED {
+        let room = tempfile::tempdir().expect("a directory");
+        for directory in ["records", "state", "run", "pins"] {
+            fs::create_dir(room.path().join(directory)).expect("a directory");
+            fs::set_permissions(room.path().join(directory), Permissions::from_mode(0o700))
+                .expect("its mode");
+        }
+        spoil(room.path());
+        let path = room.path().display().to_string();
+        let fill = |text: &str| text.replace("PATH", &path).replace("PORT", &port);
+        let good = ["records: PATH/records", "state: PATH/state", "run: PATH/run", "pins: null", "log: warn"];
+        let is_replaced = |line: &&&str| lines.split(':').next() == line.split(':').next();
+        let good: Vec<_> = good.iter().filter(|line| !is_replaced(line)).copied().collect();
+        let file = room.path().join("config.yaml");
+        fs::write(&file, fill(&format!("{}\n{lines}\n", good.join("\n")))).expect("written");
+        let word = if word == "metrics: ADDR:PORT" { word.to_owned() } else { fill(word) };
+        let run = |verb: &[&str]| {
+            let mut command = Command::new("timeout");
+            command
+                .arg("60")
+                .args(if late { &[][..] } else { &limited })
+                .arg(agent::binary().expect("the agent"));
+            command.args(verb).arg("--config").arg(&file).stdin(Stdio::null());
+            for variable in ["NODE_NAME", "KUBERNETES_SERVICE_HOST", "XDP_IMDS_LOG"] {
+                command.env_remove(variable);
+            }
+            if late { host.ns().output(&mut command) } else { command.output().context("it runs") }
+                .expect("it runs")
+        };
+        let served = run(&["serve"]);
+        let said = String::from_utf8_lossy(&served.stderr);
+        assert!(
+            served.status.code() == Some(1) && said.contains(&word),
+            "serve, {what}: no `{word}` in: {said}"
+        );
+        let report =
+            Report::read(&run(&["doctor", "--json"])).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        let of_it = |found: &&Finding| found.name == check && found.status == "fail";
+        let texts: Vec<_> = report.checks.iter().filter(of_it).map(|found| format!("{found:?}")).collect();
+        assert!(
+            texts.iter().any(|text| text.contains(&word)),
+            "doctor, {what}: no `{word}` in {texts:?} of {:?}",
+            report.failed()
+        );
+    }
+    let named: BTreeSet<_> = REFUSED.iter().map(|refused| refused.check).collect();
+    for name in REFUSALS {
+        assert!(named.contains(name), "no case has the refusal {name}");
+    }
+}
+
+#[test]
+fn two_records_with_one_mac_or_uuid_are_reported() {
+    let room = tempfile::tempdir().expect("a directory");
+    let (one, other) = (Identity::of(0), Identity::of(1));
+    let text = |identity: &Identity| identity.record(1);
+    fs::write(room.path().join("a.yaml"), text(&one)).expect("written");
+    fs::write(room.path().join("b.yaml"), text(&one)).expect("written");
+    fs::write(room.path().join("c.yaml"), text(&other)).expect("written");
+    let output = Command::new(agent::binary().expect("the agent"))
+        .args(["doctor", "--json", "--port", &format!("no-such-tap={}", one.mac), "--records"])
+        .arg(room.path())
+        .output()
+        .expect("it runs");
+    let report = Report::read(&output).expect("a report");
+    if report.checks.len() == 1 {
+        return; // An ordinary user is told to be root.
+    }
+    report.assert_failure("records.mac", &["b.yaml", &one.mac.to_string(), "a.yaml"]);
+    let uuid = report.checks.iter().find(|check| check.name == "records.uuid").expect("a check");
+    assert!(uuid.status == "warn" && uuid.found.contains("a.yaml and b.yaml"), "{uuid:?}");
+}
+
+#[test]
+fn an_ordinary_user_is_told_to_be_root_and_nothing_else() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let binary = agent::binary().expect("the agent");
+    // The program's own directory may be closed to others.
+    let room = tempfile::tempdir().expect("a directory");
+    fs::set_permissions(room.path(), Permissions::from_mode(0o755)).expect("its mode");
+    let copy = room.path().join("xdp-imds");
+    fs::copy(&binary, &copy).expect("copied");
+    let words = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+    let doctor = |more: &[&str]| {
+        let mut command = Command::new("setpriv");
+        command.args(words).arg(&copy).arg("doctor").args(more).current_dir("/").output().expect("it runs")
+    };
+    let report = Report::read(&doctor(&["--json"])).expect("a report");
+    assert_eq!(report.checks.len(), 1, "{report:#?}");
+    report.assert_failure("user", &["user 65534", "Run as root", "sudo xdp-imds doctor", "nothing else"]);
+    let output = doctor(&[]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.starts_with("FAIL  user: ") && output.status.code() == Some(1), "{text}");
+}
+
+#[test]
+fn without_options_doctor_reads_the_configuration_of_the_service() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let room = tempfile::tempdir().expect("a directory");
+    let file = room.path().join("config.yaml");
+    fs::write(&file, "records: /nonexistent/of-the-service\n").expect("written");
+    // A mount namespace in which /etc is this directory's.
+    let script = "mount -t tmpfs tmpfs /etc && mkdir /etc/xdp-imds && cp \"$1\" /etc/xdp-imds/ && shift && exec \"$@\"";
+    let doctor = |more: &[&str]| {
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "--propagation", "private", "sh", "-ec", script, "sh"]).arg(&file);
+        command.arg(agent::binary().expect("the agent")).args(["doctor", "--json"]).args(more);
+        Report::read(&command.output().expect("it runs")).expect("a report")
+    };
+    let report = doctor(&[]);
+    report.assert_failure("directory", &["/nonexistent/of-the-service"]);
+    let check = report.checks.iter().find(|check| check.name == "configuration").expect("a check");
+    assert!(check.found.contains("/etc/xdp-imds/config.yaml can be used"), "{check:?}");
+    // With an option, it checks what `serve` would do with that option.
+    let other = doctor(&["--records", &room.path().display().to_string()]);
+    assert!(!other.checks.iter().any(|check| check.found.contains("of-the-service")), "{other:#?}");
 }

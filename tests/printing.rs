@@ -14,8 +14,8 @@ use metadata_base::run::SOCKET;
 use metadata_content::source::Source;
 use metadata_control::instances::{self, Instance, Name, Problem, Vm};
 use metadata_control::status::{
-    ApiServer, Guest, GuestState, GuestWay, InstanceState, IssuerState, Port, PortState, Proxmox,
-    RecentWarning, Refused, Shadowed, SharedUuid, Status, Unanswered, Unread, Worker,
+    ApiServer, ExpectedMac, Guest, GuestState, GuestWay, InstanceState, IssuerState, MacMismatch, Port,
+    PortState, Proxmox, RecentWarning, Refused, Shadowed, SharedUuid, Status, Unanswered, Unread, Worker,
 };
 use metadata_control::top::{Dropped, SeenRequest, Top, VmPage, VmRow};
 use metadata_control::trace::wire::{self, Line};
@@ -82,6 +82,11 @@ fn status() -> Status {
         }],
         conflicts: vec![text()],
         refused: vec![Refused { record: text(), reason: text() }],
+        mac_mismatches: vec![MacMismatch {
+            port: text(),
+            mac: text(),
+            expected: vec![ExpectedMac { mac: text(), record: Some(text()) }],
+        }],
         shared_uuids: vec![SharedUuid { uuid: text(), records: vec![text()], unlisted: 1 }],
         shadowed: vec![Shadowed { record: text(), by: text() }],
         api_server: Some(ApiServer {
@@ -116,6 +121,7 @@ fn guest() -> Guest {
         owner: some(),
         state: GuestState::Unbound,
         reason: some(),
+        problem: some(),
         slot: None,
         hub: None,
         program: some(),
@@ -146,6 +152,7 @@ fn instance() -> Instance {
             held_by: Some(name()),
             reason: Some(text()),
         }],
+        change: None,
         record: Some(json!({"labels": {"a": "b"}})),
         withheld: Some(vec![text()]),
     }
@@ -189,6 +196,7 @@ fn pretend(run: &Path) {
         schema: wire::SCHEMA.into(),
         who: HOSTILE.into(),
         unseen: Some(HOSTILE.into()),
+        problem: Some(HOSTILE.into()),
         monotonic_ns: 0,
         unix_ns: 0,
     };

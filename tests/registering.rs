@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -318,6 +318,25 @@ fn registered_instances_and_ports_move_to_an_agent_that_takes_over() {
 }
 
 #[test]
+fn register_with_wait_waits_for_an_agent_that_is_still_starting() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let (node, identity) = (Node::new(), Identity::of(0));
+    let file = node.room.path().join("vm.yaml");
+    replace(&file, &record(&identity, 1).to_string()).expect("a record");
+    let _tap = node.host.tap(&identity, Shape::default()).expect("a tap");
+    let mut command = Command::new(agent::binary().expect("the agent is built"));
+    command.args(["register", "--wait", "--timeout", "60", "-f"]).arg(&file).arg("--run").arg(node.run());
+    let mut early = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    assert_eq!(early.try_wait().expect("a state"), None, "there is no agent yet");
+    let _agent = node.agent_with_config("api: {}");
+    let Output { status, stdout, stderr } = early.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned();
+    assert!(status.code() == Some(0) && said.contains("guest-0: registered, served"), "{status} {said}");
+}
+
+#[test]
 fn the_commands_report_their_outcome_and_a_remedy() {
     if !privileged::or_skip() {
         return;
@@ -336,8 +355,31 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     assert!(code == 3 && said.contains("no such interface"), "{code} {said}");
     let guest = boot(&node, &identity);
     let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
-    assert!(code == 0 && said.contains("guest-0: up to date, served"), "{code} {said}");
+    assert!(code == 0 && said.contains("guest-0: unchanged, served"), "{code} {said}");
     expect_user_data(&guest, "beside the record").expect("the data of the file");
+    let mut changed = record_text.clone();
+    changed["generation"] = json!(2);
+    let mut other_vm = changed.clone();
+    other_vm["vm"]["uuid"] = json!("11111111-2222-4333-8444-555555555555");
+    let again = node.room.path().join("again.yaml");
+    for (text, change) in
+        [(&changed, "replaced"), (&other_vm, "replaced_another"), (&record_text, "replaced_another")]
+    {
+        replace(&again, &text.to_string()).expect("a record");
+        let (code, said) = node.command(&["register", "-f", again.to_str().expect("text"), "--json"]);
+        let answer: Value = serde_json::from_str(&said).expect("JSON");
+        assert_eq!((code, answer[0]["change"].as_str()), (0, Some(change)), "{said}");
+    }
+    let (code, said) = node.command(&["register", "-f", file_name]);
+    assert!(code == 0 && said.contains("guest-0: unchanged, "), "{code} {said}");
+    replace(&again, &other_vm.to_string()).expect("a record");
+    let (code, said) = node.command(&["register", "-f", again.to_str().expect("text")]);
+    assert!(code == 0 && said.contains("guest-0: replaced the record of another VM, "), "{code} {said}");
+    let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
+    assert!(
+        code == 0 && said.contains("guest-0: replaced the record of another VM, served"),
+        "{code} {said}"
+    );
     let (code, said) = node.command(&["register", "-f", file_name, "--new"]);
     assert!(code == 4 && said.contains("If-None-Match"), "{code} {said}");
     let (code, said) = node.command(&["register", "-f", file_name, "--name", "other", "--json"]);

@@ -222,3 +222,54 @@ fn a_reload_applies_what_it_can_and_a_bad_configuration_changes_nothing() {
     };
     eventually(PATIENCE, gone).expect("the port is detached");
 }
+
+#[test]
+fn a_refused_configuration_and_a_moved_directory_are_problems_until_they_are_mended() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let path = |name: &str| node.room.path().join(name);
+    node.write_record(&path("vms"), "x");
+    let good = node.config_text("vms", "");
+    let mut agent = node.agent(&good);
+    let run = path("records").join("run");
+    let eventually_says = |text: Option<&str>| {
+        let look = || {
+            let mut command = std::process::Command::new(agent::binary()?);
+            let output = command.args(["status", "--json", "--run"]).arg(&run).output()?;
+            let status: Value = serde_json::from_slice(&output.stdout)?;
+            let troubles = status["troubles"].to_string();
+            match text {
+                Some(text) => {
+                    ensure!(output.status.code() == Some(1) && troubles.contains(text), "{troubles}")
+                }
+                None => ensure!(output.status.code() == Some(0), "{troubles}"),
+            }
+            Ok(())
+        };
+        eventually(PATIENCE, look).unwrap_or_else(|error| panic!("{text:?}: {error:#}"));
+    };
+    eventually_says(None);
+    for (bad, word) in [
+        (format!("{good}limit: {{}}\n"), "limit"),
+        (format!("{good}log: verbose\n"), "verbose"),
+        ("ports: []\n".to_owned(), "no records to serve"),
+        (node.config_text("nowhere", ""), "nowhere"),
+    ] {
+        node.configure(&bad);
+        agent.reload().expect("a signal");
+        eventually_says(Some("the configuration was refused at the last reload"));
+        eventually_says(Some(word));
+    }
+    node.configure(&good);
+    agent.reload().expect("a signal");
+    eventually_says(None);
+
+    std::fs::rename(path("vms"), path("away")).expect("renamed");
+    eventually_says(Some("was moved or deleted"));
+    assert!(node.user_data().expect("an answer").starts_with('x'), "the last records stay in force");
+    std::fs::rename(path("away"), path("vms")).expect("renamed");
+    eventually_says(None);
+    assert!(agent.eventually_logs("is back: its records are read again"), "{}", agent.log());
+}

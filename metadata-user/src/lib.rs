@@ -13,6 +13,7 @@ pub mod config;
 pub mod delivery;
 mod http_connection;
 pub mod identity;
+pub mod logging;
 pub mod metrics;
 pub mod output;
 pub mod recent;

@@ -8,25 +8,20 @@ use std::time::SystemTime;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 use metadata_base::printable::Printable;
+use metadata_base::run::SOCKET;
 use metadata_control::status::{self, ClientError, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
 use metadata_steer::{Guarded, RELEASE_GRACE, Released};
-use metadata_user::agent;
+use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
+use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, Log, LogFilter, LogFormat};
 use metadata_user::output;
-use metadata_user::recent::Recent;
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{check, doctor, explain, export, identity, instances, pages, top, trace, which};
-use tracing_subscriber::field::MakeExt as _;
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::fmt::format;
-use tracing_subscriber::layer::SubscriberExt as _;
-use tracing_subscriber::util::SubscriberInitExt as _;
-use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 
 /// The instance metadata service of a hypervisor node.
 ///
@@ -35,10 +30,13 @@ use tracing_subscriber::{EnvFilter, Layer as _, Registry, reload};
 #[derive(Parser)]
 #[command(name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_help = EXAMPLES)]
 struct Cli {
-    /// The log level (error, warn, info, debug or trace), or a tracing filter such as `info,metadata_steer=debug`
+    /// The log level (off, error, warn, info, debug or trace), or levels of parts such as `info,metadata_steer=debug`
     /// [default: `log` of the configuration, or info].
-    #[arg(long, global = true, env = "XDP_IMDS_LOG", value_name = "FILTER", value_parser = filter)]
+    #[arg(long, global = true, env = FILTER_VARIABLE, value_name = "FILTER", value_parser = filter)]
     log: Option<String>,
+    /// The form of the log's lines [default: `log_format` of the configuration, or auto].
+    #[arg(long, global = true, env = FORMAT_VARIABLE, value_name = "FORMAT", value_enum)]
+    log_format: Option<LogFormat>,
     #[command(subcommand)]
     verb: Verb,
 }
@@ -275,79 +273,50 @@ impl Serve {
         config.guard = this.guard.unwrap_or(config.guard);
         config.sandbox = this.sandbox.unwrap_or(config.sandbox);
         config.validate()?;
-        anyhow::ensure!(
-            !config.page || config.metrics.is_some(),
-            "page: expected an address to serve the page at, found none: set `metrics: ADDR:PORT`, or remove `page`"
-        );
-        anyhow::ensure!(
-            config.has_records(),
-            "no records to serve: give --records DIR, or set `records:`, `kubevirt: {{}}`, `proxmox: {{}}` or (to register VMs) `api: {{}}` in the \
-             configuration file"
-        );
-        Ok(config)
+        match preflight::values(&config).into_iter().next() {
+            Some(refusal) => Err(refusal.into()),
+            None => Ok(config),
+        }
     }
 }
 
 /// Checks a filter of the log.
 fn filter(text: &str) -> Result<String, String> {
-    EnvFilter::try_new(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
-}
-
-/// The crate of the Kubernetes client. It logs each failed request as an error without naming the request; the feed logs
-/// what failed. A filter that names the crate enables its lines.
-const NOISE: &str = "kube_client";
-
-/// The log on standard error, whose filter can change.
-struct Log {
-    /// The filter of the command line or the environment, which overrides that of the configuration.
-    asked: Option<String>,
-    filter: reload::Handle<EnvFilter, Registry>,
-}
-
-impl Log {
-    fn start(asked: Option<String>, ansi: bool) -> Self {
-        let (layer, filter) = reload::Layer::new(Self::filter(asked.as_deref().unwrap_or("info")));
-        // Messages and fields repeat what others wrote: names, paths, errors of servers.
-        let fields = format::debug_fn(|out, field, value| match field.name() {
-            "message" => write!(out, "{}", Printable(format_args!("{value:?}"))),
-            name => write!(out, "{name}={}", Printable(format_args!("{value:?}"))),
-        });
-        let lines = tracing_subscriber::fmt::layer()
-            .fmt_fields(fields.delimited(" "))
-            .with_writer(io::stderr)
-            .with_ansi(ansi)
-            .with_target(false);
-        tracing_subscriber::registry()
-            .with(lines.with_filter(layer))
-            .with(Recent.with_filter(
-                Targets::new().with_default(LevelFilter::WARN).with_target(NOISE, LevelFilter::OFF),
-            ))
-            .init();
-        Self { asked, filter }
-    }
-
-    fn filter(text: &str) -> EnvFilter {
-        EnvFilter::new(format!("{NOISE}=off,{text}"))
-    }
-
-    fn follow(&self, config: &Config) {
-        let text = self.asked.as_deref().or(config.log.as_deref()).unwrap_or("info");
-        // Both were checked when they were read.
-        if let Err(error) = self.filter.reload(Self::filter(text)) {
-            tracing::warn!("the log filter stays unchanged: {error}");
-        }
-    }
+    text.parse::<LogFilter>().map(|_| text.to_owned())
 }
 
 /// Runs the agent. A reload reads the configuration from the same sources.
 fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
-    log.follow(&config);
+    log.follow(config.log.as_deref(), config.log_format);
+    log_start(&config, serve.options.file());
     let entry = match serve.takeover {
         true => agent::Entry::TakeOver { linger: serve.linger },
         false => agent::Entry::Alone,
     };
     let read = Box::new(move || serve.config());
-    agent::serve(config, agent::Origin { read, applied: Box::new(move |config| log.follow(config)) }, entry)
+    agent::serve(
+        config,
+        agent::Origin {
+            read,
+            applied: Box::new(move |config| log.follow(config.log.as_deref(), config.log_format)),
+        },
+        entry,
+    )
+}
+
+/// Logs what starts here: the first line of an agent.
+fn log_start(config: &Config, file: Option<&Path>) {
+    let configuration = file.map_or_else(|| "none".into(), |file| file.display().to_string());
+    let control = config.run.join(SOCKET).display().to_string();
+    let metrics = config.metrics.map(|address| format!("http://{address}/metrics"));
+    let listeners: Vec<_> = std::iter::once(control).chain(metrics).collect();
+    tracing::info!(
+        version = %build_id::VERSION,
+        %configuration,
+        sources = %config.sources().join(", "),
+        listeners = %listeners.join(", "),
+        "xdp-imds starts"
+    );
 }
 
 /// Prints the agent's status.
@@ -411,7 +380,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let ansi = output::is_error_terminal();
-    let log = Log::start(cli.log, ansi);
+    let log = Log::start(cli.log, cli.log_format, ansi);
     // Every verb reads records, which hold secrets.
     if let Err(error) = sandbox::keep_memory_private() {
         tracing::warn!("core dumps can contain secrets, because this process cannot disable them: {error}");

@@ -9,6 +9,8 @@ use std::io::{self, IsTerminal as _, Stderr, StdoutLock, Write as _};
 
 use metadata_base::printable::{PrintableWriter, printable_lines};
 
+use crate::logging;
+
 /// Standard output, locked.
 #[must_use]
 pub fn stdout() -> PrintableWriter<StdoutLock<'static>> {
@@ -38,5 +40,5 @@ pub fn is_error_terminal() -> bool {
 pub fn report(message: impl Display) {
     let text = printable_lines(message).replace('\n', "\n    ");
     // Without standard error there is nobody to tell.
-    _ = writeln!(io::stderr(), "xdp-imds: {text}");
+    _ = writeln!(io::stderr(), "{}xdp-imds: {text}", logging::error_prefix());
 }

@@ -43,12 +43,42 @@ pub struct Instance {
     pub vm: Option<Vm>,
     /// The ports of the record's NICs.
     pub ports: Vec<Port>,
+    /// What the registration did; only in its answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub change: Option<Change>,
     /// The record's fields without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record: Option<serde_json::Value>,
     /// Names of the record's other fields, whose values are secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub withheld: Option<Vec<String>>,
+}
+
+/// What a registration did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    /// There was no record of this name.
+    Registered,
+    /// The record of this name was the same.
+    Unchanged,
+    /// It replaced an earlier record of the same VM.
+    Replaced,
+    /// It replaced the record of another VM, which is no longer registered.
+    ReplacedAnother,
+}
+
+impl Change {
+    /// It in words, after the name of the record.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Registered => "registered",
+            Self::Unchanged => "unchanged",
+            Self::Replaced => "replaced",
+            Self::ReplacedAnother => "replaced the record of another VM",
+        }
+    }
 }
 
 /// The name of a record.

@@ -9,6 +9,7 @@ mod client;
 mod table;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,8 @@ pub const LISTED_PORTS: usize = 64;
 /// Most conflicts, most refused records, most shadowed records and most shared UUIDs to list, and most records of one
 /// shared UUID.
 pub const LISTED_COMPLAINTS: usize = 32;
+/// Most MACs that a line names as those that a port expects.
+const NAMED_MACS: usize = 4;
 /// Most guests to list under one name.
 pub const LISTED_GUESTS: usize = 64;
 
@@ -78,6 +81,9 @@ pub struct Status {
     /// Records shadowed by one of a higher source; at most [`LISTED_COMPLAINTS`].
     #[serde(default)]
     pub shadowed: Vec<Shadowed>,
+    /// Ports whose guests use another MAC than their records say; at most [`LISTED_COMPLAINTS`]. Also among the troubles.
+    #[serde(default)]
+    pub mac_mismatches: Vec<MacMismatch>,
     /// UUIDs that several VMs share; at most [`LISTED_COMPLAINTS`]. No fault: each VM is known by its owner.
     #[serde(default)]
     pub shared_uuids: Vec<SharedUuid>,
@@ -103,6 +109,52 @@ pub struct Status {
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
     pub lately: Vec<RecentWarning>,
+}
+
+/// Frames for the metadata addresses from a MAC that no record has on their port: they are dropped. Noticed within the last
+/// ten minutes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MacMismatch {
+    /// The port.
+    pub port: String,
+    /// The MAC that sends the frames.
+    pub mac: String,
+    /// The MACs that the port expects.
+    pub expected: Vec<ExpectedMac>,
+}
+
+/// A MAC that a port expects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpectedMac {
+    /// The MAC.
+    pub mac: String,
+    /// The record that has it; `None` if the configuration does.
+    pub record: Option<String>,
+}
+
+impl fmt::Display for MacMismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { port, mac, expected } = self;
+        write!(f, "{port}: frames from MAC {mac} are dropped, because ")?;
+        let more = if expected.len() > NAMED_MACS { ", …" } else { "" };
+        let expected: Vec<_> = expected.iter().take(NAMED_MACS).map(ToString::to_string).collect();
+        match &expected[..] {
+            [] => {
+                write!(f, "no record has a NIC on this port; register the VM, or name the port in its record")
+            }
+            _ => write!(
+                f,
+                "{}{more} there; give the NIC the MAC that the guest uses, or have the guest use the NIC's",
+                expected.join(", ")
+            ),
+        }
+    }
+}
+
+impl fmt::Display for ExpectedMac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} expects {}", self.record.as_deref().unwrap_or("the configuration"), self.mac)
+    }
 }
 
 /// A UUID that several VMs have in their firmware.
@@ -455,6 +507,9 @@ pub struct Guest {
     pub state: GuestState,
     /// The fault of its port.
     pub reason: Option<String>,
+    /// What an operator should mend, although the guest is served.
+    #[serde(default)]
+    pub problem: Option<String>,
     /// Its slot on the node.
     pub slot: Option<u32>,
     /// The hub that serves it.
@@ -533,7 +588,8 @@ pub fn run(
         if !as_json {
             table::guests(name, &guests, out)?;
         }
-        let served = !guests.is_empty() && guests.iter().all(|guest| guest.state == GuestState::Served);
+        let is_well = |guest: &Guest| guest.state == GuestState::Served && guest.problem.is_none();
+        let served = !guests.is_empty() && guests.iter().all(is_well);
         return Ok(if served { Outcome::Healthy } else { Outcome::Degraded });
     }
     let status: Status = serde_json::from_slice(&answer)?;

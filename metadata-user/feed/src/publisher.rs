@@ -3,7 +3,7 @@
 //! A feed reserves memory before it publishes a record, and drops a refused record, so that refusals cost no memory.
 //! The queue to the agent is limited both in octets and in events.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use metadata_base::share::{ShareReport, Tenant};
 use tokio::sync::{mpsc, watch};
@@ -17,6 +17,22 @@ use metadata_content::source::Source;
 /// Most octets of payloads in the queue, whatever the number of events. The queue always accepts one record.
 pub const QUEUED_OCTETS: usize = 16 << 20;
 
+/// Why a source cannot be read at present, for reports. Its last good records stay in force.
+#[derive(Clone, Debug, Default)]
+pub struct Outage(Arc<Mutex<Option<String>>>);
+
+impl Outage {
+    /// The reason; `None` while the source can be read.
+    #[must_use]
+    pub fn reason(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set(&self, reason: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = reason;
+    }
+}
+
 /// The sending end of a feed's events.
 #[derive(Clone)]
 pub struct Publisher {
@@ -25,12 +41,13 @@ pub struct Publisher {
     room: Option<(Arc<Room>, Source)>,
     /// Maps the feed's key of a record to the agent's key.
     name: fn(String) -> String,
+    outage: Outage,
 }
 
 impl From<mpsc::Sender<FeedEvent>> for Publisher {
     /// A publisher that admits every record.
     fn from(tx: mpsc::Sender<FeedEvent>) -> Self {
-        Self { tx, room: None, name: |key| key }
+        Self { tx, room: None, name: |key| key, outage: Outage::default() }
     }
 }
 
@@ -52,6 +69,17 @@ impl Publisher {
     #[must_use]
     pub fn named(self, name: fn(String) -> String) -> Self {
         Self { name, ..self }
+    }
+
+    /// Where this feed says that its source cannot be read.
+    #[must_use]
+    pub fn outage(&self) -> Outage {
+        self.outage.clone()
+    }
+
+    /// Says that the source cannot be read, or with `None` that it can again.
+    pub fn set_outage(&self, reason: Option<String>) {
+        self.outage.set(reason);
     }
 
     /// Reserves memory for a record, in place of its former version.

@@ -16,7 +16,7 @@
 
 mod collect;
 pub mod follow;
-mod json;
+pub mod json;
 mod tape;
 mod write;
 
@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 pub use collect::{AuditCounts, COLLECT_EVERY, Collector, LINES_AT_ONCE};
 pub use tape::{CAPACITY, PATH_MAX, RESERVED, Tape};
 pub(crate) use tape::{Entry, Path};
-pub use write::{CHUNKS, Target};
+pub use write::{CHUNKS, STDERR, Target};
 
 /// `audit`: destination of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

@@ -324,9 +324,9 @@ impl ControlLoop {
     fn on_reload(&mut self) -> Turn {
         notify::reloading();
         let changes = reload::read(&self.origin, &self.config);
-        self.node.reporter.on_reload(changes.is_some());
+        self.node.reporter.on_reload(changes.as_ref().err().cloned());
         self.node.ports.answers().reopen_audit();
-        if let Some(changes) = changes {
+        if let Ok(changes) = changes {
             self.config = changes.now;
             (self.origin.applied)(&self.config);
             self.node.configure(&self.config);

@@ -95,7 +95,9 @@ impl Feeds {
         self.close(source);
         self.open.push(Open { source, events, settled });
         node.catalogue.begin(source);
-        Publisher::new(sender, Arc::clone(node.catalogue.room()), source)
+        let publisher = Publisher::new(sender, Arc::clone(node.catalogue.room()), source);
+        node.reporter.set_outage(source, publisher.outage());
+        publisher
     }
 
     fn close(&mut self, source: Source) {
@@ -176,7 +178,10 @@ fn follow(config: &Config, publisher: Publisher, patiently: bool, tasks: &mut Jo
 async fn watch(dir: PathBuf, limits: Limits, tx: Publisher, patiently: bool) -> Result<(), FeedError> {
     loop {
         match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
-            Err(error) if patiently && !tx.is_closed() => debug!("{error}"),
+            Err(error) if patiently && !tx.is_closed() => {
+                debug!("{error}");
+                tx.set_outage(Some(format!("{error}; its records stay in force until it can be read again")));
+            }
             ended => return ended,
         }
         tokio::time::sleep(RETRY).await;

@@ -17,6 +17,7 @@ mod listeners;
 mod node;
 mod notify;
 mod plan;
+pub mod preflight;
 mod reload;
 mod shelf;
 mod signals;

@@ -14,9 +14,11 @@ mod view;
 mod waiting;
 mod workers;
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
 use metadata_content::source::Source;
 use metadata_control::instances::Instance;
 use metadata_control::status::{About, Status};
@@ -30,6 +32,7 @@ use metadata_steer::SteerError;
 use tokio::sync::oneshot;
 #[cfg(feature = "kubevirt")]
 use tokio::sync::watch;
+use tracing::warn;
 
 use super::health::Health;
 use crate::config::Config;
@@ -51,6 +54,8 @@ pub(super) struct Node {
     /// Reports on both.
     pub(super) reporter: Reporter,
     waiting: Waiting,
+    /// The MACs without a record, by their port, that the log has named.
+    logged_macs: BTreeSet<(PortName, Mac)>,
     /// Where the feed of KubeVirt learns how its VMs are served.
     #[cfg(feature = "kubevirt")]
     pub(super) services: Option<watch::Sender<Services>>,
@@ -64,6 +69,7 @@ impl Node {
             catalogue,
             reporter,
             waiting: Waiting::default(),
+            logged_macs: BTreeSet::new(),
             #[cfg(feature = "kubevirt")]
             services: None,
         }
@@ -132,6 +138,16 @@ impl Node {
         self.reporter.note_loads(self.ports.workers());
         self.ports.follow_guests(now);
         self.ports.check_attachments(now);
+        self.log_mac_mismatches();
+    }
+
+    /// Logs each MAC that no record has on its port, once until it is no longer noticed there.
+    fn log_mac_mismatches(&mut self) {
+        let now: BTreeSet<_> = self.view().mac_mismatches().into_iter().collect();
+        for (port, mac) in now.difference(&self.logged_macs) {
+            warn!("{}", self.view().mac_mismatch(port, *mac));
+        }
+        self.logged_macs = now;
     }
 
     /// Tells the feed of KubeVirt how its VMs are served.

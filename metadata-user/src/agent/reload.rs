@@ -71,6 +71,7 @@ impl Changes {
             limits: new.limits,
             drain_seconds: new.drain_seconds,
             log: new.log.clone(),
+            log_format: new.log_format,
             ..old.clone()
         };
         let mut later: Vec<_> =
@@ -82,8 +83,11 @@ impl Changes {
     }
 }
 
-/// Reads the configuration again. Logs an error and returns `None` if it is unusable.
-pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
+/// Reads the configuration again.
+///
+/// # Errors
+/// The reason, which is logged, if it is unusable.
+pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
     let usable = || {
         let new = (origin.read)()?;
         if let Some(records) = &new.records {
@@ -102,11 +106,11 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
                     "configuration reloaded without {fields}: restart the agent, or take over from it, to apply these"
                 );
             }
-            Some(changes)
+            Ok(changes)
         }
         Err(error) => {
             error!("the configuration stays as it was: {error:#}");
-            None
+            Err(format!("{error:#}"))
         }
     }
 }
@@ -115,11 +119,12 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Option<Changes> {
 mod tests {
     use super::{Changes, Origin, RESTART, read};
     use crate::config::Config;
+    use crate::logging::LogFormat;
 
     #[test]
     fn fields_that_can_change_are_applied_and_the_others_are_named() {
         type Case = (&'static str, fn(&mut Config), bool);
-        let cases: [Case; 14] = [
+        let cases: [Case; 15] = [
             ("nothing", |_| {}, true),
             ("records", |c| c.records = Some("/elsewhere".into()), true),
             ("metadata", |c| c.metadata.keys = 1, true),
@@ -127,6 +132,7 @@ mod tests {
             ("drain_seconds", |c| c.drain_seconds = 1, true),
             ("rotate_token_key_days", |c| c.rotate_token_key_days = 1, true),
             ("log", |c| c.log = Some("debug".into()), true),
+            ("log_format", |c| c.log_format = LogFormat::Json, true),
             ("addresses", |c| _ = c.addresses.pop(), false),
             ("limits", |c| c.limits.burst = 1, true),
             ("state", |c| c.state = None, false),
@@ -152,9 +158,9 @@ mod tests {
     fn an_unusable_configuration_changes_nothing() {
         let old = Config::default();
         let refused = Origin { read: Box::new(|| anyhow::bail!("no")), ..Origin::fixed(&old) };
-        assert_eq!(read(&refused, &old), None);
+        assert_eq!(read(&refused, &old), Err("no".to_owned()));
         let nowhere = Config { records: Some("/does/not/exist".into()), ..old.clone() };
-        assert_eq!(read(&Origin::fixed(&nowhere), &old), None);
-        assert!(read(&Origin::fixed(&old), &old).is_some());
+        assert!(read(&Origin::fixed(&nowhere), &old).is_err_and(|error| error.contains("/does/not/exist")));
+        assert!(read(&Origin::fixed(&old), &old).is_ok());
     }
 }

@@ -15,6 +15,7 @@ use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
 use super::linger::Lingering;
 use super::node::{Answers, Catalogue, Guard, Node, NodePorts, Reporter, Workers};
+use super::preflight;
 use super::reload::Origin;
 use super::signals::Stop;
 use super::state::State;
@@ -57,9 +58,14 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 /// `origin`. `entry` controls takeovers from and by other agents.
 ///
 /// # Errors
-/// If a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. In this
+/// If the configuration is refused on this node, a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. In this
 /// case nothing remains on the node.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
+    let refusals = preflight::refusals(&config);
+    if !refusals.is_empty() {
+        let reasons: Vec<_> = refusals.iter().map(ToString::to_string).collect();
+        anyhow::bail!(reasons.join("\n"));
+    }
     // The sandbox forbids to start processes.
     let identity = config.identity.as_ref();
     let identity = identity.map(|identity| identity::start(identity, config.sandbox)).transpose()?;

@@ -27,7 +27,7 @@ use metadata_state::save_queue::{SaveQueue, StateFile, Unsaved};
 use metadata_state::token_file;
 
 /// The key file's name in the state directory.
-const KEY_FILE: &str = "token.key";
+pub(super) const KEY_FILE: &str = "token.key";
 /// The directory of mailboxes in the state directory.
 const MAILBOXES: &str = "vms";
 

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use metadata_common::maps;
-use tracing_subscriber::EnvFilter;
 
 use metadata_content::record;
 use metadata_feed::registry::MAX_RECORDS;
@@ -11,6 +10,7 @@ use metadata_feed::room;
 use metadata_steer::HUB_PREFIX_MAX;
 
 use super::{Config, ConfigError, PAGE_HOSTS};
+use crate::logging::LogFilter;
 
 impl Config {
     /// Validates ranges and combinations of values.
@@ -28,13 +28,10 @@ impl Config {
             );
         }
         if let Some(log) = &self.log
-            && let Err(error) = EnvFilter::try_new(log)
+            && let Err(error) = log.parse::<LogFilter>()
         {
-            return value(
-                "log",
-                "a level, or a filter of the tracing crate".into(),
-                format!("`{log}`: {error}"),
-            );
+            let expected = "a level such as `info`, or levels such as `info,metadata_steer=debug`";
+            return value("log", expected.into(), format!("`{log}`: {error}"));
         }
         if self.page_hosts.len() > PAGE_HOSTS {
             return value(

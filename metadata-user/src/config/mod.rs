@@ -37,6 +37,8 @@ use metadata_feed::{proxmox, room};
 use metadata_serve::audit::AuditConfig;
 use metadata_steer::{Guarded, Limits, Mode};
 
+use crate::logging::LogFormat;
+
 pub use port::PortSpec;
 pub use read::{ConfigError, workers};
 pub use sections::{ApiConfig, IdentityConfig, MetadataLimits, Sandbox};
@@ -113,8 +115,11 @@ pub struct Config {
     /// How long open requests may take after the agent receives a stop signal, in seconds; 0 closes all connections at
     /// once. A second signal ends the wait.
     pub drain_seconds: u32,
-    /// The log filter, in the form of `--log`, which overrides it. Default (`None`): `info`.
+    /// Which lines the log has: `off`, `error`, `warn`, `info`, `debug` or `trace`, and levels of parts, such as
+    /// `info,metadata_steer=debug`. `--log` overrides it. Default (`None`): `info`.
     pub log: Option<String>,
+    /// The form of the log's lines, which `--log-format` overrides.
+    pub log_format: LogFormat,
     /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
     /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. Without the file, or
     /// until it exists, the agent uses the key in `state`.
@@ -166,6 +171,7 @@ impl Default for Config {
             run: DEFAULT_RUN.into(),
             drain_seconds: 5,
             log: None,
+            log_format: LogFormat::default(),
             token_key: None,
             rotate_token_key_days: 30,
             spin_us: 0,
@@ -188,6 +194,22 @@ impl Config {
             return true;
         }
         self.records.is_some() || self.api.is_some() || self.proxmox.is_some()
+    }
+
+    /// The sources of records, in words.
+    #[must_use]
+    pub fn sources(&self) -> Vec<String> {
+        let directory = self.records.as_ref().map(|directory| directory.display().to_string());
+        directory.into_iter().chain(self.feeds().into_iter().map(str::to_owned)).collect()
+    }
+
+    /// The sources of records other than the directory, in words.
+    #[must_use]
+    pub fn feeds(&self) -> Vec<&'static str> {
+        let feeds = self.api.is_some().then_some("the API").into_iter();
+        #[cfg(feature = "kubevirt")]
+        let feeds = feeds.chain(self.kubevirt.is_some().then_some("KubeVirt"));
+        feeds.chain(self.proxmox.is_some().then_some("Proxmox VE")).collect()
     }
 
     /// Returns true if ports in other namespaces are expected. Each VM of KubeVirt has its own namespace.

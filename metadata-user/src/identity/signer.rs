@@ -16,11 +16,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::{Publication, Signing};
 use crate::config::{IdentityConfig, Sandbox};
+use crate::logging;
 
 /// The program of this process, also after an upgrade has replaced its file.
 const SELF: &str = "/proc/self/exe";
-/// The environment variable of the log filter, the only one that the signer inherits.
-const LOG: &str = "XDP_IMDS_LOG";
 /// How long the signer may take to read its keys.
 const STARTS_WITHIN: Duration = Duration::from_secs(10);
 
@@ -64,9 +63,7 @@ pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<Signing, Start
     let (ours, theirs) = pair.map_err(io::Error::from)?;
     let mut command = Command::new(SELF);
     command.arg0("xdp-imds").args(["identity", "signer", "--sandbox", sandbox.name()]).env_clear();
-    if let Some(filter) = std::env::var_os(LOG) {
-        command.env(LOG, filter);
-    }
+    command.envs(logging::environment());
     command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).current_dir("/");
     command.spawn()?;
     // Otherwise this process would hold the signer's end open.

@@ -10,7 +10,7 @@ use metadata_base::printable::{Printable, printable};
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
-use metadata_control::instances::{Failure, Instance, Port, Vm, is_name};
+use metadata_control::instances::{Change, Failure, Instance, Port, Vm, is_name};
 use metadata_control::status::ClientError;
 use metadata_feed::directory;
 
@@ -35,7 +35,8 @@ pub struct Register {
     /// The instance's name in the API [default: the VM's name in the record].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Wait until all ports of the VM are attached. The VM can boot then.
+    /// Wait until all ports of the VM are attached, and before that for an agent that is still starting. The VM can boot
+    /// then.
     #[arg(long)]
     wait: bool,
     /// Maximum wait, in seconds, up to 60.
@@ -160,19 +161,28 @@ impl Register {
             let matches = self.if_match.as_deref();
             let conditions = Conditions { matches, is_new: self.new, wait };
             match client::put(&run, &name, &json, &conditions) {
-                // The agent limits the number of requests that wait.
-                Err(failure) if failure.status() == Some(503) && Instant::now() + PAUSE < until => {
+                // The agent limits the number of requests that wait. With --wait, one that is still starting will listen.
+                Err(failure)
+                    if Instant::now() + PAUSE < until
+                        && (failure.status() == Some(503) || self.wait && is_no_agent(&failure)) =>
+                {
                     std::thread::sleep(PAUSE);
                 }
                 done => break done,
             }
         };
         self.common.finish(out, done, |(instance, created), out| {
-            let done = if *created { "registered" } else { "up to date" };
+            let done =
+                instance.change.map_or(if *created { "registered" } else { "replaced" }, Change::words);
             writeln!(out, "{}: {done}, {}", Printable(&name), instance.state.name())?;
             ports(&instance.ports, out)
         })
     }
+}
+
+/// True if no agent listens.
+fn is_no_agent(failure: &Failure) -> bool {
+    matches!(failure, Failure::Client(ClientError::NoAgent { .. }))
 }
 
 impl Ls {
@@ -387,6 +397,7 @@ mod tests {
                 held_by: Some(Name { source: Source::File, name: "web.yaml".into() }),
                 reason: Some("no such interface yet".into()),
             }],
+            change: None,
             record: None,
             withheld: Some(vec!["user_data".into()]),
         }

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 use crate::config::{self, Config, ConfigError, PortSpec};
 use metadata_steer::Mode;
 
+/// The configuration that the packages and the manifests install.
+pub const DEFAULT_FILE: &str = "/etc/xdp-imds/config.yaml";
+
 /// Options that override the configuration file.
-#[derive(clap::Args, Clone, Debug)]
+#[derive(clap::Args, Clone, Debug, Default, PartialEq)]
 pub struct Options {
     /// Directory of VM records, one file per VM. The agent watches it: write a file elsewhere, then rename it into this
     /// directory.
@@ -50,6 +53,16 @@ impl Options {
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.config.as_deref()
+    }
+
+    /// These options; without any, those of the service, whose unit and pods read [`DEFAULT_FILE`], if there is one.
+    #[must_use]
+    pub fn or_default_file(self) -> Self {
+        let is_there = || Path::new(DEFAULT_FILE).exists();
+        if self == Self::default() && is_there() {
+            return Self { config: Some(DEFAULT_FILE.into()), ..self };
+        }
+        self
     }
 
     /// Returns the configuration of the file, or the default one, with these options applied. The caller validates it.

@@ -494,6 +494,20 @@ impl Steering {
         sender.filter(|mac| !attached.slots.contains_key(mac))
     }
 
+    /// The attached ports on which such a MAC was noticed lately, each with the MAC.
+    #[must_use]
+    pub fn unknown_senders(&self) -> Vec<(&PortName, Mac)> {
+        let senders = self.logs.senders().all(std::time::Instant::now());
+        if senders.is_empty() {
+            return Vec::new();
+        }
+        let known = self.ports.iter().filter_map(|(port, attached)| {
+            let sender = senders.get(&attached.key).filter(|mac| !attached.slots.contains_key(mac));
+            sender.map(|mac| (port, *mac))
+        });
+        known.collect()
+    }
+
     /// Starts a task that turns log records of the eBPF programs into tracing events. It ends when this value is
     /// dropped.
     ///

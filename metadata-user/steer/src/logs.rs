@@ -2,15 +2,15 @@
 
 use aya::Ebpf;
 use aya_log::EbpfLogger;
+use log::{Level, Log, Metadata, Record};
 use metadata_common::mac::Mac;
 use metadata_common::maps::PortKey;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio::time::{MissedTickBehavior, interval};
-use tracing_log::LogTracer;
-use tracing_log::log::{Log, Metadata, Record};
 
 use super::SteerError;
 
@@ -26,7 +26,7 @@ pub(super) struct Logs {
 impl Logs {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
         let senders = UnknownSenders::default();
-        let relay = Relay { tracer: LogTracer::new(), senders: senders.clone() };
+        let relay = Relay(senders.clone());
         let logger = EbpfLogger::init_with_logger(ebpf, relay)
             .map_err(|source| SteerError::load("object's log", source))?;
         Ok(Self { waiting: Some(logger), task: None, senders })
@@ -68,7 +68,7 @@ async fn read(mut logger: EbpfLogger<Relay>) {
 
 /// Most ports of which an unregistered sender is kept.
 const MAX_UNKNOWN: usize = 1_024;
-/// How long an unregistered sender of a port is kept after it was first reported. Until then no other replaces it, so that
+/// How long an unregistered sender of a port is kept after it was last reported. Until then no other replaces it, so that
 /// a guest that invents MACs causes one report in this time.
 const UNKNOWN_FOR: Duration = Duration::from_secs(600);
 
@@ -83,9 +83,20 @@ impl UnknownSenders {
     fn note(&self, key: PortKey, mac: Mac, now: Instant) {
         let mut senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         senders.retain(|_, (_, since)| now.saturating_duration_since(*since) < UNKNOWN_FOR);
-        if senders.len() < MAX_UNKNOWN {
-            senders.entry(key).or_insert((mac, now));
+        let has_room = senders.len() < MAX_UNKNOWN;
+        match senders.entry(key) {
+            Entry::Occupied(mut known) if known.get().0 == mac => known.get_mut().1 = now,
+            Entry::Vacant(place) if has_room => _ = place.insert((mac, now)),
+            Entry::Occupied(_) | Entry::Vacant(_) => {}
         }
+    }
+
+    /// The unregistered senders that were reported lately.
+    pub(super) fn all(&self, now: Instant) -> HashMap<PortKey, Mac> {
+        let senders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lately =
+            senders.iter().filter(|(_, (_, since))| now.saturating_duration_since(*since) < UNKNOWN_FOR);
+        lately.map(|(key, (mac, _))| (*key, *mac)).collect()
     }
 
     /// An unregistered sender on a port, if one was reported lately.
@@ -101,37 +112,42 @@ impl UnknownSenders {
     }
 }
 
-/// Forwards log records, and keeps the unregistered senders that they name.
-struct Relay {
-    tracer: LogTracer,
-    senders: UnknownSenders,
-}
+/// Forwards the text of log records, without the fields of the crate `log`, whose file and line are the programs'. Keeps
+/// the unregistered senders: the agent says which port and record are concerned.
+struct Relay(UnknownSenders);
 
 impl Log for Relay {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.tracer.enabled(metadata)
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
     }
 
     fn log(&self, record: &Record<'_>) {
-        if let Some((key, mac)) = unknown_sender(&record.args().to_string()) {
-            self.senders.note(key, mac, Instant::now());
+        let text = record.args().to_string();
+        if let Some((key, mac)) = unknown_sender(&text) {
+            if !mac.is_group() {
+                self.0.note(key, mac, Instant::now());
+            }
+            return tracing::debug!("{text}");
         }
-        self.tracer.log(record);
+        match record.level() {
+            Level::Error => tracing::error!("{text}"),
+            Level::Warn => tracing::warn!("{text}"),
+            Level::Info => tracing::info!("{text}"),
+            Level::Debug => tracing::debug!("{text}"),
+            Level::Trace => tracing::trace!("{text}"),
+        }
     }
 
-    fn flush(&self) {
-        self.tracer.flush();
-    }
+    fn flush(&self) {}
 }
 
-/// Parses the message of `report_unknown` in the programs. Only a sender that is one station is returned.
+/// Parses the message of `report_unknown` in the programs.
 fn unknown_sender(message: &str) -> Option<(PortKey, Mac)> {
     let (ifindex, rest) = message.strip_prefix("interface ")?.split_once(" of namespace ")?;
     let (netns, rest) = rest.split_once(": ")?;
     let (mac, _) = rest.split_once(" is not registered there")?;
-    let mac: Mac = mac.parse().ok()?;
     let key = PortKey { netns: netns.parse().ok()?, ifindex: ifindex.parse().ok()? };
-    (!mac.is_group()).then_some((key, mac))
+    Some((key, mac.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -147,7 +163,7 @@ mod tests {
         let key = PortKey { netns: 7, ifindex: 3 };
         assert_eq!(unknown_sender(text), Some((key, Mac([0x56, 0xa1, 0xa7, 0x6f, 0xa2, 0xac]))));
         for other in
-            ["", "interface 3 of namespace 7", &text.replace("56:", "57:"), &text.replace(" 3 ", " x ")]
+            ["", "interface 3 of namespace 7", &text.replace("56:", "5g:"), &text.replace(" 3 ", " x ")]
         {
             assert_eq!(unknown_sender(other), None, "{other}");
         }
@@ -162,9 +178,13 @@ mod tests {
         senders.note(key(1), mac(2), start);
         assert_eq!(senders.on(key(1), start), Some(mac(1)));
         assert_eq!(senders.on(key(2), start), None);
+        assert_eq!(senders.all(start), [(key(1), mac(1))].into());
         assert_eq!(senders.on(key(1), start + UNKNOWN_FOR), None);
         senders.note(key(1), mac(2), start + UNKNOWN_FOR);
         assert_eq!(senders.on(key(1), start + UNKNOWN_FOR), Some(mac(2)));
+        senders.note(key(1), mac(2), start + UNKNOWN_FOR * 3 / 2);
+        assert_eq!(senders.on(key(1), start + UNKNOWN_FOR * 2), Some(mac(2)), "it is reported again");
+        assert!(senders.all(start + UNKNOWN_FOR * 3).is_empty());
         senders.forget(key(1));
         (0..u32::try_from(2 * MAX_UNKNOWN).expect("small")).for_each(|n| senders.note(key(n), mac(3), start));
         assert_eq!(senders.0.lock().expect("no panic").len(), MAX_UNKNOWN);

@@ -184,6 +184,7 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
         let number = |number: Option<u32>| number.map(|number| number.to_string());
         for (name, value) in [
             ("reason", guest.reason.clone()),
+            ("problem", guest.problem.clone()),
             ("vm", vm),
             ("record", guest.record.clone()),
             ("steered by", guest.program.clone()),
@@ -239,8 +240,9 @@ impl Display for Span {
 mod tests {
     use super::{Proxmox, RecordMemory, Share, Span, TenantShare, Unread, guests, status};
     use crate::status::{
-        ApiServer, Attachments, Guest, GuestState, GuestWay, Held, InstanceState, Instances, IssuerState,
-        Phase, Port, PortState, Ports, RecentWarning, Refused, Shadowed, Status, Unanswered, Worker,
+        ApiServer, Attachments, ExpectedMac, Guest, GuestState, GuestWay, Held, InstanceState, Instances,
+        IssuerState, MacMismatch, Phase, Port, PortState, Ports, RecentWarning, Refused, Shadowed, Status,
+        Unanswered, Worker,
     };
 
     fn some() -> Status {
@@ -286,6 +288,7 @@ mod tests {
             identities: 9,
             conflicts: vec![],
             refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
+            mac_mismatches: vec![],
             shared_uuids: vec![],
             record_memory: RecordMemory { used: (5 << 20) + 1, limit: 512 << 20 },
             shares: vec![
@@ -384,6 +387,7 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
             owner: Some("7c0f".into()),
             state: GuestState::Served,
             reason: None,
+            problem: Some("another MAC".into()),
             slot: Some(4),
             hub: Some(0),
             program: Some("xdp".into()),
@@ -395,6 +399,7 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
         let expected = "\
 52:54:00:00:00:01 on tap0
 state       served
+problem     another MAC
 vm          web, 7c0f
 record      web.yaml
 steered by  xdp
@@ -404,6 +409,25 @@ hub         0
 holds       2 connections, 1 waiting requests
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);
+    }
+
+    #[test]
+    fn a_mac_that_no_record_has_is_said_with_what_its_port_expects() {
+        let expected =
+            |mac: &str, record: Option<&str>| ExpectedMac { mac: mac.into(), record: record.map(Into::into) };
+        let web = expected("52:54:00:00:00:99", Some("web-1.yaml"));
+        let many = (0..9).map(|n| expected(&format!("52:54:00:00:00:0{n}"), None)).collect();
+        for (expected, text) in [
+            (vec![web], "because web-1.yaml expects 52:54:00:00:00:99 there; give the NIC the MAC"),
+            (vec![expected("52:54:00:00:00:01", None)], "the configuration expects 52:54:00:00:00:01 there"),
+            (vec![], "no record has a NIC on this port"),
+            (many, "the configuration expects 52:54:00:00:00:03, … there"),
+        ] {
+            let said = MacMismatch { port: "vnet0".into(), mac: "52:54:00:00:00:56".into(), expected };
+            let said = said.to_string();
+            assert!(said.starts_with("vnet0: frames from MAC 52:54:00:00:00:56 are dropped"), "{said}");
+            assert!(said.contains(text), "{said}");
+        }
     }
 
     #[test]

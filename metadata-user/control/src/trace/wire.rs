@@ -20,6 +20,9 @@ pub enum Line {
         /// A description of what the trace misses.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         unseen: Option<String>,
+        /// Why the guests get no answers, if the agent knows it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
         /// The kernel's monotonic clock in nanoseconds, at the start.
         monotonic_ns: u64,
         /// The time of day at the start, in nanoseconds since 1970.

@@ -155,15 +155,19 @@ impl Directory {
 
     /// Waits until the directory can be watched and read again, then compares everything.
     async fn return_of(&mut self, error: Option<FeedError>) -> Result<(), Gone> {
-        let dir = self.dir.display();
-        match error {
-            Some(error) => tracing::warn!("{error}; its records stay in force until it can be read again"),
-            None => tracing::warn!("{dir} was moved or deleted; its records stay in force until it is back"),
-        }
+        let dir = self.dir.display().to_string();
+        let reason = match error {
+            Some(error) => format!("{error}; its records stay in force until it can be read again"),
+            None => format!("{dir} was moved or deleted; its records stay in force until it is back"),
+        };
+        tracing::warn!("{reason}");
+        self.tx.set_outage(Some(reason));
         loop {
             if let Ok(opened) = Watch::open(&self.dir) {
                 self.watch = opened;
                 if let Ok(told) = self.scan().await {
+                    tracing::info!("{dir} is back: its records are read again");
+                    self.tx.set_outage(None);
                     return told;
                 }
             }

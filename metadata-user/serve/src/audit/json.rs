@@ -8,7 +8,10 @@ use serde_json::ser::{Formatter, Serializer};
 
 /// Appends a document on one line. Guests choose paths, and tenants names; serde_json escapes only what RFC 8259 §7
 /// requires, which leaves the controls beyond ASCII that rewrite a terminal or reorder its text.
-pub(super) fn write(out: &mut Vec<u8>, document: &impl Serialize) -> serde_json::Result<()> {
+///
+/// # Errors
+/// The document cannot be serialized.
+pub fn write(out: &mut Vec<u8>, document: &impl Serialize) -> serde_json::Result<()> {
     document.serialize(&mut Serializer::with_formatter(out, PrintableFormatter))
 }
 

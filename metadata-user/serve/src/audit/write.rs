@@ -22,7 +22,7 @@ pub const CHUNKS: usize = 64;
 /// How long the agent's exit waits for queued lines to be written.
 const EXIT_WAIT: Duration = Duration::from_secs(1);
 /// The configuration value for standard error.
-const STDERR: &str = "stderr";
+pub const STDERR: &str = "stderr";
 
 /// The destination of lines.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -49,7 +49,7 @@ pub(super) use instances::Registrar;
 pub(super) use listen::serve;
 use listen::{Lasting, Peer};
 pub(super) use page::PageHosts;
-pub(super) use socket::{ControlSocket, SocketError, make_run};
+pub(super) use socket::{ControlSocket, SocketError, gid_of, make_run};
 
 /// Limit on requests that wait for the control loop; further ones are answered 503.
 pub(super) const QUEUE: usize = 8;

@@ -152,7 +152,7 @@ pub(in crate::agent) fn make_run(run: &Path, group: Option<&str>) -> Result<(), 
 }
 
 /// The group ID of a name in `/etc/group` (group(5)), or of a number.
-fn gid_of(group: &str) -> Option<u32> {
+pub(in crate::agent) fn gid_of(group: &str) -> Option<u32> {
     let named = |text: &str| {
         let mut fields = text.lines().map(|line| line.split(':'));
         fields.find_map(|mut fields| (fields.next()? == group).then(|| fields.nth(1)?.parse().ok())?)

@@ -129,6 +129,7 @@ fn begin(watched: &Traced) -> Line {
         schema: SCHEMA.into(),
         who: watched.who.clone(),
         unseen: watched.unseen.clone(),
+        problem: watched.problem.clone(),
         monotonic_ns: nanoseconds(now.tv_sec) * 1_000_000_000 + nanoseconds(now.tv_nsec),
         unix_ns: u64::try_from(unix.as_nanos()).unwrap_or_default(),
     }

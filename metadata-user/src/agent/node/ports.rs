@@ -227,6 +227,9 @@ impl NodePorts {
             self.troubles.end(&port);
             self.attaching.log_progress(self.touched.len(), self.steering.port_count());
         }
+        if self.touched.is_empty() {
+            self.troubles.log_absent(ABSENT);
+        }
     }
 
     /// Publishes responses for guests of the previous agent, until all are published or the time is over.
@@ -362,7 +365,7 @@ impl NodePorts {
             Ok(Found::Nothing) => {
                 self.detach(port);
                 self.attaching.on_absent(port);
-                self.troubles.wait(port, ABSENT);
+                self.troubles.wait_for_device(port, ABSENT);
             }
             Err(error) => self.troubles.report(port, &error.to_string()),
         }

@@ -14,12 +14,14 @@ use std::time::Instant;
 use metadata_base::share::ShareReport;
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
+use metadata_content::source::Source;
 use metadata_control::status::{
-    About, ApiServer, Attachments, IssuerState, Phase, PortState, Proxmox, RecordMemory, SCHEMA, Share,
-    Status, TenantShare, Unanswered, Unread, Worker,
+    About, ApiServer, Attachments, IssuerState, LISTED_COMPLAINTS, Phase, PortState, Proxmox, RecordMemory,
+    SCHEMA, Share, Status, TenantShare, Unanswered, Unread, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
 use metadata_feed::proxmox::outlook::Outlook;
+use metadata_feed::publisher::Outage;
 use metadata_serve::{End, Reason, Tally};
 use metadata_steer::Steering;
 use tracing::warn;
@@ -57,6 +59,10 @@ pub(in crate::agent) struct Reporter {
     identity: Option<(Issuer, Arc<Publication>)>,
     /// The directory of Proxmox VE's configurations and the state of the looks at it, if a feed reads it.
     proxmox: Option<(PathBuf, Arc<Outlook>)>,
+    /// Whether each source can be read.
+    outages: BTreeMap<Source, Outage>,
+    /// Why the last reload of the configuration was refused.
+    refused_reload: Option<String>,
 }
 
 impl Reporter {
@@ -73,6 +79,8 @@ impl Reporter {
             api_server: None,
             identity: None,
             proxmox: None,
+            outages: BTreeMap::new(),
+            refused_reload: None,
         }
     }
 
@@ -97,10 +105,16 @@ impl Reporter {
         self.proxmox = Some((directory, outlook));
     }
 
-    /// Counts an attempt to read the configuration again.
-    pub(in crate::agent) fn on_reload(&mut self, done: bool) {
-        let count = if done { &mut self.reloads.done } else { &mut self.reloads.failed };
+    /// Sets where a feed says that its source cannot be read.
+    pub(in crate::agent) fn set_outage(&mut self, source: Source, outage: Outage) {
+        self.outages.insert(source, outage);
+    }
+
+    /// Counts an attempt to read the configuration again, and keeps why it was refused.
+    pub(in crate::agent) fn on_reload(&mut self, refused: Option<String>) {
+        let count = if refused.is_none() { &mut self.reloads.done } else { &mut self.reloads.failed };
         *count += 1;
+        self.refused_reload = refused;
     }
 
     /// Measures the load of workers since the last call.
@@ -132,6 +146,7 @@ impl Reporter {
             conflicts: view.conflicts(),
             refused: view.refused(),
             shadowed: view.shadowed(),
+            mac_mismatches: Vec::new(),
             shared_uuids: view.shared_uuids(),
             api_server: self.api_server(),
             identity: self.identity_report(),
@@ -155,6 +170,10 @@ impl Reporter {
         if self.from_snapshot {
             status.troubles.push("records come from the snapshot: their source is unavailable".into());
         }
+        status.troubles.extend(self.refused_reload.as_ref().map(|reason| {
+            format!("the configuration was refused at the last reload, and stays as it was: {reason}")
+        }));
+        status.troubles.extend(self.outages.values().filter_map(Outage::reason));
         status.troubles.extend(view.catalogue.state_troubles());
         if let Some(failing) = status.api_server.as_ref().and_then(|server| server.failing.as_ref()) {
             let Unanswered { since, kind, reason } = failing;
@@ -186,6 +205,13 @@ impl Reporter {
             if proxmox.read_only {
                 status.troubles.push(format!("{directory} is read-only: the cluster has no quorum"));
             }
+        }
+        let mismatches = view.mac_mismatches();
+        let listed = mismatches.iter().take(LISTED_COMPLAINTS);
+        status.mac_mismatches = listed.map(|(port, mac)| view.mac_mismatch(port, *mac)).collect();
+        status.troubles.extend(status.mac_mismatches.iter().map(ToString::to_string));
+        if let more @ 1.. = mismatches.len().saturating_sub(LISTED_COMPLAINTS) {
+            status.troubles.push(format!("{more} more ports drop frames of MACs that no record has there"));
         }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = view.catalogue.plan().conflicts().count() as u64;

@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 
 use metadata_base::port::PortName;
 use metadata_base::share::{ShareReport, Tenant};
+use metadata_common::mac::Mac;
 use metadata_content::source::Source;
 use metadata_control::status::{
-    About, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS, Port, PortState,
-    Ports as PortsReport, Refused, Shadowed, SharedUuid,
+    About, ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,
+    MacMismatch, Port, PortState, Ports as PortsReport, Refused, Shadowed, SharedUuid,
 };
 use metadata_feed::registry::{RecordId, Standing};
 use metadata_links::inlet;
@@ -129,6 +130,20 @@ impl<'a> View<'a> {
     pub(super) fn conflicts(self) -> Vec<String> {
         let conflicts = self.catalogue.plan().conflicts();
         conflicts.take(LISTED_COMPLAINTS).map(|conflict| conflict.to_string()).collect()
+    }
+
+    /// Ports whose guests use a MAC that no record has there.
+    pub(in crate::agent::node) fn mac_mismatches(self) -> Vec<(PortName, Mac)> {
+        let senders = self.ports.steering().unknown_senders();
+        senders.into_iter().map(|(port, mac)| (port.clone(), mac)).collect()
+    }
+
+    /// What is known of a MAC on a port on which no record has it.
+    pub(in crate::agent::node) fn mac_mismatch(self, port: &PortName, mac: Mac) -> MacMismatch {
+        let speakers = self.catalogue.plan().speakers(port).take(LISTED_COMPLAINTS);
+        let expected = speakers
+            .map(|(who, id)| ExpectedMac { mac: who.mac.to_string(), record: id.map(RecordId::to_string) });
+        MacMismatch { port: spoken(port), mac: mac.to_string(), expected: expected.collect() }
     }
 
     /// Rejected records, [`LISTED_COMPLAINTS`] at most.

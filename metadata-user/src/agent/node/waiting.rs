@@ -54,6 +54,7 @@ mod tests {
             generation: None,
             vm: None,
             ports: Vec::new(),
+            change: None,
             record: None,
             withheld: None,
         }

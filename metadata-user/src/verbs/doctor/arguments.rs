@@ -5,6 +5,8 @@ use crate::verbs::options::Options;
 
 /// The text after the options in `doctor --help`. It explains the printed lines and the exit codes.
 pub const EXIT: &str = "\
+Without options it checks /etc/xdp-imds/config.yaml, which the packages and manifests install, if there is one.
+
 Each line shows the result of one check and the state found:
   ok    no problem
   warn  serving works with a restriction, or the result is unknown
@@ -27,8 +29,9 @@ impl Arguments {
     /// Reads and validates the configuration.
     #[must_use]
     pub fn question(self) -> Question {
-        let file = self.options.file().map(Into::into);
-        let config = self.options.config().and_then(|config| config.validate().map(|()| config));
+        let options = self.options.or_default_file();
+        let file = options.file().map(Into::into);
+        let config = options.config().and_then(|config| config.validate().map(|()| config));
         Question { config: config.map_err(|error| error.to_string()), file, json: self.json }
     }
 }

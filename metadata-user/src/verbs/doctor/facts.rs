@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use metadata_base::port::PortName;
-use metadata_control::status::Attachments;
+use metadata_control::status::{Attachments, MacMismatch};
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Answer, Device, Failure, Feature, PinnedLink, Search};
 
@@ -206,6 +206,11 @@ pub struct Records {
     pub refused: Vec<(String, String)>,
     /// Number of invalid records.
     pub refused_count: usize,
+    /// Records that the agent does not serve because another claims the same MAC on the same port: the first few, a
+    /// sentence each.
+    pub conflicts: Vec<String>,
+    /// Pairs of records with one UUID, the first few, and the UUID.
+    pub shared_uuids: Vec<(String, String, String)>,
     /// The name of the first record that the process has no permission to open.
     pub unreadable: Option<String>,
 }
@@ -227,6 +232,8 @@ pub struct Node {
     /// What the running agent attached and pinned, compared with what the kernel has; `None` without an agent that says
     /// it.
     pub attachments: Option<Attachments>,
+    /// The ports of the running agent whose guests use a MAC that no record has there.
+    pub mac_mismatches: Vec<MacMismatch>,
     /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
     /// listens.
     pub stale_socket: Option<PathBuf>,

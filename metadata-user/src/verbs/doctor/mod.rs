@@ -28,6 +28,7 @@ pub use facts::{
     Resources, Wanted,
 };
 
+use crate::agent::preflight::{self, Refusal};
 use crate::config::Config;
 
 /// The configuration to check, and how to print the result.
@@ -103,6 +104,26 @@ impl Check {
     }
 }
 
+fn checks(question: &Question) -> Vec<Check> {
+    let process = gather::process();
+    // Another user's view of directories and programs is no statement about the agent.
+    if let Some(check) = checks::user(&process) {
+        return vec![check];
+    }
+    let mut checks = vec![checks::configuration(question)];
+    // What `serve` refuses before it changes anything.
+    let refusals = question.config.as_ref().map(preflight::refusals).unwrap_or_default();
+    checks.extend(
+        refusals
+            .into_iter()
+            .map(|Refusal { name, found, expected, remedy }| Check::fail(name, found, expected, remedy)),
+    );
+    // Without a usable configuration, the other checks use the default configuration.
+    let config = question.config.clone().unwrap_or_default();
+    checks.extend(checks::all(&gather::facts(&config, process)));
+    checks
+}
+
 /// Runs all checks and prints their results.
 ///
 /// The exit code is 1 if a check failed, and 0 otherwise. A warning does not change the exit code.
@@ -110,10 +131,7 @@ impl Check {
 /// # Errors
 /// The results cannot be written to `out`.
 pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
-    let mut checks = vec![checks::configuration(question)];
-    // Without a usable configuration, the other checks use the default configuration.
-    let config = question.config.clone().unwrap_or_default();
-    checks.extend(checks::all(&gather::facts(&config)));
+    let checks = checks(question);
     if question.json {
         print::json(&checks, out)?
     } else {

@@ -163,9 +163,12 @@ impl Seen {
                     "the agent writes {schema}, but this program reads {SCHEMA}; use the agent's version of it"
                 )
             }
-            Line::Begin { who, unseen, monotonic_ns, unix_ns, .. } => {
+            Line::Begin { who, unseen, problem, monotonic_ns, unix_ns, .. } => {
                 self.tally.begin(monotonic_ns);
                 writeln!(out, "tracing {}; Ctrl-C ends", Printable(&who))?;
+                if let Some(problem) = problem {
+                    writeln!(out, "problem: {}", Printable(problem))?;
+                }
                 if let Some(unseen) = unseen {
                     writeln!(out, "note: {}", Printable(unseen))?;
                 }

@@ -58,7 +58,14 @@ impl Tally {
         let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
         let way = way(frame.to_guest);
         let captured = octets(&frame.octets).unwrap_or_default();
-        let message = frame.message.as_ref().map_or_else(String::new, |message| format!("  {message}"));
+        let message = match &frame.message {
+            Some(message) => format!("  {message}"),
+            None if frame.verdict == Verdict::DropUnknownMac.name() => {
+                let port = frame.port.as_deref().unwrap_or("this port");
+                format!("  no record has MAC {} on {port}", frame.mac)
+            }
+            None => String::new(),
+        };
         let line = format!(
             "{seconds:>5}.{micros:06}  {way}  {:<36} {:>5}  {}{message}",
             verdict(&frame.verdict),
@@ -114,9 +121,17 @@ mod tests {
         for to_guest in [false, false, true] {
             tally.frame(&Frame { to_guest, ..frame.clone() }, &mut lines).expect("written");
         }
+        let stranger = Frame {
+            verdict: "drop_unknown_mac".into(),
+            port: Some("vnet0".into()),
+            mac: "52:54:00:00:00:56".into(),
+            ..frame
+        };
+        Tally::default().frame(&stranger, &mut lines).expect("written");
         tally.lose(4);
         let lines = String::from_utf8(lines).expect("text");
         assert!(lines.starts_with("    0.001234  guest→  DROPPED: vlan "), "{lines}");
+        assert!(lines.contains("  no record has MAC 52:54:00:00:00:56 on vnet0\n"), "{lines}");
         let mut table = Vec::new();
         tally.summary(&mut table).expect("written");
         let table = String::from_utf8(table).expect("text");

@@ -15,7 +15,8 @@ pub(super) struct Programs {
 /// Prepares a program to print help that does not depend on the caller's terminal and environment.
 pub(super) fn asked(program: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(program);
-    command.args(words).stdin(Stdio::null()).env("COLUMNS", "100").env_remove("XDP_IMDS_LOG");
+    command.args(words).stdin(Stdio::null()).env("COLUMNS", "100");
+    command.env_remove("XDP_IMDS_LOG").env_remove("XDP_IMDS_LOG_FORMAT");
     command
 }
 

@@ -90,6 +90,8 @@ pub(crate) enum Ask {
 pub(crate) struct Checked {
     /// The entity tag of the registered record.
     pub tag: Option<Arc<str>>,
+    /// The owner of the registered record.
+    pub owner: Option<String>,
     /// The reason why another record may not replace it.
     pub admitted: Result<(), Clash>,
 }
@@ -125,6 +127,7 @@ impl Ask {
             Self::Check { id, record, waits, reply } => {
                 let checked = Checked {
                     tag: node.catalogue.etag_of(&id),
+                    owner: node.catalogue.last_record(&id).map(|record| record.owner_text().to_owned()),
                     admitted: node.catalogue.check_admission(&id, &record, waits),
                 };
                 _ = reply.send(checked);

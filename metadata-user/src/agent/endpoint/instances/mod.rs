@@ -45,7 +45,7 @@ pub(crate) use ask::{Ask, Checked};
 use ask::{Named, Wait};
 use conditions::Conditions;
 use metadata_content::record::Limits;
-use metadata_control::instances::{Instance, Problem};
+use metadata_control::instances::{Change, Instance, Problem};
 use metadata_feed::registry::RecordId;
 use metadata_state::save_queue::StateFile;
 #[cfg(test)]
@@ -146,15 +146,16 @@ async fn put(
     };
     let _stay = wait.map(|_| stay.hold());
     let until = wait.map(|Wait { timeout }| (timeout, Instant::now() + timeout));
-    let change = Change { agent: agent.clone(), id: id.clone(), conditions, peer };
+    let change = ChangeRequest { agent: agent.clone(), id: id.clone(), conditions, peer };
     // The change has its own task, so that it is completed even if the client disconnects.
     let changed = tokio::spawn(change.put(record, wait.is_some())).await;
-    let (created, instance) = changed.map_err(|_| busy())??;
+    let (change, instance) = changed.map_err(|_| busy())??;
     let instance = match until {
         Some((timeout, until)) => attached(&agent, id, instance, timeout, until).await?,
         None => instance,
     };
-    let status = if created { StatusCode::CREATED } else { StatusCode::OK };
+    let instance = Instance { change: Some(change), ..instance };
+    let status = if change == Change::Registered { StatusCode::CREATED } else { StatusCode::OK };
     let tag = instance.etag.clone();
     Ok(tagged(json(status, &instance), tag.as_deref()))
 }
@@ -167,7 +168,7 @@ async fn remove(
 ) -> Result<Response, Refusal> {
     let Named { id, .. } = ask::read(&uri, &Method::DELETE)?;
     let conditions = Conditions::read(&head)?;
-    let change = Change { agent, id, conditions, peer };
+    let change = ChangeRequest { agent, id, conditions, peer };
     tokio::spawn(change.remove()).await.map_err(|_| busy())??;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
@@ -223,27 +224,33 @@ async fn attached(
 }
 
 /// A change of the record that is registered under a name.
-struct Change {
+struct ChangeRequest {
     agent: Agent,
     id: RecordId,
     conditions: Conditions,
     peer: Peer,
 }
 
-impl Change {
-    async fn put(self, record: record::Good, waits: bool) -> Result<(bool, Instance), Problem> {
+impl ChangeRequest {
+    async fn put(self, record: record::Good, waits: bool) -> Result<(Change, Instance), Problem> {
         let registrar = Arc::clone(&self.agent.registrar);
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let record::Good { record, json } = record;
         let tagged = tag(&record)?;
         let (about, held) = (id.clone(), Arc::clone(&record));
-        let Checked { tag: former, admitted } = agent
+        let Checked { tag: former, owner, admitted } = agent
             .ask_in_turn(|reply| Request::Instances(Ask::Check { id: about, record: held, waits, reply }))
             .await?;
         conditions.check(&id, former.as_deref())?;
         admitted.map_err(|reason| clash(&id, reason))?;
-        let changes = former.as_ref() != Some(&tagged.etag);
+        let change = match &former {
+            None => Change::Registered,
+            Some(former) if *former == tagged.etag => Change::Unchanged,
+            Some(_) if owner.is_none_or(|owner| owner == record.owner_text()) => Change::Replaced,
+            Some(_) => Change::ReplacedAnother,
+        };
+        let changes = change != Change::Unchanged;
         if changes {
             let (shelf, id) = (registrar.shelf.clone(), id.clone());
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
@@ -251,11 +258,10 @@ impl Change {
         let (about, vm) = (id.clone(), record.owner());
         let ask = |reply| Request::Instances(Ask::Put { id: about, tagged, reply });
         let instance = agent.ask_patiently(ask).await?;
-        let created = former.is_none();
         if changes {
-            info!(by = %peer, record = %id, vm = vm.as_str(), created, "registered");
+            info!(by = %peer, record = %id, vm = vm.as_str(), "{}", change.words());
         }
-        Ok((created, instance))
+        Ok((change, instance))
     }
 
     async fn remove(self) -> Result<(), Problem> {

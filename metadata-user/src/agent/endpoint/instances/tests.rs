@@ -69,6 +69,7 @@ impl Book {
                 held_by: None,
                 reason: None,
             }],
+            change: None,
             record: None,
             withheld: None,
         })
@@ -87,7 +88,7 @@ impl Book {
             Ask::Tag { id, reply } => _ = reply.send(self.registered.get(&id).map(|t| Arc::clone(&t.etag))),
             Ask::Check { id, reply, .. } => {
                 let tag = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.etag));
-                _ = reply.send(Checked { tag, admitted: self.clash.take().map_or(Ok(()), Err) });
+                _ = reply.send(Checked { tag, owner: None, admitted: self.clash.take().map_or(Ok(()), Err) });
             }
             Ask::Put { id, tagged, reply } => {
                 self.registered.insert(id.clone(), tagged);

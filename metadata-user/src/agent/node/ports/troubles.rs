@@ -10,7 +10,12 @@ use tracing::{info, warn};
 pub(super) struct Troubles {
     unsettled: BTreeSet<PortName>,
     reasons: HashMap<PortName, String>,
+    /// Ports whose interface was found to be absent since the last summary: the first few by name, and their number.
+    absent: (Vec<PortName>, usize),
 }
+
+/// Ports that a summary of the log names.
+const NAMED: usize = 4;
 
 impl Troubles {
     /// Schedules another attempt. Logs the reason if it differs from the last one.
@@ -25,6 +30,31 @@ impl Troubles {
     pub(super) fn wait(&mut self, port: &PortName, reason: &str) {
         if self.note(port, reason) {
             info!("port {port}: {reason}");
+        }
+    }
+
+    /// Like [`Troubles::wait`] for a port whose interface does not exist. The next [`Troubles::log_absent`] logs it with
+    /// all others: a node may have thousands of VMs that are off.
+    pub(super) fn wait_for_device(&mut self, port: &PortName, reason: &str) {
+        if self.note(port, reason) {
+            let (named, count) = &mut self.absent;
+            *count += 1;
+            if named.len() < NAMED {
+                named.push(port.clone());
+            }
+        }
+    }
+
+    /// Logs one line on the ports whose interface is absent, if there are new ones.
+    pub(super) fn log_absent(&mut self, reason: &str) {
+        match std::mem::take(&mut self.absent) {
+            (_, 0) => {}
+            (named, 1) => named.iter().for_each(|port| info!("port {port}: {reason}")),
+            (named, count) => {
+                let more = if count > named.len() { ", …" } else { "" };
+                let named: Vec<_> = named.iter().map(ToString::to_string).collect();
+                info!("{count} ports ({}{more}): {reason}", named.join(", "));
+            }
         }
     }
 
@@ -78,8 +108,10 @@ impl Troubles {
 
 #[cfg(test)]
 mod tests {
-    use super::Troubles;
+    use super::{NAMED, Troubles};
+    use crate::recent::Recent;
     use metadata_base::port::PortName;
+    use tracing_subscriber::layer::SubscriberExt as _;
 
     #[test]
     fn a_port_stays_unsettled_with_its_reason_until_an_attempt_reports_nothing() {
@@ -92,6 +124,25 @@ mod tests {
         troubles.begin(&port);
         troubles.end(&port);
         assert_eq!((troubles.is_unsettled(&port), troubles.reason(&port)), (false, None));
+    }
+
+    #[test]
+    fn absent_interfaces_are_one_summary_and_no_warning() {
+        let mut troubles = Troubles::default();
+        for number in 0..2_000 {
+            troubles.wait_for_device(&PortName::local(&*format!("tap{number}")), "absent");
+            troubles.wait_for_device(&PortName::local(&*format!("tap{number}")), "absent");
+        }
+        let (named, count) = &troubles.absent;
+        assert_eq!((named.len(), *count), (NAMED, 2_000));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(Recent), || {
+            troubles.log_absent("absent");
+            troubles.log_absent("absent");
+        });
+        assert_eq!(troubles.absent.1, 0);
+        let is_warned = crate::recent::last().iter().any(|said| said.text.contains("2000 ports (tap0"));
+        assert!(!is_warned, "it is no warning");
+        assert_eq!(troubles.unsettled().count(), 2_000);
     }
 
     #[test]

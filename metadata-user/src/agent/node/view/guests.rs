@@ -1,5 +1,7 @@
 //! Finds guests by the names that people use.
 
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
 use metadata_control::status::{Guest, LISTED_GUESTS};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::RecordId;
@@ -16,11 +18,28 @@ impl<'a> View<'a> {
     /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record. [`LISTED_GUESTS`] at most.
     #[must_use]
     pub(in crate::agent) fn guests(self, name: &str) -> Vec<AskedGuest> {
-        let known = self.catalogue.plan().all_identities().filter(|(who, id)| self.is_called(name, who, *id));
+        let known = self.called(name);
         known.take(LISTED_GUESTS).map(|(who, id)| self.guest(who, id)).collect()
     }
 
-    pub(super) fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
+    /// The identities that are known by a name. A MAC that no record has is that of the guest on whose port it was noticed.
+    pub(super) fn called(self, name: &str) -> impl Iterator<Item = (&'a IdentityName, Option<&'a RecordId>)> {
+        let senders =
+            name.parse::<Mac>().map_or_else(|_| Vec::new(), |_| self.ports.steering().unknown_senders());
+        let is_here = move |port: &PortName| {
+            senders.iter().any(|(other, mac)| *other == port && mac.to_string().eq_ignore_ascii_case(name))
+        };
+        let known = self.catalogue.plan().all_identities();
+        known.filter(move |(who, id)| self.is_called(name, who, *id) || is_here(&who.port))
+    }
+
+    /// The MAC that was noticed on a port although no record has it there, in words.
+    pub(super) fn mac_problem(self, port: &PortName) -> Option<String> {
+        let mac = self.ports.steering().unknown_sender_on(port)?;
+        Some(self.mac_mismatch(port, mac).to_string())
+    }
+
+    fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
         id.is_some_and(|id| self.is_vm(name, id))
             || who.port.ifname == name
             || spoken(&who.port) == name
@@ -56,6 +75,7 @@ impl<'a> View<'a> {
             owner: record.map(|record| record.owner_text().to_owned()),
             state: self.ports.guest_state(who),
             reason: self.ports.state_of(&who.port).1.map(str::to_owned),
+            problem: self.mac_problem(&who.port),
             slot,
             hub: slot.map(|slot| self.ports.steering().hub_of(slot)),
             program: self.ports.program_of(&who.port),

@@ -35,6 +35,7 @@ impl View<'_> {
                 owner: record.owner_text().to_owned(),
             }),
             ports: ports.collect(),
+            change: None,
             record: None,
             withheld: None,
         })

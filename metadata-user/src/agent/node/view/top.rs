@@ -115,8 +115,7 @@ impl<'a> View<'a> {
     /// The pages of the VMs with a name, [`LISTED_GUESTS`] at most.
     pub(in crate::agent::node) fn vm_pages(self, name: &str, following: &'a Following) -> Vec<AskedPage> {
         let now = Instant::now();
-        let known = self.catalogue.plan().all_identities().filter(|(who, id)| self.is_called(name, who, *id));
-        known.take(LISTED_GUESTS).map(|(who, id)| self.vm_page(who, id, following, now)).collect()
+        self.called(name).take(LISTED_GUESTS).map(|(who, id)| self.vm_page(who, id, following, now)).collect()
     }
 
     fn vm_page(

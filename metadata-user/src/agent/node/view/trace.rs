@@ -36,6 +36,8 @@ pub(crate) struct Traced {
     pub who: String,
     /// What the trace does not show, in words.
     pub unseen: Option<String>,
+    /// Why the guest gets no answers, if that is known.
+    pub problem: Option<String>,
     /// The names of ports.
     pub ports: HashMap<PortKey, String>,
     /// Slots of other guests with the same MAC.
@@ -77,13 +79,17 @@ impl<'a> View<'a> {
 
     fn trace_mac(self, mac: Mac, passing: bool) -> Result<Traced, TraceRefusal> {
         let known: Vec<_> = self.ports.bindings().all().filter(|(who, _)| who.mac == mac).collect();
+        let strange = self.ports.steering().unknown_senders();
+        let strange: Vec<_> =
+            strange.into_iter().filter(|(_, sender)| *sender == mac).map(|(port, _)| port).collect();
         // Trace only the MAC's own port, even if another guest uses the MAC; all ports if its own is unknown.
-        let port = match &known[..] {
-            [(IdentityName { port, .. }, _)] => Some(port),
+        let port = match (&known[..], &strange[..]) {
+            ([(IdentityName { port, .. }, _)], _) => Some(port),
+            ([], [port]) => Some(*port),
             _ => None,
         };
         let who = match known.len() {
-            0 => format!("{mac}, which no port has"),
+            0 => format!("{mac}, which no record has"),
             1 => port.map_or_else(|| mac.to_string(), |port| format!("{mac} on {}", spoken(port))),
             ports => format!("{mac} on {ports} ports"),
         };
@@ -143,7 +149,8 @@ impl<'a> View<'a> {
             port.is_some_and(|port| who.port != *port) && mac.is_some_and(|mac| who.mac == mac)
         });
         let others = others.map(|(_, slot)| slot).collect();
-        Ok(Traced { watch, who, unseen, ports, others })
+        let problem = port.and_then(|port| self.mac_problem(port));
+        Ok(Traced { watch, who, unseen, problem, ports, others })
     }
 }
 

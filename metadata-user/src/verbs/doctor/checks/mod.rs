@@ -14,6 +14,7 @@ mod room;
 mod tests;
 
 use super::{Check, Facts, Question};
+pub(super) use privilege::user;
 
 /// Checks that the configuration can be used.
 pub(super) fn configuration(question: &Question) -> Check {

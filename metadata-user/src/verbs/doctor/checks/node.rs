@@ -1,8 +1,11 @@
 //! Checks the node: other agents, the names of the hub's devices, lost frames, other uses of the served addresses, the
 //! clock and the processors.
 
+use std::net::IpAddr;
+
 use super::super::{Check, Facts, Node};
 use super::count;
+use metadata_control::status::MacMismatch;
 use metadata_steer::probe::AddressUse;
 
 /// 2026-01-01 UTC in seconds since 1970. A correct clock shows a later time.
@@ -11,7 +14,9 @@ const EARLIEST: u64 = 1_767_225_600;
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Facts { node, wanted, process, .. } = facts;
     let mut checks = vec![agent(node), hub(node, &wanted.hub)];
+    checks.extend(closed(facts));
     checks.extend(attachments(node));
+    checks.extend(node.mac_mismatches.iter().map(mac_mismatch));
     checks.extend(ring(node));
     checks.extend(namespaces(node));
     checks.extend(addresses(node));
@@ -24,12 +29,12 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 fn agent(node: &Node) -> Check {
     let name = "agent";
     match (node.agent, &node.stale_socket) {
-        (Some(pid), _) => Check::warn(
+        (Some(pid), _) => Check::ok(
             name,
-            format!("an agent (process {pid}) runs with this run directory"),
-            "no running agent, if you want to start one",
-            "No action is needed if you check the running agent. To start another agent, stop the running one, use \
-             `serve --takeover`, or give the new agent its own --run, --pins and --hub",
+            format!(
+                "an agent (process {pid}) runs with this run directory; another takes over by `serve --takeover`, or has its \
+                 own --run, --pins and --hub"
+            ),
         ),
         (None, Some(path)) => {
             let found = format!(
@@ -40,6 +45,24 @@ fn agent(node: &Node) -> Check {
         }
         (None, None) => Check::ok(name, "no agent runs with this run directory"),
     }
+}
+
+/// Programs that outlived their agent keep the taps closed: guests get no answer until an agent runs.
+fn closed(facts: &Facts) -> Option<Check> {
+    let links = facts.pins.as_ref()?.links.as_ref().ok()?;
+    let closed = links.iter().filter(|link| link.ifindex != Some(0)).count();
+    (facts.node.agent.is_none() && closed > 0).then(|| {
+        Check::fail(
+            "agent.closed",
+            format!(
+                "no agent runs, and programs of one that has ended close {}: guests there get no metadata",
+                count(closed, "tap")
+            ),
+            "a running agent",
+            "Start the agent (`systemctl start xdp-imds`; `journalctl -u xdp-imds` says why it ended), or open the taps by \
+             `xdp-imds release`",
+        )
+    })
 }
 
 fn hub(node: &Node, prefix: &str) -> Check {
@@ -109,6 +132,18 @@ fn attachments(node: &Node) -> Option<Check> {
     Some(Check::ok(name, format!("programs and pins are as the running agent made them (compared {ago})")))
 }
 
+/// A guest that uses another MAC than its record says gets no answer.
+fn mac_mismatch(found: &MacMismatch) -> Check {
+    let expected: Vec<_> = found.expected.iter().map(ToString::to_string).collect();
+    let check = Check::warn(
+        "port.mac",
+        format!("frames from MAC {} are dropped", found.mac),
+        if expected.is_empty() { "a record with a NIC on this port".into() } else { expected.join(", ") },
+        "Give the NIC in the record the MAC that the guest uses, or have the guest use the NIC's",
+    );
+    check.of(&found.port)
+}
+
 /// Checks for frames lost at the hub's veth. A frame passes the veth's ring first, and then the ring of the AF_XDP
 /// socket. The veth's ring is shorter, so it fills first.
 fn ring(node: &Node) -> Option<Check> {
@@ -168,7 +203,7 @@ fn addresses(node: &Node) -> Vec<Check> {
 fn address(it: &AddressUse) -> Option<Check> {
     let found = if it.own {
         "the node itself has this address".to_owned()
-    } else if let Some(bits) = it.routed.filter(|bits| *bits > 0) {
+    } else if let Some(bits) = it.routed.filter(|bits| *bits > 0 && !is_link_local(it.address, *bits)) {
         let by = it.neighbour.as_ref().map_or_else(String::new, |mac| format!(", and {mac} answers there"));
         format!("the node has a route to this address (prefix /{bits}){by}")
     } else if let Some(mac) = &it.neighbour {
@@ -184,6 +219,15 @@ fn address(it: &AddressUse) -> Option<Check> {
          without a record too, set `guard: all`",
     );
     Some(check.of(it.address))
+}
+
+/// True for the route of all link-local addresses, which every interface with IPv6 has, and with zeroconf also IPv4 (RFC
+/// 4291 section 2.5.6, RFC 3927 section 2.1). It leads to no service.
+fn is_link_local(address: IpAddr, bits: u8) -> bool {
+    match address {
+        IpAddr::V4(address) => address.is_link_local() && bits == 16,
+        IpAddr::V6(address) => address.is_unicast_link_local() && (10..=64).contains(&bits),
+    }
 }
 
 fn bridge(node: &Node) -> Option<Check> {

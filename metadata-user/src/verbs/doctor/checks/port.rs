@@ -20,6 +20,11 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
         let found = format!("no port yet; records from {} will name ports", feeds.join(" and "));
         return vec![Check::ok("port", found)];
     }
+    if facts.ports.is_empty() && facts.records.as_ref().is_some_and(|records| records.count == 0) {
+        let found =
+            "no port yet; records will name ports: files in the directory, or those of libvirt's hook";
+        return vec![Check::ok("port", found)];
+    }
     if facts.ports.is_empty() {
         let remedy =
             "Name a port with --port IFNAME[@NETNS], with `ports:`, or with network.nics[].port in a record";

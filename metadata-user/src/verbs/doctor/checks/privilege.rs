@@ -77,6 +77,21 @@ const ALWAYS: [Needed; 5] = [
     },
 ];
 
+/// Checks that this process is like the agent's: root's, or with capabilities of the agent. Anything else that an
+/// ordinary user could be told would be about that user and not about the agent; `None` if there is no problem.
+pub(in super::super) fn user(process: &Process) -> Option<Check> {
+    let sets = process.capabilities?;
+    let is_agent = ALWAYS.iter().any(|needed| sets.effective & (1 << needed.number) != 0);
+    (process.uid != 0 && !is_agent).then(|| {
+        Check::fail(
+            "user",
+            format!("this is user {}, who has none of the agent's privileges; nothing else was checked", process.uid),
+            "the agent's user and privileges",
+            "Run as root: `sudo xdp-imds doctor`, or where the agent runs, such as by `kubectl exec` in its pod",
+        )
+    })
+}
+
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Process { capabilities, .. } = &facts.process;
     let mut checks = Vec::new();

@@ -1,6 +1,6 @@
 //! Checks the directories of pins, records, state and sockets.
 
-use super::super::{Check, Directory, Facts, FileSystem, Pins, Records};
+use super::super::{Check, Directory, Facts, FileSystem, Pins, Records, Status};
 use super::count;
 use metadata_steer::PINS_VERSION;
 
@@ -8,8 +8,8 @@ use metadata_steer::PINS_VERSION;
 const LITTLE: u64 = 1 << 20;
 /// Free space, in octets, below which the check warns.
 const SOME: u64 = 64 << 20;
-/// The mode bits of users who are neither the owner nor in the group.
-const TO_OTHERS: u32 = 0o007;
+/// The mode bits that let anybody but the owner add and remove files.
+const FOR_OTHERS: u32 = 0o022;
 /// The mode bit that lets every user add a file to a directory.
 const OTHERS_WRITE: u32 = 0o002;
 /// Maximum number of names that one check lists.
@@ -25,7 +25,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let uid = facts.process.uid;
     checks.extend(facts.directories.iter().map(|(what, directory)| match *what {
         "records" => records_directory(directory).of("records"),
-        what => written(directory, uid).of(what),
+        what => written(what, directory, uid).of(what),
     }));
     let feeds = &facts.wanted.feeds;
     match &facts.records {
@@ -40,7 +40,10 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
             "a directory of records (descriptions of VMs and their ports)",
             "Use --records DIR, or set `records:` in the configuration",
         )),
-        Some(records) => checks.push(self::records(records)),
+        Some(records) => {
+            checks.push(self::records(records));
+            checks.extend(conflicts(records));
+        }
     }
     checks
 }
@@ -136,6 +139,12 @@ fn records_directory(directory: &Directory) -> Check {
             "a directory of records",
             "Create the directory, or name another one with --records DIR or `records:`",
         ),
+        Ok(Some(found)) if !found.directory => Check::fail(
+            name,
+            format!("{shown} is not a directory"),
+            "a directory of records",
+            "Name the directory that the record is in with --records DIR or `records:`",
+        ),
         Ok(Some(found)) if found.mode & OTHERS_WRITE != 0 => Check::warn(
             name,
             format!("{shown} has mode {:04o}, which lets every user add records", found.mode),
@@ -147,7 +156,7 @@ fn records_directory(directory: &Directory) -> Check {
 }
 
 /// Checks a directory that the agent writes to. The agent creates the directory if it does not exist.
-fn written(directory: &Directory, uid: u32) -> Check {
+fn written(what: &str, directory: &Directory, uid: u32) -> Check {
     let (name, shown) = ("directory", directory.path.display());
     let system = match &directory.file_system {
         Ok(system) => system,
@@ -192,15 +201,19 @@ fn written(directory: &Directory, uid: u32) -> Check {
             "at least 64 MiB of free space",
             "Make space there. Without free space, the agent loses data that guests write",
         ),
-        Ok(Some(found)) if found.mode & TO_OTHERS != 0 => Check::warn(
-            name,
-            format!(
-                "{shown} has mode {:04o}, which gives other users access to secrets or to the agent's sockets",
-                found.mode
-            ),
-            "mode 0700",
-            format!("Run `chmod 0700 {shown}`"),
-        ),
+        // What is in there has modes of its own, so that others may list it. kubelet makes such directories.
+        Ok(Some(found)) if found.mode & FOR_OTHERS != 0 => Check {
+            status: if what == "run" { Status::Fail } else { Status::Warn },
+            ..Check::warn(
+                name,
+                format!(
+                    "{shown} has mode {:04o}, which lets other users replace secrets or the agent's sockets",
+                    found.mode
+                ),
+                "a directory that only its owner can write to",
+                format!("Run `chmod 0700 {shown}`"),
+            )
+        },
         Ok(Some(found)) if found.owner != uid => Check::warn(
             name,
             format!("{shown} belongs to user {}, who can change its content", found.owner),
@@ -219,6 +232,28 @@ fn written(directory: &Directory, uid: u32) -> Check {
         Ok(Some(found)) => Check::ok(name, format!("{shown}, mode {:04o}", found.mode)),
         Ok(None) => Check::ok(name, format!("{shown} does not exist; the agent will create it below {at}")),
     }
+}
+
+/// Checks that no two records are for one MAC on one port, or for one VM.
+fn conflicts(records: &Records) -> Vec<Check> {
+    let macs = records.conflicts.iter().map(|conflict| {
+        Check::fail(
+            "records.mac",
+            conflict.clone(),
+            "each MAC in one record on a port",
+            "Correct one of the records; until then its VM gets no metadata",
+        )
+    });
+    let uuids = records.shared_uuids.iter().map(|(one, other, uuid)| {
+        Check::warn(
+            "records.uuid",
+            format!("{one} and {other} have one UUID, {uuid}"),
+            "a UUID of its own for each VM",
+            "Correct one of the records: records with one UUID share passwords and what their guests write, unless \
+             `vm.owner` tells them apart",
+        )
+    });
+    macs.chain(uuids).collect()
 }
 
 fn records(records: &Records) -> Check {

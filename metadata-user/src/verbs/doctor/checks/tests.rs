@@ -12,8 +12,9 @@ use super::super::facts::{
 use super::super::{Check, Status};
 use super::all;
 use metadata_base::port::PortName;
+use metadata_control::status::Attachments;
 use metadata_steer::Mode;
-use metadata_steer::probe::{AddressUse, Device, Failure, Feature, Program};
+use metadata_steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Program};
 
 const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
 const SYS_ADMIN: u64 = 1 << 21;
@@ -106,6 +107,7 @@ fn healthy() -> Facts {
             ring_full: 0,
             agent: None,
             attachments: None,
+            mac_mismatches: Vec::new(),
             stale_socket: None,
             addresses: Ok(vec![AddressUse {
                 address: "169.254.169.254".parse().expect("an address"),
@@ -162,6 +164,58 @@ fn a_healthy_node_passes_all_checks() {
     let names: std::collections::HashSet<_> =
         checks.iter().map(|check| (check.name, &check.subject)).collect();
     assert_eq!(names.len(), checks.len(), "two checks have one name and subject");
+}
+
+/// A node of a platform while its agent runs, as the packages and the manifests make it.
+fn installed(feeds: &[&'static str], records: Option<usize>, netns: Option<&str>) -> Facts {
+    let mut facts = healthy();
+    facts.wanted.feeds = feeds.to_vec();
+    facts.records = records.map(|count| Records { count, ..Records::default() });
+    facts.directories.retain(|(what, _)| *what != "records" || records.is_some());
+    (facts.kubevirt, facts.proxmox, facts.identity) = (None, None, None);
+    facts.node.agent = Some(42);
+    facts.node.attachments = Some(Attachments { checked: Some(7.0), ..Attachments::default() });
+    facts.node.hub = Ok(vec![("imds-in".into(), "veth".into()), ("imds-tap".into(), "tap".into())]);
+    let link = PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) };
+    facts.pins.as_mut().expect("pins").links = Ok(vec![link]);
+    // Every interface with IPv6 has a route of link-local addresses.
+    let link_local = |address: &str, bits| AddressUse {
+        address: address.parse().expect("an address"),
+        own: false,
+        routed: Some(bits),
+        neighbour: None,
+    };
+    facts.node.addresses = Ok(vec![link_local("169.254.169.254", 16), link_local("fe80::a9fe:a9fe", 64)]);
+    facts.ports[0].name.netns = netns.map(Into::into);
+    the_tap(&mut facts).xdp = vec![program("port")];
+    facts
+}
+
+#[test]
+fn a_healthy_node_of_each_platform_is_clean() {
+    let all_kinds = healthy();
+    let kubevirt = || {
+        let mut pod = installed(&["KubeVirt"], Some(0), Some("/proc/42/ns/net"));
+        pod.kubevirt = all_kinds.kubevirt.clone();
+        // kubelet makes the directories of `hostPath` for everybody to list.
+        pod.directories =
+            vec![("records", directory(0o755)), ("state", directory(0o755)), ("run", directory(0o755))];
+        pod
+    };
+    let proxmox = Facts { proxmox: all_kinds.proxmox.clone(), ..installed(&["Proxmox VE"], None, None) };
+    let fresh = Facts { ports: Vec::new(), ..installed(&[], Some(0), None) };
+    let before = Facts { node: all_kinds.node.clone(), ports: Vec::new(), ..kubevirt() };
+    let before = Facts { pins: all_kinds.pins.clone(), ..before };
+    for (platform, facts) in [
+        ("a host of libvirt", installed(&[], Some(2), None)),
+        ("a host of libvirt without a VM", fresh),
+        ("a node of KubeVirt", kubevirt()),
+        ("a node of KubeVirt before its agent starts", before),
+        ("a node of Proxmox VE", proxmox),
+        ("a hypervisor that registers VMs", installed(&["the API"], None, None)),
+    ] {
+        assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new(), "{platform}");
+    }
 }
 
 /// A case: its label, a function that adds one problem to the facts, the name and the status of the check that must

@@ -10,15 +10,15 @@ mod room;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use super::facts::{Facts, Kernel, Node, Wanted};
+use super::facts::{Facts, Kernel, Node, Process, Wanted};
 use crate::config::Config;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_steer::{SteerConfig, hub_queues, probe};
+pub(super) use process::process;
 
 /// Collects all facts for a configuration.
-pub(super) fn facts(config: &Config) -> Facts {
-    // Read the limits of the process first, because the rehearsal raises the soft limit on open files.
-    let process = process::process();
+/// `process` was collected first, because the rehearsal raises the soft limit on open files.
+pub(super) fn facts(config: &Config, process: Process) -> Facts {
     let (records, ports) = ports::named(config);
     Facts {
         wanted: wanted(config),
@@ -44,15 +44,8 @@ fn wanted(config: &Config) -> Wanted {
         hub: config.hub.clone(),
         workers: config.workers,
         pinned_memory: Queues::memory(hub_queues(), &SocketConfig::default()),
-        feeds: feeds(config),
+        feeds: config.feeds(),
     }
-}
-
-fn feeds(config: &Config) -> Vec<&'static str> {
-    let feeds = config.api.is_some().then_some("the API").into_iter();
-    #[cfg(feature = "kubevirt")]
-    let feeds = feeds.chain(config.kubevirt.is_some().then_some("KubeVirt"));
-    feeds.chain(config.proxmox.is_some().then_some("Proxmox VE")).collect()
 }
 
 fn kernel(config: &Config) -> Kernel {
@@ -77,9 +70,11 @@ fn kernel(config: &Config) -> Kernel {
 
 fn node(config: &Config) -> Node {
     let (agent, stale_socket) = room::agent(&config.run);
+    let status = agent.and_then(|_| room::status(&config.run));
     let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
     Node {
-        attachments: agent.and_then(|_| room::attachments(&config.run)),
+        attachments: status.as_ref().map(|status| status.attachments.clone()),
+        mac_mismatches: status.map_or_else(Vec::new, |status| status.mac_mismatches),
         hub: probe::hub_devices(&config.hub, config.workers),
         veth_full: probe::veth_full(&config.hub, config.workers).unwrap_or_default(),
         ring_full: config.pins.as_deref().map_or(0, probe::ring_full),

@@ -1,15 +1,18 @@
 //! Collects the ports that the configuration and the records name, and their devices.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::super::facts::{Port, Records};
+use crate::agent::preflight::Claims;
 use crate::config::Config;
 use metadata_base::port::PortName;
+use metadata_content::source::Source;
+use metadata_feed::registry::RecordId;
 use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
 
-/// Maximum number of invalid records whose errors are kept.
+/// Maximum number of invalid records whose errors are kept, of conflicts and of shared UUIDs.
 const REFUSED_TOLD: usize = 3;
 
 /// Reads the directory of records. Returns a summary of the records, and the ports that the configuration or a valid
@@ -18,6 +21,7 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
     let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
     let records = config.records.as_deref().map(|path| {
         let mut records = Records::default();
+        let (mut claims, mut uuids) = (Claims::new(&config.ports), BTreeMap::<String, String>::new());
         let Ok((dir, names)) = directory::files(path) else { return records };
         for name in names.iter().take(directory::MAX_RECORDS) {
             let Some(loaded) = directory::load(&dir, name, &config.record_limits()) else { continue };
@@ -27,10 +31,20 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
                     *records.stamps.entry(record.serve.smbios.as_str()).or_default() += 1;
                     let named = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
                     ports.extend(named.map(PortName::from));
+                    claims.add(&RecordId::new(Source::File, name), &record);
+                    let uuid = record.vm.uuid.as_str();
+                    if let Some(other) = uuids.get(uuid) {
+                        let pair = (other.clone(), name.clone(), uuid.to_owned());
+                        records.shared_uuids.push(pair);
+                        records.shared_uuids.truncate(REFUSED_TOLD);
+                    } else {
+                        uuids.insert(uuid.to_owned(), name.clone());
+                    }
                 }
                 Err(error) => refuse(&mut records, name, &error),
             }
         }
+        records.conflicts = claims.conflicts().take(REFUSED_TOLD).collect();
         records
     });
     (records, ports)

@@ -11,7 +11,7 @@ use super::super::facts::{Capabilities, Process, Resources};
 /// outside, and the number of user IDs.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
-pub(super) fn process() -> Process {
+pub(in super::super) fn process() -> Process {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     Process {
         uid: geteuid().as_raw(),

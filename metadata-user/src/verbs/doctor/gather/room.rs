@@ -10,7 +10,7 @@ use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
 use super::super::facts::{Directory, FileSystem, Found, Pins};
 use crate::config::Config;
-use metadata_control::status::{self, Attachments, Status};
+use metadata_control::status::{self, Status};
 use metadata_feed::proxmox;
 use metadata_steer::PINS_VERSION;
 use metadata_steer::probe::{Failure, pinned_links};
@@ -91,11 +91,10 @@ pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
     (None, stale)
 }
 
-/// Returns what the agent of a run directory says of its programs and pins.
-pub(super) fn attachments(run: &Path) -> Option<Attachments> {
+/// Returns the status of the agent of a run directory, if it answers.
+pub(super) fn status(run: &Path) -> Option<Status> {
     let status = status::get(run, "/v1/status").ok()?;
-    let status: Status = serde_json::from_slice(&status).ok()?;
-    Some(status.attachments)
+    serde_json::from_slice(&status).ok()
 }
 
 #[cfg(test)]

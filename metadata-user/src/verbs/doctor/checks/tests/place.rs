@@ -4,7 +4,7 @@ use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Reco
 use super::super::super::{Check, Status};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use metadata_control::status::Attachments;
+use metadata_control::status::{Attachments, ExpectedMac, MacMismatch};
 use metadata_steer::Mode;
 use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
 
@@ -59,10 +59,44 @@ fn directories_of_pins_and_files_are_checked() {
         ),
         (
             "a state directory open to other users",
-            |f| *state(f) = directory(0o755),
+            |f| *state(f) = directory(0o775),
             "directory",
             Warn,
-            &["0755", "chmod 0700"],
+            &["0775", "chmod 0700"],
+        ),
+        (
+            "a run directory open to other users",
+            |f| f.directories[2].1 = directory(0o777),
+            "directory",
+            Fail,
+            &["run", "0777", "chmod 0700"],
+        ),
+        (
+            "a file in place of the directory of records",
+            |f| f.directories[0].1.found = Ok(Some(Found { directory: false, mode: 0o600, owner: 0 })),
+            "directory",
+            Fail,
+            &["records", "not a directory"],
+        ),
+        (
+            "two records with one MAC on a port",
+            |f| {
+                f.records =
+                    Some(Records { conflicts: vec!["b.yaml: 52:54… ".into()], ..Records::default() })
+            },
+            "records.mac",
+            Fail,
+            &["b.yaml", "gets no metadata"],
+        ),
+        (
+            "two records with one UUID",
+            |f| {
+                let pair = ("a.yaml".into(), "b.yaml".into(), "7c0f1a52".into());
+                f.records = Some(Records { shared_uuids: vec![pair], ..Records::default() });
+            },
+            "records.uuid",
+            Warn,
+            &["a.yaml and b.yaml", "7c0f1a52"],
         ),
         ("a full file system", |f| state_room(f).free = 4_096, "directory", Fail, &["4 KiB"]),
         ("a nearly full file system", |f| state_room(f).free = 2 << 20, "directory", Warn, &["2 MiB"]),
@@ -121,7 +155,16 @@ fn the_node_is_checked() {
         &mut facts.node.addresses.as_mut().expect("uses")[0]
     }
     judge(&[
-        ("a running agent", |f| f.node.agent = Some(42), "agent", Warn, &["42", "--takeover"]),
+        (
+            "a dead agent whose programs close a tap",
+            |f| {
+                let links = vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) }];
+                f.pins.as_mut().expect("pins").links = Ok(links);
+            },
+            "agent.closed",
+            Fail,
+            &["close one tap", "systemctl start xdp-imds", "release"],
+        ),
         (
             "another device with a hub's name",
             |f| f.node.hub = Ok(vec![("imds-in".into(), "dummy".into())]),
@@ -143,7 +186,8 @@ fn the_node_is_checked() {
             Warn,
             &["169.254.169.254", "guard: all"],
         ),
-        ("a route to an address", |f| address(f).routed = Some(16), "address", Warn, &["/16"]),
+        ("a route to an address", |f| address(f).routed = Some(32), "address", Warn, &["/32"]),
+        ("a route to some link-local addresses", |f| address(f).routed = Some(24), "address", Warn, &["/24"]),
         (
             "a neighbour with an address",
             |f| address(f).neighbour = Some("fa:16:3e:00:00:01".into()),
@@ -168,6 +212,17 @@ fn the_node_is_checked() {
             Warn,
             &["2 eBPF programs were detached", "SIGHUP"],
         ),
+        (
+            "a guest with another MAC than its record's",
+            |f| {
+                let web = ExpectedMac { mac: "52:54:00:00:00:99".into(), record: Some("web-1.yaml".into()) };
+                let mac = "52:54:00:00:00:56".into();
+                f.node.mac_mismatches = vec![MacMismatch { port: "vnet0".into(), mac, expected: vec![web] }];
+            },
+            "port.mac",
+            Warn,
+            &["vnet0", "52:54:00:00:00:56 are dropped", "web-1.yaml expects 52:54:00:00:00:99"],
+        ),
         ("a full veth", |f| f.node.veth_full = 7, "hub.ring", Warn, &["7 steered", "workers"]),
         ("unknown neighbours", |f| f.node.addresses = Err(refused()), "address", Warn, &["not permitted"]),
     ]);
@@ -176,6 +231,21 @@ fn the_node_is_checked() {
             "devices of a killed agent",
             (|f| f.node.hub = Ok(vec![("imds-in".into(), "veth".into())])) as fn(&mut Facts),
         ),
+        ("a running agent", |f| f.node.agent = Some(42)),
+        ("the route of link-local addresses of IPv6", |f| {
+            let it = AddressUse {
+                address: "fe80::a9fe:a9fe".parse().expect("an address"),
+                own: false,
+                routed: Some(64),
+                neighbour: None,
+            };
+            f.node.addresses.as_mut().expect("uses").push(it);
+        }),
+        ("the route of zeroconf", |f| address(f).routed = Some(16)),
+        ("directories that kubelet made", |f| {
+            f.directories[1].1 = directory(0o755);
+            f.directories[2].1 = directory(0o755);
+        }),
         ("a socket of an ended agent", |f| f.node.stale_socket = Some("/run/xdp-imds/control.sock".into())),
     ] {
         let mut facts = healthy();
@@ -369,11 +439,16 @@ fn a_tap_of_several_queues_is_said_to_answer_by_all_of_them_but_for_classifiers(
 }
 
 #[test]
-fn programs_of_an_agent_that_runs_or_has_pins_are_no_problem() {
+fn programs_of_a_running_agent_are_no_problem_and_those_of_a_dead_one_are_its_own() {
     let mut facts = healthy();
+    facts.node.agent = Some(42);
     the_tap(&mut facts).xdp = vec![program("port")];
     the_tap(&mut facts).tcx = Some(vec![program("port_tcx")]);
     facts.pins.as_mut().expect("pins").links =
         Ok(vec![PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) }]);
     assert_eq!(wrong(&all(&facts)), Vec::<&Check>::new());
+    facts.node.agent = None;
+    let checks = all(&facts);
+    let found: Vec<_> = wrong(&checks).iter().map(|check| check.name).collect();
+    assert_eq!(found, ["agent.closed"]);
 }

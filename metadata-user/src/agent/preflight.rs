@@ -1,0 +1,237 @@
+//! What the agent refuses of a configuration, found before anything on the node changes. `serve` and `doctor` ask the same
+//! functions, so that `doctor` reports each such refusal.
+//!
+//! What only the kernel can refuse (privileges, features, pins, devices) is not here: `doctor` tries it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::Duration;
+
+use metadata_base::run::SOCKET;
+use metadata_feed::registry::RecordId;
+use metadata_state::token_file;
+use rustix::fs::{Access, access};
+
+use super::endpoint::gid_of;
+use super::plan::Plan;
+use super::state::KEY_FILE;
+use crate::config::{Config, PortSpec};
+use metadata_content::record::Record;
+
+/// The names of all refusals here, as `doctor` shows them.
+pub const REFUSALS: [&str; 6] =
+    ["configuration.sources", "configuration.page", "api.group", "metrics", "token_key", "audit"];
+
+/// Attempts to listen on the metrics address while it is in use, and the pause between them: the last agent may be about
+/// to end.
+const ATTEMPTS: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(20);
+/// Most descriptors of the running agent that are searched for the metrics address.
+const MAX_DESCRIPTORS: usize = 1 << 17;
+
+/// Why the agent does not start with a configuration.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Its name, one of [`REFUSALS`].
+    pub name: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What was expected.
+    pub expected: &'static str,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, found, expected, remedy } = self;
+        write!(f, "{name}: {found}; expected {expected}. {remedy}")
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// What is refused of the values alone. A reload refuses it too.
+#[must_use]
+pub fn values(config: &Config) -> Vec<Refusal> {
+    let mut refusals = Vec::new();
+    if !config.has_records() {
+        refusals.push(Refusal {
+            name: "configuration.sources",
+            found: "no records to serve".into(),
+            expected: "a source of records",
+            remedy:
+                "Give --records DIR, or set `records:`, `kubevirt: {}`, `proxmox: {}` or (to register VMs) \
+                     `api: {}` in the configuration file"
+                    .into(),
+        });
+    }
+    if config.page && config.metrics.is_none() {
+        refusals.push(Refusal {
+            name: "configuration.page",
+            found: "`page` is on, and there is no address to serve it at".into(),
+            expected: "an address",
+            remedy: "Set `metrics: ADDR:PORT`, or remove `page`".into(),
+        });
+    }
+    refusals
+}
+
+/// What is refused of a configuration on this node, with the values.
+#[must_use]
+pub fn refusals(config: &Config) -> Vec<Refusal> {
+    let mut refusals = values(config);
+    refusals.extend(group(config));
+    refusals.extend(config.metrics.and_then(|address| metrics(address, &config.run)));
+    refusals.extend(token_keys(config));
+    refusals.extend(config.audit.to.as_deref().and_then(audit));
+    refusals
+}
+
+fn group(config: &Config) -> Option<Refusal> {
+    let group = config.api().group?;
+    gid_of(&group).is_none().then(|| Refusal {
+        name: "api.group",
+        found: format!("there is no group `{group}`"),
+        expected: "a group of this node, by its name or number",
+        remedy: format!("Run `groupadd --system {group}`, or correct `api.group`"),
+    })
+}
+
+/// The agent that listens in the run directory may have the address: the next one takes it over, or waits for its end.
+fn metrics(address: SocketAddr, run: &Path) -> Option<Refusal> {
+    let mut attempts = ATTEMPTS;
+    let error = loop {
+        match TcpListener::bind(address) {
+            Ok(_) => return None,
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                if agent(run).is_some_and(|pid| listens(pid, address)) {
+                    return None;
+                }
+                if attempts == 0 {
+                    break error;
+                }
+                attempts -= 1;
+                sleep(PAUSE);
+            }
+            Err(error) => break error,
+        }
+    };
+    let in_use = error.kind() == io::ErrorKind::AddrInUse;
+    Some(Refusal {
+        name: "metrics",
+        found: format!("cannot listen for metrics on {address}: {error}"),
+        expected: "an address of this node and a free port",
+        remedy: if in_use {
+            format!(
+                "Stop the program that listens there (`ss -ltnp 'sport = :{}'`), or set another `metrics`",
+                address.port()
+            )
+        } else {
+            "Set `metrics` to an address of this node, or to 0.0.0.0 or [::] with a port".into()
+        },
+    })
+}
+
+/// The process that listens in a run directory.
+fn agent(run: &Path) -> Option<u32> {
+    let stream = UnixStream::connect(run.join(SOCKET)).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&stream).ok()?;
+    Some(peer.pid.as_raw_nonzero().get().unsigned_abs())
+}
+
+/// True if a process listens on a TCP address, or if that cannot be found out.
+fn listens(pid: u32, address: SocketAddr) -> bool {
+    let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
+    let inodes = listening(address.port());
+    descriptors.take(MAX_DESCRIPTORS).flatten().any(|entry| {
+        let target = fs::read_link(entry.path()).unwrap_or_default();
+        let target = target.to_string_lossy();
+        let inode = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+        inode.is_some_and(|inode| inodes.iter().any(|other| other == inode))
+    })
+}
+
+/// The inodes of sockets that listen on a TCP port, in this network namespace (proc_net_tcp(5)).
+fn listening(port: u16) -> Vec<String> {
+    /// `TCP_LISTEN`.
+    const LISTEN: &str = "0A";
+    let tables = ["/proc/self/net/tcp", "/proc/self/net/tcp6"]
+        .map(|path| fs::read_to_string(path).unwrap_or_default());
+    let end = format!(":{port:04X}");
+    let inode = |line: &str| {
+        let fields: Vec<_> = line.split_whitespace().collect();
+        let is_it = fields.get(1)?.ends_with(&end) && *fields.get(3)? == LISTEN;
+        is_it.then(|| fields.get(9).map(|inode| (*inode).to_owned())).flatten()
+    };
+    tables.iter().flat_map(|table| table.lines()).filter_map(inode).collect()
+}
+
+/// The files of token keys, which the agent reads before it serves. A damaged one in the state directory is set aside.
+fn token_keys(config: &Config) -> Option<Refusal> {
+    let given = config.token_key.as_deref().and_then(|path| token_file::given(path).err());
+    let kept = config.state.as_ref().map(|state| state.join(KEY_FILE));
+    let kept = kept.and_then(|path| token_file::given(&path).err());
+    let kept = kept.filter(|error| !matches!(error, token_file::KeyError::Malformed { .. }));
+    let error = given.or(kept)?;
+    Some(Refusal {
+        name: "token_key",
+        found: error.to_string(),
+        expected: "token keys that only the agent's user can read",
+        remedy: "Correct `token_key`, or the file".into(),
+    })
+}
+
+fn audit(path: &Path) -> Option<Refusal> {
+    if path == Path::new(metadata_serve::audit::STDERR) {
+        return None;
+    }
+    let directory = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let reason = match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Some("it is a directory".to_owned()),
+        Ok(_) => access(path, Access::WRITE_OK).err().map(|error| error.to_string()),
+        Err(_) => match fs::metadata(directory) {
+            Ok(found) if found.is_dir() => access(directory, Access::WRITE_OK | Access::EXEC_OK)
+                .err()
+                .map(|error| format!("{}: {error}", directory.display())),
+            Ok(_) => Some(format!("{} is not a directory", directory.display())),
+            Err(error) => Some(format!("{}: {error}", directory.display())),
+        },
+    };
+    reason.map(|reason| Refusal {
+        name: "audit",
+        found: format!("cannot write the audit log {}: {reason}", path.display()),
+        expected: "a file that the agent can write",
+        remedy: "Make its directory and let the agent's user write there, or correct `audit.to`".into(),
+    })
+}
+
+/// What records claim, to find those that cannot be served because another has the same MAC on the same port.
+#[derive(Debug)]
+pub struct Claims(Plan);
+
+impl Claims {
+    /// The claims of the configuration alone.
+    #[must_use]
+    pub fn new(configured: &[PortSpec]) -> Self {
+        Self(Plan::new(configured))
+    }
+
+    /// Adds those of a record.
+    pub fn add(&mut self, id: &RecordId, record: &Record) {
+        self.0.put(id, Some(record));
+    }
+
+    /// The records that cannot be served, a sentence each.
+    pub fn conflicts(&self) -> impl Iterator<Item = String> {
+        self.0.conflicts().map(|conflict| conflict.to_string())
+    }
+}

@@ -1,0 +1,458 @@
+//! The log of this process on standard error: which lines it has, and in which form.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use clap::ValueEnum;
+use metadata_base::printable::Printable;
+use metadata_serve::audit::json;
+use serde::{Deserialize, Serialize};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::field::MakeExt as _;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt::format::{self, Format, FormatEvent, FormatFields, Full, Writer};
+use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
+use tracing_subscriber::fmt::{self as lines, FmtContext};
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{Layer as _, Registry, reload};
+
+use crate::recent::Recent;
+
+/// The environment variable of the filter.
+pub const FILTER_VARIABLE: &str = "XDP_IMDS_LOG";
+/// The environment variable of the form.
+pub const FORMAT_VARIABLE: &str = "XDP_IMDS_LOG_FORMAT";
+/// The environment variable by which systemd names the journal's socket (systemd.exec(5)).
+pub const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
+
+/// The crate of the Kubernetes client. It logs each failed request as an error without naming the request; the feed logs
+/// what failed. A filter that names the crate enables its lines.
+const NOISE: &str = "kube_client";
+
+/// Names of the levels, from no line to most lines.
+const LEVELS: [(&str, LevelFilter); 6] = [
+    ("off", LevelFilter::OFF),
+    ("error", LevelFilter::ERROR),
+    ("warn", LevelFilter::WARN),
+    ("info", LevelFilter::INFO),
+    ("debug", LevelFilter::DEBUG),
+    ("trace", LevelFilter::TRACE),
+];
+
+/// Which lines the log has: a level, and levels of parts of the program that differ from it.
+///
+/// ```text
+/// warn                             # errors and warnings
+/// info,metadata_steer=debug        # and everything but the finest detail of one crate
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogFilter(Targets);
+
+impl Default for LogFilter {
+    fn default() -> Self {
+        Self(Targets::new().with_target(NOISE, LevelFilter::OFF).with_default(LevelFilter::INFO))
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = String;
+
+    /// Parses `LEVEL`, or levels and `PART=LEVEL`, separated by commas. Without a level of its own, everything else is
+    /// logged at `info`: a filter that names one part does not switch off the others.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let Self(mut targets) = Self::default();
+        let mut has_default = false;
+        for word in text.split(',').map(str::trim) {
+            match word.split_once('=') {
+                Some((part, level)) if is_path(part.trim()) => {
+                    targets = targets.with_target(part.trim(), parse_level(level)?);
+                }
+                Some((part, _)) => {
+                    return Err(format!(
+                        "expected a crate or module such as `metadata_steer`, found `{part}`"
+                    ));
+                }
+                None => {
+                    let level = parse_level(word)?;
+                    if has_default {
+                        return Err(format!("expected one level, found another, `{word}`; write PART=LEVEL"));
+                    }
+                    targets = targets.with_default(level);
+                    has_default = true;
+                }
+            }
+        }
+        Ok(Self(targets))
+    }
+}
+
+fn parse_level(word: &str) -> Result<LevelFilter, String> {
+    let word = word.trim();
+    // The word of syslog, Python and Go.
+    let name = if word.eq_ignore_ascii_case("warning") { "warn" } else { word };
+    let level = LEVELS.iter().find(|(level, _)| name.eq_ignore_ascii_case(level));
+    level.map(|(_, level)| *level).ok_or_else(|| {
+        let names = LEVELS.map(|(name, _)| name).join(", ");
+        format!("unknown level `{word}`; the levels are {names}, and `PART=LEVEL` sets that of one part")
+    })
+}
+
+/// True for a path of Rust: a crate or a module.
+fn is_path(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'))
+}
+
+/// The form of the log's lines.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// `journal` if standard error is systemd's journal, else `text`.
+    #[default]
+    Auto,
+    /// Time, level, message and fields.
+    Text,
+    /// Like `text`, with a priority of syslog that the journal reads, and without a time, which the journal adds.
+    Journal,
+    /// A JSON object for each line, with `timestamp`, `level`, `target`, `message` and `fields`.
+    Json,
+}
+
+impl LogFormat {
+    /// Returns the word for it in the configuration and on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Text => "text",
+            Self::Journal => "journal",
+            Self::Json => "json",
+        }
+    }
+}
+
+/// True if systemd connected standard error to its journal.
+fn is_journal() -> bool {
+    let Ok(stream) = std::env::var(JOURNAL_VARIABLE) else { return false };
+    // The variable is inherited, and standard error may be another file by now.
+    rustix::fs::fstat(io::stderr()).is_ok_and(|file| stream == format!("{}:{}", file.st_dev, file.st_ino))
+}
+
+/// The filter, as text, and the form in force.
+static IN_FORCE: Mutex<Option<(String, LogFormat)>> = Mutex::new(None);
+
+/// The environment by which another process of this program logs like this one.
+#[must_use]
+pub fn environment() -> Vec<(&'static str, String)> {
+    let in_force = IN_FORCE.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    in_force.map_or_else(Vec::new, |(filter, format)| {
+        vec![(FILTER_VARIABLE, filter), (FORMAT_VARIABLE, format.name().to_owned())]
+    })
+}
+
+/// The prefix of an error that ends the command, on standard error: the journal's priority of an error, if standard
+/// error is the journal.
+#[must_use]
+pub fn error_prefix() -> String {
+    if is_journal() { format!("<{}>", priority(Level::ERROR)) } else { String::new() }
+}
+
+/// The priority of syslog (RFC 5424 section 6.2.1) for a level.
+fn priority(level: Level) -> u8 {
+    match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    }
+}
+
+/// The log, whose filter and form can change.
+pub struct Log {
+    /// The filter of the command line or the environment, which overrides that of the configuration.
+    asked: Option<String>,
+    /// The form of the command line or the environment, likewise.
+    asked_format: Option<LogFormat>,
+    filter: reload::Handle<Targets, Registry>,
+    format: Arc<Mutex<LogFormat>>,
+}
+
+impl Log {
+    /// Starts the log of this process. `asked` is a filter that [`LogFilter`] accepts.
+    #[must_use]
+    pub fn start(asked: Option<String>, asked_format: Option<LogFormat>, ansi: bool) -> Self {
+        let (layer, filter) = reload::Layer::new(LogFilter::default().0);
+        // Messages and fields repeat what others wrote: names, paths, errors of servers.
+        let fields = format::debug_fn(|out, field, value| match field.name() {
+            "message" => write!(out, "{}", Printable(format_args!("{value:?}"))),
+            name => write!(out, "{name}={}", Printable(format_args!("{value:?}"))),
+        });
+        let format = Arc::default();
+        let lines = lines::layer()
+            .fmt_fields(fields.delimited(" "))
+            .event_format(LineFormat {
+                form: Arc::clone(&format),
+                text: Format::default().with_target(false),
+            })
+            .with_writer(io::stderr)
+            .with_ansi(ansi);
+        tracing_subscriber::registry()
+            .with(lines.with_filter(layer))
+            .with(Recent.with_filter(
+                Targets::new().with_default(LevelFilter::WARN).with_target(NOISE, LevelFilter::OFF),
+            ))
+            .init();
+        let log = Self { asked, asked_format, filter, format };
+        log.set(None, LogFormat::Auto);
+        log
+    }
+
+    /// Applies the filter and the form of a configuration that was validated.
+    pub fn follow(&self, filter: Option<&str>, format: LogFormat) {
+        self.set(filter, format);
+    }
+
+    fn set(&self, configured: Option<&str>, format: LogFormat) {
+        let text = self.asked.as_deref().or(configured).unwrap_or("info");
+        // Both were checked when they were read.
+        let set = text
+            .parse::<LogFilter>()
+            .and_then(|LogFilter(targets)| self.filter.reload(targets).map_err(|error| error.to_string()));
+        if let Err(error) = set {
+            tracing::warn!("the log filter stays unchanged: {error}");
+        }
+        let format = match self.asked_format.unwrap_or(format) {
+            LogFormat::Auto if is_journal() => LogFormat::Journal,
+            LogFormat::Auto => LogFormat::Text,
+            format => format,
+        };
+        *self.format.lock().unwrap_or_else(PoisonError::into_inner) = format;
+        *IN_FORCE.lock().unwrap_or_else(PoisonError::into_inner) = Some((text.to_owned(), format));
+    }
+}
+
+/// Writes an event in the form in force.
+struct LineFormat {
+    form: Arc<Mutex<LogFormat>>,
+    text: Format<Full, SystemTime>,
+}
+
+impl<S, N> FormatEvent<S, N> for LineFormat
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut out: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let form = *self.form.lock().unwrap_or_else(PoisonError::into_inner);
+        match form {
+            LogFormat::Auto | LogFormat::Text => self.text.format_event(context, out, event),
+            LogFormat::Journal => {
+                let level = *event.metadata().level();
+                write!(out, "<{}>{level} ", priority(level))?;
+                context.format_fields(out.by_ref(), event)?;
+                writeln!(out)
+            }
+            LogFormat::Json => writeln!(out, "{}", json_line(event)?),
+        }
+    }
+}
+
+/// A line of JSON.
+#[derive(Serialize)]
+struct JsonLine<'a> {
+    timestamp: String,
+    level: String,
+    target: &'a str,
+    message: String,
+    #[serde(skip_serializing_if = "serde_json::Map::is_empty")]
+    fields: serde_json::Map<String, serde_json::Value>,
+}
+
+fn json_line(event: &Event<'_>) -> Result<String, fmt::Error> {
+    let metadata = event.metadata();
+    let mut timestamp = String::new();
+    SystemTime.format_time(&mut Writer::new(&mut timestamp))?;
+    let mut line = JsonLine {
+        timestamp,
+        level: metadata.level().as_str().to_ascii_lowercase(),
+        target: metadata.target(),
+        message: String::new(),
+        fields: serde_json::Map::new(),
+    };
+    event.record(&mut line);
+    let mut text = Vec::new();
+    json::write(&mut text, &line).map_err(|_| fmt::Error)?;
+    String::from_utf8(text).map_err(|_| fmt::Error)
+}
+
+impl JsonLine<'_> {
+    fn add(&mut self, field: &Field, value: impl Into<serde_json::Value>) {
+        self.fields.insert(field.name().to_owned(), value.into());
+    }
+}
+
+impl Visit for JsonLine<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        match field.name() {
+            "message" => self.message = format!("{value:?}"),
+            _ => self.add(field, format!("{value:?}")),
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "message" => self.message = value.to_owned(),
+            _ => self.add(field, value),
+        }
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field, value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field, value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field, value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LineFormat, LogFilter, LogFormat};
+    use std::io;
+    use std::sync::{Arc, Mutex};
+    use tracing::Level;
+    use tracing_subscriber::filter::LevelFilter;
+    use tracing_subscriber::fmt::format::Format;
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    fn filter(text: &str) -> LogFilter {
+        text.parse().unwrap_or_else(|error| panic!("{text}: {error}"))
+    }
+
+    #[test]
+    fn a_filter_is_a_level_or_levels_of_parts() {
+        for (text, ours, steer) in [
+            ("error", LevelFilter::ERROR, LevelFilter::ERROR),
+            ("warn", LevelFilter::WARN, LevelFilter::WARN),
+            ("warning", LevelFilter::WARN, LevelFilter::WARN),
+            ("Warning", LevelFilter::WARN, LevelFilter::WARN),
+            ("INFO", LevelFilter::INFO, LevelFilter::INFO),
+            ("off", LevelFilter::OFF, LevelFilter::OFF),
+            ("warn, metadata_steer=trace", LevelFilter::WARN, LevelFilter::TRACE),
+            ("metadata_steer=debug", LevelFilter::INFO, LevelFilter::DEBUG),
+            ("metadata_steer::ports=warning,debug", LevelFilter::DEBUG, LevelFilter::WARN),
+        ] {
+            let LogFilter(targets) = filter(text);
+            for (target, most) in [("metadata_user::agent", ours), ("metadata_steer::ports", steer)] {
+                for level in [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE] {
+                    assert_eq!(
+                        targets.would_enable(target, &level),
+                        level <= most,
+                        "{text}: {target} {level}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_with_the_list_of_levels() {
+        for text in ["", "verbose", "warnings", "metadata_steer", "info,verbose", "metadata_steer=loud", "3"]
+        {
+            let error = text.parse::<LogFilter>().expect_err(text);
+            assert!(error.contains("off, error, warn, info, debug, trace"), "{text}: {error}");
+        }
+        for text in ["info,warn", "a b=info", "=info", "[span]=info"] {
+            assert!(text.parse::<LogFilter>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_kubernetes_client_is_silent_unless_it_is_named() {
+        for (text, is_heard) in [("trace", false), ("info,kube_client=debug", true)] {
+            let LogFilter(targets) = filter(text);
+            assert_eq!(targets.would_enable("kube_client::client", &Level::ERROR), is_heard, "{text}");
+        }
+    }
+
+    /// Collects what is logged.
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().expect("no panic").extend(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn logged(form: LogFormat, events: impl FnOnce()) -> String {
+        let (sink, form) = (Sink::default(), Arc::new(Mutex::new(form)));
+        let writer = sink.clone();
+        let layer = tracing_subscriber::fmt::layer()
+            .event_format(LineFormat { form, text: Format::default().with_target(false) })
+            .with_writer(move || writer.clone())
+            .with_ansi(false);
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
+        String::from_utf8(sink.0.lock().expect("no panic").clone()).expect("text")
+    }
+
+    #[test]
+    fn the_journal_gets_priorities_and_no_second_time() {
+        let text = logged(LogFormat::Journal, || {
+            tracing::error!("a");
+            tracing::warn!(port = 1, "b");
+            tracing::info!("c");
+            tracing::debug!("d");
+        });
+        assert_eq!(text, "<3>ERROR a\n<4>WARN b port=1\n<6>INFO c\n<7>DEBUG d\n");
+    }
+
+    #[test]
+    fn a_line_of_json_has_its_fields_and_nothing_that_a_terminal_obeys() {
+        let text = logged(LogFormat::Json, || {
+            tracing::warn!(port = "tap\u{9b}0\n", frames = 7, is_new = true, "it is \"gone\"");
+            tracing::info!("plain");
+        });
+        let lines: Vec<_> = text.lines().collect();
+        let [warning, plain] = lines[..] else { panic!("two lines expected: {text}") };
+        assert!(warning.contains(r"tap\u009b0\n"), "{warning}");
+        let mut value: serde_json::Value = serde_json::from_str(warning).expect("JSON");
+        let timestamp = value["timestamp"].take();
+        assert!(
+            timestamp.as_str().is_some_and(|time| time.contains('T') && time.ends_with('Z')),
+            "{timestamp}"
+        );
+        let expected = serde_json::json!({
+            "timestamp": null,
+            "level": "warn",
+            "target": module_path!(),
+            "message": "it is \"gone\"",
+            "fields": {"port": "tap\u{9b}0\n", "frames": 7, "is_new": true},
+        });
+        assert_eq!(value, expected);
+        let value: serde_json::Value = serde_json::from_str(plain).expect("JSON");
+        assert_eq!((value["message"].as_str(), value.get("fields")), (Some("plain"), None));
+    }
+}
