@@ -12,3 +12,5 @@ mod ignition;
 mod net_utils;
 #[path = "guest_agents/node.rs"]
 mod node;
+#[path = "guest_agents/tools.rs"]
+mod tools;

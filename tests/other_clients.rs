@@ -118,6 +118,173 @@ fn azures_identity_library_gets_the_managed_identitys_token() {
     assert_eq!(answer, json!({"token": token(), "expired": false}));
 }
 
+/// A record with what clients of EC2 and Linode read: a second NIC, a public address, IPv6, tags and credentials.
+fn widen(record: &mut Value) {
+    record["serve"] = json!({"imdsv2": "required"});
+    record["vm"]["ec2_id"] = "i-0f5e8a1b2c3d4e5f6".into();
+    record["vm"]["numeric_id"] = 12_345.into();
+    record["image"] = json!({"id": "ami-00000001"});
+    record["instance_type"] = "std.small".into();
+    record["metadata"] = json!({"role": "web"});
+    record["labels"] = json!(["web", "front"]);
+    record["credentials"]["iam"] = json!({
+        "role": "app",
+        "access_key_id": "AKIDEXAMPLE",
+        "secret_access_key": "sk-example",
+        "session_token": "st-example",
+        "expires": LATER,
+        "updated": "2026-01-01T00:00:00Z",
+    });
+    let nics = record["network"]["nics"].as_array_mut().expect("a list");
+    nics[0]["addresses"][0]["public"] = "203.0.113.7".into();
+    let v6 = json!({"method": "static", "address": "2001:db8::7/64", "gateway": "fe80::1"});
+    nics[0]["addresses"].as_array_mut().expect("a list").push(v6);
+    nics.push(json!({
+        "id": "n1",
+        "name": "eth1",
+        "mac": "52:54:00:6a:00:07",
+        "role": "private",
+        "network_id": "inner",
+        "addresses": [{"method": "static", "address": "192.168.7.5/24"}],
+    }));
+}
+
+#[test]
+fn ec2_metadata_reads_every_name_that_it_knows() {
+    let Some(answer) = answer_to(include_str!("clients/ec2_metadata.py"), widen) else { return };
+    let identity = Identity::of(0);
+    let fqdn = format!("{}.lab.internal", identity.hostname);
+    let mut expected = json!({
+        "account_id": "000000000000",
+        "ami_id": "ami-00000001",
+        "ami_launch_index": 0,
+        "ami_manifest_path": "(unknown)",
+        "availability_zone": "local-a",
+        "availability_zone_id": null,
+        "autoscaling": null,
+        "domain": "amazonaws.com",
+        "iam": "AKIDEXAMPLE",
+        "iam_name": "app",
+        "instance_action": "none",
+        "instance_id": "i-0f5e8a1b2c3d4e5f6",
+        "instance_life_cycle": "on-demand",
+        "instance_type": "std.small",
+        "kernel_id": null,
+        "mac": identity.mac.to_string(),
+        "partition": "aws",
+        "private_hostname": fqdn,
+        "private_ipv4": identity.address.to_string(),
+        "public_hostname": fqdn,
+        "public_ipv4": "203.0.113.7",
+        "public_keys": {"default": identity.ssh_key},
+        "region": "local",
+        "reservation_id": "r-",
+        "security_groups": ["default"],
+        "spot": null,
+        "tags": {"role": "web"},
+        "user_data": identity.user_data,
+        "nics": {},
+    });
+    let (own, group) = (identity.address.to_string(), json!(["default"]));
+    let networks = json!(["10.0.0.0/16", "192.168.7.0/24"]);
+    let of_vpc = json!({
+        "owner_id": "000000000000",
+        "private_hostname": fqdn,
+        "id": "eni-",
+        "ipv6_prefix": [],
+        "public_hostname": null,
+        "security_groups": group,
+        "security_group_ids": 1,
+        "subnet_id": "subnet-",
+        "vpc_id": "vpc-",
+        "vpc_ipv4_cidr_block": "10.0.0.0/16",
+        "vpc_ipv4_cidr_blocks": networks,
+        "vpc_ipv6_cidr_blocks": ["2001:db8::/64"],
+    });
+    let first = json!({
+        "device_number": 0,
+        "ipv4_associations": {"203.0.113.7": [own]},
+        "ipv6s": ["2001:db8::7"],
+        "private_ipv4s": [own],
+        "public_ipv4s": ["203.0.113.7"],
+        "subnet_ipv4_cidr_block": "10.0.0.0/16",
+        "subnet_ipv6_cidr_blocks": ["2001:db8::/64"],
+    });
+    let second = json!({
+        "device_number": 1,
+        "ipv4_associations": {},
+        "ipv6s": [],
+        "private_ipv4s": ["192.168.7.5"],
+        "public_ipv4s": [],
+        "subnet_ipv4_cidr_block": "192.168.7.0/24",
+        "subnet_ipv6_cidr_blocks": [],
+    });
+    for (mac, nic) in [(identity.mac.to_string(), first), ("52:54:00:6a:00:07".to_owned(), second)] {
+        let mut members = of_vpc.clone();
+        members.as_object_mut().expect("an object").extend(nic.as_object().expect("an object").clone());
+        expected["nics"][mac] = members;
+    }
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn linodes_library_reads_instance_network_keys_and_user_data() {
+    let Some(answer) = answer_to(include_str!("clients/linode.py"), widen) else { return };
+    let identity = Identity::of(0);
+    let specs = json!({"disk": 0, "gpus": 0, "memory": 0, "transfer": 0, "vcpus": 0});
+    let instance = json!({
+        "backups": {"enabled": false, "status": null},
+        "host_uuid": identity.instance_id,
+        "id": 12_345,
+        "label": identity.hostname,
+        "region": "local",
+        "specs": specs,
+        "tags": ["web", "front"],
+        "type": "std.small",
+    });
+    let network = json!({
+        "interfaces": [
+            {"ipam_address": null, "label": "lab", "purpose": "public"},
+            {"ipam_address": "192.168.7.5/24", "label": "inner", "purpose": "vlan"},
+        ],
+        "ipv4": {
+            "private": [format!("{}/32", identity.address), "192.168.7.5/32"],
+            "public": ["203.0.113.7/32"],
+            "shared": [],
+        },
+        "ipv6": {
+            "link_local": "fe80::5054:ff:fe69:0/128",
+            "ranges": [],
+            "shared_ranges": [],
+            "slaac": "2001:db8::7/128",
+        },
+    });
+    let keys = json!({"root": [identity.ssh_key]});
+    let expected = json!({
+        "instance": instance,
+        "network": network,
+        "keys": keys,
+        "user_data": identity.user_data,
+    });
+    assert_eq!(answer, expected);
+}
+
+#[test]
+fn cloud_detect_finds_each_of_its_clouds() {
+    let Some(answer) = answer_to(include_str!("clients/detect.py"), widen) else { return };
+    // The library asks AliYun for a path that AliYun does not have either.
+    let expected = json!({
+        "alibaba": false,
+        "aws": true,
+        "azure": true,
+        "do": true,
+        "gcp": true,
+        "oci": true,
+        "vultr": true,
+    });
+    assert_eq!(answer, expected);
+}
+
 /// Runs `test` with a guest and its agent, for clients installed on the machine.
 fn with_guest(test: impl FnOnce(&Guest)) {
     if !privileged::or_skip() {

@@ -26,8 +26,8 @@ const MORE: &str = include_str!("vectors/more.jsonl");
 /// Requests whose answers are signed. Instead of a signature the answer has what is signed.
 const IDENTITY: &str = include_str!("vectors/identity.jsonl");
 const SYSTEMD: &str = include_str!("vectors/systemd.jsonl");
-/// Requests of clients that no registry has: Alpine's tiny-cloud, the CNI plugins of AWS and Alibaba, NixOS, OpenBSD's
-/// cloud-agent; and paths that only vendors' documentation has.
+/// Requests of clients that no registry has: Alpine's tiny-cloud, Talos, the CNI plugins of AWS and Alibaba, NixOS,
+/// OpenBSD's cloud-agent; and paths and forms that only vendors' documentation has.
 const CLIENTS: &str = include_str!("vectors/clients.jsonl");
 const AZURE_AGENT: &str = include_str!("vectors/azure_agent.jsonl");
 /// Virtual time within which every answer arrives. One that waits for a signature is asked for again after 2 s, because
@@ -121,7 +121,7 @@ fn systemds_client_gets_an_answer_for_each_key_of_its_table() {
 
 #[test]
 fn clients_of_other_distributions_get_the_forms_that_they_read() {
-    vectors::run(CLIENTS, vm).expect("vectors").assert(49);
+    vectors::run(CLIENTS, vm).expect("vectors").assert(147);
 }
 
 #[test]

@@ -34,7 +34,7 @@ pub(super) const CLOUDS: &[Cloud] = &[
             ("PRIVATE_IPV4_0", "10.0.16.7/32"),
             ("PRIVATE_IPV4_1", "192.168.7.5/32"),
             ("IPV6_SLAAC", "2001:db8::7/128"),
-            ("IPV6_LINK_LOCAL", ""),
+            ("IPV6_LINK_LOCAL", "fe80::5054:ff:fe69:7/128"),
         ],
         hostname: None,
     },

@@ -1,4 +1,7 @@
-//! Akamai (Linode): JSON documents and user-data for requests with a token.
+//! Akamai (Linode): documents and user-data for requests with a token.
+//!
+//! A document is text, one `name: value` a line, unless the request accepts JSON: so is the token, which is a list of one
+//! string in JSON. User-data is text in any case.
 //!
 //! cloud-init (`DataSourceAkamai.py`) drops both keys and user-data on any error. So user-data always exists and may
 //! be empty. A request for `/v1/user-data` without a token gets NoCloud's user-data.
@@ -6,6 +9,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::net::Ipv6Addr;
 use std::sync::LazyLock;
 
 use base64::Engine as _;
@@ -13,10 +17,10 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
 use super::addresses::{Version, given, known, labels, public_keys};
-use super::sheet::{Sheet, TEXT};
+use super::sheet::{JSON, Sheet, TEXT};
 use super::{Access, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Method, Response, Status};
+use crate::http::{Method, Request, Response, Status};
 use crate::record::vm::Payload;
 use crate::record::{self, Record, Role};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
@@ -30,10 +34,10 @@ pub(super) static DIALECT: Description = Description::new(
         Mount::open("/v1/ssh-keys").needs(Access::Token(TOKEN)),
         Mount::open("/v1/user-data").needs(Access::Token(TOKEN)),
     ],
-    "`DataSourceAkamaiLocal`; Afterburn",
+    "`DataSourceAkamaiLocal`; Afterburn; linode-metadata",
     render,
 )
-.remark("`PUT /v1/token`");
+.remark("`PUT /v1/token`; text, or JSON with `Accept: application/json`");
 
 const TOKEN: &str = "Metadata-Token";
 const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";
@@ -56,8 +60,10 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         ("/v1/network", network(record)),
         ("/v1/ssh-keys", json!({ "users": users(record) })),
     ] {
-        let response = sheet.json(&document);
-        sheet.guarded(path, &*HAS_TOKEN, response);
+        let mut lines = String::new();
+        flatten("", &document, &mut lines);
+        let forms = Forms { text: sheet.found(TEXT, lines), json: sheet.json(&document) };
+        sheet.live(path, Methods::READ, &*HAS_TOKEN, forms);
     }
     let user_data = match record.user_data.as_ref().map(Payload::bytes) {
         None => sheet.found(TEXT, ""),
@@ -90,6 +96,15 @@ fn instance(record: &Record) -> Value {
     })
 }
 
+/// Returns the first NIC's link-local address as IPv6 derives it from the MAC (RFC 4291 appendix A). Talos makes the
+/// gateway from its first group and refuses the network without one.
+fn link_local(record: &Record) -> String {
+    let Some((.., mac)) = given(&record.network).next() else { return String::new() };
+    let [a, b, c, d, e, f] = mac.0.0;
+    let identifier = [a ^ 2, b, c, 0xff, 0xfe, d, e, f];
+    format!("{}/128", Ipv6Addr::from(0xfe80 << 112 | u128::from(u64::from_be_bytes(identifier))))
+}
+
 /// Returns NICs and addresses. Afterburn needs every member, so lists may be empty.
 fn network(record: &Record) -> Value {
     let (mut interfaces, mut public, mut private, mut v6) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -116,7 +131,7 @@ fn network(record: &Record) -> Value {
         "interfaces": interfaces,
         "ipv4": { "private": private, "public": public, "shared": [] },
         "ipv6": {
-            "link_local": "",
+            "link_local": link_local(record),
             "slaac": v6.next().unwrap_or_default(),
             "ranges": v6.collect::<Vec<_>>(),
             "shared_ranges": [],
@@ -136,6 +151,54 @@ fn users(record: &Record) -> Value {
     users.into()
 }
 
+/// Writes a document as lines: the names of nested members joined by dots, the items of a list under its own name, those
+/// that are objects by their number. Unknown values have no line.
+fn flatten(name: &str, value: &Value, lines: &mut String) {
+    let joined = |member: &str| if name.is_empty() { member.to_owned() } else { format!("{name}.{member}") };
+    match value {
+        Value::Object(members) => {
+            members.iter().for_each(|(member, value)| flatten(&joined(member), value, lines));
+        }
+        Value::Array(items) => {
+            for (n, item) in items.iter().enumerate() {
+                let numbered = item.is_object().then(|| joined(&n.to_string()));
+                flatten(numbered.as_deref().unwrap_or(name), item, lines);
+            }
+        }
+        Value::Null => {}
+        Value::String(text) if text.is_empty() => {}
+        Value::String(text) => *lines += &format!("{name}: {text}\n"),
+        Value::Bool(_) | Value::Number(_) => *lines += &format!("{name}: {value}\n"),
+    }
+}
+
+/// Returns whether the request accepts JSON. It gets text otherwise.
+fn accepts_json(request: &Request<'_>) -> bool {
+    let accepted = request.headers.get("Accept").unwrap_or_default();
+    accepted.split(|byte| *byte == b',').any(|entry| {
+        let kind = entry.split(|byte| *byte == b';').next().unwrap_or_default();
+        kind.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes())
+    })
+}
+
+/// A document in both of its forms.
+#[derive(Debug)]
+struct Forms {
+    text: Response,
+    json: Response,
+}
+
+impl Live for Forms {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        let form = if accepts_json(call.request) { &self.json } else { &self.text };
+        form.clone().into()
+    }
+
+    fn about(&self) -> &'static str {
+        "the document as text, or as JSON if the request accepts it"
+    }
+}
+
 /// Issues session tokens.
 #[derive(Debug)]
 struct Mint {
@@ -150,7 +213,11 @@ impl Live for Mint {
         let vm = call.vm;
         let token = vm.keyring.mint(Kind::Akamai, &vm.owner, seconds, call.now.unix_seconds);
         let fields = [(EXPIRY, &*seconds.to_string())];
-        Response::new(Status(200), Some(TEXT), &fields, token).within(self.hop_limit).into()
+        let (kind, body) = match accepts_json(call.request) {
+            true => (JSON, json!([token]).to_string()),
+            false => (TEXT, token),
+        };
+        Response::new(Status(200), Some(kind), &fields, body).within(self.hop_limit).into()
     }
 
     fn about(&self) -> &'static str {

@@ -31,7 +31,7 @@ use crate::dialect::json::json;
 use crate::http::{Body, Response, Status};
 use crate::record::Record;
 use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
-use query::{Format, Query};
+use query::{Format, Parameters, Query};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -39,11 +39,11 @@ pub(super) static DIALECT: Description = Description::new(
         Mount::open("/").at(Host::Wireserver),
         Mount::open("/").at(Host::HostPlugin),
     ],
-    "`DataSourceAzure`; azure-identity; systemd-imdsd; WALinuxAgent 2.2.47, 2.7.3 and 2.12",
+    "`DataSourceAzure`; azure-identity; ohai; systemd-imdsd; WALinuxAgent 2.2.47, 2.7.3 and 2.12",
     render,
 )
 .remark(
-    "`instance`, `versions`, `scheduledevents`, `identity/oauth2/token`; `attested/document` with \
+    "`instance`, `versions`, `loadbalancer`, `scheduledevents`, `identity/oauth2/token`; `attested/document` with \
      `identity.certificate`; the wireserver and its host plug-in",
 );
 
@@ -51,7 +51,7 @@ pub(super) static DIALECT: Description = Description::new(
 const DOCUMENT: &str = "application/json; charset=utf-8";
 
 /// Versions of the interface, newest last. Any date from the first one on is accepted.
-const VERSIONS: [&str; 33] = [
+const VERSIONS: [&str; 35] = [
     "2017-03-01",
     "2017-04-02",
     "2017-08-01",
@@ -84,11 +84,14 @@ const VERSIONS: [&str; 33] = [
     "2021-12-13",
     "2023-07-01",
     "2023-11-15",
+    "2024-03-15",
+    "2024-07-17",
     "2025-04-07",
 ];
 
 static VERSIONS_DOCUMENT: LazyLock<Bytes> =
     LazyLock::new(|| json!({ "apiVersions": VERSIONS.as_slice() }).to_string().into());
+const NO_BALANCER: &str = r#"{"error":"No load balancer metadata is found. Check if your virtual machine is using any nonbasic SKU load balancer and retry later."}"#;
 const NO_EVENTS: &str = r#"{"DocumentIncarnation":1,"Events":[]}"#;
 
 static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
@@ -114,6 +117,23 @@ fn error(document: &Value) -> Response {
     Response::new(Status(400), Some(JSON), &[], document.to_string())
 }
 
+/// Answers for `/metadata/loadbalancer` what Azure does for a VM without a load balancer.
+#[derive(Debug)]
+struct NoBalancer;
+
+impl Live for NoBalancer {
+    fn answer(&self, call: &Call<'_>) -> Outcome {
+        match Parameters::parse(call.request.target.query) {
+            Ok(_) => Response::new(Status(404), Some(JSON), &[], NO_BALANCER).into(),
+            Err(refused) => refused.into(),
+        }
+    }
+
+    fn about(&self) -> &'static str {
+        "the VM has no load balancer"
+    }
+}
+
 /// Returns the subscription of a VM.
 fn subscription(record: &Record) -> String {
     format!("00000000-0000-0000-0000-{}", record.vm.project.account)
@@ -137,6 +157,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.guarded("/metadata/versions", &*GUARDS, versions);
     let events = sheet.found(DOCUMENT, NO_EVENTS);
     sheet.guarded("/metadata/scheduledevents", &*GUARDS, events);
+    sheet.live("/metadata/loadbalancer", Methods::READ, &*GUARDS, NoBalancer);
     let instance = Instance {
         document: sheet.document(&instance::whole(record)),
         unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),

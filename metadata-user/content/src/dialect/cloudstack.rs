@@ -49,10 +49,11 @@ fn tree(record: &Record, sheet: &mut Sheet<'_>) {
     let local = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address.to_string());
     let public = first.and_then(|nic| nic.public_ipv4().next()).map(|address| address.to_string());
     let keys: Vec<&str> = record.ssh_keys.iter().map(|key| key.key.as_str()).collect();
+    let mut absent = Vec::new();
     let mut known = |path, text: Option<String>| match text {
         Some(text) => leaves.push((path, text)),
         // Served but not listed: Afterburn requests each by name, retries a 404 for 40 s and then gives up.
-        None => sheet.text(path, ""),
+        None => absent.push((path, String::new())),
     };
     known("/latest/meta-data/local-ipv4", local);
     known("/latest/meta-data/public-hostname", public.as_ref().map(|_| record.hostname.short.to_string()));
@@ -63,8 +64,11 @@ fn tree(record: &Record, sheet: &mut Sheet<'_>) {
 
     let names: Vec<&str> = leaves.iter().filter_map(|(path, _)| path.rsplit('/').next()).collect();
     sheet.text("/latest/meta-data", names.join("\n"));
-    for (path, text) in leaves {
-        sheet.text(path, text);
+    for (path, text) in leaves.into_iter().chain(absent) {
+        let response = sheet.found(TEXT, text);
+        // CloudStack's documentation names the leaf without `meta-data`. Its virtual router serves both.
+        sheet.open(path.replacen("/meta-data", "", 1), response.clone());
+        sheet.open(path, response);
     }
     sheet.text("/latest", if record.user_data.is_some() { "meta-data\nuser-data" } else { "meta-data" });
     if let Some(user_data) = &record.user_data {

@@ -30,7 +30,7 @@ use crate::store::{Call, Live, Methods, Outcome};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open(WHOLE).waits(Duration::from_millis(1_500)), Mount::open("/metadata/v1")],
-    "`DataSourceDigitalOcean`, `DataSourceUpCloudLocal`",
+    "`DataSourceDigitalOcean`, `DataSourceUpCloudLocal`; ohai",
     render,
 );
 

@@ -17,7 +17,7 @@ mod tree;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
@@ -35,7 +35,7 @@ use tree::Tree;
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest").needs(Access::Imdsv2(TOKEN))],
-    "cloud-init 22.4 booted; `DataSourceEc2Local`; botocore; systemd-imdsd",
+    "cloud-init 22.4 booted; `DataSourceEc2Local`; botocore; ec2-metadata; ohai; systemd-imdsd",
     render,
 )
 .also_for(&[record::Dialect::OpenStack, record::Dialect::Eve])
@@ -141,6 +141,9 @@ fn network(record: &Record, tree: &mut Tree<'_, '_>) {
         for (name, value) in interface(record, n, nic) {
             tree.text(format!("{directory}/{name}"), value);
         }
+        for (public, own) in associations(nic) {
+            tree.text(format!("{directory}/ipv4-associations/{public}"), own.join("\n"));
+        }
     }
 }
 
@@ -179,6 +182,20 @@ fn interface(record: &Record, number: usize, nic: &Nic) -> Vec<(&'static str, St
         ("vpc-ipv6-cidr-blocks", lines(vpc6)),
     ];
     values.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+}
+
+/// Returns the NIC's own addresses by the public address that is translated to them.
+fn associations(nic: &Nic) -> BTreeMap<IpAddr, Vec<String>> {
+    let mut associations: BTreeMap<IpAddr, Vec<String>> = BTreeMap::new();
+    for entry in &nic.addresses {
+        if let (Some(public), Some(own)) = (entry.public, entry.address)
+            && public.0.is_ipv4()
+            && own.address.is_ipv4()
+        {
+            associations.entry(public.0).or_default().push(own.address.to_string());
+        }
+    }
+    associations
 }
 
 /// Adds the keys. `public-keys/` lists `0=name` for the leaf `0/openssh-key`.

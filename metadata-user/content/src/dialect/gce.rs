@@ -44,7 +44,7 @@ use view::{Etag, TreeView, View};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/computeMetadata").needs(Access::Field("Metadata-Flavor", "Google"))],
-    "`DataSourceGCELocal`; google-auth; systemd-imdsd",
+    "`DataSourceGCELocal`; google-auth; ohai; systemd-imdsd",
     render,
 )
 .remark("`recursive`, `alt`, `wait_for_change`, guest attributes");

@@ -33,7 +33,8 @@ pub(super) static DIALECT: Description = Description::new(
 );
 
 fn render(record: &Record, sheet: &mut Sheet<'_>) {
-    let network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
+    let mut network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
+    name_families(&mut network_config);
     let networks = sheet.found(YAML, yaml::document(&private_networks(record)));
     sheet.open("/hetzner/v1/metadata/private-networks", networks);
     let config = sheet.found(YAML, yaml::document(&network_config));
@@ -53,6 +54,19 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let whole = whole(record, document, sheet);
     let leaves = Walk::of(sheet.document(&leaves.into())).with_whole(whole);
     sheet.live_below("/hetzner/v1/metadata", Methods::READ, &[], leaves);
+}
+
+/// Names the subnets as Hetzner does: a family is a member of its own, and a static subnet of either is `static`. Talos
+/// takes no other names, and asks for no lease without `ipv4`.
+fn name_families(network_config: &mut Value) {
+    let devices = network_config["config"].as_array_mut().into_iter().flatten();
+    for subnet in devices.filter_map(|device| device.get_mut("subnets")?.as_array_mut()).flatten() {
+        match subnet["type"].as_str() {
+            Some("dhcp" | "static") => subnet["ipv4"] = true.into(),
+            Some("static6") => subnet["type"] = "static".into(),
+            _ => {}
+        }
+    }
 }
 
 /// Returns the members that also exist as leaves.

@@ -31,7 +31,7 @@ pub(super) static DIALECT: Description = Description::new(
         Mount::open("/user_data").at(Host::Scaleway).needs(Access::LowPort),
         Mount::open("/vendor_data").at(Host::Scaleway).needs(Access::LowPort),
     ],
-    "`DataSourceScaleway`; systemd-imdsd",
+    "`DataSourceScaleway`; ohai; systemd-imdsd",
     render,
 )
 .remark("`/conf`, `PATCH /state`");
@@ -57,10 +57,15 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     let leased = leases.map(|(_, nic, _)| nic.eni_id().unwrap_or_default());
     let conf = Conf { response: json, old: once, shell: sheet.found(TEXT, shell), leased };
     sheet.live("/conf", Methods::READ, &[], conf);
-    for (path, payload) in [("/user_data", &record.user_data), ("/vendor_data", &record.vendor_data)] {
+    let keys = if record.user_data.is_some() { json!(["cloud-init"]) } else { json!([]) };
+    let keys = sheet.json(&json!({ "user_data": keys })).and_close();
+    for (path, payload, keys) in [
+        ("/user_data", &record.user_data, Some(sheet.share(keys))),
+        ("/vendor_data", &record.vendor_data, None),
+    ] {
         let response = response(payload.as_ref(), sheet).and_close();
         let response = sheet.share(response);
-        sheet.live_below(path, Methods::READ, &[], ForRoot { response });
+        sheet.live_below(path, Methods::READ, &[], ForRoot { response, keys });
     }
     sheet.live("/state", Methods::of(&[Verb::Patch]), &[], State);
 }
@@ -82,34 +87,42 @@ struct Conf {
     leased: Option<String>,
 }
 
-/// The start of the list of addresses. It cannot be part of a string, where quotes are escaped.
-const ADDRESSES: &[u8] = b"\"public_ips\":[";
+/// The starts of the lists of addresses in which a lease belongs, in the order of the document. They cannot be part of a
+/// string, where quotes are escaped.
+const ADDRESSES: [&[u8]; 2] = [b"\"public_ips\":[", b"\"public_ips_v4\":["];
 
 impl Live for Conf {
     fn answer(&self, call: &Call<'_>) -> Outcome {
-        let mut query = form_urlencoded::parse(call.request.target.query.as_bytes());
-        if !query.any(|(name, value)| name == "format" && value.eq_ignore_ascii_case("json")) {
+        if !asks_for_json(call) {
             return self.shell.clone().into();
         }
         let is_cloud_init = client::cloud_init(call.request).is_some();
         let old = if is_cloud_init { Bytes::from_static(NO_OLD_ADDRESSES) } else { self.old.clone() };
         let document = self.response.body().to_bytes();
         let mut parts = vec![old.slice(..old.len() - 1), Bytes::from_static(b",")];
-        let at = document.windows(ADDRESSES.len()).position(|part| part == ADDRESSES);
-        match (self.lease(call), at.map(|at| at + ADDRESSES.len())) {
-            (Some(lease), Some(at)) => {
+        let mut written = 1;
+        if let Some(lease) = self.lease(call) {
+            let lease = Bytes::from(lease.to_string().into_bytes());
+            for start in ADDRESSES {
+                let Some(at) = document.windows(start.len()).position(|part| part == start) else { continue };
+                let at = at + start.len();
                 let comma: &[u8] = if document[at..].starts_with(b"]") { b"" } else { b"," };
-                let lease = lease.to_string().into_bytes().into();
-                parts.extend([document.slice(1..at), lease, Bytes::from_static(comma), document.slice(at..)]);
+                parts.extend([document.slice(written..at), lease.clone(), Bytes::from_static(comma)]);
+                written = at;
             }
-            _ => parts.push(document.slice(1..)),
         }
+        parts.push(document.slice(written..));
         Response::new(Status(200), Some(JSON), &[], Body::join(parts)).into()
     }
 
     fn about(&self) -> &'static str {
         "the document; for cloud-init, with addresses in public_ips only"
     }
+}
+
+fn asks_for_json(call: &Call<'_>) -> bool {
+    let mut query = form_urlencoded::parse(call.request.target.query.as_bytes());
+    query.any(|(name, value)| name == "format" && value.eq_ignore_ascii_case("json"))
 }
 
 impl Conf {
@@ -185,7 +198,9 @@ fn addresses_of_old(record: &Record) -> Value {
             Value::Null,
             |address| json!({ "address": address, "dynamic": false, "id": nic.eni_id() }),
         );
-        if let Some((address, cidr)) = known(nic, Version::V6).next() {
+        // Without a gateway, Talos refuses the document.
+        let mut routed = known(nic, Version::V6).filter(|(address, _)| address.gateway.is_some());
+        if let Some((address, cidr)) = routed.next() {
             v6 = json!({
                 "address": cidr.address.to_string(),
                 "gateway": gateway(address),
@@ -212,6 +227,10 @@ fn response(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
 fn conf(record: &Record) -> Value {
     let keys = record.ssh_keys.iter().map(|key| json!({ "fingerprint": "", "key": key.key.as_str() }));
     let zone = record.placement.zone.as_str();
+    let addresses = given(&record.network).next().map_or_else(Vec::new, |(_, nic, _)| addresses(nic));
+    let of = |family: &str| {
+        addresses.iter().filter(|entry| entry["family"] == family).cloned().collect::<Vec<_>>()
+    };
     json!({
         "commercial_type": record.instance_type(),
         "hostname": record.hostname.short.as_str(),
@@ -221,7 +240,10 @@ fn conf(record: &Record) -> Value {
         "organization": record.vm.project.account.as_str(),
         "private_nics": [],
         "project": record.vm.project.id.as_str(),
-        "public_ips": given(&record.network).next().map_or_else(Vec::new, |(_, nic, _)| addresses(nic)),
+        // Talos asks for a lease only if it finds an address here.
+        "public_ips_v4": of("inet"),
+        "public_ips_v6": of("inet6"),
+        "public_ips": addresses,
         "ssh_public_keys": keys.collect::<Vec<_>>(),
         "tags": labels(record),
         "volumes": {},
@@ -267,6 +289,8 @@ fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
 #[derive(Debug)]
 struct ForRoot {
     response: Response,
+    /// The list of keys in JSON, of which Scaleway's library asks at the path of user-data.
+    keys: Option<Response>,
 }
 
 impl Live for ForRoot {
@@ -274,6 +298,7 @@ impl Live for ForRoot {
         let (_, port) = call.connection.remote;
         match call.rest {
             _ if port >= FIRST_OPEN_PORT => Response::error(Status(403), &[]).into(),
+            "" if let Some(keys) = self.keys.as_ref().filter(|_| asks_for_json(call)) => keys.clone().into(),
             "" | "/cloud-init" => self.response.clone().into(),
             _ => Response::error(Status(404), &[]).and_close().into(),
         }

@@ -20,7 +20,7 @@ fn put(responses: &Responses, fields: &[(&str, &str)]) -> Response {
 }
 
 fn get(responses: &Responses, path: &str, token: &str) -> Response {
-    ask_with(responses, Method::Get, path, &[("Metadata-Token", token)], b"")
+    ask_with(responses, Method::Get, path, &[("Metadata-Token", token), ("Accept", "application/json")], b"")
 }
 
 fn token(responses: &Responses) -> String {
@@ -128,4 +128,48 @@ fn unread_user_data_is_503() {
     record["user_data"] = json!({"source": {"file": "user-data"}});
     let responses = rendered(&record);
     assert_eq!(get(&responses, "/v1/user-data", &token(&responses)).status().0, 503);
+}
+
+#[test]
+fn a_document_is_text_unless_the_request_accepts_json() {
+    let mut record = full();
+    record["ssh_keys"] = json!([
+        {"name": "a", "key": "ssh-rsa A"},
+        {"name": "b", "key": "ssh-rsa B", "user": "alice"},
+        {"name": "c", "key": "ssh-rsa C"},
+    ]);
+    let responses = rendered(&record);
+    let token = token(&responses);
+    let answer = |name: &str, accepted: &str| {
+        let fields = [("Metadata-Token", token.as_str()), ("Accept", accepted)];
+        let answer = ask_with(&responses, Method::Get, &format!("/v1/{name}"), &fields, b"");
+        (answer.field("Content-Type").map(str::to_owned), answer.body().to_bytes())
+    };
+    let text = "users.alice: ssh-rsa B\nusers.root: ssh-rsa A\nusers.root: ssh-rsa C\n";
+    for accepted in ["", "*/*", "text/plain", "text/plain, */*;q=0.1", "application/jsonlines"] {
+        let (kind, body) = answer("ssh-keys", accepted);
+        assert_eq!(kind.as_deref(), Some("text/plain; charset=utf-8"), "{accepted}");
+        assert_eq!(body, text, "{accepted}");
+    }
+    for accepted in
+        ["application/json", "text/html, Application/JSON;q=0.9", "application/json;charset=utf-8"]
+    {
+        let (kind, body) = answer("ssh-keys", accepted);
+        assert_eq!(kind.as_deref(), Some("application/json"), "{accepted}");
+        assert!(serde_json::from_slice::<Value>(&body).is_ok(), "{accepted}");
+    }
+    let (_, body) = answer("network", "");
+    let lines = String::from_utf8(body.to_vec()).expect("text");
+    for line in ["interfaces.1.ipam_address: 192.168.7.5/24", "ipv4.public: 203.0.113.7/32"] {
+        assert!(lines.lines().any(|found| found == line), "{line}: {lines}");
+    }
+    let put = put(&responses, &[(EXPIRY, "300"), ("Accept", "application/json")]);
+    let token: Vec<String> = serde_json::from_slice(&put.body().to_bytes()).expect("a list");
+    assert_eq!(get(&responses, "/v1/instance", &token[0]).status().0, 200);
+}
+
+#[test]
+fn the_link_local_address_is_that_of_the_first_mac() {
+    let network = document(&full(), "network");
+    assert_eq!(network["ipv6"]["link_local"], json!("fe80::5054:ff:fe12:3456/128"));
 }

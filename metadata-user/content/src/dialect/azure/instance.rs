@@ -35,7 +35,7 @@ fn compute(record: &Record) -> Value {
     let image = |of: fn(&Image) -> &Option<Line>| {
         record.image.as_ref().and_then(|image| of(image).as_ref()).map_or("", Line::as_str)
     };
-    json!({
+    let mut document = json!({
         "azEnvironment": "AzurePublicCloud",
         "location": record.placement.region.as_str(),
         "name": record.vm.name.as_str(),
@@ -53,7 +53,9 @@ fn compute(record: &Record) -> Value {
         "publicKeys": record.ssh_keys.iter().map(|key| public_key(key, user)).collect::<Vec<_>>(),
         "publisher": image(|image| &image.publisher),
         "resourceGroupName": record.vm.project.id.as_str(),
+        "resourceId": resource_id(record),
         "sku": image(|image| &image.sku),
+        "storageProfile": storage(&image),
         "subscriptionId": super::subscription(record),
         "tags": tags.join(";"),
         "tagsList": record.metadata.0.iter().map(tag).collect::<Vec<_>>(),
@@ -62,6 +64,76 @@ fn compute(record: &Record) -> Value {
         "vmId": record.vm.uuid.as_str(),
         "vmSize": record.instance_type(),
         "zone": "",
+    });
+    add_inapplicable(&mut document);
+    document
+}
+
+/// Adds the members that records have nothing for. Azure includes them always, as empty strings.
+fn add_inapplicable(compute: &mut Value) {
+    for name in [
+        "customData",
+        "evictionPolicy",
+        "isHostCompatibilityLayerVm",
+        "licenseType",
+        "placementGroupId",
+        "platformSubFaultDomain",
+        "priority",
+        "vmScaleSetName",
+    ] {
+        compute[name] = "".into();
+    }
+    for (name, members) in [
+        ("additionalCapabilities", &["hibernationEnabled"][..]),
+        ("extendedLocation", &["name", "type"]),
+        ("host", &["id"]),
+        ("hostGroup", &["id"]),
+        ("plan", &["name", "product", "publisher"]),
+        ("securityProfile", &["encryptionAtHost", "secureBootEnabled", "securityType", "virtualTpmEnabled"]),
+        ("virtualMachineScaleSet", &["id"]),
+    ] {
+        compute[name] = members.iter().map(|member| ((*member).to_owned(), Value::from(""))).collect();
+    }
+}
+
+/// Returns the VM's id in Azure's form, from which Talos and Kubernetes make that of a node.
+fn resource_id(record: &Record) -> String {
+    format!(
+        "/subscriptions/{}/resourceGroups/{}/providers/Microsoft.Compute/virtualMachines/{}",
+        super::subscription(record),
+        record.vm.project.id,
+        record.vm.name
+    )
+}
+
+/// Returns the storage profile. Of the disks the service knows nothing.
+fn storage<'a>(image: &impl Fn(fn(&Image) -> &Option<Line>) -> &'a str) -> Value {
+    let (nothing, no_uri) = ("", || json!({ "uri": "" }));
+    json!({
+        "dataDisks": [],
+        "imageReference": {
+            "communityGalleryImageId": nothing,
+            "exactVersion": nothing,
+            "id": nothing,
+            "offer": image(|image| &image.offer),
+            "publisher": image(|image| &image.publisher),
+            "sharedGalleryImageId": nothing,
+            "sku": image(|image| &image.sku),
+            "version": image(|image| &image.version),
+        },
+        "osDisk": {
+            "caching": nothing,
+            "createOption": nothing,
+            "diffDiskSettings": { "option": nothing },
+            "diskSizeGB": nothing,
+            "image": no_uri(),
+            "managedDisk": { "id": nothing, "storageAccountType": nothing },
+            "name": nothing,
+            "osType": "Linux",
+            "vhd": no_uri(),
+            "writeAcceleratorEnabled": nothing,
+        },
+        "resourceDisk": { "size": "0" },
     })
 }
 

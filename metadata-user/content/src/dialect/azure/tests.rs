@@ -116,6 +116,34 @@ fn queries_that_azure_refuses_are_refused_with_a_reason() {
 }
 
 #[test]
+fn every_documented_member_of_compute_exists() {
+    let mut record = full();
+    record["vm"]["project"]["id"] = json!("group");
+    let compute = document(&get(&responses(&record), "/compute", ""));
+    for path in [
+        "azEnvironment additionalCapabilities/hibernationEnabled customData evictionPolicy extendedLocation/type",
+        "extendedLocation/name host/id hostGroup/id isHostCompatibilityLayerVm licenseType location name offer",
+        "osProfile/adminUsername osProfile/computerName osProfile/disablePasswordAuthentication osType",
+        "physicalZone placementGroupId plan/name plan/product plan/publisher platformUpdateDomain",
+        "platformFaultDomain platformSubFaultDomain priority provider publicKeys/0/keyData publisher",
+        "resourceGroupName resourceId sku securityProfile/secureBootEnabled securityProfile/virtualTpmEnabled",
+        "securityProfile/encryptionAtHost securityProfile/securityType storageProfile/imageReference/exactVersion",
+        "storageProfile/osDisk/managedDisk/id storageProfile/dataDisks storageProfile/resourceDisk/size",
+        "subscriptionId tags tagsList/0/name userData version virtualMachineScaleSet/id vmId vmScaleSetName",
+        "vmSize zone",
+    ]
+    .iter()
+    .flat_map(|line| line.split(' '))
+    {
+        let found = compute.pointer(&format!("/{path}"));
+        assert!(found.is_some_and(|found| !found.is_null() && !found.is_number()), "{path}: {found:?}");
+    }
+    // Talos and Kubernetes take the group from the id.
+    let id = compute["resourceId"].as_str().expect("text");
+    assert!(id.starts_with("/subscriptions/") && id.contains("/resourceGroups/group/providers/"), "{id}");
+}
+
+#[test]
 fn requests_without_the_header_or_through_a_proxy_are_refused() {
     let responses = responses(&full());
     let proxied = ("x-forwarded-for", "");
@@ -123,6 +151,7 @@ fn requests_without_the_header_or_through_a_proxy_are_refused() {
         "/metadata/instance",
         "/metadata/versions",
         "/metadata/scheduledevents",
+        "/metadata/loadbalancer",
         "/metadata/identity/oauth2/token",
     ] {
         for fields in [&[][..], &[("Metadata", "false")], &[METADATA, proxied]] {

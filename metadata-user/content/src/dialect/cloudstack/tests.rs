@@ -34,7 +34,9 @@ fn every_listed_name_of_the_flat_tree_is_served() {
         assert_eq!(listing.lines().count(), names, "{listing}");
         assert!(listing.lines().is_sorted(), "{listing}");
         for name in listing.lines() {
-            assert!(!guest.text(&format!("{TREE}/{name}")).ends_with('\n'), "{name}");
+            let leaf = guest.text(&format!("{TREE}/{name}"));
+            assert!(!leaf.ends_with('\n'), "{name}");
+            assert_eq!(guest.text(&format!("/latest/{name}")), leaf, "{name}");
         }
     }
     assert_eq!(flat(bare()).status("/latest/user-data", &[]), 404);

@@ -31,7 +31,8 @@ impl Query {
     pub(super) fn parse(text: &str) -> Self {
         let mut query = Self::default();
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
-            let yes = value.eq_ignore_ascii_case("true");
+            // Chef's ohai appends a slash to its URL, and so to this value.
+            let yes = value.trim_end_matches('/').eq_ignore_ascii_case("true");
             match &*name {
                 "alt" if value.eq_ignore_ascii_case("json") => query.alt = Some(Alt::Json),
                 "alt" if value.eq_ignore_ascii_case("text") => query.alt = Some(Alt::Text),

@@ -19,12 +19,50 @@ fn get(responses: &Responses, address: &str, source_port: u16, path: &str) -> Re
     ask_at((address, source_port), responses, Method::Get, path, &[], b"")
 }
 
-fn addresses(nic: Value) -> Value {
+fn conf(nic: Value) -> Value {
     let mut record = full();
     record["network"]["nics"] = json!([nic]);
     let answer = get(&rendered(&record), "fd00:42::42", 40_000, "/conf?format=json");
-    let conf: Value = serde_json::from_slice(&answer.body().to_bytes()).expect("JSON");
+    serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
+}
+
+/// The addresses, which are also listed by family.
+fn addresses(nic: Value) -> Value {
+    let conf = conf(nic);
+    for (name, family) in [("public_ips_v4", "inet"), ("public_ips_v6", "inet6")] {
+        let all = conf["public_ips"].as_array().expect("a list").iter();
+        let expected: Value = all.filter(|entry| entry["family"] == family).cloned().collect();
+        assert_eq!(conf[name], expected, "{name}");
+    }
     conf["public_ips"].clone()
+}
+
+#[test]
+fn the_old_ipv6_address_has_a_gateway() {
+    let nic = |gateway: Option<&str>| {
+        let mut entry = json!({"method": "static", "address": "2001:db8::5/64"});
+        if let Some(gateway) = gateway {
+            entry["gateway"] = gateway.into();
+        }
+        json!({"id": "n0", "mac": "52:54:00:12:34:56", "addresses": [entry]})
+    };
+    let with = json!({"address": "2001:db8::5", "gateway": "fe80::1", "netmask": "64"});
+    assert_eq!(conf(nic(Some("fe80::1")))["ipv6"], with);
+    assert_eq!(conf(nic(None))["ipv6"], Value::Null);
+}
+
+#[test]
+fn the_keys_of_user_data_are_listed_in_json() {
+    let mut record = full();
+    let keys = |record: &Value, path: &str| {
+        let answer = get(&rendered(record), V4, 1, path);
+        (answer.closes(), serde_json::from_slice::<Value>(&answer.body().to_bytes()).ok())
+    };
+    let listed = |keys: Value| (true, Some(json!({ "user_data": keys })));
+    assert_eq!(keys(&record, "/user_data?format=json"), listed(json!(["cloud-init"])));
+    assert_eq!(keys(&record, "/vendor_data?format=json"), (true, None));
+    record.as_object_mut().expect("an object").remove("user_data");
+    assert_eq!(keys(&record, "/user_data?format=json"), listed(json!([])));
 }
 
 #[test]
