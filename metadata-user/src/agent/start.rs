@@ -58,8 +58,8 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 /// `origin`. `entry` controls takeovers from and by other agents.
 ///
 /// # Errors
-/// If the configuration is refused on this node, a privilege or kernel feature is missing, or the hub's devices or the metrics address cannot be used. In this
-/// case nothing remains on the node.
+/// If the configuration is refused on this node, a privilege or kernel feature is missing, or the hub's devices or the
+/// metrics address cannot be used. In this case nothing remains on the node.
 pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
     let refusals = preflight::refusals(&config);
     if !refusals.is_empty() {

@@ -90,7 +90,7 @@ pub(super) const KNOWN: &[Known] = &[
         issue: Some(3837),
     },
     Known {
-        documents: &["OpenStack", "Hetzner", "UpCloud", "Vultr", "NWCS"],
+        documents: &["OpenStack", "UpCloud", "Vultr", "NWCS"],
         renderers: &["network-manager"],
         releases: (ALWAYS, (23, 4)),
         parts: &[Part::Dhcp],

@@ -10,6 +10,7 @@ mod hypervisor;
 use guests::Asking;
 use hypervisor::{Hypervisor, Init, PLACES, Site};
 use serde_json::Value;
+use std::net::TcpListener;
 use testbed::answers::PATHS;
 use testbed::eventually::eventually;
 use testbed::privileged;
@@ -161,18 +162,22 @@ fn after_an_upgrade_that_fails_the_previous_agent_serves_and_waiting_requests_ar
 fn previous_agent_serves_again(init: Init) {
     let site = Site::new(1, init);
     let one = &site.hypervisors[0];
-    site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &site.config()]);
+    let with_metrics =
+        |name, address| site.file(name, &format!("{}metrics: {address}:9109\n", site.configuration()));
+    let good = with_metrics("good.yaml", "127.0.0.2");
+    site.succeeds(&["load", "--agent", &site.agent("first"), "--config", &good]);
     let digests = one.digests();
 
     let asking = Asking::start(&site);
-    // The new agent notices only with the ports in its hands that it cannot listen there.
-    let bad = site.file("bad.yaml", &format!("{}metrics: 192.0.2.1:1\n", site.configuration()));
+    // The previous agent has the port, so the new one takes it for free until it has the guests' ports in its hands.
+    let _other = one.host.ns().run_in(|| TcpListener::bind("127.0.0.1:9109")).expect("a listener");
+    let bad = with_metrics("bad.yaml", "127.0.0.1");
     let (rows, said) = site.fails(&["load", "--agent", &site.agent("second"), "--config", &bad]);
     let asked = asking.stop();
     assert_eq!(outcomes(&rows), ["failed"]);
-    assert!(said.contains("192.0.2.1") && said.contains("the previous agent serves again"), "{said}");
+    assert!(said.contains("127.0.0.1:9109") && said.contains("the previous agent serves again"), "{said}");
     assert_eq!(one.digests(), digests);
-    assert!(!one.on("cat /etc/xdp-imds/config.yaml").contains("192.0.2.1"), "the configuration is back");
+    assert!(!one.on("cat /etc/xdp-imds/config.yaml").contains("127.0.0.1"), "the configuration is back");
     assert_eq!(asked.failures, Vec::<String>::new(), "of {} requests", asked.answered);
 }
 
