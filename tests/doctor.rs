@@ -600,7 +600,7 @@ fn doctor_reports_each_refusal_of_serve() {
 }
 
 #[test]
-fn two_records_with_one_mac_or_uuid_are_reported() {
+fn two_records_for_one_mac_or_vm_are_reported() {
     let room = tempfile::tempdir().expect("a directory");
     let (one, other) = (Identity::of(0), Identity::of(1));
     let text = |identity: &Identity| identity.record(1);
@@ -617,8 +617,8 @@ fn two_records_with_one_mac_or_uuid_are_reported() {
         return; // An ordinary user is told to be root.
     }
     report.assert_failure("records.mac", &["b.yaml", &one.mac.to_string(), "a.yaml"]);
-    let uuid = report.checks.iter().find(|check| check.name == "records.uuid").expect("a check");
-    assert!(uuid.status == "warn" && uuid.found.contains("a.yaml and b.yaml"), "{uuid:?}");
+    let vm = report.checks.iter().find(|check| check.name == "records.vm").expect("a check");
+    assert!(vm.status == "warn" && vm.found.contains("a.yaml and b.yaml"), "{vm:?}");
 }
 
 #[test]

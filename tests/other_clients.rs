@@ -56,19 +56,24 @@ fn answer_to(script: &str, change: impl FnOnce(&mut Value)) -> Option<Value> {
     Some(libraries.run(node.guest.ns(), script).expect("the client gets its answers"))
 }
 
+/// A record's credentials of AWS.
+fn iam() -> Value {
+    json!({
+        "role": "app",
+        "access_key_id": "AKIDEXAMPLE",
+        "secret_access_key": "sk-example",
+        "session_token": "st-example",
+        "expires": LATER,
+        "updated": "2026-01-01T00:00:00Z",
+    })
+}
+
 #[test]
 fn an_aws_sdk_gets_credentials_and_region_with_a_session_token() {
     let answer = answer_to(include_str!("clients/aws.py"), |record| {
         record["serve"] = json!({"imdsv2": "required"});
         record["placement"] = json!({"region": "local-1", "zone": "local-1a"});
-        record["credentials"]["iam"] = json!({
-            "role": "app",
-            "access_key_id": "AKIDEXAMPLE",
-            "secret_access_key": "sk-example",
-            "session_token": "st-example",
-            "expires": LATER,
-            "updated": "2026-01-01T00:00:00Z",
-        });
+        record["credentials"]["iam"] = iam();
     });
     let Some(answer) = answer else { return };
     let expected = json!({
@@ -127,14 +132,7 @@ fn widen(record: &mut Value) {
     record["instance_type"] = "std.small".into();
     record["metadata"] = json!({"role": "web"});
     record["labels"] = json!(["web", "front"]);
-    record["credentials"]["iam"] = json!({
-        "role": "app",
-        "access_key_id": "AKIDEXAMPLE",
-        "secret_access_key": "sk-example",
-        "session_token": "st-example",
-        "expires": LATER,
-        "updated": "2026-01-01T00:00:00Z",
-    });
+    record["credentials"]["iam"] = iam();
     let nics = record["network"]["nics"].as_array_mut().expect("a list");
     nics[0]["addresses"][0]["public"] = "203.0.113.7".into();
     let v6 = json!({"method": "static", "address": "2001:db8::7/64", "gateway": "fe80::1"});

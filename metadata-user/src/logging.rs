@@ -1,4 +1,4 @@
-//! The log of this process on standard error: which lines it has, and in which form.
+//! The log of this process on standard error: which lines it has, and in which format.
 
 use std::fmt;
 use std::io;
@@ -25,7 +25,7 @@ use crate::recent::Recent;
 
 /// The environment variable of the filter.
 pub const FILTER_VARIABLE: &str = "XDP_IMDS_LOG";
-/// The environment variable of the form.
+/// The environment variable of the format.
 pub const FORMAT_VARIABLE: &str = "XDP_IMDS_LOG_FORMAT";
 /// The environment variable by which systemd names the journal's socket (systemd.exec(5)).
 pub const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
@@ -107,7 +107,7 @@ fn is_path(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b':'))
 }
 
-/// The form of the log's lines.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
@@ -142,7 +142,7 @@ fn is_journal() -> bool {
     rustix::fs::fstat(io::stderr()).is_ok_and(|file| stream == format!("{}:{}", file.st_dev, file.st_ino))
 }
 
-/// The filter, as text, and the form in force.
+/// The filter, as text, and the format in force.
 static IN_FORCE: Mutex<Option<(String, LogFormat)>> = Mutex::new(None);
 
 /// The environment by which another process of this program logs like this one.
@@ -171,17 +171,17 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// The log, whose filter and form can change.
-pub struct Log {
+/// Changes the filter and the format of this process's log.
+pub struct LogHandle {
     /// The filter of the command line or the environment, which overrides that of the configuration.
     asked: Option<String>,
-    /// The form of the command line or the environment, likewise.
+    /// The format of the command line or the environment, which overrides that of the configuration.
     asked_format: Option<LogFormat>,
     filter: reload::Handle<Targets, Registry>,
     format: Arc<Mutex<LogFormat>>,
 }
 
-impl Log {
+impl LogHandle {
     /// Starts the log of this process. `asked` is a filter that [`LogFilter`] accepts.
     #[must_use]
     pub fn start(asked: Option<String>, asked_format: Option<LogFormat>, ansi: bool) -> Self {
@@ -207,16 +207,12 @@ impl Log {
             ))
             .init();
         let log = Self { asked, asked_format, filter, format };
-        log.set(None, LogFormat::Auto);
+        log.follow(None, LogFormat::Auto);
         log
     }
 
-    /// Applies the filter and the form of a configuration that was validated.
-    pub fn follow(&self, filter: Option<&str>, format: LogFormat) {
-        self.set(filter, format);
-    }
-
-    fn set(&self, configured: Option<&str>, format: LogFormat) {
+    /// Applies the filter and the format of a validated configuration.
+    pub fn follow(&self, configured: Option<&str>, format: LogFormat) {
         let text = self.asked.as_deref().or(configured).unwrap_or("info");
         // Both were checked when they were read.
         let set = text
@@ -235,7 +231,7 @@ impl Log {
     }
 }
 
-/// Writes an event in the form in force.
+/// Writes an event in the format in force.
 struct LineFormat {
     form: Arc<Mutex<LogFormat>>,
     text: Format<Full, SystemTime>,
@@ -332,10 +328,33 @@ impl Visit for JsonLine<'_> {
     }
 }
 
+/// Collects what is logged.
+#[cfg(test)]
+#[derive(Clone, Default)]
+pub(crate) struct Sink(Arc<Mutex<Vec<u8>>>);
+
+#[cfg(test)]
+impl Sink {
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
+    }
+}
+
+#[cfg(test)]
+impl io::Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().expect("no panic").extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{LineFormat, LogFilter, LogFormat};
-    use std::io;
+    use super::{LineFormat, LogFilter, LogFormat, Sink};
     use std::sync::{Arc, Mutex};
     use tracing::Level;
     use tracing_subscriber::filter::LevelFilter;
@@ -392,21 +411,6 @@ mod tests {
         }
     }
 
-    /// Collects what is logged.
-    #[derive(Clone, Default)]
-    struct Sink(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.lock().expect("no panic").extend(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     fn logged(form: LogFormat, events: impl FnOnce()) -> String {
         let (sink, form) = (Sink::default(), Arc::new(Mutex::new(form)));
         let writer = sink.clone();
@@ -415,7 +419,7 @@ mod tests {
             .with_writer(move || writer.clone())
             .with_ansi(false);
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), events);
-        String::from_utf8(sink.0.lock().expect("no panic").clone()).expect("text")
+        sink.text()
     }
 
     #[test]

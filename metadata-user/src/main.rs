@@ -16,7 +16,7 @@ use metadata_state::token_file;
 use metadata_steer::{Guarded, RELEASE_GRACE, Released};
 use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
-use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, Log, LogFilter, LogFormat};
+use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, LogFilter, LogFormat, LogHandle};
 use metadata_user::output;
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
@@ -34,7 +34,7 @@ struct Cli {
     /// [default: `log` of the configuration, or info].
     #[arg(long, global = true, env = FILTER_VARIABLE, value_name = "FILTER", value_parser = filter)]
     log: Option<String>,
-    /// The form of the log's lines [default: `log_format` of the configuration, or auto].
+    /// The format of log lines [default: `log_format` of the configuration, or auto].
     #[arg(long, global = true, env = FORMAT_VARIABLE, value_name = "FORMAT", value_enum)]
     log_format: Option<LogFormat>,
     #[command(subcommand)]
@@ -286,7 +286,7 @@ fn filter(text: &str) -> Result<String, String> {
 }
 
 /// Runs the agent. A reload reads the configuration from the same sources.
-fn run(config: Config, serve: Serve, log: Log) -> anyhow::Result<()> {
+fn run(config: Config, serve: Serve, log: LogHandle) -> anyhow::Result<()> {
     log.follow(config.log.as_deref(), config.log_format);
     log_start(&config, serve.options.file());
     let entry = match serve.takeover {
@@ -380,7 +380,7 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     let ansi = output::is_error_terminal();
-    let log = Log::start(cli.log, cli.log_format, ansi);
+    let log = LogHandle::start(cli.log, cli.log_format, ansi);
     // Every verb reads records, which hold secrets.
     if let Err(error) = sandbox::keep_memory_private() {
         tracing::warn!("core dumps can contain secrets, because this process cannot disable them: {error}");

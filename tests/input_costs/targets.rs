@@ -124,7 +124,7 @@ pub(crate) const TARGETS: [Target; 27] = [
     Target { name: "userData of a VMI", times: 1024, bytes: REPLAYS, run: |text| vmi("userData", text, "") },
     Target { name: "files of Secrets", times: 1024, bytes: REPLAYS, run: |text| vmi("userData", "#", text) },
     Target { name: "AdmissionReview", times: 512, bytes: 256 * KIB, run: review },
-    Target { name: "bodies of guests", times: 256, bytes: REPLAYS, run: posted },
+    Target { name: "request bodies of guests", times: 256, bytes: REPLAYS, run: posted },
     Target { name: "configuration and key sets", times: 512, bytes: REPLAYS, run: administered },
 ];
 

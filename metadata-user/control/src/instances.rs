@@ -45,7 +45,7 @@ pub struct Instance {
     pub ports: Vec<Port>,
     /// What the registration did; only in its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub change: Option<Change>,
+    pub change: Option<RegistrationOutcome>,
     /// The record's fields without secrets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub record: Option<serde_json::Value>,
@@ -57,7 +57,7 @@ pub struct Instance {
 /// What a registration did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Change {
+pub enum RegistrationOutcome {
     /// There was no record of this name.
     Registered,
     /// The record of this name was the same.
@@ -68,8 +68,8 @@ pub enum Change {
     ReplacedAnother,
 }
 
-impl Change {
-    /// It in words, after the name of the record.
+impl RegistrationOutcome {
+    /// Returns the words that follow the record's name in messages.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {

@@ -77,7 +77,7 @@ impl Node {
 
     /// Saves state and frees memory that is no longer used. Call it about once a minute.
     pub(super) fn tend(&mut self) {
-        // First what the answers hold, so that the catalogue frees payloads at once.
+        // The answers hold payloads. Once they let go, the catalogue frees those that no record has.
         self.ports.answers().sweep();
         self.catalogue.tend();
     }

@@ -36,7 +36,7 @@ const MAX_DESCRIPTORS: usize = 1 << 17;
 
 /// Why the agent does not start with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
+pub struct ConfigRefusal {
     /// Its name, one of [`REFUSALS`].
     pub name: &'static str,
     /// What was found.
@@ -47,21 +47,21 @@ pub struct Refusal {
     pub remedy: String,
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for ConfigRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, found, expected, remedy } = self;
         write!(f, "{name}: {found}; expected {expected}. {remedy}")
     }
 }
 
-impl std::error::Error for Refusal {}
+impl std::error::Error for ConfigRefusal {}
 
 /// What is refused of the values alone. A reload refuses it too.
 #[must_use]
-pub fn values(config: &Config) -> Vec<Refusal> {
+pub fn values(config: &Config) -> Vec<ConfigRefusal> {
     let mut refusals = Vec::new();
     if !config.has_records() {
-        refusals.push(Refusal {
+        refusals.push(ConfigRefusal {
             name: "configuration.sources",
             found: "no records to serve".into(),
             expected: "a source of records",
@@ -72,7 +72,7 @@ pub fn values(config: &Config) -> Vec<Refusal> {
         });
     }
     if config.page && config.metrics.is_none() {
-        refusals.push(Refusal {
+        refusals.push(ConfigRefusal {
             name: "configuration.page",
             found: "`page` is on, and there is no address to serve it at".into(),
             expected: "an address",
@@ -84,7 +84,7 @@ pub fn values(config: &Config) -> Vec<Refusal> {
 
 /// What is refused of a configuration on this node, with the values.
 #[must_use]
-pub fn refusals(config: &Config) -> Vec<Refusal> {
+pub fn refusals(config: &Config) -> Vec<ConfigRefusal> {
     let mut refusals = values(config);
     refusals.extend(group(config));
     refusals.extend(config.metrics.and_then(|address| metrics(address, &config.run)));
@@ -93,9 +93,9 @@ pub fn refusals(config: &Config) -> Vec<Refusal> {
     refusals
 }
 
-fn group(config: &Config) -> Option<Refusal> {
+fn group(config: &Config) -> Option<ConfigRefusal> {
     let group = config.api().group?;
-    gid_of(&group).is_none().then(|| Refusal {
+    gid_of(&group).is_none().then(|| ConfigRefusal {
         name: "api.group",
         found: format!("there is no group `{group}`"),
         expected: "a group of this node, by its name or number",
@@ -104,7 +104,7 @@ fn group(config: &Config) -> Option<Refusal> {
 }
 
 /// The agent that listens in the run directory may have the address: the next one takes it over, or waits for its end.
-fn metrics(address: SocketAddr, run: &Path) -> Option<Refusal> {
+fn metrics(address: SocketAddr, run: &Path) -> Option<ConfigRefusal> {
     let mut attempts = ATTEMPTS;
     let error = loop {
         match TcpListener::bind(address) {
@@ -123,7 +123,7 @@ fn metrics(address: SocketAddr, run: &Path) -> Option<Refusal> {
         }
     };
     let in_use = error.kind() == io::ErrorKind::AddrInUse;
-    Some(Refusal {
+    Some(ConfigRefusal {
         name: "metrics",
         found: format!("cannot listen for metrics on {address}: {error}"),
         expected: "an address of this node and a free port",
@@ -145,7 +145,8 @@ fn agent(run: &Path) -> Option<u32> {
     Some(peer.pid.as_raw_nonzero().get().unsigned_abs())
 }
 
-/// True if a process listens on a TCP address, or if that cannot be found out.
+/// True if a process listens on this port of any address, or if that cannot be found out. A wrong answer costs little:
+/// `serve` binds the address later.
 fn listens(pid: u32, address: SocketAddr) -> bool {
     let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
     let inodes = listening(address.port());
@@ -173,13 +174,13 @@ fn listening(port: u16) -> Vec<String> {
 }
 
 /// The files of token keys, which the agent reads before it serves. A damaged one in the state directory is set aside.
-fn token_keys(config: &Config) -> Option<Refusal> {
+fn token_keys(config: &Config) -> Option<ConfigRefusal> {
     let given = config.token_key.as_deref().and_then(|path| token_file::given(path).err());
     let kept = config.state.as_ref().map(|state| state.join(KEY_FILE));
     let kept = kept.and_then(|path| token_file::given(&path).err());
     let kept = kept.filter(|error| !matches!(error, token_file::KeyError::Malformed { .. }));
     let error = given.or(kept)?;
-    Some(Refusal {
+    Some(ConfigRefusal {
         name: "token_key",
         found: error.to_string(),
         expected: "token keys that only the agent's user can read",
@@ -187,7 +188,7 @@ fn token_keys(config: &Config) -> Option<Refusal> {
     })
 }
 
-fn audit(path: &Path) -> Option<Refusal> {
+fn audit(path: &Path) -> Option<ConfigRefusal> {
     if path == Path::new(metadata_serve::audit::STDERR) {
         return None;
     }
@@ -206,7 +207,7 @@ fn audit(path: &Path) -> Option<Refusal> {
             Err(error) => Some(format!("{}: {error}", directory.display())),
         },
     };
-    reason.map(|reason| Refusal {
+    reason.map(|reason| ConfigRefusal {
         name: "audit",
         found: format!("cannot write the audit log {}: {reason}", path.display()),
         expected: "a file that the agent can write",
@@ -214,24 +215,24 @@ fn audit(path: &Path) -> Option<Refusal> {
     })
 }
 
-/// What records claim, to find those that cannot be served because another has the same MAC on the same port.
+/// Finds records that cannot be served because another record, or the configuration, has the same MAC on the same port.
 #[derive(Debug)]
-pub struct Claims(Plan);
+pub struct RecordConflicts(Plan);
 
-impl Claims {
-    /// The claims of the configuration alone.
+impl RecordConflicts {
+    /// Starts with the ports of the configuration.
     #[must_use]
     pub fn new(configured: &[PortSpec]) -> Self {
         Self(Plan::new(configured))
     }
 
-    /// Adds those of a record.
+    /// Adds a record.
     pub fn add(&mut self, id: &RecordId, record: &Record) {
         self.0.put(id, Some(record));
     }
 
-    /// The records that cannot be served, a sentence each.
-    pub fn conflicts(&self) -> impl Iterator<Item = String> {
+    /// Returns a sentence for each record that cannot be served.
+    pub fn iter(&self) -> impl Iterator<Item = String> {
         self.0.conflicts().map(|conflict| conflict.to_string())
     }
 }

@@ -86,7 +86,7 @@ impl Changes {
 /// Reads the configuration again.
 ///
 /// # Errors
-/// The reason, which is logged, if it is unusable.
+/// The new configuration cannot be used. The reason is also logged.
 pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
     let usable = || {
         let new = (origin.read)()?;

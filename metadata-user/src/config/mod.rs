@@ -118,7 +118,7 @@ pub struct Config {
     /// Which lines the log has: `off`, `error`, `warn`, `info`, `debug` or `trace`, and levels of parts, such as
     /// `info,metadata_steer=debug`. `--log` overrides it. Default (`None`): `info`.
     pub log: Option<String>,
-    /// The form of the log's lines, which `--log-format` overrides.
+    /// The format of log lines, which `--log-format` overrides.
     pub log_format: LogFormat,
     /// File with a token key that several nodes share, so that tokens stay valid after a migration. The operator
     /// creates the key by `xdp-imds token-key`, distributes it and replaces it. Default: none. Without the file, or

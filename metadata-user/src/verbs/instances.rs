@@ -10,7 +10,7 @@ use metadata_base::printable::{Printable, printable};
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
-use metadata_control::instances::{Change, Failure, Instance, Port, Vm, is_name};
+use metadata_control::instances::{Failure, Instance, Port, RegistrationOutcome, Vm, is_name};
 use metadata_control::status::ClientError;
 use metadata_feed::directory;
 
@@ -172,8 +172,9 @@ impl Register {
             }
         };
         self.common.finish(out, done, |(instance, created), out| {
-            let done =
-                instance.change.map_or(if *created { "registered" } else { "replaced" }, Change::words);
+            let done = instance
+                .change
+                .map_or(if *created { "registered" } else { "replaced" }, RegistrationOutcome::words);
             writeln!(out, "{}: {done}, {}", Printable(&name), instance.state.name())?;
             ports(&instance.ports, out)
         })

@@ -110,6 +110,7 @@ impl Directory {
     async fn scan(&mut self) -> Result<Result<(), Gone>, FeedError> {
         let dir = self.dir.clone();
         let names = blocking(move || names(&dir)).await?;
+        self.tx.set_outage(None);
         Ok(self.told(names).await)
     }
 
@@ -167,7 +168,6 @@ impl Directory {
                 self.watch = opened;
                 if let Ok(told) = self.scan().await {
                     tracing::info!("{dir} is back: its records are read again");
-                    self.tx.set_outage(None);
                     return told;
                 }
             }

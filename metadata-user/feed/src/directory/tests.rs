@@ -395,6 +395,19 @@ async fn a_missing_directory_is_an_error_at_the_start() {
 }
 
 #[tokio::test]
+async fn an_outage_ends_once_the_directory_is_read() {
+    let dir = dir();
+    let (tx, mut events) = mpsc::channel(4);
+    let tx = Publisher::from(tx);
+    // The agent says so while it starts from its snapshot and the directory cannot be read yet.
+    tx.set_outage(Some("it is not mounted".into()));
+    let outage = tx.outage();
+    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, tx));
+    assert!(matches!(events.recv().await, Some(FeedEvent::Synced)));
+    assert_eq!(outage.reason(), None);
+}
+
+#[tokio::test]
 async fn the_feed_ends_once_its_receiver_is_dropped() {
     let dir = dir();
     let (tx, mut events) = mpsc::channel(4);

@@ -209,8 +209,9 @@ pub struct Records {
     /// Records that the agent does not serve because another claims the same MAC on the same port: the first few, a
     /// sentence each.
     pub conflicts: Vec<String>,
-    /// Pairs of records with one UUID, the first few, and the UUID.
-    pub shared_uuids: Vec<(String, String, String)>,
+    /// Pairs of records whose VM has one owner, the first few, and the owner. The owner is the UUID unless the record
+    /// has `vm.owner`.
+    pub same_vm: Vec<(String, String, String)>,
     /// The name of the first record that the process has no permission to open.
     pub unreadable: Option<String>,
 }

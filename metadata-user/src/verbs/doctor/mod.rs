@@ -28,7 +28,7 @@ pub use facts::{
     Resources, Wanted,
 };
 
-use crate::agent::preflight::{self, Refusal};
+use crate::agent::preflight::{self, ConfigRefusal};
 use crate::config::Config;
 
 /// The configuration to check, and how to print the result.
@@ -114,9 +114,9 @@ fn checks(question: &Question) -> Vec<Check> {
     // What `serve` refuses before it changes anything.
     let refusals = question.config.as_ref().map(preflight::refusals).unwrap_or_default();
     checks.extend(
-        refusals
-            .into_iter()
-            .map(|Refusal { name, found, expected, remedy }| Check::fail(name, found, expected, remedy)),
+        refusals.into_iter().map(|ConfigRefusal { name, found, expected, remedy }| {
+            Check::fail(name, found, expected, remedy)
+        }),
     );
     // Without a usable configuration, the other checks use the default configuration.
     let config = question.config.clone().unwrap_or_default();

@@ -26,7 +26,7 @@ fn conf(nic: Value) -> Value {
     serde_json::from_slice(&answer.body().to_bytes()).expect("JSON")
 }
 
-/// The addresses, which are also listed by family.
+/// Returns `public_ips`, and asserts that the lists by family have the same entries.
 fn addresses(nic: Value) -> Value {
     let conf = conf(nic);
     for (name, family) in [("public_ips_v4", "inet"), ("public_ips_v6", "inet6")] {

@@ -45,7 +45,7 @@ pub(crate) use ask::{Ask, Checked};
 use ask::{Named, Wait};
 use conditions::Conditions;
 use metadata_content::record::Limits;
-use metadata_control::instances::{Change, Instance, Problem};
+use metadata_control::instances::{Instance, Problem, RegistrationOutcome};
 use metadata_feed::registry::RecordId;
 use metadata_state::save_queue::StateFile;
 #[cfg(test)]
@@ -155,7 +155,7 @@ async fn put(
         None => instance,
     };
     let instance = Instance { change: Some(change), ..instance };
-    let status = if change == Change::Registered { StatusCode::CREATED } else { StatusCode::OK };
+    let status = if change == RegistrationOutcome::Registered { StatusCode::CREATED } else { StatusCode::OK };
     let tag = instance.etag.clone();
     Ok(tagged(json(status, &instance), tag.as_deref()))
 }
@@ -232,7 +232,11 @@ struct ChangeRequest {
 }
 
 impl ChangeRequest {
-    async fn put(self, record: record::Good, waits: bool) -> Result<(Change, Instance), Problem> {
+    async fn put(
+        self,
+        record: record::Good,
+        waits: bool,
+    ) -> Result<(RegistrationOutcome, Instance), Problem> {
         let registrar = Arc::clone(&self.agent.registrar);
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
@@ -245,12 +249,14 @@ impl ChangeRequest {
         conditions.check(&id, former.as_deref())?;
         admitted.map_err(|reason| clash(&id, reason))?;
         let change = match &former {
-            None => Change::Registered,
-            Some(former) if *former == tagged.etag => Change::Unchanged,
-            Some(_) if owner.is_none_or(|owner| owner == record.owner_text()) => Change::Replaced,
-            Some(_) => Change::ReplacedAnother,
+            None => RegistrationOutcome::Registered,
+            Some(former) if *former == tagged.etag => RegistrationOutcome::Unchanged,
+            Some(_) if owner.is_none_or(|owner| owner == record.owner_text()) => {
+                RegistrationOutcome::Replaced
+            }
+            Some(_) => RegistrationOutcome::ReplacedAnother,
         };
-        let changes = change != Change::Unchanged;
+        let changes = change != RegistrationOutcome::Unchanged;
         if changes {
             let (shelf, id) = (registrar.shelf.clone(), id.clone());
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;

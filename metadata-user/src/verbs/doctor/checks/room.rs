@@ -244,16 +244,16 @@ fn conflicts(records: &Records) -> Vec<Check> {
             "Correct one of the records; until then its VM gets no metadata",
         )
     });
-    let uuids = records.shared_uuids.iter().map(|(one, other, uuid)| {
+    let owners = records.same_vm.iter().map(|(one, other, owner)| {
         Check::warn(
-            "records.uuid",
-            format!("{one} and {other} have one UUID, {uuid}"),
-            "a UUID of its own for each VM",
-            "Correct one of the records: records with one UUID share passwords and what their guests write, unless \
-             `vm.owner` tells them apart",
+            "records.vm",
+            format!("{one} and {other} are for one VM, {owner}"),
+            "one record for each VM",
+            "Correct `vm.uuid` or `vm.owner` in one of the records: records for one VM share passwords and what their guests \
+             write",
         )
     });
-    macs.chain(uuids).collect()
+    macs.chain(owners).collect()
 }
 
 fn records(records: &Records) -> Check {

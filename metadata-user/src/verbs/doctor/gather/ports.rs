@@ -1,10 +1,11 @@
 //! Collects the ports that the configuration and the records name, and their devices.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use super::super::facts::{Port, Records};
-use crate::agent::preflight::Claims;
+use crate::agent::preflight::RecordConflicts;
 use crate::config::Config;
 use metadata_base::port::PortName;
 use metadata_content::source::Source;
@@ -12,7 +13,7 @@ use metadata_feed::registry::RecordId;
 use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
 
-/// Maximum number of invalid records whose errors are kept, of conflicts and of shared UUIDs.
+/// Maximum number of invalid records whose errors are kept, of conflicts and of pairs of records of one VM.
 const REFUSED_TOLD: usize = 3;
 
 /// Reads the directory of records. Returns a summary of the records, and the ports that the configuration or a valid
@@ -21,7 +22,8 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
     let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
     let records = config.records.as_deref().map(|path| {
         let mut records = Records::default();
-        let (mut claims, mut uuids) = (Claims::new(&config.ports), BTreeMap::<String, String>::new());
+        let (mut claimed, mut owners) =
+            (RecordConflicts::new(&config.ports), BTreeMap::<String, String>::new());
         let Ok((dir, names)) = directory::files(path) else { return records };
         for name in names.iter().take(directory::MAX_RECORDS) {
             let Some(loaded) = directory::load(&dir, name, &config.record_limits()) else { continue };
@@ -31,20 +33,21 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
                     *records.stamps.entry(record.serve.smbios.as_str()).or_default() += 1;
                     let named = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
                     ports.extend(named.map(PortName::from));
-                    claims.add(&RecordId::new(Source::File, name), &record);
-                    let uuid = record.vm.uuid.as_str();
-                    if let Some(other) = uuids.get(uuid) {
-                        let pair = (other.clone(), name.clone(), uuid.to_owned());
-                        records.shared_uuids.push(pair);
-                        records.shared_uuids.truncate(REFUSED_TOLD);
-                    } else {
-                        uuids.insert(uuid.to_owned(), name.clone());
+                    claimed.add(&RecordId::new(Source::File, name), &record);
+                    let owner = record.owner_text().to_owned();
+                    match owners.entry(owner) {
+                        Entry::Vacant(place) => _ = place.insert(name.clone()),
+                        Entry::Occupied(first) if records.same_vm.len() < REFUSED_TOLD => {
+                            let (owner, first) = (first.key().clone(), first.get().clone());
+                            records.same_vm.push((first, name.clone(), owner));
+                        }
+                        Entry::Occupied(_) => {}
                     }
                 }
                 Err(error) => refuse(&mut records, name, &error),
             }
         }
-        records.conflicts = claims.conflicts().take(REFUSED_TOLD).collect();
+        records.conflicts = claimed.iter().take(REFUSED_TOLD).collect();
         records
     });
     (records, ports)

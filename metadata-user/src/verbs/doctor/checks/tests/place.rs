@@ -89,12 +89,12 @@ fn directories_of_pins_and_files_are_checked() {
             &["b.yaml", "gets no metadata"],
         ),
         (
-            "two records with one UUID",
+            "two records for one VM",
             |f| {
                 let pair = ("a.yaml".into(), "b.yaml".into(), "7c0f1a52".into());
-                f.records = Some(Records { shared_uuids: vec![pair], ..Records::default() });
+                f.records = Some(Records { same_vm: vec![pair], ..Records::default() });
             },
-            "records.uuid",
+            "records.vm",
             Warn,
             &["a.yaml and b.yaml", "7c0f1a52"],
         ),
