@@ -495,3 +495,74 @@ fn more_vms_than_may_wait_at_once_are_all_registered() {
     assert_eq!(node.status().identities, u64::from(guests));
     drop(taps);
 }
+
+#[test]
+fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let node = Node::new();
+    let [served, contested, unplaced, refused] = [0, 1, 2, 3].map(Identity::of);
+    let _tap = node.host.tap(&served, Shape::default()).expect("a tap");
+    let put = |identity: &Identity, change: &dyn Fn(&mut Value)| {
+        let mut record = record(identity, 1);
+        change(&mut record);
+        replace(&identity.path(&node.records()), &record.to_string()).expect("a record file");
+    };
+    put(&served, &|_| {});
+    put(&contested, &|record| {
+        record["network"]["nics"][0] = self::record(&served, 1)["network"]["nics"][0].clone()
+    });
+    put(&unplaced, &|record| record["network"]["nics"][0]["port"] = Value::Null);
+    put(&refused, &|record| record["schema"] = json!("vmrecord/9"));
+    let _agent = node.agent(&[]);
+    // A record of the API takes the place of the file.
+    let registered = record(&served, 2).to_string();
+    assert_eq!(node.ask("PUT", "/vm?wait=attached", &[], &registered).0, 201);
+
+    let path = |identity: &Identity| identity.path(&node.records()).display().to_string();
+    let file = |identity: &Identity| format!("{}.yaml", identity.hostname);
+    let taken = "api/vm has this MAC on this port";
+    let no_port = "no port is known for this NIC";
+    let cases = [
+        (contested.hostname.clone(), taken),
+        (contested.instance_id.to_uppercase(), taken),
+        (file(&contested), taken),
+        (path(&contested), taken),
+        (unplaced.hostname.clone(), no_port),
+        (unplaced.instance_id.clone(), no_port),
+        (file(&unplaced), no_port),
+        (unplaced.mac.to_string(), no_port),
+        (file(&refused), "its record is refused: "),
+        (path(&refused), "its record is refused: "),
+        (file(&served), "api/vm is in force for this VM"),
+    ];
+    for (name, reason) in &cases {
+        let (code, text) = node.command(&["status", name]);
+        assert!(
+            code == 1 && text.contains(reason) && text.contains("not served"),
+            "status {name}: {code}: {text}"
+        );
+        let (_, text) = node.command(&["top", "--json", name]);
+        assert!(text.contains(reason), "top {name}: {text}");
+        // A trace of a MAC goes on, because frames may come from it.
+        if *name == unplaced.mac.to_string() {
+            continue;
+        }
+        let (code, text) = node.command(&["trace", name]);
+        assert!(code != 0 && text.contains(reason), "trace {name}: {code}: {text}");
+    }
+    // Who asks for a VM that is served is not told of the file that another record replaces.
+    for name in [served.hostname.clone(), served.instance_id.clone(), "vm".into(), "api/vm".into()] {
+        let (code, text) = node.command(&["status", &name]);
+        assert!(code == 0 && !text.contains("not served"), "status {name}: {code}: {text}");
+    }
+    // Both VMs that have the MAC and the port are shown.
+    for name in [served.mac.to_string(), Host::tap_name(&served)] {
+        let (code, text) = node.command(&["status", &name]);
+        assert!(
+            code == 1 && text.contains(taken) && text.contains("api/vm"),
+            "status {name}: {code}: {text}"
+        );
+    }
+}

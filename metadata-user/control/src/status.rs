@@ -490,9 +490,9 @@ pub struct RecentWarning {
 /// The state of one guest, which is a MAC on a port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Guest {
-    /// The port.
+    /// The port; empty if none is known.
     pub port: String,
-    /// The MAC.
+    /// The MAC; empty if none is known.
     pub mac: String,
     /// Its record, if there is one.
     pub record: Option<String>,
@@ -505,7 +505,7 @@ pub struct Guest {
     pub owner: Option<String>,
     /// How its requests are answered.
     pub state: GuestState,
-    /// The fault of its port.
+    /// The fault of its port, or why its record is not in force there.
     pub reason: Option<String>,
     /// What an operator should mend, although the guest is served.
     #[serde(default)]
@@ -546,6 +546,8 @@ pub enum GuestState {
     Unbound,
     /// Not at all: its port accepts no redirected frames.
     Unreachable,
+    /// Not at all: its record is not in force there.
+    Unserved,
 }
 
 /// The exit code of the verb.

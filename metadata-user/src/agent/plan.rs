@@ -217,6 +217,12 @@ impl Plan {
         self.identities.iter().map(|(who, keys)| (who, keys.first()))
     }
 
+    /// Number of configured ports with the MAC of a NIC that names no port; `None` unless there are several.
+    pub(super) fn candidates(&self, key: &RecordId, mac: Mac) -> Option<usize> {
+        let nics = self.ambiguous.get(key)?;
+        nics.iter().find(|(other, _)| *other == mac).map(|(_, ports)| *ports)
+    }
+
     /// Claims that cannot be met.
     pub(super) fn conflicts(&self) -> impl Iterator<Item = Conflict> {
         let ambiguous = self.ambiguous.iter().flat_map(|(key, nics)| {

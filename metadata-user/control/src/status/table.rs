@@ -162,19 +162,26 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
     if guests.is_empty() {
         return writeln!(
             out,
-            "no guest is known as {}: expected a port, a MAC, a VM's name or UUID, or a record; `xdp-imds status` names \
-             records that are refused",
+            "no guest is known as {}: expected a port, a MAC, a VM's name or UUID, or a record's name or file; \
+             `xdp-imds ls` lists records, `xdp-imds status --all` ports",
             Printable(name)
         );
     }
     for guest in guests {
-        writeln!(out, "{} on {}", Printable(&guest.mac), Printable(&guest.port))?;
+        let heading = match (guest.mac.as_str(), guest.port.as_str()) {
+            ("", "") => guest.record.clone().unwrap_or_default(),
+            ("", port) => port.to_owned(),
+            (mac, "") => format!("{mac}, on no port"),
+            (mac, port) => format!("{mac} on {port}"),
+        };
+        writeln!(out, "{}", Printable(heading))?;
         let state = match guest.state {
             GuestState::Served => "served",
             GuestState::Awaited => "its requests are held until its record comes",
             GuestState::Gone => "its record has gone: 404",
             GuestState::Unbound => "not served: its port is not attached",
             GuestState::Unreachable => "not served: its port takes no redirected frames",
+            GuestState::Unserved => "not served",
         };
         row("state", &state, out)?;
         let vm = guest.vm.as_ref().zip(guest.uuid.as_ref()).map(|(vm, uuid)| format!("{vm}, {uuid}"));

@@ -4,6 +4,7 @@ mod guests;
 mod instances;
 mod top;
 mod trace;
+mod unserved;
 
 use std::collections::BTreeMap;
 

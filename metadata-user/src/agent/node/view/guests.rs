@@ -2,6 +2,7 @@
 
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
+use metadata_content::source::Source;
 use metadata_control::status::{Guest, LISTED_GUESTS};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::RecordId;
@@ -15,11 +16,13 @@ use crate::agent::slots::IdentityName;
 pub(in crate::agent) type AskedGuest = (Guest, Option<oneshot::Receiver<SlotStats>>);
 
 impl<'a> View<'a> {
-    /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record. [`LISTED_GUESTS`] at most.
+    /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record's name or file; those whose
+    /// record is not in force come last. [`LISTED_GUESTS`] at most.
     #[must_use]
     pub(in crate::agent) fn guests(self, name: &str) -> Vec<AskedGuest> {
-        let known = self.called(name);
-        known.take(LISTED_GUESTS).map(|(who, id)| self.guest(who, id)).collect()
+        let known = self.called(name).map(|(who, id)| self.guest(who, id));
+        let unserved = self.unserved(name).into_iter().map(|nic| (nic.guest(), None));
+        known.chain(unserved).take(LISTED_GUESTS).collect()
     }
 
     /// The identities that are known by a name. A MAC that no record has is that of the guest on whose port it was noticed.
@@ -41,8 +44,7 @@ impl<'a> View<'a> {
 
     fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
         id.is_some_and(|id| self.is_vm(name, id))
-            || who.port.ifname == name
-            || spoken(&who.port) == name
+            || is_port(name, &who.port)
             || who.mac.to_string().eq_ignore_ascii_case(name)
     }
 
@@ -53,14 +55,16 @@ impl<'a> View<'a> {
         known.map(|(who, _)| who).take(LISTED_GUESTS).collect()
     }
 
-    fn is_vm(self, name: &str, id: &RecordId) -> bool {
-        let record = self.catalogue.record(id);
+    /// True if the record, in force or not, has this name or file, or is that of a VM with this name, UUID or owner.
+    pub(super) fn is_vm(self, name: &str, id: &RecordId) -> bool {
+        let record = self.catalogue.registry().record(id);
         record.is_some_and(|record| {
             record.vm.name.as_str() == name
                 || record.vm.uuid.as_str().eq_ignore_ascii_case(name)
                 || record.owner_text() == name
         }) || &*id.key == name
             || id.to_string() == name
+            || id.source == Source::File && name.starts_with('/') && name.rsplit('/').next() == Some(&id.key)
     }
 
     fn guest(self, who: &IdentityName, id: Option<&RecordId>) -> AskedGuest {
@@ -84,4 +88,9 @@ impl<'a> View<'a> {
         };
         (guest, self.ports.ask_held(who))
     }
+}
+
+/// True if the port has this name, in any namespace if the name has none.
+pub(super) fn is_port(name: &str, port: &PortName) -> bool {
+    port.ifname == name || spoken(port) == name
 }

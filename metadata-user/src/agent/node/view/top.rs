@@ -115,7 +115,9 @@ impl<'a> View<'a> {
     /// The pages of the VMs with a name, [`LISTED_GUESTS`] at most.
     pub(in crate::agent::node) fn vm_pages(self, name: &str, following: &'a Following) -> Vec<AskedPage> {
         let now = Instant::now();
-        self.called(name).take(LISTED_GUESTS).map(|(who, id)| self.vm_page(who, id, following, now)).collect()
+        let known = self.called(name).map(|(who, id)| self.vm_page(who, id, following, now));
+        let unserved = self.unserved(name).into_iter().map(|nic| (nic.page(), None));
+        known.chain(unserved).take(LISTED_GUESTS).collect()
     }
 
     fn vm_page(
@@ -159,7 +161,7 @@ impl<'a> View<'a> {
             |seen: &&FollowedGuest| seen.vm.is_none() || owner.is_none() || seen.vm.as_deref() == owner;
         let seen = bound.and_then(|(slot, _)| following.guest(slot)).filter(is_its);
         let stage = match (self.ports.state_when(&who.port, serves), seen) {
-            (GuestState::Unbound | GuestState::Unreachable, _) => BootStage::Unattached,
+            (GuestState::Unbound | GuestState::Unreachable | GuestState::Unserved, _) => BootStage::Unattached,
             (GuestState::Awaited, _) => BootStage::Unrecorded,
             (GuestState::Gone, _) => BootStage::Gone,
             (GuestState::Served, None) => BootStage::Silent,

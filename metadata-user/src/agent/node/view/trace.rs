@@ -7,6 +7,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::{PortKey, Slot};
 
 use super::View;
+use super::unserved::UnservedNic;
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 use metadata_base::port::PortName;
@@ -88,10 +89,12 @@ impl<'a> View<'a> {
             ([], [port]) => Some(*port),
             _ => None,
         };
-        let who = match known.len() {
-            0 => format!("{mac}, which no record has"),
-            1 => port.map_or_else(|| mac.to_string(), |port| format!("{mac} on {}", spoken(port))),
-            ports => format!("{mac} on {ports} ports"),
+        let unserved = self.unserved(&mac.to_string());
+        let who = match (known.len(), &unserved[..]) {
+            (0, [UnservedNic { id: Some(id), reason, .. }, ..]) => format!("{mac} of {id}, which is not served: {reason}"),
+            (0, _) => format!("{mac}, which no record has"),
+            (1, _) => port.map_or_else(|| mac.to_string(), |port| format!("{mac} on {}", spoken(port))),
+            (ports, _) => format!("{mac} on {ports} ports"),
         };
         self.watched(port, Some(mac), passing, who, None)
     }
@@ -113,6 +116,10 @@ impl<'a> View<'a> {
             [who] => {
                 let reason = self.ports.state_of(&who.port).1.unwrap_or("no reason is known");
                 (StatusCode::NOT_FOUND, format!("{name} is {}, which is not attached: {reason}", nic(who)))
+            }
+            [] if let [nic, ..] = &self.unserved(name)[..] => {
+                let record = nic.id.map(|id| format!(" (record {id})")).unwrap_or_default();
+                (StatusCode::NOT_FOUND, format!("{name}{record} is not served: {}", nic.reason))
             }
             [] => {
                 let text = format!(
