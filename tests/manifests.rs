@@ -7,26 +7,30 @@ use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::packages::{Packages, With};
 
-/// Metrics of other exporters: Prometheus itself and kube-state-metrics.
-const OF_OTHERS: [&str; 2] = ["up", "kube_daemonset_status_number_unavailable"];
+/// A metric that is Prometheus's own.
+const UP: &str = "up";
 /// Functions, keywords and labels in our PromQL expressions that are not metrics.
-const WORDS: [&str; 15] = [
+const WORDS: [&str; 17] = [
     "absent",
+    "and",
     "by",
     "code",
+    "hub",
     "histogram_quantile",
     "increase",
+    "instance",
+    "job",
     "le",
-    "max",
-    "min",
-    "node",
-    "or",
+    "on",
     "rate",
     "reason",
     "sum",
     "time",
     "verdict",
+    "without",
 ];
 
 fn deploy() -> PathBuf {
@@ -175,12 +179,64 @@ fn known() -> BTreeSet<String> {
         .collect()
 }
 
+/// The alerts that every installation gets.
+const ALERTS: &str = "helm/xdp-imds/files/alerts.yaml";
+
+fn alerts() -> Vec<Value> {
+    documents(ALERTS)[0]["groups"][0]["rules"].as_array().expect("rules").clone()
+}
+
+#[test]
+fn kustomize_and_the_chart_have_the_alerts_and_the_dashboard_of_hosts() {
+    let rules = documents("kustomize/parts/monitoring/prometheusrule.yaml").remove(0);
+    assert_eq!(rules["spec"], documents(ALERTS)[0]);
+    let template = read("helm/xdp-imds/templates/prometheusrule.yaml");
+    assert!(
+        template.contains(r#".Files.Get "files/alerts.yaml""#) && !template.contains("alert:"),
+        "{template}"
+    );
+    let [dashboard, copy] =
+        ["helm/xdp-imds/files/xdp-imds.json", "kustomize/parts/monitoring/xdp-imds.json"].map(read);
+    assert!(dashboard == copy, "the dashboards differ");
+}
+
+#[test]
+fn every_alert_has_its_section_of_the_book() {
+    let page = read("../docs/src/operate/alerts.md");
+    let sections: BTreeSet<_> = page.lines().filter_map(|line| line.strip_prefix("## ")).collect();
+    let alerts = alerts();
+    let name = |alert: &'_ Value| alert["alert"].as_str().expect("a name").to_owned();
+    for alert in &alerts {
+        let runbook = alert["annotations"]["runbook_url"].as_str().unwrap_or_default();
+        let (page, anchor) = runbook.split_once('#').unwrap_or_default();
+        assert_eq!(page, "https://github.com/xdp-imds/xdp-imds/blob/main/docs/src/operate/alerts.md");
+        assert_eq!(anchor, name(alert).to_lowercase());
+    }
+    let names: Vec<_> = alerts.iter().map(name).collect();
+    assert_eq!(sections, names.iter().map(String::as_str).collect());
+}
+
+/// promtool evaluates the alerts on series of a cluster and of plain hosts.
+#[test]
+fn alerts_fire_for_the_right_node_in_clusters_and_on_hosts() {
+    let Some(prometheus) = Packages::or_skip("bookworm", &["prometheus"], With::Nothing) else { return };
+    let room = tempfile::tempdir().expect("a directory");
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/alerts/tests.yaml");
+    fs::copy(tests, room.path().join("tests.yaml")).expect("copied");
+    fs::copy(deploy().join(ALERTS), room.path().join("alerts.yaml")).expect("copied");
+    let promtool = prometheus.root().join("usr/bin/promtool");
+    for words in [["check", "rules", "alerts.yaml"], ["test", "rules", "tests.yaml"]] {
+        let output = Command::new(&promtool).args(words).current_dir(room.path()).output().expect("it runs");
+        let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        assert!(output.status.success(), "promtool {}: {text}", words.join(" "));
+    }
+}
+
 #[test]
 fn every_metric_of_an_alert_or_a_panel_exists() {
     let known = known();
     assert!(known.contains("xdp_imds_requests_total") && known.len() > 40, "{known:?}");
-    let rules = documents("kustomize/parts/monitoring/prometheusrule.yaml").remove(0);
-    let alerts = rules["spec"]["groups"][0]["rules"].as_array().expect("rules").clone();
+    let alerts = alerts();
     let dashboard: Value =
         serde_json::from_str(&read("kustomize/parts/monitoring/xdp-imds.json")).expect("JSON");
     let panels = dashboard["panels"].as_array().expect("panels").clone();
@@ -198,8 +254,7 @@ fn every_metric_of_an_alert_or_a_panel_exists() {
         for name in named {
             let of_histogram =
                 ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
-            let exists =
-                [&*name, of_histogram].iter().any(|name| known.contains(*name) || OF_OTHERS.contains(name));
+            let exists = [&*name, of_histogram].iter().any(|name| known.contains(*name) || *name == UP);
             assert!(exists, "{name} in {expression} does not exist");
         }
     }
@@ -207,6 +262,6 @@ fn every_metric_of_an_alert_or_a_panel_exists() {
 
 #[test]
 fn metrics_are_distinguished_from_functions_labels_and_values() {
-    let expression = r#"sum by (node) (rate(xdp_imds_a_total{code=~"5..", x="up"}[10m])) > 0.01 * max by (le) (up{job="b"})"#;
+    let expression = r#"sum by (instance) (rate(xdp_imds_a_total{code=~"5..", x="up"}[10m])) > 0.01 * sum by (le) (up{job="b"})"#;
     assert_eq!(metrics(expression), ["up", "xdp_imds_a_total"].map(ToOwned::to_owned).into());
 }

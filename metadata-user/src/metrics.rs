@@ -53,6 +53,10 @@ pub struct Hub<'a, T> {
 /// All counters and gauges at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot<'a, T> {
+    /// `/readyz` reports success.
+    pub is_ready: bool,
+    /// Problems that `xdp-imds status` lists.
+    pub problems: u64,
     /// Frames that the eBPF programs counted, by the name of their verdict.
     pub verdicts: &'a [(&'static str, u64)],
     /// Ports attached.
@@ -173,6 +177,7 @@ pub struct Errands {
 pub fn render<T>(snapshot: &Snapshot<'_, T>) -> String {
     let mut out = Exposition::default();
     node::build(&mut out);
+    node::health(snapshot, &mut out);
     node::frames(snapshot.verdicts, &mut out);
     node::ports(snapshot, &mut out);
     node::attachments(snapshot, &mut out);

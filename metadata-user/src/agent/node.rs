@@ -218,8 +218,8 @@ impl Node {
 
     /// The metrics, as exposition text.
     #[must_use]
-    pub(super) fn metrics(&self) -> String {
-        self.reporter.metrics(self.view())
+    pub(super) fn metrics(&self, health: &Health) -> String {
+        self.reporter.metrics(self.view(), health)
     }
 }
 

@@ -24,6 +24,14 @@ pub(super) fn build(out: &mut Exposition) {
     );
 }
 
+/// Adds readiness and the number of problems.
+pub(super) fn health<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
+    let help = "1 if records are read, ports are settled, every worker runs and the agent is not stopping.";
+    out.family("xdp_imds_ready", help, Kind::Gauge, [(NONE, u64::from(snapshot.is_ready))]);
+    let help = "Problems that an operator needs to act on, as `xdp-imds status` lists them.";
+    out.family("xdp_imds_problems", help, Kind::Gauge, [(NONE, snapshot.problems)]);
+}
+
 /// Adds frames by verdict.
 pub(super) fn frames(verdicts: &[(&str, u64)], out: &mut Exposition) {
     let each = verdicts.iter().map(|(name, count)| ([("verdict", *name)], *count));

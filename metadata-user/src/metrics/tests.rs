@@ -64,6 +64,8 @@ fn text() -> String {
         lag.waited(Duration::from_millis(millis));
     }
     render(&Snapshot {
+        is_ready: true,
+        problems: 49,
         verdicts: &verdicts,
         ports: 61,
         steered_by: [("xdp", 21), ("tcx", 40)],
@@ -156,6 +158,8 @@ fn every_counter_and_gauge_has_a_line() {
         "xdp_imds_identity_tokens_waiting 91",
         "xdp_imds_identity_keys 85",
         "xdp_imds_identity_certificate_expiration_timestamp_seconds 96",
+        "xdp_imds_ready 1",
+        "xdp_imds_problems 49",
         "xdp_imds_identity_signer_up 1",
         "xdp_imds_messages_total{outcome=\"delivered\"} 71",
         "xdp_imds_messages_total{outcome=\"failed\"} 72",
@@ -247,6 +251,8 @@ fn help_texts_and_label_values_are_escaped() {
 #[test]
 fn a_family_without_samples_is_left_out() {
     let text = render::<()>(&Snapshot {
+        is_ready: false,
+        problems: 0,
         verdicts: &[],
         ports: 0,
         steered_by: [("xdp", 0), ("tcx", 0)],

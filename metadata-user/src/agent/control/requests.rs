@@ -21,7 +21,7 @@ const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// Answers a request. The answer is dropped if the client has disconnected.
 pub(super) fn answer(node: &Node, health: &Health, request: Request) {
     match request {
-        Request::Metrics(reply) => _ = reply.send(node.metrics()),
+        Request::Metrics(reply) => _ = reply.send(node.metrics(health)),
         Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
         Request::Top(query, reply) => _ = reply.send(Box::new(node.top(&query, health))),
         Request::VmPages(name, reply) => {

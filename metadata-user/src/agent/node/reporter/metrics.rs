@@ -3,13 +3,19 @@
 use tracing::warn;
 
 use super::{Reporter, View};
+use crate::agent::health::Health;
 use crate::metrics::{self, Hub, Process, Snapshot};
+use metadata_control::status::About;
 use metadata_steer::Counters;
 
 impl Reporter {
     /// The exposition text at this moment.
     #[must_use]
-    pub(in crate::agent::node) fn metrics(&self, View { catalogue, ports }: View<'_>) -> String {
+    pub(in crate::agent::node) fn metrics(
+        &self,
+        View { catalogue, ports }: View<'_>,
+        health: &Health,
+    ) -> String {
         let (view, steering) = (View { catalogue, ports }, ports.steering());
         let kernel = steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
         let verdicts: Vec<_> = kernel
@@ -30,15 +36,17 @@ impl Reporter {
             })
             .collect();
         let (xdp, tcx) = steering.ports_by_program();
-        let (taps, instances) =
-            (view.ports_by_state().into_iter().collect::<Vec<_>>(), view.instances_by_state());
+        let status = self.status(view, About::Trouble, health);
+        let taps: Vec<_> = status.ports.counts.into_iter().collect();
         let shares = view.shares();
         let snapshot = Snapshot {
+            is_ready: status.ready,
+            problems: status.troubles.len() as u64,
             verdicts: &verdicts,
             ports: ports.count() as u64,
             steered_by: [("xdp", xdp as u64), ("tcx", tcx as u64)],
             taps: &taps,
-            instances: &instances,
+            instances: &status.instances,
             identities: ports.identity_count() as u64,
             attaching: ports.attaching().figures(),
             rendering: catalogue.rendering(),
@@ -47,7 +55,7 @@ impl Reporter {
             room: catalogue.room().usage(),
             shares: &shares,
             from_snapshot: self.from_snapshot,
-            api_server: self.api_server(),
+            api_server: status.api_server,
             identity: self
                 .identity
                 .as_ref()
