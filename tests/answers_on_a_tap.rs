@@ -101,17 +101,19 @@ fn the_agent_sees_one_frame(backend: Backend) {
             let metrics = agent.metrics().expect("metrics");
             let counted: Vec<_> = metrics.verdicts().filter(|(_, frames)| *frames != 0).collect();
             let tcp = frames(&metrics, "steer_ipv4_tcp");
-            // One frame carries the request. On a busy machine the guest may time out and send it again.
-            assert!((FETCHES..=FETCHES + 2).contains(&tcp), "{shape:?}, {last:?}: {counted:?}");
-            assert_eq!(frames(&metrics, "answer_syn"), FETCHES, "{shape:?}, {last:?}: {counted:?}");
+            // One frame carries the request. On a busy machine the guest may time out and send a frame again.
+            for frames in [tcp, frames(&metrics, "answer_syn")] {
+                assert!((FETCHES..=FETCHES + 2).contains(&frames), "{shape:?}, {last:?}: {counted:?}");
+            }
             let arps = u64::from(route == Route::OnLink);
             assert!(frames(&metrics, "answer_arp") >= arps, "{shape:?}, {last:?}: {counted:?}");
             assert_eq!(frames(&metrics, "steer_arp"), 0, "{shape:?}, {last:?}: {counted:?}");
-            // What docs/src/operate/observe.md says of `rx_dropped`.
+            // What docs/src/operate/observe.md says of `rx_dropped`. A busy guest joins an acknowledgement with the frame
+            // after it, so their number varies.
             eventually(PATIENCE, || {
                 let absorbed = frames(&agent.metrics()?, ABSORBED);
                 let dropped = scene.rx_dropped()?;
-                ensure!(absorbed >= FETCHES && dropped == absorbed, "{absorbed} absorbed, {dropped} dropped");
+                ensure!(absorbed > 0 && dropped == absorbed, "{absorbed} absorbed, {dropped} dropped");
                 Ok(())
             })
             .unwrap_or_else(|error| panic!("{shape:?}, {last:?}: {error:#}"));
