@@ -41,7 +41,7 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
     ("src/agent/handover/wire.rs", "lines of the agent that takes over, with a limit of bytes"),
     ("src/agent/shelf.rs", "the agent's own files; the record in them goes through the parser"),
     ("src/verbs/doctor/gather/room.rs", "the agent's status, read by its verb"),
-    ("src/verbs/trace/mod.rs", "lines of the agent, read by its verbs"),
+    ("src/verbs/trace.rs", "lines of the agent, read by its verbs"),
     ("src/verbs/which.rs", "answers of the agent, read by its verbs"),
     ("state/src/asked.rs", "the agent's own file, with a limit of bytes for each line"),
     ("state/src/form.rs", "the agent's own files, with a limit of bytes for each line"),

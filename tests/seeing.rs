@@ -97,7 +97,10 @@ fn a_healthy_agent_reports_its_ports_and_guests() {
         assert!(guests[0].held.is_some() && guests[0].slot.is_some(), "{name}: {text}");
     }
     let (code, said) = scene.run_status(&["nobody"]);
-    assert!(code == 1 && said.contains("no guest is known as nobody") && said.contains("xdp-imds ls"), "{said}");
+    assert!(
+        code == 1 && said.contains("no guest is known as nobody") && said.contains("xdp-imds ls"),
+        "{said}"
+    );
     agent.stop().expect("the agent stops");
     let (code, _) = scene.run_status(&[]);
     assert_eq!(code, 2, "the agent has ended");

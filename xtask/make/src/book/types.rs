@@ -142,7 +142,7 @@ mod tests {
     fn a_page_has_the_fields_of_types_wherever_they_are_defined() {
         let code = Code::of(&[
             (
-                "a/src/record/mod.rs",
+                "a/src/record.rs",
                 "use super::values::Line;\n\
                  /// All of it.\n#[derive(Deserialize)]\npub struct Root {\n\
                  /// Who, at most [`values::MOST`].\npub vm: Vm,\n\

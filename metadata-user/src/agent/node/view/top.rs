@@ -161,7 +161,9 @@ impl<'a> View<'a> {
             |seen: &&FollowedGuest| seen.vm.is_none() || owner.is_none() || seen.vm.as_deref() == owner;
         let seen = bound.and_then(|(slot, _)| following.guest(slot)).filter(is_its);
         let stage = match (self.ports.state_when(&who.port, serves), seen) {
-            (GuestState::Unbound | GuestState::Unreachable | GuestState::Unserved, _) => BootStage::Unattached,
+            (GuestState::Unbound | GuestState::Unreachable | GuestState::Unserved, _) => {
+                BootStage::Unattached
+            }
             (GuestState::Awaited, _) => BootStage::Unrecorded,
             (GuestState::Gone, _) => BootStage::Gone,
             (GuestState::Served, None) => BootStage::Silent,

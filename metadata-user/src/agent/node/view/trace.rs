@@ -91,7 +91,9 @@ impl<'a> View<'a> {
         };
         let unserved = self.unserved(&mac.to_string());
         let who = match (known.len(), &unserved[..]) {
-            (0, [UnservedNic { id: Some(id), reason, .. }, ..]) => format!("{mac} of {id}, which is not served: {reason}"),
+            (0, [UnservedNic { id: Some(id), reason, .. }, ..]) => {
+                format!("{mac} of {id}, which is not served: {reason}")
+            }
             (0, _) => format!("{mac}, which no record has"),
             (1, _) => port.map_or_else(|| mac.to_string(), |port| format!("{mac} on {}", spoken(port))),
             (ports, _) => format!("{mac} on {ports} ports"),

@@ -19,7 +19,7 @@ use xml::{At, Attribute, Xml};
 
 pub(in crate::storm) use figures::show;
 
-pub(crate) const STYLE: &str = include_str!("style.css");
+pub(crate) const STYLE: &str = include_str!("report/style.css");
 /// Space around the drawings of an image.
 const MARGIN: f64 = 20.0;
 /// Height of a line of text.

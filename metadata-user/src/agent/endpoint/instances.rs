@@ -61,7 +61,7 @@ pub(crate) const WAIT_MOST: Duration = Duration::from_secs(60);
 const PREFIX: &str = "/v1/instances/";
 const GUEST_DATA: &str = "/v1/guest-data/";
 /// The OpenAPI document.
-const OPENAPI: &str = include_str!("openapi.json");
+const OPENAPI: &str = include_str!("instances/openapi.json");
 
 /// Shared by all requests that change instances.
 #[derive(Debug)]
