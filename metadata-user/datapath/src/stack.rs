@@ -17,24 +17,15 @@
 //! once, and copies data to send only into frames. A silent guest costs nothing: [`Stack::step`] visits only
 //! connections that are due.
 
-mod ahead;
 mod arrivals;
-mod checksum;
 mod config;
 mod connection;
-mod drain;
 mod emit;
-mod forgotten;
 mod frame;
-mod handshake;
-mod ledger;
-mod lists;
-mod outbox;
 mod port;
 mod receive;
 mod recovery;
 mod seam;
-mod segment;
 mod send;
 mod stats;
 mod table;
@@ -47,8 +38,8 @@ pub use config::{
     CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
     SHARE, StackConfig, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT,
 };
-pub use drain::{Claims, DRAIN_LIMIT};
-pub use ledger::{Displaced, Heard, Ledger, NoLedger};
+pub use port::{Claims, DRAIN_LIMIT};
+pub use seam::{Displaced, Heard, Ledger, NoLedger};
 pub use seam::{Exchange, Glimpse, LONG_MAX, Long, Refused, Service, Step, Transmit};
 pub use stats::{SlotStats, StackStats};
 
@@ -59,14 +50,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use arrivals::Source;
-use drain::Draining;
 use emit::Workshop;
-use forgotten::Forgotten;
+use frame::Segment;
 use frame::{Drop, Inbound, Route};
-use lists::{Lists, Ranks};
+use port::Draining;
 use port::Ports;
-use segment::Segment;
 use table::Table;
+use table::{Lists, Ranks};
+use timewait::Forgotten;
 use wheel::Wheel;
 
 use metadata_base::time::Now;

@@ -25,35 +25,36 @@
 //! a flag. It then rings the bell (an eventfd). It reads counters from a snapshot that the worker refreshes. The
 //! worker never waits for the control side: if the snapshot is being read, the worker publishes on a later turn.
 
-mod beat;
-mod bell;
-mod engine;
 mod fair;
 mod pending;
 mod run;
-/// The atomics that `pending` uses. A thread model replaces this module with its own types.
-mod sync {
-    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
-}
 
+#[cfg(test)]
+mod tests;
+
+pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turned, WAITING, WORK_PER_TURN};
+
+use metadata_base::time::Now;
 use metadata_common::maps::{MAX_SLOTS, Slot};
-use rustix::io::Errno;
+use pending::Pending;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::{Errno, read, write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
 use crate::sandbox::{Mode, SandboxError, Stage};
-use crate::stack::{Claims, SlotStats, Transmit};
-use beat::LastBeat;
-pub use beat::{Heartbeat, SILENCE, Silence};
-use bell::Bell;
-pub use fair::{BATCH, FRESH_BURST, FRESH_EVERY, Fair, LOOK_AHEAD, QUANTUM, Turned, WAITING, WORK_PER_TURN};
-use metadata_base::time::Now;
-use pending::Pending;
+use crate::stack::{Claims, Ledger, Service, SlotStats, Stack, StackStats, Transmit};
+
+/// The atomics that `pending` uses. A thread model replaces this module with its own types.
+mod sync {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+}
 
 /// Limit of answer segments that the stack sends for one frame, timer or wake. The rest waits for the slot's next
 /// visit.
@@ -446,5 +447,194 @@ impl<T> Drop for WorkerHandle<T> {
     }
 }
 
-#[cfg(test)]
-mod tests;
+// An eventfd that wakes a sleeping worker. It stays readable until the worker resets it.
+
+/// The control side rings it; the worker resets it.
+#[derive(Debug)]
+struct Bell(OwnedFd);
+
+impl Bell {
+    fn new() -> Result<Self, Errno> {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Self)
+    }
+
+    /// Makes the descriptor readable. The only possible failure, a full counter, means that it already is.
+    fn ring(&self) {
+        let rung = write(&self.0, &1_u64.to_ne_bytes());
+        debug_assert!(matches!(rung, Ok(8) | Err(Errno::AGAIN)), "{rung:?}");
+    }
+
+    /// Makes the descriptor unreadable again. A sender queues its message before it rings, so read messages after
+    /// this call.
+    fn hear(&self) {
+        let heard = read(&self.0, &mut [0_u8; 8]);
+        debug_assert!(matches!(heard, Ok(8) | Err(Errno::AGAIN)), "{heard:?}");
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+// Implements the worker's engine with the stack.
+
+impl<S, L> Engine for Stack<S, L>
+where
+    S: Service + Send + 'static,
+    S::Exchange: Send,
+    L: Ledger + Send + 'static,
+{
+    type Stats = StackStats;
+
+    fn read_ahead(&self, group: &[(Slot, &[u8])]) {
+        Stack::read_ahead(self, group);
+    }
+
+    fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit) {
+        // A slot with deferred output sends only in its own visits. If each acknowledgement caused more output, the
+        // last waiting acknowledgements would be read so late that the retransmission timer would send data the guest
+        // already has.
+        self.allow(if self.owes(slot) { 0 } else { SEGMENTS_AT_ONCE });
+        Stack::receive(self, now, slot, frame, out);
+    }
+
+    fn owing(&mut self) -> Option<Slot> {
+        Stack::owing(self)
+    }
+
+    fn go_on(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) -> bool {
+        self.allow(SEGMENTS_AT_ONCE);
+        Stack::go_on(self, now, slot, out)
+    }
+
+    fn step(&mut self, now: Now, out: &mut dyn Transmit) -> Option<Duration> {
+        self.allow(SEGMENTS_AT_ONCE);
+        Stack::step(self, now, out)
+    }
+
+    fn forget(&mut self, slot: Slot) {
+        Stack::forget(self, slot);
+    }
+
+    fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
+        self.allow(SEGMENTS_AT_ONCE);
+        Stack::wake(self, now, slot, out);
+    }
+
+    fn drain(&mut self, now: Now, limit: Duration, claims: Option<Box<dyn Claims + Send>>) {
+        Stack::drain(self, now, limit, claims);
+    }
+
+    fn resume(&mut self) {
+        Stack::resume(self);
+    }
+
+    fn spare_unknown(&mut self, spare: bool) {
+        Stack::spare_unknown(self, spare);
+    }
+
+    fn left(&self) -> usize {
+        Stack::left(self)
+    }
+
+    fn turned(&mut self, turn: Duration) {
+        Stack::turned(self, turn);
+    }
+
+    fn look(&self, slot: Slot) -> SlotStats {
+        Stack::look(self, slot)
+    }
+
+    fn stats(&self) -> StackStats {
+        Stack::stats(self)
+    }
+}
+
+// The heartbeat of a worker.
+
+/// A worker whose last heartbeat is older is stuck: it publishes at least every [`MAX_SLEEP`].
+pub const SILENCE: Duration = Duration::from_secs(5);
+
+/// Stored in place of a time once the worker's thread has ended.
+const ENDED: u64 = u64::MAX;
+
+/// The time of a worker's last heartbeat. Reading it neither blocks nor delays the worker.
+#[derive(Clone, Debug)]
+pub struct Heartbeat(Arc<Beat>);
+
+#[derive(Debug)]
+struct Beat {
+    start: Instant,
+    /// Milliseconds since `start`.
+    at: AtomicU64,
+}
+
+/// Why a worker fails the liveness check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Silence {
+    /// The worker's thread has ended.
+    #[error("has ended")]
+    Ended,
+    /// The worker's thread has not completed a turn for this long.
+    #[error("has been silent for {0:.1?}, {SILENCE:?} at most is normal")]
+    Stuck(Duration),
+}
+
+impl Default for Heartbeat {
+    /// The heartbeat of a worker that starts now.
+    fn default() -> Self {
+        Self(Arc::new(Beat { start: Instant::now(), at: AtomicU64::new(0) }))
+    }
+}
+
+impl Heartbeat {
+    /// Records that the worker is alive at `mono` after its start.
+    fn beat(&self, mono: Duration) {
+        // Relaxed: the time carries no other data.
+        self.0.at.store(millis(mono), Ordering::Relaxed);
+    }
+
+    /// Records that the worker's thread has ended.
+    pub fn end(&self) {
+        self.0.at.store(ENDED, Ordering::Relaxed);
+    }
+
+    /// When the worker started.
+    fn start(&self) -> Instant {
+        self.0.start
+    }
+
+    /// The age of the last heartbeat; `None` if the thread has ended.
+    #[must_use]
+    pub fn age(&self) -> Option<Duration> {
+        let at = self.0.at.load(Ordering::Relaxed);
+        (at != ENDED).then(|| self.0.start.elapsed().saturating_sub(Duration::from_millis(at)))
+    }
+
+    /// Checks that the worker is alive.
+    ///
+    /// # Errors
+    /// The worker has ended, or its last heartbeat is older than [`SILENCE`].
+    pub fn check(&self) -> Result<(), Silence> {
+        match self.age() {
+            None => Err(Silence::Ended),
+            Some(age) if age > SILENCE => Err(Silence::Stuck(age)),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(ENDED - 1)
+}
+
+/// Records on drop that the thread has ended, whatever the reason.
+struct LastBeat(Heartbeat);
+
+impl Drop for LastBeat {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}

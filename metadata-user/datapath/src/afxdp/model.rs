@@ -5,9 +5,9 @@
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingOffset};
 use std::sync::atomic::Ordering;
 
-use super::receiver::Receiver;
 use super::ring::{Cell, Consumer, Producer, bytes};
 use super::socket::HEADROOM;
+use super::socket::Receiver;
 use super::sys::Mapping;
 use super::umem::Umem;
 

@@ -6,10 +6,10 @@ use metadata_common::maps::{AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, Slot}
 use std::time::Duration;
 
 use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
-use super::ledger::{Displaced, Heard, Ledger};
+use super::frame::{RST, Segment};
 use super::receive::Arrival;
+use super::seam::{Displaced, Heard, Ledger};
 use super::seam::{Exchange, Step};
-use super::segment::{RST, Segment};
 use super::send::Outlet;
 use super::tcb::Tcb;
 use super::timewait::Numbers;

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::config::SEGMENTS_IN_FLIGHT;
-use super::segment::before;
+use super::frame::before;
 
 /// Minimum and initial timeout. RFC 6298 asks for 1 s, which suits a wide area network; here the guest is on the same
 /// host, less than a millisecond away. Linux also uses 200 ms.

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use super::config::{LINGER, RECEIVE_BUFFER, STALL};
 use super::frame::Route;
-use super::handshake::safe_segment;
-use super::outbox::Outbox;
+use super::frame::{Segment, Tuple, before};
+use super::receive::safe_segment;
 use super::recovery::Recovery;
-use super::segment::{Segment, Tuple, before};
+use super::send::Outbox;
 
 /// Least time between two challenge acknowledgements, sent in answer to unacceptable segments without payload. It
 /// keeps two ends that disagree from answering each other forever (RFC 5961 §7; Linux uses the same interval).

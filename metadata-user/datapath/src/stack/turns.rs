@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Stack;
 use super::config::{NARROW_FOR, PORT_IDLE, TIME_WAIT, TIME_WAITS_PER_PORT};
 use super::connection::{Cause, Conn, Fate, Rating, Scene};
-use super::ledger::{Displaced, Ledger};
+use super::seam::{Displaced, Ledger};
 use super::seam::{Service, Transmit};
 use super::send::Outlet;
 use super::timewait::{Numbers, TimeWait};

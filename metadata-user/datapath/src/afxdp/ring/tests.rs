@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::super::model::{LAYOUT, ring, rng, rounds};
 use super::super::sys::Mapping;
-use super::{Consumer, Producer, bytes};
+use super::{Consumer, Producer, Queues, SocketConfig, bytes, share};
 
 /// A start value from which the cursors wrap within the first few cells.
 const BELOW_WRAP: u32 = u32::MAX - 2;
@@ -142,4 +142,16 @@ fn a_layout_that_exceeds_its_memory_is_refused() {
     assert!(!fits(&XdpRingOffset { consumer: 2, ..LAYOUT }, 4), "an unaligned cursor");
     assert!(!fits(&XdpRingOffset { desc: u64::MAX, ..LAYOUT }, 4), "cells beyond the address space");
     assert_eq!(bytes::<u64>(&XdpRingOffset { desc: u64::MAX, ..LAYOUT }, 4), None);
+}
+
+#[test]
+fn queues_share_the_places_and_each_has_the_minimum() {
+    let all = SocketConfig::default();
+    for (queues, each) in [(1, 8_192), (2, 4_096), (3, 2_048), (4, 2_048), (8, 2_048)] {
+        let found = share(queues, &all);
+        assert_eq!((found.rx_ring, found.chunks), (each, each), "{queues} queues");
+        assert_eq!(Queues::memory(queues, &all), u64::from(queues * each) * 4_096);
+    }
+    let small = SocketConfig { rx_ring: 64, chunks: 64, ..all };
+    assert_eq!(share(4, &small).rx_ring, 64);
 }

@@ -2,6 +2,7 @@ use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 use std::collections::VecDeque;
 
 use super::super::model::{Fate, Rig, rng, rounds};
+use super::{AfxdpError, Socket, SocketConfig};
 use crate::GROUP;
 
 const CHUNK: u32 = 2048;
@@ -117,4 +118,23 @@ fn bad_descriptors_count_towards_the_batch() {
     rig.kernel.rx.publish();
     assert_eq!(rig.receive(3, |_| ()), 0);
     assert_eq!(rig.receiver.received().bad_descriptors, 3);
+}
+
+#[test]
+fn sizes_out_of_range_are_refused_before_a_socket_is_opened() {
+    let fine = SocketConfig::default();
+    for (config, field) in [
+        (SocketConfig { rx_ring: 0, ..fine }, "rx_ring"),
+        (SocketConfig { rx_ring: 32, ..fine }, "rx_ring"),
+        (SocketConfig { rx_ring: 1_000, ..fine }, "rx_ring"),
+        (SocketConfig { rx_ring: 1 << 17, ..fine }, "rx_ring"),
+        (SocketConfig { chunks: fine.rx_ring - 1, ..fine }, "chunks"),
+        (SocketConfig { chunks: u32::MAX, ..fine }, "chunks"),
+        (SocketConfig { chunk_size: 0, ..fine }, "chunk_size"),
+        (SocketConfig { chunk_size: 8_192, ..fine }, "chunk_size"),
+    ] {
+        let refused = Socket::bind(0, 0, &config).expect_err("a refusal");
+        assert!(matches!(refused, AfxdpError::Size { what, .. } if what == field), "{config:?}: {refused}");
+    }
+    assert!(fine.check().is_ok());
 }
