@@ -2,14 +2,13 @@
 
 pub mod body;
 pub mod date;
-mod error;
 pub mod host;
 mod message;
 pub mod parse;
 mod response;
 pub mod target;
 
-pub use error::RequestError;
+pub use message::RequestError;
 pub use message::{Headers, Method, Request, Target};
 pub(crate) use response::Head;
 pub use response::{Body, Response, Status};

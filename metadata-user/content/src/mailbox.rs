@@ -9,34 +9,25 @@
 //! With a state directory, the passwords' state, guest attributes and documents outlive the agent, in one file per VM.
 //! `mailboxes` of `metadata-state` writes these files through [`Kept`].
 
-mod attributes;
-mod kept;
-mod state;
 #[cfg(test)]
 mod tests;
-mod wait;
 
-use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use sha2::{Digest as _, Sha256};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::{fmt, io};
 
 use crate::account::Account;
 use crate::record::Dialects;
+use crate::record::values::is_uuid;
 use crate::record::vm::Sinks;
 use crate::sink::{MessageKind, Outbox, VmOutbox};
-use state::Octets;
-use wait::Waits;
-
-pub use attributes::{
-    ATTRIBUTE_OCTETS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, AttributeRefused,
-    NAME_CHARS as ATTRIBUTE_NAME_CHARS,
-};
-pub use kept::{Kept, Saver};
-pub use state::State;
-pub use wait::{WAITS_PER_VM, Wait};
 
 /// Maximum length of a posted password in octets (OpenStack accepts 1,020).
 pub const PASSWORD_OCTETS: usize = 1_020;
@@ -327,5 +318,402 @@ impl Mailbox {
     pub fn send(&self, sinks: &Sinks, kind: MessageKind, body: &[u8], now_unix: u64) {
         let name = Arc::clone(&locked(&self.noted).name);
         self.outbox.send(sinks, kind, name, body, now_unix);
+    }
+}
+
+// The part of a VM's mailbox that outlives the agent, and whether it is on disk.
+
+/// Schedules a changed mailbox to be saved. The packet path calls it, so it must not wait.
+pub type Saver = Box<dyn Fn(Arc<Kept>) + Send + Sync>;
+
+/// The stored state of one VM, and its file.
+pub struct Kept {
+    vm: Box<str>,
+    changing: Mutex<Changing>,
+    /// True from a change until its save begins. So a mailbox is in the queue at most once, and the queue has at most
+    /// one entry per VM.
+    queued: AtomicBool,
+    /// Path of the file, locked while it is written; `None` without a file or after [`detach`](Self::detach).
+    file: Mutex<Option<PathBuf>>,
+    saver: Option<Saver>,
+}
+
+#[derive(Default)]
+struct Changing {
+    state: State,
+    /// Grows with each change.
+    revision: u64,
+    /// The revision on disk.
+    saved: u64,
+}
+
+impl Kept {
+    /// Creates an empty state without a file for the VM of this owner.
+    #[must_use]
+    pub fn in_memory(vm: &str) -> Self {
+        Self::new(vm, State::default(), None, None)
+    }
+
+    /// Creates the state of the VM of this owner, with its file and the scheduler of saves.
+    #[must_use]
+    pub fn new(vm: &str, mut state: State, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
+        state.set_owner(vm);
+        let changing = Mutex::new(Changing { state, ..Changing::default() });
+        Self { vm: vm.into(), changing, queued: AtomicBool::new(false), file: Mutex::new(file), saver }
+    }
+
+    /// Returns the owner of the VM's state.
+    #[must_use]
+    pub fn vm(&self) -> &str {
+        &self.vm
+    }
+
+    fn read<T>(&self, get: impl FnOnce(&State) -> T) -> T {
+        get(&locked(&self.changing).state)
+    }
+
+    fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
+        self.change_if(|state| {
+            change(state);
+            true
+        });
+    }
+
+    /// `change` returns whether the state has to be saved.
+    fn change_if(self: &Arc<Self>, change: impl FnOnce(&mut State) -> bool) {
+        let changed: Result<(), std::convert::Infallible> = self.try_change(|state| Ok(change(state)));
+        match changed {
+            Ok(()) => {}
+        }
+    }
+
+    /// `change` returns whether the state has to be saved.
+    fn try_change<E>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> Result<bool, E>) -> Result<(), E> {
+        let mut changing = locked(&self.changing);
+        if !change(&mut changing.state)? {
+            return Ok(());
+        }
+        changing.revision += 1;
+        drop(changing);
+        if let Some(saver) = self.saver.as_ref().filter(|_| !self.queued.swap(true, Ordering::AcqRel)) {
+            saver(Arc::clone(self));
+        }
+        Ok(())
+    }
+
+    /// Replaces the state by the content that another agent wrote to the file.
+    fn replace(&self, mut state: State) {
+        state.set_owner(&self.vm);
+        let mut changing = locked(&self.changing);
+        changing.state = state;
+        changing.saved = changing.revision;
+    }
+
+    /// Calls `write` with path and new content if there is a file and it is out of date.
+    ///
+    /// # Errors
+    /// The error of `write`; the file then still counts as out of date.
+    pub fn save(&self, write: impl FnOnce(&Path, &[u8]) -> io::Result<()>) -> io::Result<()> {
+        self.queued.store(false, Ordering::Release);
+        let file = locked(&self.file);
+        let Some(path) = file.as_deref() else { return Ok(()) };
+        // The copy shares the octets, so a guest that writes meanwhile does not wait for the serialization.
+        let (state, revision) = {
+            let changing = locked(&self.changing);
+            if changing.revision == changing.saved {
+                return Ok(());
+            }
+            (changing.state.clone(), changing.revision)
+        };
+        let text = serde_json::to_vec(&state)?;
+        write(path, &text)?;
+        locked(&self.changing).saved = revision;
+        Ok(())
+    }
+
+    /// Waits for a save in progress and prevents later ones.
+    pub fn detach(&self) {
+        *locked(&self.file) = None;
+    }
+}
+
+// Parked requests.
+
+/// Maximum number of parked requests of one VM.
+pub const WAITS_PER_VM: usize = 8;
+
+/// One parked request.
+#[derive(Debug, Default)]
+pub struct Wait {
+    ended: AtomicBool,
+}
+
+impl Wait {
+    /// Returns whether a newer request displaced this one, which then gets the current value as its answer.
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    fn end(&self) {
+        self.ended.store(true, Ordering::Release);
+    }
+}
+
+/// The parked requests of one VM, oldest first.
+#[derive(Debug, Default)]
+struct Waits(VecDeque<Weak<Wait>>);
+
+impl Waits {
+    /// Adds a request. Returns it, and whether that ended the oldest one.
+    fn enter(&mut self) -> (Arc<Wait>, bool) {
+        self.0.retain(|wait| wait.strong_count() > 0);
+        let oldest = if self.0.len() < WAITS_PER_VM { None } else { self.0.pop_front() };
+        let ended = oldest.and_then(|oldest| oldest.upgrade()).inspect(|wait| wait.end()).is_some();
+        let wait = Arc::new(Wait::default());
+        self.0.push_back(Arc::downgrade(&wait));
+        (wait, ended)
+    }
+}
+
+// Guest attributes: octets by namespace and key.
+
+/// Maximum number of attributes of one VM, over all namespaces.
+pub const ATTRIBUTES_PER_VM: usize = 64;
+/// Maximum length of an attribute's value, in octets.
+pub const ATTRIBUTE_OCTETS: usize = 32 << 10;
+/// Maximum total octets of all attributes of one VM, names included. Guests typically store a few host keys and states.
+pub const ATTRIBUTES_OCTETS_PER_VM: usize = 256 << 10;
+/// Maximum length of a namespace and of a key in characters: letters, digits, `.`, `_`, `:` and `-`.
+pub const ATTRIBUTE_NAME_CHARS: usize = 255;
+
+/// Why an attribute is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AttributeRefused {
+    /// The namespace or key is malformed.
+    #[error(
+        "expected a namespace and a key of 1 to {ATTRIBUTE_NAME_CHARS} letters, digits, `.`, `_`, `:` and `-`"
+    )]
+    Name,
+    /// The value exceeds [`ATTRIBUTE_OCTETS`].
+    #[error("expected at most {ATTRIBUTE_OCTETS} octets, found more")]
+    TooLarge,
+    /// All attributes together would exceed [`ATTRIBUTES_OCTETS_PER_VM`].
+    #[error(
+        "expected at most {ATTRIBUTES_OCTETS_PER_VM} octets in all attributes, found more; delete one first"
+    )]
+    TooMuch,
+    /// The VM already has [`ATTRIBUTES_PER_VM`] attributes.
+    #[error("expected at most {ATTRIBUTES_PER_VM} attributes, found one more; delete one first")]
+    Full,
+}
+
+/// The attributes of one VM.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+struct Attributes {
+    namespaces: BTreeMap<String, BTreeMap<String, Octets>>,
+    #[serde(skip)]
+    version: u64,
+}
+
+impl Attributes {
+    fn get(&self, namespace: &str, key: &str) -> Option<Bytes> {
+        self.namespaces.get(namespace)?.get(key).map(|octets| octets.0.clone())
+    }
+
+    /// Returns whether the value changed.
+    fn set(&mut self, namespace: &str, key: &str, octets: &[u8]) -> Result<bool, AttributeRefused> {
+        if !is_name(namespace) || !is_name(key) {
+            return Err(AttributeRefused::Name);
+        }
+        if octets.len() > ATTRIBUTE_OCTETS {
+            return Err(AttributeRefused::TooLarge);
+        }
+        match self.namespaces.get(namespace).and_then(|keys| keys.get(key)) {
+            Some(before) if before.0 == octets => return Ok(false),
+            None if self.len() >= ATTRIBUTES_PER_VM => return Err(AttributeRefused::Full),
+            _ => {}
+        }
+        let others = self.octets() - self.octets_of(namespace, key);
+        if others + namespace.len() + key.len() + octets.len() > ATTRIBUTES_OCTETS_PER_VM {
+            return Err(AttributeRefused::TooMuch);
+        }
+        let octets = Octets(Bytes::copy_from_slice(octets));
+        self.namespaces.entry(namespace.to_owned()).or_default().insert(key.to_owned(), octets);
+        self.version += 1;
+        Ok(true)
+    }
+
+    /// Returns false if there was no such attribute.
+    fn remove(&mut self, namespace: &str, key: &str) -> bool {
+        let Some(keys) = self.namespaces.get_mut(namespace) else { return false };
+        if keys.remove(key).is_none() {
+            return false;
+        }
+        if keys.is_empty() {
+            self.namespaces.remove(namespace);
+        }
+        self.version += 1;
+        true
+    }
+
+    fn clear(&mut self) {
+        self.namespaces.clear();
+        self.version += 1;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
+    fn list(&self) -> Vec<(String, Vec<String>)> {
+        let named = |(namespace, keys): (&String, &BTreeMap<String, Octets>)| {
+            (namespace.clone(), keys.keys().cloned().collect())
+        };
+        self.namespaces.iter().map(named).collect()
+    }
+
+    fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Returns the octets of all attributes, names included.
+    fn octets(&self) -> usize {
+        let each = self.namespaces.iter().flat_map(|(namespace, keys)| {
+            keys.iter().map(|(key, octets)| namespace.len() + key.len() + octets.0.len())
+        });
+        each.sum()
+    }
+
+    fn octets_of(&self, namespace: &str, key: &str) -> usize {
+        self.get(namespace, key).map_or(0, |octets| namespace.len() + key.len() + octets.len())
+    }
+
+    fn len(&self) -> usize {
+        self.namespaces.values().map(BTreeMap::len).sum()
+    }
+}
+
+fn is_name(text: &str) -> bool {
+    (1..=ATTRIBUTE_NAME_CHARS).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'_' | b':' | b'-'))
+}
+
+// The state that outlives the agent, and its text form.
+
+/// Octets whose text form is base64.
+#[derive(Clone, PartialEq, Eq)]
+struct Octets(Bytes);
+
+impl Serialize for Octets {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&STANDARD.encode(&self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Octets {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let octets = STANDARD.decode(text).map_err(|_| de::Error::custom("expected base64"))?;
+        Ok(Self(octets.into()))
+    }
+}
+
+/// State that one guest wrote or confirmed. It has no `Debug`, because it contains passwords.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    version: Version,
+    /// The owner, unless that is a UUID: the file's name has a hash of it then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    owner: Option<Box<str>>,
+    /// With what the digest of the record's password is salted, if not with the owner: an earlier release used the UUID.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    salt: Option<Box<str>>,
+    /// Instance-id of the guest that wrote this; `None` until its record is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    instance: Option<Box<str>>,
+    /// Digest of the record's password that the guest saved.
+    taken_password: Option<Octets>,
+    posted_password: Option<Octets>,
+    attributes: Attributes,
+    documents: BTreeMap<Document, Octets>,
+}
+
+impl State {
+    /// Returns the owner that the file names; `None` if the file's name is the owner.
+    #[must_use]
+    pub fn owner(&self) -> Option<&str> {
+        self.owner.as_deref()
+    }
+
+    fn set_owner(&mut self, owner: &str) {
+        self.owner = (!is_uuid(owner)).then(|| owner.into());
+    }
+
+    /// Removes everything that a guest wrote. Returns false if there was nothing.
+    fn clear(&mut self) -> bool {
+        let Self { version: _, owner: _, salt: _, instance: _, taken_password, posted_password, .. } = &*self;
+        let was_empty = taken_password.is_none()
+            && posted_password.is_none()
+            && self.attributes.is_empty()
+            && self.documents.is_empty();
+        if was_empty {
+            return false;
+        }
+        (self.taken_password, self.posted_password) = (None, None);
+        self.attributes.clear();
+        self.documents.clear();
+        true
+    }
+
+    /// Sets the instance-id of the guest. What a guest of another instance-id wrote is removed; returns true if there was
+    /// something. A state without an instance-id keeps what it has.
+    fn set_instance(&mut self, instance: &str) -> bool {
+        let last = self.instance.replace(instance.into());
+        last.is_some_and(|last| *last != *instance) && self.clear()
+    }
+
+    /// Returns the state for another owner than the UUID by which an earlier release kept it. A password that the guest
+    /// has confirmed stays confirmed.
+    #[must_use]
+    pub fn taken_over(mut self, uuid: &str, owner: &str) -> Self {
+        self.salt.get_or_insert_with(|| uuid.into());
+        self.set_owner(owner);
+        self
+    }
+
+    /// The version of the file format.
+    pub const VERSION: u32 = 1;
+
+    /// The version of a file that begins with these octets, [`State::PREFIX`] at most; `None` if they are not a mailbox's.
+    #[must_use]
+    pub fn version_of(octets: &[u8]) -> Option<u32> {
+        let digits = octets.strip_prefix(br#"{"version":"#)?;
+        let end = digits.iter().position(|octet| !octet.is_ascii_digit())?;
+        std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
+    }
+
+    /// Octets from which [`State::version_of`] reads the version.
+    pub const PREFIX: usize = 32;
+}
+
+/// Version of the file format, [`State::VERSION`].
+#[derive(Clone, Default)]
+struct Version;
+
+impl Serialize for Version {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(State::VERSION)
+    }
+}
+
+impl<'de> Deserialize<'de> for Version {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match u32::deserialize(deserializer)? {
+            State::VERSION => Ok(Self),
+            _ => Err(de::Error::custom("expected another version")),
+        }
     }
 }

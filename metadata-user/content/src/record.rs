@@ -5,18 +5,13 @@
 //! cannot silently remove a VM's user-data.
 
 mod credentials;
-mod derive;
 mod dialects;
-mod error;
 pub mod identity;
 mod metadata;
 pub mod network;
 mod owner;
 mod parse;
-mod serving;
-mod sink;
 pub mod systemd;
-mod tenant;
 mod validate;
 pub mod values;
 pub mod vm;
@@ -24,26 +19,24 @@ pub mod vm;
 #[cfg(test)]
 mod tests;
 
-use bytes::Bytes;
-use metadata_base::port::PortName;
-use metadata_common::mac::Mac;
-use serde::{Deserialize, Serialize};
-
 pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
-pub use dialects::{Carried, Dialect, Dialects, Smbios};
-pub use error::{Place, RecordError, Warning};
-pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, is_instance_tag, is_segment};
+pub use dialects::{
+    AbsentSeed, Carried, DateTree, Dialect, Dialects, Imdsv2, Serve, ServeLimits, Smbios, Switch,
+    USER_DATA_DEFAULT, USER_DATA_MAX,
+};
+pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, is_segment};
 pub use network::{Nic, Role};
 pub use owner::{OWNER_BYTES, Owner};
 pub use parse::Step;
-pub use serving::{
-    AbsentSeed, DateTree, Imdsv2, Serve, ServeLimits, Switch, USER_DATA_DEFAULT, USER_DATA_MAX,
-};
-pub use sink::Sink;
 pub use validate::{is_network_config, is_network_data};
 
+use bytes::Bytes;
 use identity::Identity;
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
 use network::Network;
+use serde::{Deserialize, Serialize};
+use std::fmt;
 use values::Line;
 use vm::{
     Admin, Credentials, Disk, Hostname, Image, InjectedFile, Metadata, Payload, Placement, RandomSeed,
@@ -298,5 +291,84 @@ impl Record {
             ("vendor_data", self.vendor_data.as_mut()),
             ("vendor_data2", self.vendor_data2.as_mut()),
         ]
+    }
+}
+
+// Errors and warnings about a record, with their place in its text.
+
+/// Place of a field in a record's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Source of the record, such as its file name.
+    pub source: String,
+    /// Line and column, counted from 1; `None` if the parser reports none.
+    pub position: Option<(usize, usize)>,
+    /// Field path, such as `network.nics[0].mac`; empty for the whole record.
+    pub field: String,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.source)?;
+        if let Some((line, column)) = self.position {
+            write!(f, ":{line}:{column}")?;
+        }
+        if !self.field.is_empty() {
+            write!(f, ": {}", self.field)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why the parser refuses a record.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The text exceeds [`Limits::record_octets`](Limits::record_octets).
+    #[error(
+        "{source_name}: expected at most {limit} octets, found {found}; move large user-data to a separate file \
+         and name that in `source: {{file: …}}`"
+    )]
+    TooLarge {
+        /// Source of the record, such as its file name.
+        source_name: String,
+        /// Size of the text in octets.
+        found: usize,
+        /// Maximum size in octets.
+        limit: usize,
+    },
+    /// The text is not YAML or JSON, or a value has the wrong form.
+    #[error("{place}: {reason}")]
+    Unreadable {
+        /// Place of the problem.
+        place: Box<Place>,
+        /// The parser's message: what it expected and what it found.
+        reason: String,
+    },
+    /// Each value has the right form, but it contradicts another value or exceeds a limit.
+    #[error("{place}: expected {expected}, found {found}; {remedy}")]
+    Refused {
+        /// Place of the problem.
+        place: Box<Place>,
+        /// What the record should contain.
+        expected: String,
+        /// What it contains.
+        found: String,
+        /// How to correct it.
+        remedy: &'static str,
+    },
+}
+
+/// A probable mistake in a record that the agent serves nevertheless.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Warning {
+    /// Place of the problem.
+    pub place: Place,
+    /// What the agent does, and how to change it.
+    pub message: String,
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.message)
     }
 }

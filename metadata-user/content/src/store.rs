@@ -6,26 +6,96 @@
 //! of different VMs once.
 
 mod ahead;
-mod datasource;
 mod guard;
 mod intern;
 mod live;
 pub mod path;
 mod responses;
-mod route;
 mod table;
 
 pub use ahead::Hint;
-pub use datasource::Datasource;
 pub use guard::{Condition, Guard};
 pub use intern::Interner;
 pub(crate) use intern::Notation;
 pub use live::{Call, Live, Outcome, Parked, Vm};
-pub use path::Host;
+pub use path::{Endpoint, Host, Methods, Route};
 pub(crate) use responses::Unrendered;
 pub use responses::{Explained, RequestLimit, Responses, ResponsesBuilder};
-pub use route::{Endpoint, Methods, Route};
 pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
+
+use crate::record::Dialect;
 
 /// Dialect name of routes that all dialects share.
 pub(crate) const EVERY_DIALECT: &str = "every dialect";
+
+// The dialect of an answer as a small number, so that the packet path can count by array index.
+
+/// Number of a dialect, or one of the special values below.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Datasource(u8);
+
+impl Datasource {
+    /// No route matched: the record serves nothing at the path.
+    pub const NONE: Self = Self(0);
+    /// A route that all dialects share, such as `/`.
+    pub const ANY: Self = Self(1);
+    /// A route of a dialect that records cannot list.
+    const OTHER: Self = Self(2);
+    const FIRST: usize = 3;
+
+    /// Number of values.
+    pub const COUNT: usize = Self::FIRST + Dialect::ALL.len();
+
+    /// Returns the number of a dialect by the name that [`Route::dialect`](Route::dialect) returns.
+    #[must_use]
+    pub fn named(name: &str) -> Self {
+        if name == EVERY_DIALECT {
+            return Self::ANY;
+        }
+        let number = Dialect::ALL.iter().position(|dialect| dialect.as_str() == name);
+        let number = number.and_then(|number| u8::try_from(Self::FIRST + number).ok());
+        number.map_or(Self::OTHER, Self)
+    }
+
+    /// Returns the number, less than [`COUNT`](Self::COUNT).
+    #[inline]
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0.into()
+    }
+
+    /// Returns all values in the order of their numbers.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..=u8::MAX).take(Self::COUNT).map(Self)
+    }
+
+    /// Returns the name in metrics and in the audit log.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::NONE => "none",
+            Self::ANY => "any",
+            _ => Dialect::ALL.get(self.index().wrapping_sub(Self::FIRST)).map_or("other", |d| d.as_str()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::Datasource;
+    use crate::record::Dialect;
+
+    #[test]
+    fn every_dialect_has_a_number_and_a_label_of_its_own() {
+        let labels: HashSet<_> = Datasource::all().map(Datasource::label).collect();
+        assert_eq!(labels.len(), Datasource::COUNT);
+        for dialect in Dialect::ALL {
+            assert_eq!(Datasource::named(dialect.as_str()).label(), dialect.as_str());
+        }
+        assert_eq!(Datasource::named("every dialect").label(), "any");
+        assert_eq!(Datasource::named("test").label(), "other");
+        assert!(Datasource::all().enumerate().all(|(number, datasource)| datasource.index() == number));
+    }
+}

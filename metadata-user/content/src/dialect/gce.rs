@@ -16,18 +16,19 @@
 
 mod guest;
 mod identity;
-mod query;
+mod tree;
+
 #[cfg(test)]
 mod tests;
-mod tree;
-mod view;
 
+use bytes::Bytes;
+use guest::GuestView;
+use identity::Forms;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
-
-use bytes::Bytes;
+use tree::{Etag, Shape, TreeView, View};
 
 use super::document::{Document, Node};
 use super::sheet::{JSON, Sheet, TEXT};
@@ -37,10 +38,6 @@ use crate::http::{Body, Method, Response, Status};
 use crate::record::values::Secret;
 use crate::record::{self, Record};
 use crate::store::{Call, Condition, Guard, Live, Methods, Outcome, Parked};
-use guest::GuestView;
-use identity::Forms;
-use query::Query;
-use view::{Etag, TreeView, View};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/computeMetadata").needs(Access::Field("Metadata-Flavor", "Google"))],
@@ -311,4 +308,111 @@ impl Live for Server {
     fn about(&self) -> &'static str {
         "the tree, guest attributes and tokens; with wait_for_change, after a change"
     }
+}
+
+// Query parameters, and the form of the answer.
+
+/// `alt`: the requested form, if it is not the default.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Alt {
+    Json,
+    Text,
+}
+
+/// Query parameters. Unknown and malformed ones are ignored.
+#[derive(Debug, Default)]
+struct Query {
+    alt: Option<Alt>,
+    recursive: bool,
+    wait_for_change: bool,
+    last_etag: Option<String>,
+    timeout: Option<Duration>,
+    audience: Option<String>,
+    /// `format=full`: the token says more of the VM.
+    full: bool,
+}
+
+impl Query {
+    fn parse(text: &str) -> Self {
+        let mut query = Self::default();
+        for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+            // Chef's ohai appends a slash to its URL, and so to this value.
+            let yes = value.trim_end_matches('/').eq_ignore_ascii_case("true");
+            match &*name {
+                "alt" if value.eq_ignore_ascii_case("json") => query.alt = Some(Alt::Json),
+                "alt" if value.eq_ignore_ascii_case("text") => query.alt = Some(Alt::Text),
+                "recursive" => query.recursive = yes,
+                "wait_for_change" => query.wait_for_change = yes,
+                "last_etag" => query.last_etag = Some(value.into_owned()),
+                "timeout_sec" => query.timeout = value.parse().ok().map(Duration::from_secs),
+                "format" => query.full = value.eq_ignore_ascii_case("full"),
+                "audience" => query.audience = Some(value.into_owned()),
+                _ => {}
+            }
+        }
+        query
+    }
+
+    /// Returns content type and body of a node.
+    fn body(&self, view: &impl View) -> (&'static str, Body) {
+        let json = self.alt == Some(Alt::Json);
+        let whole = self.recursive && self.alt != Some(Alt::Text);
+        match view.shape() {
+            Shape::Directory if whole => (JSON, view.json()),
+            Shape::Directory if self.recursive => (PLAIN, flat(view).into()),
+            Shape::Directory if json => (JSON, serde_json::Value::from(names(view)).to_string().into()),
+            Shape::Directory => (PLAIN, lines(names(view)).into()),
+            Shape::List if json || whole => (JSON, view.json()),
+            Shape::Array if self.alt != Some(Alt::Text) => (JSON, view.json()),
+            Shape::List | Shape::Array => (PLAIN, lines(items(view)).into()),
+            Shape::Leaf if json => (JSON, view.json()),
+            Shape::Leaf => (PLAIN, view.text()),
+        }
+    }
+}
+
+/// Lists a directory. Names of directories end with a slash.
+fn names(view: &impl View) -> Vec<String> {
+    let listed = |(name, child)| {
+        let slash = if View::shape(&child) == Shape::Directory { "/" } else { "" };
+        format!("{name}{slash}")
+    };
+    let mut names: Vec<String> = view.children().into_iter().map(listed).collect();
+    let unlisted = view.computed();
+    if !unlisted.is_empty() {
+        names.extend(unlisted.iter().map(ToString::to_string));
+        names.sort();
+    }
+    names
+}
+
+fn items(view: &impl View) -> Vec<String> {
+    view.children().iter().map(|(_, item)| plain(item)).collect()
+}
+
+fn plain(view: &impl View) -> String {
+    String::from_utf8_lossy(&view.text().to_bytes()).into_owned()
+}
+
+fn lines(lines: Vec<String>) -> String {
+    lines.into_iter().map(|line| line + "\n").collect()
+}
+
+/// Writes a whole directory as text, one line per value: path, space, value.
+fn flat(view: &impl View) -> String {
+    fn write(view: &impl View, path: &str, text: &mut String) {
+        for (name, child) in view.children() {
+            let path = if path.is_empty() { name } else { format!("{path}/{name}") };
+            match child.shape() {
+                Shape::Directory => write(&child, &path, text),
+                Shape::List | Shape::Array => {
+                    items(&child).iter().for_each(|item| *text += &format!("{path} {item}\n"))
+                }
+                Shape::Leaf => *text += &format!("{path} {}\n", plain(&child)),
+            }
+        }
+    }
+    let mut text = String::new();
+    write(view, "", &mut text);
+    text
 }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, known, netmask, network_of, public_keys, role_name, speaks};
-use super::digitalocean::tree;
+use super::digitalocean;
 use super::document::{Document, Form};
 use super::network_v1::{Resolvers, version_1};
 use super::sheet::{JSON, Sheet, TEXT};
@@ -130,7 +130,7 @@ impl Live for Interfaces {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         let mut names = call.rest.split('/').filter(|name| !name.is_empty());
         let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
-        match node.map(|node| (node.form(), tree::text(node))) {
+        match node.map(|node| (node.form(), digitalocean::text(node))) {
             // An unknown address is an empty text in the document.
             None => Response::error(Status(404), &[]),
             Some((Form::Scalar, text)) if text.is_empty() => Response::error(Status(404), &[]),

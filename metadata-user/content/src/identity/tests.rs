@@ -5,7 +5,7 @@ use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use serde_json::{Value, json};
 
-use super::claims::Claims;
+use super::Claims;
 use super::{
     Answer, CACHED_PER_VM, IdentityCounts, Issuer, Order, Refusal, SIGNINGS_BURST, Token, VmIssuer, WAITING,
     WAITING_PER_VM,

@@ -13,11 +13,11 @@
 //! No part contains `/`, so the parts of two owners cannot join to one text. A UUID contains none either, so a tenant
 //! cannot name another source's VM.
 
-use std::fmt;
-use std::sync::Arc;
-
+use metadata_base::share::Tenant;
 use serde::de::Deserializer;
 use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+use std::sync::Arc;
 
 use super::Record;
 use super::values::{Text, is_uuid, text};
@@ -148,11 +148,25 @@ impl Record {
     }
 }
 
+// Whose share of the node's limits a VM uses.
+
+impl Record {
+    /// Whose share of the node's limits the VM's requests use: its namespace's, or else its own.
+    #[must_use]
+    pub fn tenant(&self) -> Tenant {
+        match &self.vm.namespace {
+            Some(namespace) => Tenant::namespace(namespace.as_str()),
+            None => Tenant::Vm(self.owner_text().into()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::{OWNER_BYTES, Owner, Text as _};
     use crate::source::Source;
-    use std::collections::HashSet;
 
     #[test]
     fn different_parts_never_join_to_one_owner() {

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::Record;
-use super::error::{Place, RecordError};
+use super::{Place, RecordError};
 pub use crate::parser::Step;
 use crate::parser::{self, Syntax};
 

@@ -8,14 +8,14 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::credentials::Credential;
 use super::dialects::Dialect;
-use super::error::{RecordError, Warning};
+use super::dialects::{Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::identity::{AUDIENCES, SUBJECT_OCTETS};
 use super::network::{Mode, Nic};
 use super::parse::{Step, Text, way};
-use super::serving::{Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::values::{FQDN_OCTETS, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
+use super::{RecordError, Warning};
 use crate::parser;
 
 /// Warnings of a record get a line and a column until its text was read again so many times, and

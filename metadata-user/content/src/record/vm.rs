@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use super::metadata::Sink;
 use super::owner::Owner;
-use super::sink::Sink;
 use super::values::{
     Account, AnyLine, CredentialName, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey,
     RoleName, Secret, SecretText, Timestamp, Uuid,

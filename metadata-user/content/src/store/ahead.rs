@@ -12,8 +12,8 @@ use arc_swap::ArcSwapOption;
 use metadata_common::maps::Slot;
 
 use super::path::{Canonical, Host};
+use super::path::{Endpoint, Route};
 use super::responses::Responses;
-use super::route::{Endpoint, Route};
 use super::table::Store;
 use crate::account::Resource;
 use crate::http::Response;

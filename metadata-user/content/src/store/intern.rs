@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use foldhash::{HashMap, HashSet};
 
+use super::path::{Route, Terms};
 use super::responses::Responses;
-use super::route::{Route, Terms};
 use crate::http::{Body, Head, Response, Status};
 
 /// Number of entries below which the interner does not sweep by itself.

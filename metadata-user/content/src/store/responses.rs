@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
-use super::datasource::Datasource;
+use super::Datasource;
 use super::live::{Call, Outcome, Parked, Vm};
 use super::path::{Canonical, Host};
-use super::route::{Endpoint, Methods, Route};
+use super::path::{Endpoint, Methods, Route};
 use crate::http::{Method, Request, Response, Status};
 use crate::record::{Dialects, Record};
 use metadata_base::connection::Connection;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::super::identity::{Got, ask};
-use super::query::Parameters;
+use super::Parameters;
 use super::{DOCUMENT, bad, later, subscription, too_many};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};

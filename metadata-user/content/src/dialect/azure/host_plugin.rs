@@ -11,7 +11,7 @@ use crate::http::{Method, Response, Status};
 use crate::store::path::HOST_PLUGIN_PORT;
 use crate::store::{Call, Live, Methods, Outcome};
 
-/// URL for the agent's status, which [`goal_state`](super::goal_state) contains. The agent uses it with and without the
+/// URL for the agent's status, which [`goal_state`](super::wireserver) contains. The agent uses it with and without the
 /// plug-in.
 pub(super) const STATUS_URL: &str = "http://168.63.129.16:32526/status";
 const _: () = assert!(HOST_PLUGIN_PORT == 32_526);

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::super::identity::{Got, ask};
-use super::query::Parameters;
+use super::Parameters;
 use super::{DOCUMENT, error, later, too_many};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::view::{Etag, Shape, View};
+use super::tree::{Etag, Shape, View};
 use super::{PLAIN, found, not_allowed, refusal};
 use crate::http::{Body, Method, Status};
 use crate::mailbox::{AttributeRefused, Mailbox};

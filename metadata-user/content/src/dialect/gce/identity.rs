@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use super::super::identity::{Got, ask};
 use super::super::sheet::TEXT;
-use super::query::Query;
-use super::view::Etag;
+use super::Query;
+use super::tree::Etag;
 use super::{PLAIN, flavoured, found, refusal};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
