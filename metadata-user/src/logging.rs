@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::ValueEnum;
 use metadata_base::printable::Printable;
-use metadata_serve::audit::json;
+use metadata_serve::audit::write;
 use serde::{Deserialize, Serialize};
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -286,7 +286,7 @@ fn json_line(event: &Event<'_>) -> Result<String, fmt::Error> {
     };
     event.record(&mut line);
     let mut text = Vec::new();
-    json::write(&mut text, &line).map_err(|_| fmt::Error)?;
+    write::write(&mut text, &line).map_err(|_| fmt::Error)?;
     String::from_utf8(text).map_err(|_| fmt::Error)
 }
 

@@ -10,16 +10,12 @@
 //! A VMI gives the VM's configuration and lists its pods. The pod gives the taps and the content of Secrets.
 //! [`translate`] makes a record of both. The feed removes nothing because the API server is unreachable.
 
-pub mod annotations;
-mod bearer;
 mod client;
-pub mod config_map;
 pub mod core;
 mod events;
 pub mod hook;
 mod kept;
-mod options;
-mod pace;
+pub mod options;
 mod run;
 pub mod translate;
 pub mod vmi;
@@ -29,7 +25,7 @@ mod watch;
 pub use client::access;
 pub use kept::FILE as KEPT;
 pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options, Passt};
-pub use pace::{Pace, SPREAD};
 pub use run::{Feed, Launchers, PATIENCE, contact, follow, node, serve};
+pub use run::{Pace, SPREAD};
 pub use vmi::{Vmi, VmiError};
 pub use volumes::VolumeCache;

@@ -8,7 +8,6 @@ pub mod directory;
 #[cfg(feature = "kubevirt")]
 pub mod kubevirt;
 pub mod libvirt;
-pub mod merge;
 pub mod part;
 #[cfg(feature = "kubevirt")]
 pub mod pods;

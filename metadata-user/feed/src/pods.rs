@@ -20,9 +20,7 @@ mod cgroup;
 mod files;
 mod follow;
 mod launcher;
-mod names;
 mod tend;
-mod uid;
 mod volumes;
 
 use std::collections::{BTreeSet, HashMap};
@@ -42,8 +40,8 @@ use tend::{Wisher, wishes};
 use metadata_links::inlet;
 
 pub use follow::AT_FIRST;
-pub use names::{NicNames, names_of};
-pub use uid::{NotAPod, PodUid};
+pub use launcher::{NicNames, names_of};
+pub use launcher::{NotAPod, PodUid};
 pub use volumes::{Files, KEY_OCTETS, MAX_KEYS, VOLUME_OCTETS, VolumeError, Volumes};
 pub(crate) use volumes::{Reading, Version};
 

@@ -11,19 +11,12 @@
 //! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate()`] says how
 //! the parts of a record override each other.
 
-mod arriving;
-pub mod block;
 pub mod config;
 pub mod custom;
 pub mod drive;
 mod load;
-mod nics;
-mod options;
-pub mod outlook;
-mod problem;
-mod property;
 mod translate;
-mod watch;
+pub mod watch;
 
 #[cfg(test)]
 mod tests;
@@ -33,11 +26,11 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use config::VmConfig;
+pub use config::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};
 pub use load::{reachable, within};
-pub use nics::NICS;
-pub use options::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};
-pub use problem::Problem;
+pub use translate::NICS;
 pub use translate::{Given, Translation, translate};
+pub use watch::Problem;
 pub use watch::{MAX_VMS, PATIENCE, watch};
 
 use crate::FeedError;

@@ -16,9 +16,7 @@
 
 mod collect;
 pub mod follow;
-pub mod json;
-mod tape;
-mod write;
+pub mod write;
 
 #[cfg(test)]
 mod tests;
@@ -28,8 +26,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use collect::{AuditCounts, COLLECT_EVERY, Collector, LINES_AT_ONCE};
-pub use tape::{CAPACITY, PATH_MAX, RESERVED, Tape};
-pub(crate) use tape::{Entry, Path};
+pub use collect::{CAPACITY, PATH_MAX, RESERVED, Tape};
+pub(crate) use collect::{Entry, Path};
 pub use write::{CHUNKS, STDERR, Target};
 
 /// `audit`: destination of the audit log.

@@ -3,7 +3,6 @@
 
 pub mod audit;
 mod handing;
-mod sending;
 mod talk;
 mod tally;
 

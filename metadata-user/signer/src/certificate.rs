@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use x509_cert::Certificate;
 
 use crate::key::KeyError;
-use crate::rsa::RsaKey;
+use crate::key::RsaKey;
 
 /// Maximum number of certificates in a chain.
 pub const CHAIN: usize = 8;

@@ -15,11 +15,8 @@
 pub mod certificate;
 pub mod directory;
 pub mod documents;
-pub mod jwks;
 pub mod jwt;
 pub mod key;
-pub mod pkcs7;
-pub mod rsa;
 pub mod run;
 pub mod wire;
 

@@ -1,23 +1,24 @@
 //! The process: reads keys, and signs what the agent asks for until the agent ends.
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+#[cfg(test)]
+mod tests;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Map, Value};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{info, warn};
 
 use crate::certificate::{CertificateError, Loaded, OwnCertificate};
 use crate::directory::{DirectoryError, KeyDirectory, Rotation};
-use crate::documents::{self, DocumentError};
-use crate::jwks;
-use crate::jwt::{self, LIFETIME_MOST, Terms};
-use crate::pkcs7::Content;
+use crate::documents::{Content, DocumentError};
+use crate::jwt::{LIFETIME_MOST, Terms};
 use crate::wire::{
     Operation, PACKET_OCTETS, Published, PublishedCertificate, Reply, Request, Setup, receive_packet,
     send_packet,
 };
+use crate::{documents, jwt};
 
 /// Interval at which the directory of keys is looked at.
 pub const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -148,7 +149,7 @@ impl Signer {
             until: own.loaded().until(),
         });
         let now =
-            Published { jwks: jwks::of(self.keys.keys()), count: self.keys.keys().len(), signs, certificate };
+            Published { jwks: jwt::of(self.keys.keys()), count: self.keys.keys().len(), signs, certificate };
         if self.published.as_ref() == Some(&now) {
             return Ok(());
         }
@@ -214,6 +215,3 @@ impl Signer {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -14,7 +14,7 @@ use super::node::Node;
 use crate::config::Config;
 use metadata_content::record::Limits;
 use metadata_content::source::Source;
-use metadata_feed::proxmox::outlook::Outlook;
+use metadata_feed::proxmox::watch::Outlook;
 use metadata_feed::publisher::Publisher;
 use metadata_feed::{FeedError, FeedEvent, directory, libvirt, proxmox};
 #[cfg(feature = "kubevirt")]

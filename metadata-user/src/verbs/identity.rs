@@ -12,7 +12,7 @@ use std::time::SystemTime;
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
 use metadata_datapath::sandbox::{Mode, Stage};
-use metadata_signer::jwks::{self, Joined};
+use metadata_signer::jwt::{self, Joined};
 use metadata_signer::{Algorithm, Key, KeyDirectory, Rotation, directory};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -141,7 +141,7 @@ fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<serde_json:
     // A set without one of the keys would look complete.
     match keys.look()?.into_iter().next() {
         Some(reason) => Err(reason.into()),
-        None => Ok(jwks::of(keys.keys())),
+        None => Ok(jwt::of(keys.keys())),
     }
 }
 

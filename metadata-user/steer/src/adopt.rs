@@ -13,8 +13,8 @@ use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::attach::Refusal;
+use super::counters::Looks;
 use super::held::{Held, replace_tcx, replace_xdp};
-use super::losses::Looks;
 use super::mode::Programs;
 use super::pins::{LinkName, On, Pin, Pins};
 use super::ports::{Attached, look, place};

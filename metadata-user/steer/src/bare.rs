@@ -16,7 +16,7 @@ use aya::Ebpf;
 use aya::programs::links::FdLink;
 use metadata_common::maps::program;
 
-use super::home::HomeDevice;
+use super::config::HomeDevice;
 use super::hub::Device;
 use super::ports::Attached;
 use super::{Mode, SteerError, Steering, loading, mode};

@@ -5,23 +5,17 @@
 //! together. [`Steering::start`](super::Steering::start) runs them once. Doctor also attaches programs, in a network
 //! namespace of its own (`probe`).
 
-mod helpers;
-mod words;
-
-pub use helpers::missing_helpers;
-pub use words::Words;
-
 use aya::maps::MapType;
 use aya::programs::{ProgramError, ProgramType, SchedClassifier, TcAttachType};
-use aya::sys::{SyscallError, is_map_supported, is_program_supported};
+use aya::sys::{BpfHelper, SyscallError, is_helper_supported, is_map_supported, is_program_supported};
+use metadata_links::netns;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::path::Path;
 
-use super::failure::Failure;
-use super::{SteerError, devstats};
-use metadata_links::netns;
+use super::{SteerError, counters};
+use crate::failure::Failure;
 
 /// The loopback device, which every network namespace has.
 pub(super) const LOOPBACK: &str = "lo";
@@ -86,7 +80,7 @@ impl Feature {
             Self::RingBuffer => map(MapType::RingBuf),
             Self::NetnsCookie => cookie(),
             Self::Btf => Ok(Path::new("/sys/kernel/btf/vmlinux").exists()),
-            Self::DeviceReports => Ok(devstats::reports_takers()),
+            Self::DeviceReports => Ok(counters::reports_takers()),
             Self::Tcx => tcx(),
             Self::Link | Self::LinkUpdate => return None,
         })
@@ -170,10 +164,164 @@ impl Features {
     }
 }
 
+// The kernel's functions that the eBPF programs call (bpf-helpers(7)).
+
+const BOTH: &[ProgramType] = &[ProgramType::Xdp, ProgramType::SchedClassifier];
+const XDP: &[ProgramType] = &[ProgramType::Xdp];
+const CLASSIFIER: &[ProgramType] = &[ProgramType::SchedClassifier];
+
+/// Each function that the programs call, and the kinds of programs that call it.
+const CALLED: [(&str, BpfHelper, &[ProgramType]); 14] = {
+    use aya_obj::generated::bpf_func_id::*;
+    [
+        ("bpf_map_lookup_elem", BPF_FUNC_map_lookup_elem, BOTH),
+        ("bpf_ktime_get_ns", BPF_FUNC_ktime_get_ns, BOTH),
+        ("bpf_skb_store_bytes", BPF_FUNC_skb_store_bytes, CLASSIFIER),
+        ("bpf_tail_call", BPF_FUNC_tail_call, BOTH),
+        ("bpf_redirect", BPF_FUNC_redirect, CLASSIFIER),
+        ("bpf_skb_load_bytes", BPF_FUNC_skb_load_bytes, CLASSIFIER),
+        ("bpf_xdp_adjust_head", BPF_FUNC_xdp_adjust_head, XDP),
+        ("bpf_redirect_map", BPF_FUNC_redirect_map, XDP),
+        ("bpf_xdp_adjust_tail", BPF_FUNC_xdp_adjust_tail, XDP),
+        ("bpf_ringbuf_output", BPF_FUNC_ringbuf_output, BOTH),
+        ("bpf_ringbuf_reserve", BPF_FUNC_ringbuf_reserve, BOTH),
+        ("bpf_ringbuf_submit", BPF_FUNC_ringbuf_submit, BOTH),
+        ("bpf_ringbuf_discard", BPF_FUNC_ringbuf_discard, BOTH),
+        ("bpf_ringbuf_query", BPF_FUNC_ringbuf_query, BOTH),
+    ]
+};
+
+/// The names of those functions that the kernel lacks for a kind of program that calls them. Loads one small program
+/// for each function and kind, and keeps none.
+///
+/// # Errors
+/// If the kernel does not load a program for another reason.
+pub fn missing_helpers() -> Result<Vec<&'static str>, Failure> {
+    let mut missing = Vec::new();
+    for (name, helper, kinds) in CALLED {
+        for kind in kinds {
+            if !is_helper_supported(*kind, helper).map_err(|error| Failure::of(&error))? {
+                missing.push(name);
+                break;
+            }
+        }
+    }
+    Ok(missing)
+}
+
+// What each feature is for, in words for operators.
+
+/// A feature in words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Words {
+    /// The name of its check in `xdp-imds doctor`.
+    pub check: &'static str,
+    /// The feature.
+    pub what: &'static str,
+    /// What the agent does with it; completes "for".
+    pub gives: &'static str,
+    /// What happens without it; `None` if the agent does not start.
+    pub without: Option<&'static str>,
+    /// The build option that provides it, or the version of Linux it first came with. A hint: vendors port features
+    /// back, and leave options out.
+    pub comes_with: &'static str,
+}
+
+impl Feature {
+    /// The feature in words.
+    #[must_use]
+    pub const fn words(self) -> Words {
+        let (check, what, gives, without, comes_with) = match self {
+            Self::Bpf => ("kernel.bpf", "bpf(2)", "eBPF programs and maps", None, "CONFIG_BPF_SYSCALL"),
+            Self::Xdp => (
+                "kernel.xdp",
+                "XDP programs",
+                "steering the frames of ports",
+                None,
+                "CONFIG_BPF_SYSCALL and CONFIG_NET",
+            ),
+            Self::DeviceMap => (
+                "kernel.devmap_hash",
+                "maps of type DEVMAP_HASH",
+                "redirecting answers to a guest's device",
+                None,
+                "Linux 5.4",
+            ),
+            Self::SocketMap => (
+                "kernel.xskmap",
+                "maps of type XSKMAP",
+                "redirecting requests to the agent",
+                None,
+                "CONFIG_XDP_SOCKETS",
+            ),
+            Self::Socket => {
+                ("kernel.af_xdp", "AF_XDP sockets", "receiving requests", None, "CONFIG_XDP_SOCKETS")
+            }
+            Self::RingBuffer => (
+                "kernel.ring_buffer",
+                "BPF ring buffers",
+                "reports of the eBPF programs, and frames of quiet guests in other namespaces",
+                None,
+                "Linux 5.8",
+            ),
+            Self::NetnsCookie => (
+                "kernel.netns_cookie",
+                "cookies of network namespaces (SO_NETNS_COOKIE)",
+                "telling apart devices of different namespaces",
+                None,
+                "Linux 5.14",
+            ),
+            Self::Btf => (
+                "kernel.btf",
+                "BTF type information",
+                "tools such as bpftool, which show the fields of the maps by it",
+                Some("such tools cannot show the fields of the maps"),
+                "CONFIG_DEBUG_INFO_BTF",
+            ),
+            Self::DeviceReports => (
+                "kernel.netdev",
+                "reports on which devices accept redirected frames (netdev)",
+                "reporting a port whose device accepts none",
+                Some("a port counts as served even if its device accepts none and its guest gets no answer"),
+                "Linux 6.3",
+            ),
+            Self::Tcx => (
+                "kernel.tcx",
+                "tcx classifiers",
+                "steering quiet guests at almost no cost for their bulk traffic, sending large answers in long \
+                 frames, and serving veths whose peer has no GRO",
+                Some(
+                    "XDP steers each guest also after it has booted, so its bulk traffic costs more CPU time; large \
+                     answers go out segment by segment",
+                ),
+                "Linux 6.6 with CONFIG_NET_XGRESS",
+            ),
+            Self::Link => (
+                "kernel.xdp_link",
+                "XDP attachment by bpf_link",
+                "keeping ports closed while no agent runs",
+                None,
+                "Linux 5.9",
+            ),
+            Self::LinkUpdate => (
+                "kernel.link_update",
+                "atomic replacement of an XDP program",
+                "taking ports over without opening them",
+                None,
+                "Linux 5.9",
+            ),
+        };
+        Words { check, what, gives, without, comes_with }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Feature, Features};
+    use std::collections::BTreeSet;
+
+    use super::{Answer, CALLED, Feature, Features};
     use crate::failure::Failure;
+    use crate::{object, stubs};
 
     fn all_but(feature: Feature, answer: Answer) -> Features {
         let one = |of| (of, if of == feature { answer.clone() } else { Ok(true) });
@@ -201,5 +349,24 @@ mod tests {
         let asked: Vec<_> = Features::ask().0.into_iter().map(|(feature, _)| feature).collect();
         assert_eq!(asked, Feature::ALL[..10]);
         assert!(Features(Vec::new()).answer(Feature::Tcx).is_err());
+    }
+
+    /// BPF_JMP | BPF_CALL (RFC 9669 §4.3.1). The source register is 0 for a helper by number.
+    const CALL: u8 = 0x85;
+
+    #[test]
+    fn the_table_holds_each_function_that_the_programs_call() {
+        let mut called = BTreeSet::new();
+        for octets in [object::OBJECT, stubs::OBJECT] {
+            let object = aya_obj::Object::parse(octets).expect("the embedded object parses");
+            let instructions = object.functions.values().flat_map(|function| &function.instructions);
+            called
+                .extend(instructions.filter(|one| one.code == CALL && one.src_reg() == 0).map(|one| one.imm));
+        }
+        let table: BTreeSet<_> = CALLED.iter().map(|(_, helper, _)| *helper as i32).collect();
+        assert_eq!(table, called);
+        for (name, helper, _) in CALLED {
+            assert_eq!(name.replacen("bpf", "BPF_FUNC", 1), format!("{helper:?}"));
+        }
     }
 }

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::counters::Looks;
 use super::held::is_missing;
-use super::losses::Looks;
 use super::mode::{By, Programs};
 use super::tables::Binding;
 use super::{Limits, SteerError, Steering};

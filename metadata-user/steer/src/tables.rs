@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::claims::Claims;
-use super::home::HomeDevice;
+use super::config::HomeDevice;
 use super::ordinary::Ordinary;
 use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;

@@ -7,7 +7,7 @@
 use metadata_content::identity::Nonce;
 use metadata_content::record::Record;
 use metadata_content::record::identity::{AUDIENCE_OCTETS, Audience};
-use metadata_signer::jwks::Joined;
+use metadata_signer::jwt::Joined;
 use metadata_signer::wire::{Reply, Request, Setup, decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

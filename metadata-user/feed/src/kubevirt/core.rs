@@ -11,9 +11,7 @@
 //! successful migration arrives within that time.
 
 mod instance;
-mod job;
 mod queue;
-mod report;
 
 #[cfg(test)]
 mod tests;
@@ -32,11 +30,11 @@ use crate::pods::{self, PodEvent, PodUid, PodsError};
 use crate::room::NoRoom;
 use crate::{FeedError, FeedEvent};
 use instance::Instance;
-pub use job::{Job, JobResult};
 use metadata_content::record::{Limits, Record};
 use queue::TranslationQueue;
+pub use queue::{Job, JobResult};
 pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
-pub use report::{Reason, Report, Service, Services};
+pub use queue::{Reason, Report, Service, Services};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
 pub const MAX_VMIS: usize = 4_096;

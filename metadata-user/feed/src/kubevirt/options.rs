@@ -1,13 +1,19 @@
 //! The section `kubevirt` of the configuration.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-
-use serde::Deserialize;
-use sha2::{Digest as _, Sha256};
-
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::Api;
+use kube::api::{Patch, PatchParams};
 use metadata_content::record::Serve;
 use metadata_content::record::values::Account;
+use serde::Deserialize;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use tokio::runtime::Builder;
+
+use super::client;
+use crate::FeedError;
 
 /// The environment variable with the node's name; a DaemonSet sets it from `spec.nodeName`.
 pub const NODE_VARIABLE: &str = "NODE_NAME";
@@ -142,10 +148,71 @@ pub enum Passt {
     Listen,
 }
 
+// The annotations of kubevirt-imds, including those its documentation announces for later.
+
+/// `"true"` or `"false"`: whether the feed serves the VM.
+pub const ENABLED: &str = "imds.kubevirt.io/enabled";
+/// User-data as text.
+pub const USER_DATA: &str = "imds.kubevirt.io/user-data";
+/// The name of a ConfigMap that holds user-data.
+pub const USER_DATA_CONFIGMAP: &str = "imds.kubevirt.io/user-data-configmap";
+/// The name of a Secret that holds user-data.
+pub const USER_DATA_SECRET: &str = "imds.kubevirt.io/user-data-secret";
+/// Vendor-data as text.
+pub const VENDOR_DATA: &str = "imds.kubevirt.io/vendor-data";
+/// The name of a ConfigMap that holds vendor-data.
+pub const VENDOR_DATA_CONFIGMAP: &str = "imds.kubevirt.io/vendor-data-configmap";
+/// The name of a Secret that holds vendor-data.
+pub const VENDOR_DATA_SECRET: &str = "imds.kubevirt.io/vendor-data-secret";
+
+/// The instance type the VM was made from: of the cluster, then of its namespace.
+pub(super) const INSTANCE_TYPES: [&str; 2] =
+    ["kubevirt.io/cluster-instancetype-name", "kubevirt.io/instancetype-name"];
+
+/// The volume that mounts an annotated Secret or ConfigMap in the pod. `xdp-imds webhook` or the admission policy adds
+/// it.
+#[must_use]
+pub fn volume(field: &str) -> String {
+    format!("imds-{field}")
+}
+
+// Writes a ConfigMap of the cluster.
+
+/// The name under which the API server keeps who wrote a field.
+const MANAGER: &str = "xdp-imds-identity";
+
+/// Replaces these keys of a ConfigMap, as a program in a pod of the cluster or by `kubeconfig`. Others stay as they are.
+///
+/// # Errors
+/// The API server cannot be reached or refuses; the error says what the role lacks.
+pub fn replace(
+    kubeconfig: Option<PathBuf>,
+    namespace: &str,
+    name: &str,
+    data: &BTreeMap<&str, String>,
+) -> Result<(), FeedError> {
+    let options = Options { kubeconfig, ..Options::default() };
+    let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
+    let refused = |error: &kube::Error| FeedError::Vm {
+        reason: format!(
+            "ConfigMap {namespace}/{name}: {}; expected a ConfigMap of this name, and a role that may `patch` it",
+            client::failure(error).reason
+        ),
+    };
+    let runtime = Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| FeedError::Vm { reason: error.to_string() })?;
+    runtime.block_on(async {
+        let maps: Api<ConfigMap> = Api::namespaced(client::open(&options).await?, namespace);
+        let parameters = PatchParams::apply(MANAGER).force();
+        maps.patch(name, &parameters, &Patch::Apply(object)).await.map(drop).map_err(|error| refused(&error))
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{InstanceId, Options, Passt};
     use std::path::Path;
+
+    use super::{InstanceId, Options, Passt};
 
     #[test]
     fn a_namespace_has_its_configured_number_and_no_derived_number_is_a_configured_one() {

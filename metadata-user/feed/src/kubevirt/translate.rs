@@ -1,32 +1,31 @@
 //! Translates a VMI and its pod into a record. This module reads only through its arguments.
 
 mod data;
-mod keys;
 mod names;
-mod nics;
 mod problem;
 
 #[cfg(test)]
 mod tests;
 
+pub use data::{METADATA_CHARS, METADATA_KEYS};
+pub use problem::{MAX_PROBLEMS, Problem};
+
+use bytes::Bytes;
+use data::{Data, Network, Places, data};
+use metadata_base::port::PortName;
+use metadata_common::mac::Mac;
+use metadata_content::record::{Credential, Limits, Record, USER_DATA_MAX};
+use metadata_links::inlet;
+use names::{Names, names};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use bytes::Bytes;
-use metadata_common::mac::Mac;
-use serde_json::{Value, json};
-
-pub use data::{METADATA_CHARS, METADATA_KEYS};
-pub use keys::{KEY_BYTES, KEY_BYTES_PER_VM, KEYS_PER_SECRET, KEYS_PER_VM, KeyError, PublicKeys};
-pub use problem::{MAX_PROBLEMS, Problem};
-
-use super::annotations::{ENABLED, INSTANCE_TYPES};
-use super::{InstanceId, Options, Vmi};
-use crate::pods::Pod;
-use data::{Data, Network, Places, data};
-use metadata_base::port::PortName;
-use metadata_content::record::{Credential, Limits, Record, USER_DATA_MAX};
-use nics::{Nics, Served, nics};
+use super::InstanceId;
+use super::options::{ENABLED, INSTANCE_TYPES};
+use crate::kubevirt::vmi::{Binding, Interface, Vmi, station_mac};
+use crate::kubevirt::{Options, Passt};
+use crate::pods::{Pod, TapKind};
 
 /// The files of one volume, by name.
 pub type Files = BTreeMap<String, Bytes>;
@@ -244,4 +243,198 @@ fn account(vmi: &Vmi, with_token: bool) -> Value {
         account["token"] = json!({ "source": { "file": "token" } });
     }
     account
+}
+
+// The public keys in the Secret of an access credential.
+//
+// The author of a VMI also writes its Secrets. A Secret of short lines would become hundreds of thousands of keys, each
+// with its own allocation, so parsing stops at the first key beyond a limit.
+
+/// Most public keys of one Secret.
+pub const KEYS_PER_SECRET: usize = 256;
+/// Most bytes of one public key. OpenSSH's longest, an RSA key of 16,384 bits, has 2.8 KiB; a certificate has more.
+pub const KEY_BYTES: usize = 16 << 10;
+/// Most public keys of one VM.
+pub const KEYS_PER_VM: usize = 1_024;
+/// Most bytes of all public keys of one VM.
+pub const KEY_BYTES_PER_VM: usize = 512 << 10;
+
+/// Why public keys are refused.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum KeyError {
+    /// A Secret has too many keys.
+    #[error("expected at most {KEYS_PER_SECRET} public keys, one a line, found more")]
+    TooMany,
+    /// A key is too long.
+    #[error("expected public keys of at most {KEY_BYTES} bytes, found a longer line")]
+    TooLong,
+    /// All Secrets of the VM together have too many keys.
+    #[error("expected at most {KEYS_PER_VM} public keys of one VM, found more")]
+    TooManyOfVm,
+    /// All keys of the VM together are too long.
+    #[error("expected at most {KEY_BYTES_PER_VM} bytes of public keys of one VM, found more")]
+    TooLongOfVm,
+}
+
+/// The public keys of one Secret.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublicKeys {
+    /// The keys, in the order of files and lines; none if a limit is exceeded.
+    keys: Vec<String>,
+    /// The files that are no text.
+    other_files: Vec<String>,
+    /// The limit that is exceeded.
+    error: Option<KeyError>,
+}
+
+impl PublicKeys {
+    /// Parses the files of a Secret, one key a line. Empty lines, comments and kubelet's own files are skipped.
+    #[must_use]
+    pub fn parse(files: &Files) -> Self {
+        let mut found = Self::default();
+        for (file, bytes) in files.iter().filter(|(file, _)| !file.starts_with("..")) {
+            let Ok(text) = std::str::from_utf8(bytes) else {
+                found.other_files.push(file.clone());
+                continue;
+            };
+            if let Err(error) = found.add(text) {
+                return Self { keys: Vec::new(), error: Some(error), ..found };
+            }
+        }
+        found
+    }
+
+    fn add(&mut self, text: &str) -> Result<(), KeyError> {
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if self.keys.len() == KEYS_PER_SECRET {
+                return Err(KeyError::TooMany);
+            }
+            if line.len() > KEY_BYTES {
+                return Err(KeyError::TooLong);
+            }
+            self.keys.push(line.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Bytes of all keys, with what each takes beside its text.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.keys.iter().chain(&self.other_files).map(|text| text.len() + size_of::<String>()).sum()
+    }
+}
+
+// A VMI's NICs: which can be served, on which tap, with which MAC.
+
+/// A NIC that can be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Served {
+    name: String,
+    port: PortName,
+    mac: Mac,
+}
+
+/// The result for all NICs of a VMI.
+struct Nics {
+    /// The NICs that can be served now, in the order of the VMI.
+    served: Vec<Served>,
+    /// The guest's MAC, if the pod needs an inlet.
+    inlet: Option<Mac>,
+}
+
+/// Finds the NICs that can be served, and notes a problem for each other one.
+fn nics(vmi: &Vmi, pod: &Pod, options: &Options, problems: &mut Vec<Problem>) -> Nics {
+    let devices = &vmi.spec.domain.devices;
+    let implied = [Interface::implied()];
+    let none = devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false);
+    let interfaces = if none { &implied[..] } else { &devices.interfaces };
+    let there = interfaces.iter().filter(|nic| nic.state.as_deref() != Some("absent"));
+    let mut nics = Nics { served: Vec::new(), inlet: None };
+    for nic in there {
+        match serve(vmi, nic, pod, options, &mut nics.inlet) {
+            Ok(nic) => nics.served.push(nic),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    nics
+}
+
+fn serve(
+    vmi: &Vmi,
+    nic: &Interface,
+    pod: &Pod,
+    options: &Options,
+    inlet: &mut Option<Mac>,
+) -> Result<Served, Problem> {
+    let name = || nic.name.clone();
+    let names = names(vmi, &nic.name);
+    let plugin = match nic.binding() {
+        Binding::Passt(_) if options.passt == Passt::Listen => return by_passt(vmi, nic, &names, pod, inlet),
+        Binding::Passt(binding) => {
+            return Err(Problem::Passt { nic: name(), binding: binding.to_owned() });
+        }
+        Binding::Tapless(binding) => {
+            return Err(Problem::Binding { nic: name(), binding: binding.to_owned() });
+        }
+        Binding::Plugin(plugin) => Some(plugin),
+        Binding::Masquerade | Binding::Bridge => None,
+    };
+    let find =
+        |names: &[String]| names.iter().find_map(|name| pod.taps.iter().find(|tap| tap.ifname == *name));
+    // If a plugin makes no device of the tap's name, KubeVirt uses the pod's NIC (TapLibvirtSpecGenerator).
+    let there = find(&names.taps).or_else(|| plugin.and_then(|_| find(&names.pod_nics)));
+    let ifname = match (there, plugin) {
+        (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
+        (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
+        (None, Some(plugin)) if is_passt(plugin, options) => return by_passt(vmi, nic, &names, pod, inlet),
+        // The name of a plugin's device is known once the device exists; that of KubeVirt's own tap is known before.
+        (None, Some(plugin)) => {
+            return Err(Problem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
+        }
+        (None, None) => names.taps.first().cloned().unwrap_or_default(),
+    };
+    let mac = mac(vmi, nic, &names, pod)?;
+    Ok(Served { name: name(), port: PortName { ifname, netns: Some(pod.netns.clone()) }, mac })
+}
+
+/// True for a plugin that runs passt, as KubeVirt's own binding does.
+fn is_passt(plugin: &str, options: &Options) -> bool {
+    options.passt == Passt::Listen && options.passt_plugins.iter().any(|name| name == plugin)
+}
+
+/// A NIC on passt has no device; the pod's inlet serves it. An inlet sends from one MAC, that of the first NIC. Several
+/// such NICs share the pod, and so are one identity.
+fn by_passt(
+    vmi: &Vmi,
+    nic: &Interface,
+    names: &Names,
+    pod: &Pod,
+    wanted: &mut Option<Mac>,
+) -> Result<Served, Problem> {
+    let mac = mac(vmi, nic, names, pod)?;
+    wanted.get_or_insert(mac);
+    if !pod.has_inlet() {
+        return Err(Problem::Inlet { nic: nic.name.clone() });
+    }
+    let port = PortName { ifname: inlet::PORT.into(), netns: Some(pod.netns.clone()) };
+    Ok(Served { name: nic.name.clone(), port, mac })
+}
+
+/// The MAC the guest sends from: that of the VMI's NIC, that of the domain, or that of the pod's NIC.
+///
+/// A NIC without `macAddress` has the MAC of the pod's NIC where the VM started, and keeps it through live migrations,
+/// while each pod's NIC has its own. Only the status has it then, and on the first node as soon as the domain runs. In a
+/// bridged pod a dummy device replaces the moved NIC and keeps its name and MAC.
+fn mac(vmi: &Vmi, nic: &Interface, names: &Names, pod: &Pod) -> Result<Mac, Problem> {
+    if let Some(text) = nic.mac_address.as_deref().filter(|text| !text.is_empty()) {
+        return station_mac(text).ok_or_else(|| Problem::BadMac { nic: nic.name.clone() });
+    }
+    let mut of_nic_in_status =
+        vmi.status.interfaces.iter().filter(|there| there.name.as_ref() == Some(&nic.name));
+    let in_domain = of_nic_in_status.find_map(|there| there.mac);
+    let of_nic = |name: &String| pod.nics.iter().find(|nic| nic.name == *name).map(|nic| nic.mac);
+    let of_tap = |name: &String| pod.taps.iter().find(|tap| tap.ifname == *name).map(|tap| tap.mac);
+    let in_pod = || names.pod_nics.iter().find_map(|name| of_nic(name).or_else(|| of_tap(name)));
+    let mac = in_domain.or_else(in_pod);
+    mac.ok_or_else(|| Problem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
 }

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::core::Origin;
-use super::pace::{Pace, Pauses, between};
+use super::run::{Pace, Pauses, between};
 use super::vmi::{NODE_LABEL, TARGET_LABEL};
 use super::{Vmi, VmiError, client};
 use crate::contact::{Contact, Failure, FailureKind};

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::LibvirtError;
 use super::domain::Domain;
-use crate::merge::{merge, name_nics};
 use crate::part::{DEFAULTS, part, tells_of_network};
+use crate::part::{merge, name_nics};
 
 /// Returns the record of a domain, without its generation. Returns `None` if neither its metadata nor a file asks for
 /// one, unless `every` is set.

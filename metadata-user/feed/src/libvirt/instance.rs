@@ -45,8 +45,8 @@ use serde_json::{Map, Value, json};
 
 use super::domain::shown;
 use super::{LibvirtError, NAMESPACE};
-use crate::merge::merge;
 use crate::part::PAYLOADS;
+use crate::part::merge;
 
 /// Most elements inside our element.
 pub const ELEMENTS: usize = 1_024;

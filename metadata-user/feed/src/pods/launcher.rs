@@ -8,23 +8,25 @@
 //! Both ways open a pidfd before they read the process's control group, and check afterwards that the process still
 //! runs. So the pidfd and the group belong to one process, and the PID cannot mean another process ([`Meant`]).
 
+use metadata_base::hex::hex;
+use metadata_links::error::LinkError;
+use metadata_links::processes::Meant;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use sha2::{Digest as _, Sha256};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::{fs, io};
-
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::{fmt, fs, io};
 use tokio::net::UnixStream;
 
-use super::cgroup::{self, Index};
+use super::cgroup::Index;
 use super::volumes::directory;
-use super::{PodUid, VolumeError};
-use metadata_links::error::LinkError;
-use metadata_links::processes::Meant;
+use super::{VolumeError, cgroup};
 
 /// The directory of the launcher's socket, below the pod's directory.
 const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
@@ -165,4 +167,159 @@ fn hold(pid: u32, pod: &PodUid) -> Result<Launcher, Reason> {
 fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
     let mut look = [PollFd::new(pidfd, PollFlags::IN)];
     Ok(poll(&mut look, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? > 0)
+}
+
+// Checks names that become parts of paths.
+
+/// Most octets of a pod's UID: a UUID has 36, the hash of a static pod 32.
+const UID_MAX: usize = 64;
+/// Most octets of a volume's name (a DNS label has 63, a subdomain 253).
+const VOLUME_MAX: usize = 253;
+
+/// A pod's UID, which names kubelet's directories: letters, digits and hyphens, at most 64 octets.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodUid(Arc<str>);
+
+/// Why a text is not a pod's UID.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("expected a pod's UID of 1 to {UID_MAX} letters, digits and hyphens, found `{}`", found.escape_default())]
+pub struct NotAPod {
+    found: String,
+}
+
+impl PodUid {
+    /// The uid as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for PodUid {
+    type Err = NotAPod;
+
+    fn from_str(text: &str) -> Result<Self, NotAPod> {
+        let fits = (1..=UID_MAX).contains(&text.len()) && !text.starts_with('-');
+        if fits && text.bytes().all(|octet| octet.is_ascii_alphanumeric() || octet == b'-') {
+            return Ok(Self(text.into()));
+        }
+        Err(NotAPod { found: text.chars().take(UID_MAX).collect() })
+    }
+}
+
+impl fmt::Display for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for PodUid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// True for a volume name that Kubernetes accepts: lower-case letters, digits, hyphens and dots, without a leading dot.
+pub(super) fn is_volume(name: &str) -> bool {
+    let allowed =
+        |octet: u8| octet.is_ascii_lowercase() || octet.is_ascii_digit() || matches!(octet, b'-' | b'.');
+    (1..=VOLUME_MAX).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(allowed)
+}
+
+// KubeVirt's names of a network's devices (its `pkg/network/namescheme` and `pkg/network/link`).
+
+/// The tap of the primary network, whatever the name of the pod's NIC.
+const PRIMARY_TAP: &str = "tap0";
+/// Octets of the hash in a name, two digits each, without the last digit.
+const HASH_OCTETS: usize = 6;
+/// Digits of the hash in a name.
+const HASH_DIGITS: usize = 11;
+
+/// The device names of one network of a VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicNames {
+    /// The CNI plugin's device, or with a bridge binding the dummy that keeps its name and MAC.
+    pub pod: String,
+    /// The guest's tap.
+    pub tap: String,
+    /// The bridge between them.
+    pub bridge: String,
+}
+
+/// The possible device names of a network, the current scheme first, then that of versions that number secondary
+/// networks. `ordinal` is the network's position among the VM's secondary ones, from 1; `None` is the primary network.
+#[must_use]
+pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
+    let Some(ordinal) = ordinal else {
+        return vec![NicNames { pod: "eth0".into(), tap: PRIMARY_TAP.into(), bridge: "k6t-eth0".into() }];
+    };
+    let hash = hash(network);
+    let hashed =
+        NicNames { pod: format!("pod{hash}"), tap: format!("tap{hash}"), bridge: format!("k6t-{hash}") };
+    let numbered = NicNames {
+        pod: format!("net{ordinal}"),
+        tap: format!("tap{ordinal}"),
+        bridge: format!("k6t-net{ordinal}"),
+    };
+    vec![hashed, numbered]
+}
+
+/// The first hex digits of the SHA-256 of a network's name.
+fn hash(network: &str) -> String {
+    let digest = Sha256::digest(network.as_bytes());
+    let mut text = hex(&digest[..HASH_OCTETS]);
+    text.truncate(HASH_DIGITS);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PodUid, UID_MAX, VOLUME_MAX, is_volume, names_of};
+
+    #[test]
+    fn only_what_kubelet_names_directories_by_is_a_uid() {
+        let longest = "a".repeat(UID_MAX);
+        for text in
+            ["6f1b0c1e-8a55-4c8e-9d53-0a5a3f0e7b11", "0d1c5b0f9f0f4f5f8c9e0a1b2c3d4e5f", "A", &longest]
+        {
+            assert_eq!(text.parse::<PodUid>().expect(text).as_str(), text);
+        }
+        let too_long = "a".repeat(UID_MAX + 1);
+        for text in ["", ".", "..", "a/b", "../a", "a\0", "-a", "a b", "ä", &too_long] {
+            let error = text.parse::<PodUid>().expect_err(text);
+            assert!(error.to_string().contains("hyphens"), "{error}");
+        }
+    }
+
+    #[test]
+    fn only_what_kubernetes_takes_is_a_volume() {
+        let longest = "v".repeat(VOLUME_MAX);
+        for name in ["imds-token", "cloudinit-udata", "v1.2", &longest] {
+            assert!(is_volume(name), "{name}");
+        }
+        for name in ["", ".", "..", "..data", ".a", "a/b", "A", "a_b", "a\0", &"v".repeat(VOLUME_MAX + 1)] {
+            assert!(!is_volume(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_primary_network_has_fixed_names() {
+        let names = names_of("default", None);
+        assert_eq!(names.len(), 1);
+        assert_eq!((&*names[0].tap, &*names[0].bridge), ("tap0", "k6t-eth0"));
+    }
+
+    #[test]
+    fn secondary_networks_are_named_by_hash_and_formerly_by_number() {
+        // printf blue | sha256sum
+        let names = names_of("blue", Some(2));
+        let all: Vec<_> = names.iter().map(|n| (&*n.pod, &*n.tap, &*n.bridge)).collect();
+        assert_eq!(
+            all,
+            [("pod16477688c0e", "tap16477688c0e", "k6t-16477688c0e"), ("net2", "tap2", "k6t-net2")]
+        );
+        for name in names.iter().flat_map(|names| [&names.pod, &names.tap, &names.bridge]) {
+            assert!(name.len() <= 15, "{name}");
+        }
+    }
 }

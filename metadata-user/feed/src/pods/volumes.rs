@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::PodUid;
-use super::uid::is_volume;
+use super::launcher::is_volume;
 use metadata_content::store::Interner;
 
 /// Most keys of a volume.

@@ -12,12 +12,15 @@
 //! Only the part before the first section describes the VM as it runs. `[PENDING]` comes into force at its next start,
 //! when qemu-server moves it; snapshots and `[special:…]` never do.
 
+use percent_encoding::percent_decode_str;
+use serde::Deserialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use super::Problem;
 use super::custom::is_custom;
-use super::property::{boolean, is_space, unescaped, words};
 
 /// Most octets of a configuration: the most that pmxcfs stores in a file (`MEMDB_MAX_FILE_SIZE` in memdb.h).
 pub const FILE_OCTETS: usize = 1 << 20;
@@ -182,4 +185,150 @@ fn is_address(text: &str) -> bool {
 /// `pve_verify_urlencoded` in JSONSchema.pm.
 fn is_urlencoded(octet: u8) -> bool {
     octet.is_ascii_alphanumeric() || b"-%_.!~*'()".contains(&octet)
+}
+
+// The small formats inside a configuration: lists of `key=value`, booleans, percent-encoding.
+
+/// What Perl's `\s` matches in octets.
+pub(super) fn is_space(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c')
+}
+
+/// Splits a list such as `virtio=BC:24:11:00:00:01,bridge=vmbr0` (`parse_property_string` in pve-common's JSONSchema.pm).
+/// A part without `=` is the value of `default`; empty parts are dropped.
+///
+/// # Errors
+/// A key occurs twice, or has no value; or a part has no key and the list has no default. The text says what was
+/// expected and repeats no value.
+pub(super) fn list<'a>(
+    text: &'a str,
+    default: Option<&'a str>,
+) -> Result<BTreeMap<&'a str, &'a str>, &'static str> {
+    let mut found = BTreeMap::new();
+    for part in text.split(',').filter(|part| !part.chars().all(is_space)) {
+        let (key, value) = match part.split_once('=') {
+            Some((key, value)) if !key.is_empty() && !value.is_empty() => (key, value),
+            Some(_) => return Err("a key and a value around each `=`"),
+            None => (default.ok_or("`key=value`, separated by commas")?, part),
+        };
+        if found.insert(key, value).is_some() {
+            return Err("each key once");
+        }
+    }
+    Ok(found)
+}
+
+/// Reads a boolean (`parse_boolean` in JSONSchema.pm).
+pub(super) fn boolean(text: &str) -> Option<bool> {
+    let is = |words: [&str; 4]| words.iter().any(|word| text.eq_ignore_ascii_case(word));
+    if is(["1", "on", "yes", "true"]) {
+        return Some(true);
+    }
+    is(["0", "off", "no", "false"]).then_some(false)
+}
+
+/// Decodes `%2B` and the like; a `%` without two hex digits stays (Perl's `uri_unescape`).
+pub(super) fn unescaped(text: &str) -> Cow<'_, [u8]> {
+    percent_decode_str(text).into()
+}
+
+/// Splits a list of words (`PVE::Tools::split_list`: white space, commas, semicolons and NUL).
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c| is_space(c) || matches!(c, ',' | ';' | '\0')).filter(|word| !word.is_empty())
+}
+
+// The section `proxmox` of the configuration.
+
+/// Default directory of configurations: those of the VMs that are on this node.
+pub const DEFAULT_DIRECTORY: &str = "/etc/pve/qemu-server";
+
+/// Default directory of files with parts of records.
+pub const DEFAULT_FILES: &str = "/etc/xdp-imds/proxmox";
+
+/// How the agent finds and serves the VMs of a Proxmox VE node; `proxmox: {}` serves every VM on it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Directory of the VMs' configurations, `<vmid>.conf`.
+    pub directory: PathBuf,
+    /// Directory of files with parts of records: `defaults.yaml` for all VMs, `<vmid>.yaml` for one.
+    pub files: PathBuf,
+    /// The configuration of the cluster's storages, which hold the files that `cicustom` names.
+    pub storages: PathBuf,
+    /// The name of the cluster, in the subjects and ids of its VMs; by default that of `corosync`, and `local` for a node
+    /// without a cluster. Set it before such a node joins one: with another name its VMs have other owners.
+    pub cluster: Option<String>,
+    /// The configuration of the cluster, which names it.
+    pub corosync: PathBuf,
+    /// The node's resolvers, for VMs without `nameserver` or `searchdomain`.
+    pub resolv_conf: PathBuf,
+    /// The region of all VMs.
+    pub region: String,
+    /// The zone of all VMs, preferably `<region>-<x>`.
+    pub zone: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            directory: DEFAULT_DIRECTORY.into(),
+            files: DEFAULT_FILES.into(),
+            storages: "/etc/pve/storage.cfg".into(),
+            cluster: None,
+            corosync: "/etc/pve/corosync.conf".into(),
+            resolv_conf: "/etc/resolv.conf".into(),
+            region: "local".into(),
+            zone: "local-a".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::{DEFAULT_DIRECTORY, Options, boolean, list, unescaped, words};
+
+    #[test]
+    fn a_list_has_each_key_once_and_may_have_a_default() {
+        let net = list("virtio=BC:24:11:00:00:01,bridge=vmbr0,,firewall=1", Some("model")).expect("a list");
+        assert_eq!(net["virtio"], "BC:24:11:00:00:01");
+        assert_eq!(net["firewall"], "1");
+        assert_eq!(list("virtio,bridge=vmbr0", Some("model")).expect("a list")["model"], "virtio");
+        assert_eq!(list("serial=ZHM9,base64=1", None).expect("a list")["serial"], "ZHM9");
+        assert_eq!(list("a=b=c", None).expect("a list")["a"], "b=c");
+        for wrong in ["a=1,a=2", "a=", "=a", "a"] {
+            list(wrong, None).expect_err(wrong);
+        }
+    }
+
+    #[test]
+    fn booleans_have_four_words_each() {
+        for (text, expected) in
+            [("1", Some(true)), ("On", Some(true)), ("no", Some(false)), ("FALSE", Some(false)), ("2", None)]
+        {
+            assert_eq!(boolean(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn escapes_without_two_digits_stay() {
+        assert_eq!(&*unescaped("ssh-rsa%20AA%2B%0A"), b"ssh-rsa AA+\n");
+        assert_eq!(&*unescaped("100%, %zz %4"), b"100%, %zz %4");
+    }
+
+    #[test]
+    fn words_are_separated_by_any_separator() {
+        assert_eq!(words(" a;b, c\td ").collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    }
+
+    #[test]
+    fn absent_options_have_defaults_and_unknown_ones_are_refused() {
+        let options: Options = serde_yaml::from_str("{}").expect("all defaults");
+        assert_eq!(options, Options::default());
+        let options: Options = serde_yaml::from_str("{files: /parts, region: eu}").expect("options");
+        assert_eq!(options.directory, Path::new(DEFAULT_DIRECTORY));
+        assert_eq!((options.files.as_path(), &*options.region), (Path::new("/parts"), "eu"));
+        serde_yaml::from_str::<Options>("{directry: /etc/pve}").expect_err("a typo");
+    }
 }

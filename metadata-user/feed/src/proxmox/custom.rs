@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
-use super::property::{is_space, list};
+use super::config::{is_space, list};
 use super::{Problem, VmConfig};
-use crate::merge::merge;
+use crate::part::merge;
 use metadata_content::parser;
 use metadata_content::record::values::excerpt;
 

@@ -1,24 +1,23 @@
 //! Reads the files of one VM, and sees which files have changed. Each call may wait for a disk or for the cluster.
 
-use std::collections::HashMap;
+use bytes::Bytes;
+use metadata_content::record::Limits;
+use sha2::{Digest as _, Sha256};
+use std::collections::{BTreeSet, HashMap};
 use std::fs::Metadata;
+use std::io;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
-
-use super::arriving;
 use super::config::FILE_OCTETS;
 use super::custom::{Custom, PARTS, SNIPPET_OCTETS, snippets};
 use super::drive::Dns;
 use super::{Given, Options, PATIENCE, Problem, Translation, VmConfig, translate};
 use crate::FeedError;
 use crate::part::{DEFAULTS, PartError, part, read};
-use metadata_content::record::Limits;
 
 /// Largest number of a VM in Proxmox VE (`pve-vmid` in pve-common's JSONSchema.pm).
 pub(super) const VMID_MOST: u32 = 999_999_999;
@@ -80,9 +79,9 @@ pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look,
     }
     numbers.sort_unstable();
     // A VM that arrives would be lost if an error counted as its absence.
-    for vmid in arriving::with_taps().map_err(unreadable)? {
+    for vmid in with_taps().map_err(unreadable)? {
         if let Err(at) = numbers.binary_search(&vmid)
-            && arriving::elsewhere(directory, vmid).map_err(unreadable)?.is_some()
+            && elsewhere(directory, vmid).map_err(unreadable)?.is_some()
         {
             numbers.insert(at, vmid);
         }
@@ -133,7 +132,7 @@ fn print(path: &Path) -> Print {
 pub(super) fn load(vmid: u32, options: &Options, limits: &Limits) -> Loaded {
     let mut loading = Loading { seen: Vec::new(), hash: Sha256::new() };
     let own = options.directory.join(format!("{vmid}.conf"));
-    let elsewhere = if own.exists() { Ok(None) } else { arriving::elsewhere(&options.directory, vmid) };
+    let elsewhere = if own.exists() { Ok(None) } else { elsewhere(&options.directory, vmid) };
     let (path, outcome) = match elsewhere {
         Ok(found) => {
             let path = found.unwrap_or(own);
@@ -293,11 +292,68 @@ fn generation(digest: Digest) -> u64 {
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 12
 }
 
+// VMs that arrive by live migration: QEMU and its taps run on this node while the configuration is still at the node
+// that the VM leaves. qemu-server moves the file when the VM runs here.
+
+/// Most nodes of a cluster that are asked for a configuration. Proxmox VE supports fewer.
+const NODES: usize = 128;
+/// Devices of the network namespace of the thread that reads it (proc_net(5)): two lines of heads, then a line for each
+/// device, with its name before a colon.
+const DEVICES: &str = "/proc/thread-self/net/dev";
+
+/// Returns the numbers of the VMs whose taps are in the agent's network namespace.
+///
+/// # Errors
+/// The devices cannot be read.
+pub(super) fn with_taps() -> io::Result<BTreeSet<u32>> {
+    Ok(of_devices(&std::fs::read_to_string(DEVICES)?))
+}
+
+fn of_devices(lines: &str) -> BTreeSet<u32> {
+    lines
+        .lines()
+        .filter_map(|line| line.split_once(':'))
+        .filter_map(|(name, _)| vmid_of_tap(name.trim()))
+        .collect()
+}
+
+/// The number of the VM that a tap belongs to: `tap<vmid>i<n>`.
+fn vmid_of_tap(name: &str) -> Option<u32> {
+    let (digits, nic) = name.strip_prefix("tap")?.split_once('i')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|octet| octet.is_ascii_digit());
+    let vmid = digits.parse().ok().filter(|vmid: &u32| (1..=VMID_MOST).contains(vmid))?;
+    (is_number(nic) && vmid.to_string() == digits).then_some(vmid)
+}
+
+/// Returns the configuration of a VM at another node of the cluster, `nodes/NODE/qemu-server` beside this node's
+/// directory, or at this one by now; `None` if no node has one.
+///
+/// # Errors
+/// A node's directory cannot be read, so it is unknown whether it has one.
+pub(super) fn elsewhere(directory: &Path, vmid: u32) -> io::Result<Option<PathBuf>> {
+    let Some(cluster) = directory.parent() else { return Ok(None) };
+    let nodes = match std::fs::read_dir(cluster.join("nodes")) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        nodes => nodes?,
+    };
+    let name = format!("{vmid}.conf");
+    // This node comes last: a file that moves here during the search would be found nowhere.
+    let nodes = nodes.take(NODES).map(|node| node.map(|node| node.path().join("qemu-server")));
+    for place in nodes.chain([Ok(directory.to_owned())]) {
+        let path = place?.join(&name);
+        if path.try_exists()? {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{cluster_of, within};
     use std::sync::mpsc;
     use std::time::Duration;
+
+    use super::{cluster_of, elsewhere, of_devices, vmid_of_tap, with_taps, within};
 
     #[test]
     fn the_clusters_name_is_that_of_its_section() {
@@ -317,5 +373,56 @@ mod tests {
         let (answer, no_answer) = mpsc::channel::<()>();
         assert!(within(Duration::from_millis(1), move || no_answer.recv()).is_none());
         drop(answer);
+    }
+
+    #[test]
+    fn a_tap_names_its_vm() {
+        for (name, vmid) in [
+            ("tap100i0", Some(100)),
+            ("tap999999999i31", Some(999_999_999)),
+            ("tap0100i0", None),
+            ("tap0i0", None),
+            ("tap1000000000i0", None),
+            ("tap100", None),
+            ("tap100i", None),
+            ("tap100ix", None),
+            ("fwpr100p0", None),
+            ("tapi0", None),
+        ] {
+            assert_eq!(vmid_of_tap(name), vmid, "{name}");
+        }
+    }
+
+    #[test]
+    fn vms_are_found_by_the_devices_of_the_namespace() {
+        let devices =
+            "Inter-|   Receive\n face |bytes\n    lo:       0\ntap101i0: 12\ntap101i1:0\n tap7i0: 1\n";
+        assert_eq!(of_devices(devices), [7, 101].into());
+        with_taps().expect("the kernel's list can be read");
+    }
+
+    #[test]
+    fn a_configuration_is_found_at_whichever_node_has_it() {
+        let cluster = tempfile::tempdir().expect("a directory");
+        let own = cluster.path().join("qemu-server");
+        let elsewhere = |vmid| elsewhere(&own, vmid).expect("readable");
+        assert_eq!(elsewhere(100), None, "not a cluster");
+        let there = cluster.path().join("nodes/b/qemu-server");
+        std::fs::create_dir_all(cluster.path().join("nodes/a")).expect("a node");
+        std::fs::create_dir_all(&there).expect("a node");
+        assert_eq!(elsewhere(100), None);
+        std::fs::write(there.join("100.conf"), "").expect("written");
+        assert_eq!(elsewhere(100), Some(there.join("100.conf")));
+        assert_eq!(elsewhere(10), None);
+        std::fs::create_dir(&own).expect("a directory");
+        std::fs::write(own.join("10.conf"), "").expect("moved here");
+        assert_eq!(elsewhere(10), Some(own.join("10.conf")));
+    }
+
+    #[test]
+    fn a_node_that_cannot_be_read_is_no_node_without_the_vm() {
+        let cluster = tempfile::tempdir().expect("a directory");
+        std::fs::write(cluster.path().join("nodes"), "").expect("a file in place of the directory");
+        elsewhere(&cluster.path().join("qemu-server"), 100).expect_err("nothing is known");
     }
 }

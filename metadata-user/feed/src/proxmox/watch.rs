@@ -1,19 +1,20 @@
 //! Looks at the files in turns, and publishes what changes.
 
-use std::collections::{BTreeMap, HashMap};
-use std::pin::pin;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
 use futures_util::{StreamExt as _, stream};
 use metadata_base::share::Tenant;
+use metadata_content::record::values::excerpt;
+use metadata_content::record::{Limits, RecordError};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Display;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::load::{self, Digest, Loaded, Look, Outcome, Seen};
-use super::outlook::{News, Outlook};
-use super::{LOOK, Options, Translation};
+use super::load::{Digest, Loaded, Look, Outcome, Seen};
+use super::{LOOK, Options, Translation, load};
+use crate::part::PartError;
 use crate::publisher::Publisher;
 use crate::{FeedError, FeedEvent, blocking};
-use metadata_content::record::Limits;
 
 /// Most VMs of a node.
 pub const MAX_VMS: usize = 4_096;
@@ -271,6 +272,153 @@ impl Feed {
 
     async fn publish(&self, event: FeedEvent) -> Result<(), Gone> {
         self.tx.publish(event).await.map_err(|_| Gone)
+    }
+}
+
+// How the feed's looks at the directory go. The feed writes it; status reads it.
+
+/// The state of the looks.
+#[derive(Debug, Default)]
+pub struct Outlook(Mutex<Inner>);
+
+#[derive(Debug, Default)]
+struct Inner {
+    /// When the directory was last read whole.
+    looked: Option<Instant>,
+    /// When the consecutive failures began, and the last of them.
+    failing: Option<(Instant, String)>,
+    /// The directory cannot be written: the cluster has no quorum.
+    read_only: bool,
+}
+
+/// The state at one moment.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Seconds since the directory was last read whole; `None` before the first time.
+    pub looked: Option<f64>,
+    /// For how many seconds looks have failed, and the last reason.
+    pub failing: Option<(f64, String)>,
+    /// The cluster has no quorum, so Proxmox VE changes no configuration.
+    pub read_only: bool,
+}
+
+/// What is new after a look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct News {
+    /// Looks failed before, and no longer do.
+    pub(super) is_back: bool,
+    /// The quorum was lost or found.
+    pub(super) quorum: bool,
+}
+
+impl Outlook {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the directory was read whole.
+    pub(super) fn looked(&self, read_only: bool, now: Instant) -> News {
+        let mut inner = self.lock();
+        inner.looked = Some(now);
+        let quorum = std::mem::replace(&mut inner.read_only, read_only) != read_only;
+        News { is_back: inner.failing.take().is_some(), quorum }
+    }
+
+    /// Notes a failure. Returns true if the look before did not fail.
+    pub(super) fn failed(&self, reason: String, now: Instant) -> bool {
+        let mut inner = self.lock();
+        let since = inner.failing.as_ref().map(|(since, _)| *since);
+        inner.failing = Some((since.unwrap_or(now), reason));
+        since.is_none()
+    }
+
+    /// The current state.
+    #[must_use]
+    pub fn report(&self, now: Instant) -> Report {
+        let inner = self.lock();
+        let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
+        Report {
+            looked: inner.looked.map(ago),
+            failing: inner.failing.as_ref().map(|(since, reason)| (ago(*since), reason.clone())),
+            read_only: inner.read_only,
+        }
+    }
+}
+
+// Why a configuration, or a part of it, is not used.
+
+/// A fault of a VM's configuration. No text repeats a secret.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Problem {
+    /// The file as a whole.
+    #[error("expected {expected}, found {found}")]
+    File {
+        /// What was expected.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// A setting of the file.
+    #[error("`{key}`: expected {expected}, found {found}; change it by `qm set`")]
+    Setting {
+        /// The setting.
+        key: String,
+        /// What was expected.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// A file that `cicustom` names.
+    #[error("`cicustom`, {part}: expected {expected}, found {found}")]
+    Custom {
+        /// Which document.
+        part: &'static str,
+        /// What was expected.
+        expected: String,
+        /// What was found.
+        found: String,
+    },
+    /// The block in the description.
+    #[error("the description's block ```imds: expected {expected}, found {found}")]
+    Block {
+        /// What was expected.
+        expected: &'static str,
+        /// What was found.
+        found: String,
+    },
+    /// A file beside the configuration.
+    #[error(transparent)]
+    Part(#[from] PartError),
+    /// The template of the subject lets a tenant choose another VM's subject.
+    #[error(
+        "identity.subject: expected `{{owner}}` beside `{value}`, which whoever may change a VM's options chooses; add it, or \
+         leave `subject` out"
+    )]
+    Subject {
+        /// The value in the template.
+        value: &'static str,
+    },
+    /// The record that all of these make.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+}
+
+impl Problem {
+    pub(super) fn file(expected: impl Display, found: impl Display) -> Self {
+        Self::File { expected: expected.to_string(), found: found.to_string() }
+    }
+
+    pub(super) fn setting(key: impl Display, expected: impl Display, found: impl Display) -> Self {
+        Self::Setting { key: key.to_string(), expected: expected.to_string(), found: found.to_string() }
+    }
+
+    /// A setting whose value is no secret, and is repeated.
+    pub(super) fn value(key: impl Display, expected: impl Display, found: &str) -> Self {
+        Self::setting(key, expected, format_args!("`{}`", excerpt(found)))
+    }
+
+    pub(super) fn custom(part: &'static str, expected: impl Display, found: impl Display) -> Self {
+        Self::Custom { part, expected: expected.to_string(), found: found.to_string() }
     }
 }
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::collect::{CAPACITY, Entry, PATH_MAX, Path, RESERVED, Tape};
 use super::follow::FOLLOW_FOR;
-use super::tape::{CAPACITY, Entry, PATH_MAX, Path, RESERVED, Tape};
 use super::{AuditConfig, AuditCounts, CHUNKS, Collector};
 use metadata_base::connection::Connection;
 use metadata_content::http::{Method, Status};

@@ -3,8 +3,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
 use super::{DOCUMENT_OCTETS, DocumentError, attested, civil, envelope, signature};
+use crate::documents::Content;
 use crate::openssl::Operator;
-use crate::pkcs7::Content;
 
 /// 2026-11-28 00:16:17 UTC.
 const NOW: u64 = 1_795_824_977;

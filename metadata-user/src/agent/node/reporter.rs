@@ -20,7 +20,7 @@ use metadata_control::status::{
     SCHEMA, Share, Status, TenantShare, Unanswered, Unread, Worker,
 };
 use metadata_feed::contact::{Contact, Failing, Report};
-use metadata_feed::proxmox::outlook::Outlook;
+use metadata_feed::proxmox::watch::Outlook;
 use metadata_feed::publisher::Outage;
 use metadata_serve::{End, Reason, Tally};
 use metadata_steer::Steering;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
-use metadata_signer::jwks::Joined;
+use metadata_signer::jwt::Joined;
 use serde_json::Value;
 
 use super::add;
@@ -102,7 +102,7 @@ impl Arguments {
         documents: &BTreeMap<&str, String>,
     ) -> anyhow::Result<()> {
         let kubeconfig = self.kubeconfig.clone();
-        Ok(metadata_feed::kubevirt::config_map::replace(kubeconfig, namespace, name, documents)?)
+        Ok(metadata_feed::kubevirt::options::replace(kubeconfig, namespace, name, documents)?)
     }
 
     #[cfg(not(feature = "kubevirt"))]

@@ -12,7 +12,7 @@
 use serde_json::{Value, json};
 
 use super::rules::{Change, Judgement, Operation};
-use metadata_feed::kubevirt::annotations;
+use metadata_feed::kubevirt::options;
 
 /// KubeVirt's label of launchers' pods, and its value.
 const LAUNCHER: (&str, &str) = ("kubevirt.io", "virt-launcher");
@@ -39,22 +39,22 @@ pub fn judge(pod: &Value) -> Judgement {
     let is_launcher = metadata["labels"][LAUNCHER.0] == LAUNCHER.1;
     let containers = pod["spec"]["containers"].as_array().map(Vec::as_slice).unwrap_or_default();
     let at = containers.iter().position(|container| container["name"] == CONTAINER);
-    let Some(at) = at.filter(|_| is_launcher && annotation(annotations::ENABLED) == Some("true")) else {
+    let Some(at) = at.filter(|_| is_launcher && annotation(options::ENABLED) == Some("true")) else {
         return Judgement::default();
     };
     let mut wanted = vec![("token", token())];
     for (field, inline, secret, map) in [
         (
             "user-data",
-            annotations::USER_DATA,
-            annotations::USER_DATA_SECRET,
-            annotations::USER_DATA_CONFIGMAP,
+            options::USER_DATA,
+            options::USER_DATA_SECRET,
+            options::USER_DATA_CONFIGMAP,
         ),
         (
             "vendor-data",
-            annotations::VENDOR_DATA,
-            annotations::VENDOR_DATA_SECRET,
-            annotations::VENDOR_DATA_CONFIGMAP,
+            options::VENDOR_DATA,
+            options::VENDOR_DATA_SECRET,
+            options::VENDOR_DATA_CONFIGMAP,
         ),
     ] {
         let source = match (annotation(secret), annotation(map)) {
@@ -86,7 +86,7 @@ impl Lists<'_> {
     fn with(&mut self, wanted: Vec<(&str, Value)>) -> Vec<Change> {
         let present = self.volumes.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_there = |name: &str| present.iter().any(|volume| volume["name"] == name);
-        let missing = wanted.into_iter().map(|(field, source)| (annotations::volume(field), source));
+        let missing = wanted.into_iter().map(|(field, source)| (options::volume(field), source));
         let (mut volumes, mut mounts) = (Vec::new(), Vec::new());
         for (name, mut volume) in missing.filter(|(name, _)| !is_there(name)) {
             mounts.push(json!({"name": name, "mountPath": format!("{MOUNTS}/{name}"), "readOnly": true}));

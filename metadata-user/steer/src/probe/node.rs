@@ -6,6 +6,7 @@ use futures_util::TryStreamExt as _;
 use metadata_common::maps::name;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
+use metadata_links::{netlink, netns};
 use rtnetlink::RouteMessageBuilder;
 use rtnetlink::packet_route::AddressFamily;
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage};
@@ -16,9 +17,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
 use super::super::failure::Failure;
-use super::super::{HUBS_OF_A_SIDE, SteerError, devstats, hub, pins};
-use metadata_links::netlink;
-use metadata_links::netns;
+use super::super::{HUBS_OF_A_SIDE, SteerError, hub, pins};
+use crate::counters;
 
 /// Limit on pinned links examined.
 const LINKS_SEEN: usize = 65_536;
@@ -59,7 +59,7 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Fai
 /// # Errors
 /// If the kernel refuses the statistics.
 pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, Failure> {
-    let dropped = devstats::dropped()?;
+    let dropped = counters::dropped()?;
     let numbers = [0, HUBS_OF_A_SIDE].into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
     let mut sum = 0;
     for [outer, ..] in numbers.map(|number| hub::names(prefix, number)) {

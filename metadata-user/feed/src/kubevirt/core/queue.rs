@@ -4,13 +4,17 @@
 //! each translation a VMI waits ten times as long as the translation took. So it uses at most an eleventh of the
 //! translator's time, however often its owner changes it.
 
-use std::collections::{BTreeSet, HashMap};
+use metadata_base::share::{FairQueue, Tenant};
+use metadata_content::record::Limits;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metadata_base::share::{FairQueue, Tenant};
-
 use super::MAX_VMIS;
-use crate::pods::PodUid;
+use crate::kubevirt::translate::{Translation, translate};
+use crate::kubevirt::volumes::{BudgetedVolumes, ReadVolumes};
+use crate::kubevirt::{Options, Vmi};
+use crate::pods::{Pod, PodUid};
 
 /// How long a VMI rests after a translation, as a multiple of the time that it took.
 pub const REST_FACTOR: u32 = 10;
@@ -121,12 +125,122 @@ impl TranslationQueue {
     }
 }
 
+// A translation, away from the core: the caller runs it on a thread that may take long.
+
+/// A VMI to translate in some of its pods.
+pub struct Job {
+    pub(super) key: String,
+    pub(super) tenant: Tenant,
+    pub(super) vmi: Arc<Vmi>,
+    pub(super) pods: Vec<(PodUid, Pod)>,
+    pub(super) read: Arc<dyn ReadVolumes>,
+    pub(super) options: Arc<Options>,
+    pub(super) limits: Arc<Limits>,
+}
+
+/// The result of a [`Job`], for [`Core::translated`](super::Core::translated).
+pub struct JobResult {
+    pub(super) key: String,
+    pub(super) vmi: Arc<Vmi>,
+    pub(super) pods: Vec<(PodUid, Translation, BTreeSet<String>)>,
+    pub(super) took: Duration,
+}
+
+impl Job {
+    /// Reads the volumes and makes the records. Blocks while it reads files.
+    #[must_use]
+    pub fn run(self) -> JobResult {
+        let Self { key, tenant, vmi, pods, read, options, limits } = self;
+        let start = Instant::now();
+        let each = pods.into_iter().map(|(uid, pod)| {
+            let volumes = BudgetedVolumes::new(&*read, &tenant, &uid);
+            let translation = translate(&vmi, &pod, &volumes, &options, &limits);
+            let names = volumes.into_names();
+            read.keep_only(&uid, &names);
+            (uid, translation, names)
+        });
+        let pods = each.collect();
+        JobResult { key, vmi, pods, took: start.elapsed() }
+    }
+}
+
+// Reports for the owner of a VMI, as Kubernetes Events.
+
+/// The reason field of an Event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// `ImdsReady`: the VM is served.
+    Ready,
+    /// `ImdsDegraded`: the VM is not served, or not completely.
+    Degraded,
+}
+
+impl Reason {
+    /// The reason as the Event spells it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ready => "ImdsReady",
+            Self::Degraded => "ImdsDegraded",
+        }
+    }
+
+    /// The Event's type: `Normal` or `Warning`.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Ready => "Normal",
+            Self::Degraded => "Warning",
+        }
+    }
+}
+
+/// An Event on a VMI.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// The VMI's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID, so that the Event belongs to this VMI and not to a later one of its name.
+    pub uid: String,
+    /// Whether the VM is served or degraded.
+    pub reason: Reason,
+    /// The message for the owner.
+    pub message: String,
+}
+
+impl Report {
+    pub(super) fn of(vmi: &Vmi, reason: Reason, message: String) -> Self {
+        let meta = &vmi.metadata;
+        let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
+        Self { namespace, name, uid, reason, message }
+    }
+}
+
+/// How the agent serves each record of the feed, by the record's key.
+pub type Services = BTreeMap<String, Service>;
+
+/// How the agent serves a record, as the node's steering shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Programs are attached to all of its ports, and requests of its identities get answers.
+    Ready,
+    /// A port does not exist yet, or is about to be attached.
+    Waiting,
+    /// A port cannot be served: the reason. It may pass by itself.
+    Failed(String),
+    /// It is served, but frames of another guest or MAC arrive on a port: both MACs.
+    Mismatched(String),
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{REST_LEAST, REST_MOST, TranslationQueue};
-    use crate::pods::PodUid;
     use metadata_base::share::Tenant;
     use std::time::{Duration, Instant};
+
+    use super::{REST_LEAST, REST_MOST, TranslationQueue};
+    use crate::pods::PodUid;
 
     fn pod() -> PodUid {
         "p".parse().expect("a uid")

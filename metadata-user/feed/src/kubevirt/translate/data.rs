@@ -4,18 +4,17 @@
 //! names the volumes (`pkg/virt-controller/services/rendervolumes.go`). [`annotations`] names those that only
 //! annotations ask for.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::{Files, KEY_BYTES_PER_VM, KEYS_PER_VM, KeyError, PodVolumes, Problem, PublicKeys};
 use crate::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
-use crate::kubevirt::{Options, annotations};
+use crate::kubevirt::{Options, options};
 use crate::pods::MAX_VOLUMES;
-use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data};
 
 /// Most keys of custom metadata of one VM (VEP 100).
 pub const METADATA_KEYS: usize = 16;
@@ -94,8 +93,8 @@ impl Places<'_> {
 
     /// Takes the annotation's text, else the object that an annotation names, else the cloud-init volume.
     fn user_data(&self, cloud_init: Option<(&str, &CloudInit)>) -> Found {
-        let named = [annotations::USER_DATA_SECRET, annotations::USER_DATA_CONFIGMAP];
-        let annotated = self.annotated("user-data", annotations::USER_DATA, named, &USER_KEYS)?;
+        let named = [options::USER_DATA_SECRET, options::USER_DATA_CONFIGMAP];
+        let annotated = self.annotated("user-data", options::USER_DATA, named, &USER_KEYS)?;
         if annotated.is_some() {
             return Ok(annotated);
         }
@@ -112,8 +111,8 @@ impl Places<'_> {
     }
 
     fn vendor_data(&self) -> Found {
-        let named = [annotations::VENDOR_DATA_SECRET, annotations::VENDOR_DATA_CONFIGMAP];
-        let annotated = self.annotated("vendor-data", annotations::VENDOR_DATA, named, &VENDOR_KEYS)?;
+        let named = [options::VENDOR_DATA_SECRET, options::VENDOR_DATA_CONFIGMAP];
+        let annotated = self.annotated("vendor-data", options::VENDOR_DATA, named, &VENDOR_KEYS)?;
         Ok(annotated.or_else(|| self.options.vendor_data.clone().map(Bytes::from)))
     }
 
@@ -144,7 +143,7 @@ impl Places<'_> {
         if named.iter().all(|name| self.vmi.annotation(name).is_none()) {
             return Ok(None);
         }
-        let volume = annotations::volume(field);
+        let volume = options::volume(field);
         let files = self.files(field, &volume)?;
         match first(&files, keys) {
             Some(octets) => bounded(field, octets).map(Some),

@@ -1,16 +1,17 @@
 //! Tables of cases: every combination of binding, data source and migration state, and whole VMIs with their records.
 
-use std::collections::BTreeMap;
-
+use metadata_common::mac::Mac;
+use metadata_content::record::{Limits, Record};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
-use metadata_common::mac::Mac;
-
-use super::{Files, Outcome, Problem, Translation, is_wanted, translate};
+use super::{
+    Files, KEY_BYTES, KEYS_PER_SECRET, KeyError, Outcome, Problem, PublicKeys, Translation, is_wanted,
+    translate,
+};
 use crate::kubevirt::{Options, Vmi};
 use crate::pods::{Pod, PodNic, Tap, TapKind};
-use metadata_content::record::{Limits, Record};
 
 /// The address of all taps: 0e:00:00:00:00:01.
 const TAP_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 1];
@@ -441,4 +442,34 @@ fn no_problem_repeats_a_secret() {
     for problem in &translation.problems {
         assert!(!format!("{problem} {problem:?}").contains(secret), "{problem:?}");
     }
+}
+
+fn parse(text: &str) -> PublicKeys {
+    PublicKeys::parse(&Files::from([("keys".to_owned(), text.to_owned().into())]))
+}
+
+#[test]
+fn parsing_stops_at_the_first_key_beyond_a_limit() {
+    let most = "k\n".repeat(KEYS_PER_SECRET);
+    assert_eq!(parse(&most).keys.len(), KEYS_PER_SECRET);
+    for (text, error) in [
+        (format!("{most}one more"), KeyError::TooMany),
+        ("k\n".repeat(1 << 19), KeyError::TooMany),
+        (format!("short\n{}", "k".repeat(KEY_BYTES + 1)), KeyError::TooLong),
+    ] {
+        let found = parse(&text);
+        assert_eq!((found.error, found.keys.len(), found.keys.capacity()), (Some(error), 0, 0));
+    }
+}
+
+#[test]
+fn comments_and_empty_lines_are_no_keys() {
+    assert_eq!(parse("# all\n\n  ssh-ed25519 A  \n\r\n").keys, ["ssh-ed25519 A"]);
+    let files = Files::from([
+        ("..data".to_owned(), "no".into()),
+        ("a".to_owned(), bytes::Bytes::from_static(&[0xff])),
+        ("b".to_owned(), "key".into()),
+    ]);
+    let found = PublicKeys::parse(&files);
+    assert_eq!((found.keys, found.other_files), (vec!["key".to_owned()], vec!["a".to_owned()]));
 }

@@ -2,7 +2,7 @@
 //! names; each digest is `sha1sum` of user-data and network configuration, one behind the other.
 
 use super::super::drive::{self, Dns, Form};
-use super::super::nics::nics;
+use super::super::translate::nics;
 use super::{GUIDE, RESOLV_CONF, parsed};
 
 /// The drive's user-data, network configuration and instance id.

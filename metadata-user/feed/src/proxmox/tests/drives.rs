@@ -4,7 +4,7 @@
 use serde::Deserialize;
 
 use super::super::drive::{Dns, Form};
-use super::super::nics::nics;
+use super::super::translate::nics;
 use super::super::{Options, VmConfig, translate};
 use super::{RESOLV_CONF, given};
 use metadata_content::record::Limits;

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::super::Options;
-use super::super::outlook::Outlook;
+use super::super::watch::Outlook;
 use super::super::watch::watch_every;
 use super::GUIDE;
 use crate::{FeedEvent, publisher::Publisher};
@@ -83,7 +83,7 @@ impl Node {
     }
 
     /// Waits until the state of the looks is as wanted.
-    async fn until(&self, is: impl Fn(&super::super::outlook::Report) -> bool) {
+    async fn until(&self, is: impl Fn(&super::super::watch::Report) -> bool) {
         let waited = timeout(LONG, async {
             while !is(&self.outlook.report(Instant::now())) {
                 tokio::time::sleep(PAUSE).await;
