@@ -40,8 +40,8 @@ use tend::{Wisher, wishes};
 use metadata_links::inlet;
 
 pub use follow::AT_FIRST;
-pub use launcher::{NicNames, names_of};
-pub use launcher::{NotAPod, PodUid};
+pub use launcher::{NicNames, NotAPod, PodUid, names_of};
+pub use tend::{INLET_PAUSE, InletPause};
 pub use volumes::{Files, KEY_OCTETS, MAX_KEYS, VOLUME_OCTETS, VolumeError, Volumes};
 pub(crate) use volumes::{Reading, Version};
 
@@ -68,12 +68,14 @@ impl Default for Places {
 }
 
 /// The settings of inlets ([`inlet`]).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Inlets {
     /// The metadata addresses that an inlet serves.
     pub addresses: Vec<IpAddr>,
     /// Keep inlets when the agent ends, like pinned programs.
     pub stay: bool,
+    /// Leaves inlets to the next agent.
+    pub pause: InletPause,
 }
 
 /// Why a pod or its volumes cannot be watched.

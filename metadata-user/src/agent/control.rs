@@ -226,6 +226,7 @@ impl ControlLoop {
     async fn on_incoming(&mut self, incoming: Incoming) -> anyhow::Result<Turn> {
         Ok(match incoming {
             Incoming::PrepareTakeover(done) => {
+                self.feeds.prepare_takeover();
                 self.node.ports.pin_everything(Instant::now());
                 // The next agent may be gone.
                 _ = done.send(());

@@ -18,7 +18,11 @@ use metadata_feed::proxmox::watch::Outlook;
 use metadata_feed::publisher::Publisher;
 use metadata_feed::{FeedError, FeedEvent, directory, libvirt, proxmox};
 #[cfg(feature = "kubevirt")]
-use metadata_feed::{kubevirt, kubevirt::core::Services, pods::Inlets};
+use metadata_feed::{
+    kubevirt,
+    kubevirt::core::Services,
+    pods::{InletPause, Inlets},
+};
 #[cfg(feature = "kubevirt")]
 use tokio::sync::watch;
 
@@ -34,6 +38,8 @@ pub(super) struct Feeds {
     open: Vec<Open>,
     /// The feed that is polled first next time, so that no feed starves the others.
     turn: usize,
+    #[cfg(feature = "kubevirt")]
+    inlets: InletPause,
 }
 
 struct Open {
@@ -74,7 +80,8 @@ impl Feeds {
             let publisher = feeds.open(Source::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
             let saves = node.catalogue.saves().clone();
-            let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some() };
+            let pause = feeds.inlets.clone();
+            let inlets = Inlets { addresses: config.addresses.clone(), stay: config.pins.is_some(), pause };
             let contact = kubevirt::contact();
             if options.watch {
                 node.reporter.set_api_server(contact.clone());
@@ -87,6 +94,12 @@ impl Feeds {
             });
         }
         feeds
+    }
+
+    /// Leaves alone what the feeds make on the node, because another agent is about to take over.
+    pub(super) fn prepare_takeover(&self) {
+        #[cfg(feature = "kubevirt")]
+        self.inlets.begin();
     }
 
     /// Opens a queue for the feed of a source. The former feed of the source ends because its queue is closed.

@@ -1,4 +1,4 @@
-use super::{MAX_PODS, MAX_VOLUMES, Places, PodEvent, PodUid, Pods, PodsError};
+use super::{INLET_PAUSE, InletPause, MAX_PODS, MAX_VOLUMES, Places, PodEvent, PodUid, Pods, PodsError};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -156,4 +156,16 @@ async fn one_pod_beyond_the_limit_is_refused_and_so_are_too_many_volumes() {
     pods.watch(&uid(0), names(&["a"])).expect("one that is followed already");
     pods.forget(&uid(1));
     pods.watch(&uid(MAX_PODS), BTreeSet::new()).expect("a place was made");
+}
+
+#[tokio::test(start_paused = true)]
+async fn inlets_are_left_alone_for_a_while_before_a_takeover() {
+    let pause = InletPause::default();
+    let ends_within = async |time| tokio::time::timeout(time, pause.end()).await.is_ok();
+    assert!(ends_within(Duration::ZERO).await, "no agent is about to take over");
+    pause.begin();
+    assert!(!ends_within(INLET_PAUSE / 2).await);
+    pause.begin();
+    assert!(!ends_within(INLET_PAUSE * 3 / 4).await, "each call begins anew");
+    assert!(ends_within(INLET_PAUSE / 2).await);
 }

@@ -44,18 +44,8 @@ pub fn judge(pod: &Value) -> Judgement {
     };
     let mut wanted = vec![("token", token())];
     for (field, inline, secret, map) in [
-        (
-            "user-data",
-            options::USER_DATA,
-            options::USER_DATA_SECRET,
-            options::USER_DATA_CONFIGMAP,
-        ),
-        (
-            "vendor-data",
-            options::VENDOR_DATA,
-            options::VENDOR_DATA_SECRET,
-            options::VENDOR_DATA_CONFIGMAP,
-        ),
+        ("user-data", options::USER_DATA, options::USER_DATA_SECRET, options::USER_DATA_CONFIGMAP),
+        ("vendor-data", options::VENDOR_DATA, options::VENDOR_DATA_SECRET, options::VENDOR_DATA_CONFIGMAP),
     ] {
         let source = match (annotation(secret), annotation(map)) {
             // The agent prefers the inline value.
