@@ -31,7 +31,9 @@ const RETRY_PAUSE: Duration = Duration::from_secs(1);
 /// The reason why a message is lost.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SinkError {
-    #[error("expected to append to the file, found: {0}; check its path and permissions")]
+    #[error(
+        "expected to append to the file, found: {0}; check its path and permissions; the package's unit lets the agent write to /var/log/xdp-imds, and for another directory add `ReadWritePaths=` by `systemctl edit xdp-imds`"
+    )]
     File(std::io::Error),
     #[error("expected a regular file, found another kind; name a file, or `unix:` and a socket")]
     NotAFile,

@@ -48,7 +48,7 @@ impl Listeners {
             Some(publication) => metrics.merge(identity::routes(Arc::clone(publication))),
             None => metrics,
         };
-        let (socket, listener) = ControlSocket::listen(&config.run, succeeds)?;
+        let (socket, listener) = ControlSocket::listen(&config.run, config.api().group.as_deref(), succeeds)?;
         tasks.spawn(endpoint::serve(listener, control));
         let takeover = TakeoverListener::new(&config.run, side, succeeds, tasks)?;
         let mut listeners = Self { requests, takeover, metrics: (metrics, None), _socket: socket };

@@ -211,7 +211,9 @@ fn audit(path: &Path) -> Option<ConfigRefusal> {
         name: "audit",
         found: format!("cannot write the audit log {}: {reason}", path.display()),
         expected: "a file that the agent can write",
-        remedy: "Make its directory and let the agent's user write there, or correct `audit.to`".into(),
+        remedy: "Make its directory and let the agent's user write there, or correct `audit.to`. The package's unit \
+                 lets it write to /var/log/xdp-imds; for another directory, add `ReadWritePaths=` by `systemctl edit`"
+            .into(),
     })
 }
 

@@ -66,9 +66,9 @@ impl Default for MetadataLimits {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiConfig {
-    /// A group, by its name in `/etc/group` or its number, that may use the control socket. The run directory then
-    /// belongs to this group and has mode 2750. Members control the metadata of all guests. Default: none; only the
-    /// agent's user and root have access.
+    /// A group, by its name in `/etc/group` or its number, that may use the control socket. The access
+    /// control lists of the run directory and the socket then name it. Members control the metadata of all guests. Default:
+    /// none; only the agent's user and root have access.
     pub group: Option<String>,
     /// Maximum number of registered VMs: [`MAX_RECORDS`] by default, which is also the largest value.
     pub instances: usize,

@@ -79,6 +79,8 @@ const FILES: &[c_long] = &[
     libc::SYS_fchmod,
     libc::SYS_fchmodat,
     libc::SYS_fchown,
+    // The access control list of the control socket.
+    libc::SYS_setxattr,
     libc::SYS_getdents64,
     libc::SYS_readlinkat,
     libc::SYS_faccessat,

@@ -7,13 +7,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use metadata_base::run::SOCKET;
+use rustix::fs::{XattrFlags, setxattr};
 use tokio::net::UnixListener;
 use tracing::warn;
 
-/// Mode of the run directory without a group.
 const DIRECTORY_MODE: u32 = 0o700;
-/// Mode of the run directory with a group, which owns the files created there (inode(7), set-group-ID).
-const GROUP_MODE: u32 = 0o2750;
 const SOCKET_MODE: u32 = 0o660;
 
 /// Why there is no control socket.
@@ -49,15 +47,13 @@ pub(crate) enum SocketError {
         /// The configured name.
         name: String,
     },
-    /// The group of the run directory cannot be changed.
+    /// The access control list of the run directory or the socket cannot be set.
     #[error(
-        "cannot let group {group} into the run directory {}: {source}; run the agent as a member of it or with CAP_CHOWN, or make the directory beforehand: install -d -m 2750 -g {group} {}", path.display(), path.display()
+        "cannot let the group of `api.group` use {}: {source}; set `run` to a directory that the agent's user owns, on a file system with access control lists, such as the tmpfs of /run", path.display()
     )]
     Group {
-        /// The directory.
+        /// The directory or the socket.
         path: PathBuf,
-        /// The group.
-        group: String,
         /// The system's error.
         source: io::Error,
     },
@@ -79,20 +75,25 @@ pub(crate) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in the run directory, which is created if necessary. The socket of a dead agent is replaced. With
-    /// `succeeds` the socket of a live agent is replaced too, in one step.
+    /// Listens in the run directory, which is created if necessary, for the agent's user and a group. The socket of a dead
+    /// agent is replaced. With `succeeds` the socket of a live agent is replaced too, in one step.
     ///
     /// # Errors
     /// [`SocketError`]: the directory or the socket cannot be created.
-    pub(crate) fn listen(run: &Path, succeeds: bool) -> Result<(Self, UnixListener), SocketError> {
-        Self::listen_as(run, SOCKET, SOCKET_MODE, succeeds)
+    pub(crate) fn listen(
+        run: &Path,
+        group: Option<&str>,
+        succeeds: bool,
+    ) -> Result<(Self, UnixListener), SocketError> {
+        let gid = group.map(gid_or_error).transpose()?;
+        Self::listen_as(run, SOCKET, (SOCKET_MODE, gid), succeeds)
     }
 
-    /// Like [`ControlSocket::listen`], for a socket of another name and mode.
+    /// Like [`ControlSocket::listen`], for a socket of another name, mode and group.
     pub(in crate::agent) fn listen_as(
         run: &Path,
         name: &str,
-        mode: u32,
+        (mode, gid): (u32, Option<u32>),
         succeeds: bool,
     ) -> Result<(Self, UnixListener), SocketError> {
         make_directory(run)?;
@@ -109,6 +110,9 @@ impl ControlSocket {
             }
             let listener = UnixListener::bind(&aside)?;
             fs::set_permissions(&aside, Permissions::from_mode(mode))?;
+            if let Some(gid) = gid {
+                let_in(&aside, gid, (OWNER_RW, RW))?;
+            }
             let inode = inode(&aside)?;
             fs::rename(&aside, &path)?;
             Ok((Self { path: path.clone(), inode }, listener))
@@ -132,23 +136,45 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// Creates the run directory, for its owner alone or also for a group, which then owns the sockets created there. Call
-/// it before capabilities are dropped.
+/// Creates the run directory, for its owner alone or also for a group.
 ///
 /// # Errors
 /// [`SocketError`]: the group does not exist, or the directory cannot be created or is unsafe.
 pub(in crate::agent) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
     make_directory(run)?;
     let Some(group) = group else { return Ok(()) };
-    let gid = gid_of(group).ok_or_else(|| SocketError::NoGroup { name: group.into() })?;
-    let let_in = || -> io::Result<()> {
-        let directory = fs::File::open(run)?;
-        if directory.metadata()?.gid() != gid {
-            rustix::fs::fchown(&directory, None, Some(rustix::fs::Gid::from_raw(gid)))?;
-        }
-        directory.set_permissions(Permissions::from_mode(GROUP_MODE))
-    };
-    let_in().map_err(|source| SocketError::Group { path: run.into(), group: group.into(), source })
+    let let_in = let_in(run, gid_or_error(group)?, (OWNER_RWX, RX));
+    let_in.map_err(|source| SocketError::Group { path: run.into(), source })
+}
+
+/// Permissions of the owner and of the group in an access control list: 4 reads, 2 writes, 1 enters.
+const OWNER_RWX: u16 = 7;
+const OWNER_RW: u16 = 6;
+const RX: u16 = 5;
+const RW: u16 = 6;
+
+/// Gives a group access to a file of ours, by its access control list (acl(5)). That needs no capability and no membership
+/// of the group, unlike a change of the file's own group; systemd resets only the latter's permissions.
+fn let_in(path: &Path, gid: u32, (owner, group): (u16, u16)) -> io::Result<()> {
+    /// The version of the format (include/uapi/linux/posix_acl_xattr.h).
+    const VERSION: u32 = 2;
+    /// Entries without an id have this one.
+    const NO_ID: u32 = u32::MAX;
+    // The tags of include/uapi/linux/posix_acl.h, in the order that the kernel expects: the owner, the file's own group, a
+    // named group, the mask of both groups, others.
+    let entries =
+        [(0x01, owner, NO_ID), (0x04, 0, NO_ID), (0x08, group, gid), (0x10, group, NO_ID), (0x20, 0, NO_ID)];
+    let mut list = VERSION.to_le_bytes().to_vec();
+    for (tag, permissions, id) in entries {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(permissions));
+        list.extend(u32::to_le_bytes(id));
+    }
+    Ok(setxattr(path, "system.posix_acl_access", &list, XattrFlags::empty())?)
+}
+
+fn gid_or_error(group: &str) -> Result<u32, SocketError> {
+    gid_of(group).ok_or_else(|| SocketError::NoGroup { name: group.into() })
 }
 
 /// The group ID of a name in `/etc/group` (group(5)), or of a number.
@@ -176,32 +202,51 @@ mod tests {
     use super::{ControlSocket, SocketError, gid_of, make_run};
     use metadata_base::run::SOCKET;
     use std::fs;
-    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    use std::os::unix::fs::PermissionsExt as _;
     use std::os::unix::net::UnixListener;
+    use std::path::Path;
 
     #[tokio::test]
     async fn the_socket_is_private_and_is_removed_with_the_agent() {
         let room = tempfile::tempdir().expect("a directory");
         let run = room.path().join("run");
-        let (socket, _listener) = ControlSocket::listen(&run, false).expect("a socket");
+        let (socket, _listener) = ControlSocket::listen(&run, None, false).expect("a socket");
         let mode = |path| fs::metadata(path).expect("there").permissions().mode() & 0o777;
         assert_eq!((mode(run.clone()), mode(run.join(SOCKET))), (0o700, 0o660));
         drop(socket);
         assert_eq!(fs::read_dir(&run).expect("listed").count(), 0);
     }
 
+    /// A group without members, which is not ours.
+    const GROUP: &str = "60123";
+
     #[tokio::test]
-    async fn the_configured_group_owns_directory_and_socket() {
+    async fn the_configured_group_may_use_directory_and_socket() {
         let room = tempfile::tempdir().expect("a directory");
         let run = room.path().join("run");
-        // A number without a group is valid too. A group other than ours needs privilege.
-        let own = rustix::process::getegid().as_raw();
-        let gid = if rustix::process::geteuid().is_root() { 60_123 } else { own };
-        make_run(&run, Some(&gid.to_string())).expect("a directory");
-        let (_socket, _listener) = ControlSocket::listen(&run, false).expect("a socket");
-        let of =
-            |path| fs::metadata(path).map(|m| (m.gid(), m.permissions().mode() & 0o7777)).expect("there");
-        assert_eq!((of(run.clone()), of(run.join(SOCKET))), ((gid, 0o2750), (gid, 0o660)));
+        // Twice: the next agent finds the directory.
+        for _ in 0..2 {
+            make_run(&run, Some(GROUP)).expect("a directory");
+            let (_socket, _listener) = ControlSocket::listen(&run, Some(GROUP), false).expect("a socket");
+            let list = |path: &Path| {
+                let mut octets = [0; 64];
+                let length =
+                    rustix::fs::getxattr(path, "system.posix_acl_access", &mut octets).expect("a list");
+                let entries = octets[4..length].as_chunks::<8>().0;
+                entries
+                    .iter()
+                    .map(|entry| {
+                        (entry[0], entry[2], u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]))
+                    })
+                    .collect::<Vec<_>>()
+            };
+            let named =
+                |path: &Path| list(path).into_iter().filter(|(_, _, id)| *id != u32::MAX).collect::<Vec<_>>();
+            assert_eq!((named(&run), named(&run.join(SOCKET))), (vec![(8, 5, 60_123)], vec![(8, 6, 60_123)]));
+            let of = |path| fs::metadata(path).expect("there").permissions().mode() & 0o7777;
+            // The bits of the group show the mask.
+            assert_eq!((of(run.clone()), of(run.join(SOCKET))), (0o750, 0o660));
+        }
         assert_eq!((gid_of("root"), gid_of("17"), gid_of("no-such-group")), (Some(0), Some(17), None));
         let refused = make_run(&run, Some("no-such-group")).expect_err("there is none");
         assert!(matches!(&refused, SocketError::NoGroup { name } if name == "no-such-group"), "{refused}");
@@ -212,10 +257,11 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         drop(UnixListener::bind(room.path().join(SOCKET)).expect("a socket nobody listens on"));
         fs::set_permissions(room.path(), fs::Permissions::from_mode(0o700)).expect("a mode");
-        let (first, _first) = ControlSocket::listen(room.path(), false).expect("a dead agent's is replaced");
-        let refused = ControlSocket::listen(room.path(), false).expect_err("the first listens");
+        let (first, _first) =
+            ControlSocket::listen(room.path(), None, false).expect("a dead agent's is replaced");
+        let refused = ControlSocket::listen(room.path(), None, false).expect_err("the first listens");
         assert!(matches!(refused, SocketError::Taken { .. }), "{refused}");
-        let (_second, _listener) = ControlSocket::listen(room.path(), true).expect("its successor's");
+        let (_second, _listener) = ControlSocket::listen(room.path(), None, true).expect("its successor's");
         drop(first);
         assert!(room.path().join(SOCKET).exists(), "the first took the second's away");
     }
@@ -224,7 +270,7 @@ mod tests {
     async fn a_directory_that_others_may_write_to_is_refused() {
         let room = tempfile::tempdir().expect("a directory");
         fs::set_permissions(room.path(), fs::Permissions::from_mode(0o770)).expect("a mode");
-        let refused = ControlSocket::listen(room.path(), false).expect_err("anybody may write there");
+        let refused = ControlSocket::listen(room.path(), None, false).expect_err("anybody may write there");
         assert!(matches!(refused, SocketError::Open { mode: 0o770, .. }), "{refused}");
     }
 }

@@ -59,7 +59,7 @@ impl TakeoverListener {
         succeeds: bool,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> Result<Self, SocketError> {
-        let (socket, listener) = ControlSocket::listen_as(run, SOCKET, 0o600, succeeds)?;
+        let (socket, listener) = ControlSocket::listen_as(run, SOCKET, (0o600, None), succeeds)?;
         let (tx, calls) = mpsc::channel(1);
         let busy = Arc::new(AtomicBool::new(true));
         tasks.spawn(accept_loop(listener, Shared { side, busy: Arc::clone(&busy), calls: tx }));

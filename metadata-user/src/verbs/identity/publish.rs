@@ -50,6 +50,8 @@ impl Arguments {
         let documents = self.documents()?;
         match (&self.out, &self.config_map) {
             (Some(directory), _) => {
+                fs::create_dir_all(directory)
+                    .with_context(|| format!("cannot make the directory {}", directory.display()))?;
                 for (name, text) in &documents {
                     replace(&directory.join(name), text)?;
                 }

@@ -42,6 +42,14 @@ impl<'a> View<'a> {
         Some(self.mac_mismatch(port, mac).to_string())
     }
 
+    /// Why the latest version of a record is not served, although an earlier one is.
+    fn refusal(self, id: &RecordId) -> Option<String> {
+        let reason = self.catalogue.registry().refusal(id)?;
+        Some(format!(
+            "the latest version of its record is refused, and the last valid one is served: {reason}"
+        ))
+    }
+
     fn is_called(self, name: &str, who: &IdentityName, id: Option<&RecordId>) -> bool {
         id.is_some_and(|id| self.is_vm(name, id))
             || is_port(name, &who.port)
@@ -79,7 +87,7 @@ impl<'a> View<'a> {
             owner: record.map(|record| record.owner_text().to_owned()),
             state: self.ports.guest_state(who),
             reason: self.ports.state_of(&who.port).1.map(str::to_owned),
-            problem: self.mac_problem(&who.port),
+            problem: self.mac_problem(&who.port).or_else(|| self.refusal(id?)),
             slot,
             hub: slot.map(|slot| self.ports.steering().hub_of(slot)),
             program: self.ports.program_of(&who.port),
