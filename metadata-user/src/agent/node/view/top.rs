@@ -316,15 +316,13 @@ mod tests {
         for _ in 0..2 {
             let numbered = kinds.iter().flat_map(|kind| (0..kind.3).map(move |_| kind)).zip(0..);
             let names: Vec<_> = numbered.map(|(kind, number)| (kind, name(number))).collect();
-            let line = |((stage, seen, port_error, _), who)| Line {
-                who,
-                id: None,
-                bound: None,
-                seen: *seen,
-                stage: *stage,
-                port_error: *port_error,
-            };
-            let mut lines: Vec<_> = names.iter().map(|(kind, who)| line((*kind, who))).collect();
+            let mut lines: Vec<_> = names
+                .iter()
+                .map(|(kind, who)| {
+                    let &&(stage, seen, port_error, _) = kind;
+                    Line { who, id: None, bound: None, seen, stage, port_error }
+                })
+                .collect();
             lines.sort_unstable_by(|one, other| one.compare(other, Sort::Newest));
             let first: Vec<_> = lines.iter().take(5).map(|line| (line.stage, line.boot())).collect();
             assert_eq!(
