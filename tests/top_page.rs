@@ -92,6 +92,21 @@ impl Browser {
         result["result"]["value"].clone()
     }
 
+    /// Sets the size of the screen.
+    fn resize(&mut self, width: u32, height: u32) {
+        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.call("Emulation.setDeviceMetricsOverride", size);
+    }
+
+    /// Waits until an expression of the page is true.
+    fn wait_until(&mut self, expression: &str) {
+        let held = eventually(PATIENCE, || {
+            anyhow::ensure!(self.value(expression) == true);
+            Ok(())
+        });
+        held.expect(expression);
+    }
+
     /// Waits until the text of the page has all parts.
     fn wait_for(&mut self, parts: &[&str]) -> String {
         let begun = Instant::now();
@@ -120,6 +135,13 @@ impl Drop for Browser {
     }
 }
 
+/// The text of elements that are wider than the screen, or whose text is wider than they are and hidden.
+const CUT: &str = "[...document.body.querySelectorAll('*')].filter(one => one.checkVisibility() &&
+    !one.closest('thead, svg') && one.getClientRects().length &&
+    (one.getBoundingClientRect().right > innerWidth + 1 ||
+     getComputedStyle(one).overflowX !== 'visible' && one.scrollWidth > one.clientWidth + 1))
+    .map(one => one.tagName + ' ' + one.textContent.slice(0, 40))";
+
 #[test]
 fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
     if !privileged::or_skip() {
@@ -143,13 +165,15 @@ fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
 
     let address = support::agent::METRICS;
     let mut browser = Browser::open(host.ns(), &format!("http://{address}/"));
+    browser.resize(1_440, 900);
     let hostname = identity.hostname.as_str();
-    browser.wait_for(&[hostname, "silent", "serving"]);
+    browser.wait_for(&[hostname, "silent", "serving", "60 s ago"]);
+    browser.wait_until("document.title.endsWith(': serving – xdp-imds')");
     let fetched = eventually(PATIENCE, || {
         guest.curl(&[&format!("http://{METADATA}/v1/user-data?q=hunter2")], PATIENCE)
     });
     fetched.expect("an answer");
-    let text = browser.wait_for(&["nocloud", "/v1/user-data", "sent", "hub 0: "]);
+    let text = browser.wait_for(&["nocloud", "/v1/user-data", "sent", "hub 0"]);
     assert!(!text.contains("hunter2"), "{text}");
 
     browser.value("document.querySelector('#vms button').focus()");
@@ -162,20 +186,68 @@ fn the_page_shows_the_node_and_a_vm_in_a_browser_and_finds_the_next_agent() {
     );
 
     browser.value("document.querySelector('#vms button').click()");
-    browser.wait_for(&["close", "steered by", "GET"]);
+    browser.wait_for(&["Close", "Steered by", "GET /v1/meta-data"]);
+    let mac = identity.mac.to_string();
+    browser.value(
+        "getSelection().selectAllChildren([...document.querySelectorAll('#pages dt')]
+         .find(one => one.textContent === 'MAC').nextElementSibling)",
+    );
+    browser.value("document.querySelector('#pages .asked li').id = 'before'");
+    guest.curl(&[&format!("http://{METADATA}/v1/vendor-data")], PATIENCE).expect("an answer");
+    browser.wait_for(&["GET /v1/vendor-data"]);
+    assert_eq!(browser.value("getSelection().toString()"), *mac, "a new document leaves the selected text");
+    assert_eq!(
+        browser.value("document.getElementById('before').innerText.includes('/v1/meta-data')"),
+        true,
+        "a line stays with its request"
+    );
+    browser.wait_until(&format!("document.title.startsWith('{hostname} on ')"));
+
+    for width in [360, 768, 1_440] {
+        browser.resize(width, 900);
+        assert_eq!(browser.value(CUT), json!([]), "at {width} pixels nothing is cut, with the pane");
+    }
+    browser.value("document.getElementById('close').click()");
+    browser.wait_until("document.getElementById('vm').hidden");
+    for width in [360, 768, 1_440] {
+        browser.resize(width, 900);
+        assert_eq!(browser.value(CUT), json!([]), "at {width} pixels nothing is cut");
+        for column in ["status", "path"] {
+            let seen =
+                browser.value(&format!("document.querySelector('td.{column}').getClientRects().length"));
+            assert_eq!(seen, 1, "{column} is shown at {width} pixels");
+        }
+    }
+
+    browser.value("document.querySelector('#vms button').click()");
+    browser.wait_for(&["Steered by"]);
+    browser.value("history.back()");
+    browser.wait_until("document.getElementById('vm').hidden");
+    browser.value("history.forward()");
+    browser.wait_for(&["Steered by"]);
     browser.value(
         "document.getElementById('filter').value = 'nobody'; document.getElementById('filter').oninput()",
     );
-    browser.wait_for(&["0 match"]);
+    browser.wait_for(&["0 of 1 VM match", "No VM matches this filter."]);
     assert_eq!(browser.value("document.querySelectorAll('#vms tr').length"), 0);
+    assert_eq!(browser.value("location.hash"), format!("#vm={mac}&filter=nobody"));
+    browser.call("Page.reload", json!({}));
+    browser.wait_for(&["0 of 1 VM match", "Steered by"]);
+    assert_eq!(
+        browser.value("document.getElementById('filter').value"),
+        "nobody",
+        "a reload keeps the place"
+    );
     assert_eq!(browser.complaints, Vec::<Value>::new(), "the policy allows all that the page does");
 
     agent.stop().expect("the agent stops");
     browser.wait_for(&["The agent is away"]);
+    browser.wait_until("document.title.endsWith(': away – xdp-imds')");
+    assert_eq!(browser.value("document.getElementById('state').textContent"), "away");
+    // A file that is no record is a problem, which the next agent tells.
+    std::fs::write(records.path().join("broken.yaml"), "vm: [").expect("a file");
     let _agent = start();
-    let back = eventually(PATIENCE, || {
-        anyhow::ensure!(browser.value("document.getElementById('away').hidden") == true);
-        Ok(())
-    });
-    back.expect("the page finds the next agent");
+    browser.wait_until("document.getElementById('away').hidden");
+    browser.wait_for(&["1 problem", "refused"]);
+    browser.wait_until("document.title.endsWith(': 1 problem – xdp-imds')");
 }

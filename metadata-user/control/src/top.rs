@@ -72,14 +72,15 @@ pub fn fetch<T: DeserializeOwned>(run: &Path, query: &TopQuery) -> Result<T, Cli
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Sort {
-    /// The VM that asked for the first time most recently comes first; VMs that have not asked follow.
+    /// Those that boot come first: those that wait for their record or whose port is in error, then the one whose boot
+    /// began most recently. Those that have not asked follow, and at last those that are off.
     #[default]
     Newest,
     /// Most requests first.
     Requests,
     /// Most failed requests first.
     Failed,
-    /// By stage: those that wait come first.
+    /// By stage: those that wait come first, those that are off come last.
     Stage,
     /// By name.
     Name,
@@ -124,7 +125,7 @@ pub struct Top {
     pub phase: Phase,
     /// Seconds since the agent began to follow guests for viewers. It forgets what guests asked before.
     pub followed: f64,
-    /// Faults that need an operator, a line each.
+    /// Problems that need an operator, a line each, as in `status`.
     pub troubles: Vec<String>,
     /// Requests.
     pub traffic: Traffic,
@@ -244,8 +245,15 @@ pub struct VmRow {
     /// The datasource that the guest has found: the dialect that first answered with success while it was followed, else
     /// those that it asked for before.
     pub dialect: Option<String>,
+    /// Somebody needs to act before its port can be attached. False for a VM that is off: its port has no interface.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub port_error: bool,
     /// Seconds since the first request that was seen.
     pub first: Option<f64>,
+    /// Seconds since the first request of its last boot: the first one after a minute without any, or the first one for
+    /// user-data after a minute.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<f64>,
     /// Seconds since the last request.
     pub last: Option<f64>,
     /// Requests that were seen.

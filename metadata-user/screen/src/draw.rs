@@ -109,14 +109,24 @@ impl Page<'_> {
     }
 
     fn title(&mut self, screen: &Screen) {
-        let style = self.look.title();
+        let is_well = screen.away.is_none() && screen.top().is_none_or(|top| top.troubles.is_empty());
+        let style = self.look.title(is_well);
         let line = Rect { height: self.area.height.min(1), ..self.area };
         self.into.set_style(line, style);
-        let text = match screen.top() {
-            Some(Top { version, node, phase, uptime, .. }) => {
-                format!("xdp-imds {version} on {node}: {}, up {}", phase.name(), time(*uptime))
+        let text = match (screen.top(), &screen.away) {
+            (Some(Top { version, node, .. }), Some(_)) => {
+                format!("xdp-imds {version} on {node}: away, the figures are old")
             }
-            None => "xdp-imds".into(),
+            (Some(Top { version, node, phase, uptime, troubles, .. }), None) => {
+                let problems = match troubles.len() {
+                    0 => String::new(),
+                    1 => ", 1 problem".into(),
+                    many => format!(", {many} problems"),
+                };
+                format!("xdp-imds {version} on {node}: {}, up {}{problems}", phase.name(), time(*uptime))
+            }
+            (None, Some(_)) => "xdp-imds: away".into(),
+            (None, None) => "xdp-imds".into(),
         };
         self.put(0, &text, self.width(), style);
         self.y = 1;

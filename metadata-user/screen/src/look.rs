@@ -29,9 +29,13 @@ impl Look {
         Self { colour: !dumb && given("NO_COLOR").is_none(), unicode: !dumb && locale.is_some_and(is_utf8) }
     }
 
-    /// The style of the title.
-    pub(crate) fn title(self) -> Style {
-        Style::new().add_modifier(Modifier::REVERSED)
+    /// The style of the title. It stands out if somebody needs to look.
+    pub(crate) fn title(self, is_well: bool) -> Style {
+        if is_well {
+            Style::new().add_modifier(Modifier::REVERSED)
+        } else {
+            self.bad().add_modifier(Modifier::REVERSED)
+        }
     }
 
     /// The style of heads and of names.
@@ -45,9 +49,38 @@ impl Look {
         if self.colour { style.fg(Color::Red) } else { style }
     }
 
+    /// The style of what waits.
+    pub(crate) fn waits(self) -> Style {
+        let style = self.strong();
+        if self.colour { style.fg(Color::Yellow) } else { style }
+    }
+
     /// The style of what goes on now.
     pub(crate) fn busy(self) -> Style {
         if self.colour { Style::new().fg(Color::Green) } else { Style::new() }
+    }
+
+    /// What stands for the characters that were cut.
+    fn cut(self) -> char {
+        if self.unicode { '…' } else { '~' }
+    }
+
+    /// A text of at most `width` characters; its end is cut.
+    pub(crate) fn shorten(self, text: &str, width: usize) -> String {
+        if text.chars().count() <= width {
+            return text.to_owned();
+        }
+        text.chars().take(width.saturating_sub(1)).chain((width > 0).then(|| self.cut())).collect()
+    }
+
+    /// A text of at most `width` characters; its middle is cut: names and paths often differ at their ends.
+    pub(crate) fn shorten_middle(self, text: &str, width: usize) -> String {
+        let length = text.chars().count();
+        let (begin, end) = (width / 2, width.saturating_sub(width / 2 + 1));
+        if length <= width || end == 0 {
+            return self.shorten(text, width);
+        }
+        text.chars().take(begin).chain([self.cut()]).chain(text.chars().skip(length - end)).collect()
     }
 
     /// The characters of a bar, from empty to full.
@@ -63,6 +96,23 @@ impl Look {
 #[cfg(test)]
 mod tests {
     use super::Look;
+
+    #[test]
+    fn a_long_text_shows_that_it_was_cut() {
+        let look = Look { unicode: true, ..Look::PLAIN };
+        for (text, width, end, middle) in [
+            ("web-1", 5, "web-1", "web-1"),
+            ("web-10", 5, "web-…", "we…10"),
+            ("prod-api-7c9f-a", 10, "prod-api-…", "prod-…9f-a"),
+            ("ab", 1, "…", "…"),
+            ("abc", 2, "a…", "a…"),
+            ("ab", 0, "", ""),
+            ("äöüß", 3, "äö…", "ä…ß"),
+        ] {
+            assert_eq!((&*look.shorten(text, width), &*look.shorten_middle(text, width)), (end, middle));
+        }
+        assert_eq!(Look::PLAIN.shorten("web-10", 5), "web-~");
+    }
 
     #[test]
     fn the_environment_chooses_colours_and_characters() {

@@ -35,6 +35,7 @@ fn asked(number: u32, stage: BootStage, requests: u64, (path, status): (&str, u1
     VmRow {
         dialect: Some("nocloud".into()),
         first: Some(f64::from(number) + 0.5),
+        boot: Some(f64::from(number) + 0.5),
         last: Some(f64::from(number) / 4.0),
         requests,
         has_user_data: path.ends_with("user-data"),
@@ -67,6 +68,9 @@ fn node() -> Top {
         VmRow { waits_for: Some("its record".into()), vm: None, uuid: None, ..row(7, BootStage::Unrecorded) };
     let absent = "no such interface yet; it is attached as soon as it appears";
     let absent = VmRow { waits_for: Some(absent.into()), ..row(8, BootStage::Unattached) };
+    let failing = "answers do not reach the guest: the device accepts no redirected frames";
+    let failing =
+        VmRow { waits_for: Some(failing.into()), port_error: true, ..row(6, BootStage::Unattached) };
     let long = VmRow {
         vm: Some("a-name-that-is-longer-than-its-column".into()),
         ..asked(3, BootStage::Quiet, 4, ("/v1/vendor-data", 200))
@@ -108,6 +112,7 @@ fn node() -> Top {
             limited,
             long,
             unrecorded,
+            failing,
             absent,
             VmRow { dialect: Some("ec2,openstack".into()), ..row(9, BootStage::Silent) },
         ],
@@ -167,7 +172,7 @@ fn key(code: KeyCode) -> KeyEvent {
 
 #[test]
 fn screens_are_as_in_their_files() {
-    for size in [(80, 24), (120, 40)] {
+    for size in [(80, 24), (120, 40), (200, 50)] {
         check("node", &filled(), size, ASCII);
         check("vm", &Screen { shown: Shown::Vm("52:54:00:00:00:01".into()), ..filled() }, size, ASCII);
     }
@@ -233,8 +238,8 @@ fn keys_do_what_the_help_says() {
         (KeyCode::Down, Reaction::Draw, 1),
         (KeyCode::Char('j'), Reaction::Draw, 2),
         (KeyCode::Up, Reaction::Draw, 1),
-        (KeyCode::End, Reaction::Draw, 5),
-        (KeyCode::PageDown, Reaction::Draw, 5),
+        (KeyCode::End, Reaction::Draw, 6),
+        (KeyCode::PageDown, Reaction::Draw, 6),
         (KeyCode::PageUp, Reaction::Draw, 0),
         (KeyCode::Char('x'), Reaction::Nothing, 0),
         (KeyCode::Char('s'), Reaction::Ask, 0),
@@ -306,6 +311,45 @@ fn a_lost_agent_leaves_the_old_figures_and_an_answer_ends_the_notice() {
     assert!(screen.top().is_some() && screen.away.as_deref() == Some("gone"));
     screen.on_answer(Ok(Documents::default()));
     assert_eq!(screen.away, None);
+}
+
+#[test]
+fn the_title_says_that_the_agent_is_away_until_it_answers_again() {
+    let title =
+        |screen: &Screen| plain(screen, (80, 24), ASCII).lines().next().unwrap_or_default().to_owned();
+    let mut screen = Screen::default();
+    screen.on_answer(Err("gone".into()));
+    assert_eq!(title(&screen), "xdp-imds: away");
+    for _ in 0..2 {
+        screen.on_answer(Ok(Documents { top: node(), vm: None }));
+        assert_eq!(title(&screen), "xdp-imds 0.1.0 on hv-1: serving, up 3 h, 1 problem");
+        screen.on_answer(Err("gone".into()));
+        assert_eq!(title(&screen), "xdp-imds 0.1.0 on hv-1: away, the figures are old");
+    }
+}
+
+#[test]
+fn names_have_the_width_that_there_is_and_paths_stay_in_view() {
+    let named = |name: &str, path: &str| {
+        let vm = VmRow { vm: Some(name.into()), ..asked(1, BootStage::Asking, 3, (path, 200)) };
+        let mut screen = Screen::default();
+        screen.on_answer(Ok(Documents { top: Top { vms: vec![vm], ..node() }, vm: None }));
+        screen
+    };
+    let (name, path) =
+        ("prod-payments-api-7c9f8d-eu-central-1b", "/latest/meta-data/iam/security-credentials/");
+    for (size, names, paths) in [
+        ((80, 24), ["prod-payments", "/v1/x"], ["prod-payment~-central-1b", "/latest/~ntials/"]),
+        ((120, 40), [name, "/v1/x"], [name, "/latest/met~edentials/"]),
+        ((200, 50), [name, "/v1/x"], [name, path]),
+    ] {
+        for (shown, path) in [(names, "/v1/x"), (paths, path)] {
+            let text = plain(&named(name, path), size, ASCII);
+            for part in shown {
+                assert!(text.contains(part), "{part} at {size:?}:\n{text}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The node: figures, and the list of VMs.
 
+use std::ops::RangeInclusive;
+
 use metadata_control::status::Worker;
 use metadata_control::top::{BootStage, Top, VmRow};
 use ratatui::style::{Modifier, Style};
@@ -8,68 +10,100 @@ use super::{LABEL, Page};
 use crate::Screen;
 use crate::figures::{bars, bound, count, rate, time};
 
-/// Limit on the lines that workers fill, and on those of troubles.
+/// Limit on the lines that workers fill, and on those of problems.
 const WORKER_LINES: usize = 3;
-const TROUBLE_LINES: usize = 2;
+const PROBLEM_LINES: usize = 2;
 /// Characters of a worker's bar.
 const LOAD: usize = 10;
 /// Width of one worker's figures.
 const WORKER: usize = 40;
 
+/// Least width of the last column, where a line has so much.
+const LAST_LEAST: usize = 16;
+
 /// A column of the list.
 struct Column {
     title: &'static str,
-    width: usize,
+    /// Its width is that of its longest text, within these.
+    widths: RangeInclusive<usize>,
     /// The least width of a screen that shows it.
     from: usize,
     right: bool,
     text: fn(&VmRow) -> String,
 }
 
-/// The columns before the last one, which has the rest of the line.
-const COLUMNS: [Column; 11] = [
-    Column { title: "VM", width: 17, from: 0, right: false, text: |row| row.name().to_owned() },
-    Column { title: "PORT", width: 14, from: 110, right: false, text: |row| row.port.clone() },
-    Column { title: "MAC", width: 17, from: 140, right: false, text: |row| row.mac.clone() },
-    Column { title: "STAGE", width: 10, from: 40, right: false, text: |row| row.stage.name().to_owned() },
+/// The columns between the name and the last one, which share the rest of the line.
+const COLUMNS: [Column; 10] = [
+    Column { title: "PORT", widths: 8..=24, from: 110, right: false, text: |row| row.port.clone() },
+    Column { title: "MAC", widths: 17..=17, from: 140, right: false, text: |row| row.mac.clone() },
+    Column { title: "STAGE", widths: 10..=10, from: 40, right: false, text: |row| row.stage.name().into() },
     Column {
         title: "DIALECT",
-        width: 12,
+        widths: 7..=12,
         from: 60,
         right: false,
         text: |row| row.dialect.clone().unwrap_or_default(),
     },
     Column {
         title: "UD",
-        width: 3,
+        widths: 3..=3,
         from: 80,
         right: false,
         text: |row| if row.has_user_data { "yes" } else { "" }.into(),
     },
-    Column { title: "REQS", width: 5, from: 50, right: true, text: |row| some(row, row.requests) },
-    Column { title: "FAIL", width: 4, from: 100, right: true, text: |row| some(row, row.failed) },
+    Column { title: "REQS", widths: 5..=7, from: 50, right: true, text: |row| some(row, row.requests) },
+    Column { title: "FAIL", widths: 4..=7, from: 100, right: true, text: |row| some(row, row.failed) },
     Column {
         title: "FIRST",
-        width: 5,
+        widths: 5..=5,
         from: 100,
         right: true,
-        text: |row| row.first.map(time).unwrap_or_default(),
+        text: |row| row.boot.or(row.first).map(time).unwrap_or_default(),
     },
     Column {
         title: "LAST",
-        width: 5,
+        widths: 5..=5,
         from: 70,
         right: true,
         text: |row| row.last.map(time).unwrap_or_default(),
     },
     Column {
         title: "ST",
-        width: 3,
+        widths: 3..=3,
         from: 80,
         right: true,
         text: |row| row.status.map(|it| it.to_string()).unwrap_or_default(),
     },
 ];
+
+/// The columns that a screen shows, with their widths, for its rows. The widths follow all listed rows and not only
+/// those in view, so that moving the selection moves no column.
+struct Widths {
+    name: usize,
+    columns: Vec<(&'static Column, usize)>,
+    last: usize,
+}
+
+impl Widths {
+    fn of(rows: &[VmRow], width: usize) -> Self {
+        let longest = |text: &dyn Fn(&VmRow) -> String| {
+            rows.iter().map(|row| text(row).chars().count()).max().unwrap_or_default()
+        };
+        let shown = COLUMNS.iter().filter(|column| width >= column.from);
+        let columns: Vec<_> = shown
+            .map(|column| {
+                let (least, most) = column.widths.clone().into_inner();
+                (column, longest(&column.text).clamp(least, most))
+            })
+            .collect();
+        let taken: usize = columns.iter().map(|(_, width)| width + 1).sum();
+        // Where both do not fit, the last column has a third unless the name leaves it more.
+        let free = width.saturating_sub(taken + 1);
+        let (name, last) = (longest(&|row| row.name().to_owned()).max(2), longest(&what).max(4));
+        let name = name.min(free.saturating_sub(last.min((free / 3).max(LAST_LEAST))));
+        Self { name, columns, last: free.saturating_sub(name) }
+    }
+}
 
 fn some(row: &VmRow, number: u64) -> String {
     if row.first.is_some() { number.to_string() } else { String::new() }
@@ -78,6 +112,7 @@ fn some(row: &VmRow, number: u64) -> String {
 /// The last column.
 fn what(row: &VmRow) -> String {
     match &row.waits_for {
+        Some(reason) if row.port_error => reason.clone(),
         Some(what) => format!("waits: {what}"),
         None => row.path.clone().unwrap_or_default(),
     }
@@ -87,8 +122,12 @@ impl Page<'_> {
     pub(super) fn node(&mut self, screen: &Screen, top: &Top) {
         self.figures(top);
         self.workers(&top.workers);
-        for trouble in top.troubles.iter().take(TROUBLE_LINES) {
-            self.labelled("trouble", trouble, self.look.bad());
+        for problem in top.troubles.iter().take(PROBLEM_LINES) {
+            let text = self.look.shorten(problem, self.width().saturating_sub(LABEL));
+            self.labelled("problem", &text, self.look.bad());
+        }
+        if let Some(more) = top.troubles.len().checked_sub(PROBLEM_LINES).filter(|more| *more > 0) {
+            self.labelled("", &format!("and {more} more: see `xdp-imds status`"), self.look.bad());
         }
         self.list(screen, top);
     }
@@ -102,7 +141,13 @@ impl Page<'_> {
         let now = traffic.per_second.map_or("...".into(), rate);
         let text = format!("{now}, {} in all{failed}", count(traffic.requests));
         let free = self.width().saturating_sub(LABEL + text.chars().count() + 2);
-        let history = bars(&traffic.history, free.min(60), self.look.bars());
+        let mut history = bars(&traffic.history, free.min(60), self.look.bars());
+        // A scale where there is room: the seconds that the bars cover, and what the highest stands for.
+        let most = traffic.history.iter().max().copied().unwrap_or_default();
+        let scale = format!("{} s, at most {}/s ", traffic.history.len(), count(most));
+        if free >= 60 + scale.len() && !traffic.history.is_empty() {
+            history.insert_str(0, &scale);
+        }
         let from = self.width().saturating_sub(history.chars().count());
         if self.room() > 0 {
             self.put(from, &history, self.width(), self.look.busy());
@@ -155,35 +200,50 @@ impl Page<'_> {
         if self.room() == 0 {
             return;
         }
-        self.cells(|column| column.title.to_owned(), "PATH", self.look.strong());
+        let widths = Widths::of(&top.vms, self.width());
+        self.cells(&widths, |column| column.title.to_owned(), ("VM", "PATH".into()), self.look.strong());
         let room = self.room();
         // The selection stays in view.
         let first = (screen.selected + 1).saturating_sub(room);
         for (at, row) in top.vms.iter().enumerate().skip(first).take(room) {
             let mut style = match row.stage {
-                BootStage::Unattached | BootStage::Unrecorded => self.look.bad(),
+                BootStage::Unattached if row.port_error => self.look.bad(),
+                BootStage::Unrecorded => self.look.waits(),
                 BootStage::Asking => self.look.busy(),
-                BootStage::Quiet | BootStage::Silent | BootStage::Gone => Style::new(),
+                BootStage::Unattached | BootStage::Quiet | BootStage::Silent | BootStage::Gone => {
+                    Style::new()
+                }
             };
             if at == screen.selected {
                 style = style.add_modifier(Modifier::REVERSED);
             }
-            self.cells(|column| (column.text)(row), &what(row), style);
+            let last = match &row.waits_for {
+                Some(_) => self.look.shorten(&what(row), widths.last),
+                None => self.look.shorten_middle(&what(row), widths.last),
+            };
+            self.cells(&widths, |column| (column.text)(row), (row.name(), last), style);
         }
     }
 
-    /// Writes a line of cells.
-    fn cells(&mut self, text: impl Fn(&Column) -> String, last: &str, style: Style) {
-        let (mut x, width) = (0, self.width());
+    /// Writes a line of cells: the name, the columns, and the last one.
+    fn cells(
+        &mut self,
+        widths: &Widths,
+        text: impl Fn(&Column) -> String,
+        (name, last): (&str, String),
+        style: Style,
+    ) {
         let line = ratatui::layout::Rect { y: self.y, height: 1, ..self.area };
         self.into.set_style(line.intersection(self.area), style);
-        for column in COLUMNS.iter().filter(|column| width >= column.from) {
-            let text = text(column);
-            let blank = if column.right { column.width.saturating_sub(text.chars().count()) } else { 0 };
-            self.put(x + blank, &text, column.width - blank, style);
-            x += column.width + 1;
+        self.put(0, &self.look.shorten_middle(name, widths.name), widths.name, style);
+        let mut x = widths.name + 1;
+        for (column, width) in &widths.columns {
+            let text = self.look.shorten(&text(column), *width);
+            let blank = if column.right { width.saturating_sub(text.chars().count()) } else { 0 };
+            self.put(x + blank, &text, width - blank, style);
+            x += width + 1;
         }
-        self.put(x, last, width, style);
+        self.put(x, &last, widths.last, style);
         self.y += 1;
     }
 }

@@ -24,10 +24,16 @@ impl Page<'_> {
             self.labelled(label, value.as_deref().unwrap_or("none"), Style::new());
         }
         let stage = match &row.waits_for {
+            Some(reason) if row.port_error => format!("{}: {reason}", row.stage.name()),
             Some(what) => format!("{}, waits: {what}", row.stage.name()),
             None => row.stage.name().to_owned(),
         };
-        self.labelled("stage", &stage, if row.waits_for.is_some() { self.look.bad() } else { Style::new() });
+        let style = match &row.waits_for {
+            Some(_) if row.port_error => self.look.bad(),
+            Some(_) => self.look.waits(),
+            None => Style::new(),
+        };
+        self.labelled("stage", &stage, style);
         let of = |what: &str, value: Option<String>| value.map(|value| format!("{what} {value}"));
         let node = [
             of("program", page.program.clone()),
@@ -42,7 +48,7 @@ impl Page<'_> {
             "{} seen, {} failed, first {} ago, last {} ago; user-data {user_data}",
             count(row.requests),
             count(row.failed),
-            row.first.map_or_else(|| "never".into(), time),
+            row.boot.or(row.first).map_or_else(|| "never".into(), time),
             row.last.map_or_else(|| "never".into(), time)
         );
         let requests = if row.first.is_none() { "none seen since you watch".into() } else { requests };

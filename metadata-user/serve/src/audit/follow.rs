@@ -16,6 +16,10 @@ pub const FOLLOW_FOR: Duration = Duration::from_secs(30);
 /// Number of last requests that are kept of each guest, 2 KiB together.
 pub const LAST_REQUESTS: usize = 16;
 
+/// After this long without a request the next one begins a boot, and so does one for user-data after this long a boot.
+/// Guests that ask more often all the time do not boot each time.
+pub const BOOT_PAUSE: Duration = Duration::from_secs(60);
+
 /// The guests that have sent requests since somebody began to follow them.
 #[derive(Debug)]
 pub struct Following {
@@ -32,6 +36,8 @@ pub struct FollowedGuest {
     pub vm: Option<Box<str>>,
     /// When its first answer was collected.
     pub first: Instant,
+    /// When the first answer of its last boot was collected: see [`BOOT_PAUSE`].
+    pub boot: Instant,
     /// When its last answer was collected.
     pub last: Instant,
     /// Number of its requests.
@@ -115,6 +121,7 @@ impl FollowedGuest {
         Self {
             vm: None,
             first: now,
+            boot: now,
             last: now,
             requests: 0,
             failed: 0,
@@ -130,6 +137,11 @@ impl FollowedGuest {
         if self.vm.is_none() {
             self.vm = vm.map(Into::into);
         }
+        let is_user_data = is_user_data(path);
+        let begun = if is_user_data { self.boot } else { self.last };
+        if now.saturating_duration_since(begun) >= BOOT_PAUSE {
+            self.boot = now;
+        }
         self.last = now;
         self.requests += times;
         self.failed += if status == 429 || status >= 500 { times } else { 0 };
@@ -139,7 +151,7 @@ impl FollowedGuest {
         {
             self.dialect = Some(entry.datasource);
         }
-        self.has_user_data |= is_good && is_user_data(path);
+        self.has_user_data |= is_good && is_user_data;
         if self.lately.len() == LAST_REQUESTS {
             self.lately.pop_front();
         }
@@ -232,6 +244,31 @@ mod tests {
             following.note(&Entry { responses, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
             assert_eq!(following.guest(3).map(|guest| guest.requests), Some(requests), "{vm}");
         }
+    }
+
+    #[test]
+    fn a_boot_begins_after_a_pause_or_with_user_data_and_not_with_each_poll() {
+        let start = Instant::now();
+        let mut following = Following::new(start);
+        // Each row: when a request comes, its path, and when the boot it belongs to began, in seconds.
+        for (at, path, boot) in [
+            (0, "/v1/meta-data", 0),
+            (5, "/v1/user-data", 0),
+            (50, "/poll", 0),
+            (100, "/poll", 0),
+            // It polls until it reboots, and begins anew within the minute.
+            (130, "/v1/meta-data", 0),
+            (131, "/v1/user-data", 131),
+            (135, "/v1/user-data", 131),
+            (194, "/poll", 131),
+            (254, "/v1/meta-data", 254),
+        ] {
+            let now = start + Duration::from_secs(at);
+            following.note(&entry(3, path, 200, "nocloud"), Duration::ZERO, now);
+            let guest = following.guest(3).expect("followed");
+            assert_eq!(guest.boot, start + Duration::from_secs(boot), "{path} after {at} s");
+        }
+        assert_eq!(following.guest(3).map(|guest| guest.first), Some(start));
     }
 
     #[test]

@@ -346,15 +346,20 @@ mod tests {
             assert_eq!(PAGE.matches(&format!("<{tag}")).count(), 1, "{tag}");
             assert!(!inner(tag).is_empty(), "{tag}");
         }
-        for load in ["src=", "href=", "url(", "@import", "http:", "https:", "innerHTML", "style="] {
+        for load in
+            ["src=", "href=", "url(", "@import", "http:", "https:", "HTML", "style=", "insertAdjacent"]
+        {
             assert!(!PAGE.contains(load), "{load}");
         }
-        // What others wrote is shown by these two, which make controls visible; the rest is the page's own text.
+        // What others wrote is shown by `set`, which makes controls visible, or goes through `printable`.
         let script = inner("script");
-        for (at, _) in script.match_indices(".textContent = ") {
-            let given = script[at..].split_once(" = ").map_or("", |(_, given)| given);
-            let is_safe = ["printable(", "text;", "\"The agent is away", "JSON.parse(event.data)"];
-            assert!(is_safe.iter().any(|safe| given.starts_with(safe)), "{}", &given[..40]);
+        assert_eq!(script.matches("one.textContent = text;").count(), 1);
+        for field in [".textContent = ", ".title = ", ".data = ", ".innerText = "] {
+            for (at, _) in script.match_indices(field) {
+                let given = &script[at + field.len()..];
+                let is_set = field == ".textContent = " && given.starts_with("text;");
+                assert!(is_set || given.starts_with("printable("), "{field}{}", &given[..40]);
+            }
         }
         let policy = POLICY.to_str().expect("text");
         assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");

@@ -49,6 +49,8 @@ pub(in crate::agent) struct Reporter {
     loads: Loads,
     /// Readings of counters while somebody follows the guests.
     samples: RefCell<Samples>,
+    /// The problems that viewers were last told, and when they were looked for.
+    problems: RefCell<Option<(Instant, Vec<String>)>>,
     reloads: Reloads,
     /// What each worker has answered, in the order of the hubs.
     tallies: Vec<Arc<Tally>>,
@@ -73,6 +75,7 @@ impl Reporter {
             node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             loads: Loads::default(),
             samples: RefCell::default(),
+            problems: RefCell::default(),
             reloads: Reloads::default(),
             tallies,
             from_snapshot: false,

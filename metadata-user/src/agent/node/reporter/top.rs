@@ -1,14 +1,18 @@
 //! The node's part of the live view.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use metadata_common::verdict::{Fate, Verdict};
+use metadata_control::status::{About, Status};
 use metadata_control::top::{SCHEMA, Top, TopQuery};
 use metadata_serve::{Latencies, Reason, Tally};
 
 use super::samples::Sample;
-use super::{Reporter, View, phase};
+use super::{Reporter, View, attachments, phase};
 use crate::agent::health::Health;
+
+/// How often to look for problems. A node has thousands of ports, and several viewers may ask each second.
+const PROBLEMS_EVERY: Duration = Duration::from_secs(1);
 
 /// Counters of `status` that count drops in user space and in devices. Those of the kernel's programs are not among
 /// them.
@@ -33,7 +37,7 @@ impl Reporter {
             uptime: self.started.elapsed().as_secs_f64(),
             phase: phase(health),
             followed: followed.as_secs_f64(),
-            troubles: health.hindering().map(|trouble| trouble.to_string()).collect(),
+            troubles: self.problems(view, health, now),
             traffic: samples.traffic(self.answered(|_| true)),
             latency: samples.latency(),
             parked: Reason::ALL.map(|reason| (reason.label().to_owned(), waiting(reason))).into(),
@@ -43,6 +47,26 @@ impl Reporter {
             vms: listed.vms,
             matching: listed.matching,
         }
+    }
+
+    /// The problems that `status` tells.
+    fn problems(&self, view: View<'_>, health: &Health, now: Instant) -> Vec<String> {
+        let mut known = self.problems.borrow_mut();
+        let is_fresh = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) < PROBLEMS_EVERY;
+        if !known.as_ref().is_some_and(is_fresh) {
+            let mut status = Status {
+                attachments: attachments(view.ports.steering()),
+                api_server: self.api_server(),
+                identity: self.identity_report(),
+                proxmox: self.proxmox(),
+                ports: view.ports_report(About::Trouble),
+                ..Status::default()
+            };
+            self.complain(view, &mut status);
+            *known = Some((now, status.troubles));
+        }
+        let complaints = known.iter().flat_map(|(_, complaints)| complaints.iter().cloned());
+        health.hindering().map(|trouble| trouble.to_string()).chain(complaints).collect()
     }
 
     /// Reads the counters if somebody follows the guests and a second has passed.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use metadata_common::maps::Slot;
 use metadata_content::record::Record;
-use metadata_control::status::{GuestState, LISTED_GUESTS};
+use metadata_control::status::{GuestState, LISTED_GUESTS, PortState};
 use metadata_control::top::{BootStage, QUIET_AFTER, SeenRequest, Sort, TopQuery, VmPage, VmRow};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::RecordId;
@@ -37,12 +37,47 @@ struct Line<'a> {
     bound: Option<(Slot, &'a Serves)>,
     seen: Option<&'a FollowedGuest>,
     stage: BootStage,
+    /// Its port cannot be attached, although it has an interface.
+    port_error: bool,
 }
 
 impl Line<'_> {
-    /// When it first asked.
-    fn first(&self) -> Option<Instant> {
-        self.seen.map(|seen| seen.first)
+    /// When its last boot began to ask.
+    fn boot(&self) -> Option<Instant> {
+        self.seen.map(|seen| seen.boot)
+    }
+
+    /// Its place among stages: what waits for an operator first, what is off last.
+    fn rank(&self) -> u8 {
+        match self.stage {
+            BootStage::Unattached if self.port_error => 0,
+            BootStage::Unrecorded => 1,
+            BootStage::Asking => 2,
+            BootStage::Quiet => 3,
+            BootStage::Silent => 4,
+            BootStage::Unattached => 5,
+            BootStage::Gone => 6,
+        }
+    }
+
+    /// Its place in an order; equal ones are in the order of ports.
+    fn compare(&self, other: &Self, sort: Sort) -> Ordering {
+        let order = match sort {
+            Sort::Newest => {
+                let held = other.is_held().cmp(&self.is_held());
+                held.then_with(|| other.boot().cmp(&self.boot())).then(self.rank().cmp(&other.rank()))
+            }
+            Sort::Requests => other.requests().cmp(&self.requests()),
+            Sort::Failed => other.failed().cmp(&self.failed()),
+            Sort::Stage => self.rank().cmp(&other.rank()),
+            Sort::Name => Ordering::Equal,
+        };
+        order.then_with(|| self.who.cmp(other.who))
+    }
+
+    /// It waits, and so has not been seen to ask.
+    fn is_held(&self) -> bool {
+        self.rank() < 2
     }
 
     fn requests(&self) -> u64 {
@@ -91,16 +126,7 @@ impl<'a> View<'a> {
             lines.sort_by_cached_key(|line| (name(line), line.who));
             return lines.truncate(most);
         }
-        let compare = |one: &Line<'a>, other: &Line<'a>| {
-            let order = match query.sort {
-                Sort::Newest => other.first().cmp(&one.first()).then(one.stage.cmp(&other.stage)),
-                Sort::Requests => other.requests().cmp(&one.requests()),
-                Sort::Failed => other.failed().cmp(&one.failed()),
-                Sort::Stage => one.stage.cmp(&other.stage),
-                Sort::Name => Ordering::Equal,
-            };
-            order.then_with(|| one.who.cmp(other.who))
-        };
+        let compare = |one: &Line<'a>, other: &Line<'a>| one.compare(other, query.sort);
         if most < lines.len() {
             lines.select_nth_unstable_by(most, compare);
             lines.truncate(most);
@@ -170,7 +196,9 @@ impl<'a> View<'a> {
             (GuestState::Served, Some(seen)) if since(seen.last, now) < QUIET_AFTER => BootStage::Asking,
             (GuestState::Served, Some(_)) => BootStage::Quiet,
         };
-        Line { who, id, bound, seen, stage }
+        let port_error =
+            stage == BootStage::Unattached && self.ports.state_of(&who.port).0 == PortState::Error;
+        Line { who, id, bound, seen, stage, port_error }
     }
 
     /// The dialect that answered the guest, or those that it asked before it was followed.
@@ -203,8 +231,10 @@ impl<'a> View<'a> {
             mac: who.mac.to_string(),
             stage: *stage,
             waits_for: self.waits_for(line),
+            port_error: line.port_error,
             dialect: self.dialect(line),
             first: seen.map(|seen| since(seen.first, now)),
+            boot: seen.map(|seen| since(seen.boot, now)),
             last: seen.map(|seen| since(seen.last, now)),
             requests: line.requests(),
             failed: line.failed(),
@@ -242,4 +272,89 @@ fn seen_request(request: &FollowedRequest, now: Instant) -> SeenRequest {
 
 fn since(then: Instant, now: Instant) -> f64 {
     now.saturating_duration_since(then).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::time::{Duration, Instant};
+
+    use metadata_base::port::PortName;
+    use metadata_control::top::{BootStage, Sort};
+    use metadata_serve::audit::follow::FollowedGuest;
+
+    use super::Line;
+    use crate::agent::slots::IdentityName;
+
+    #[test]
+    fn those_that_boot_come_before_thousands_that_are_idle_or_off() {
+        let (start, idle) = (Instant::now(), 2_000);
+        let after = |seconds| start + Duration::from_secs(seconds);
+        // Each has asked since the viewer came: the first request long ago, and its last boot at a time.
+        let seen = |boot| FollowedGuest {
+            vm: None,
+            first: start,
+            boot: after(boot),
+            last: after(900),
+            requests: 1,
+            failed: 0,
+            dialect: None,
+            has_user_data: false,
+            lately: VecDeque::new(),
+        };
+        let (old, new, rebooted) = (seen(5), seen(880), seen(890));
+        let name = |number: u32| IdentityName {
+            port: PortName::local(&*format!("tap{number:04}")),
+            mac: "52:54:00:00:00:01".parse().expect("a MAC"),
+        };
+        let mut kinds = vec![
+            (BootStage::Silent, None, false, idle),
+            (BootStage::Unattached, None, false, idle),
+            (BootStage::Quiet, Some(&old), false, idle),
+            (BootStage::Gone, None, false, 1),
+            (BootStage::Asking, Some(&new), false, 1),
+            (BootStage::Asking, Some(&rebooted), false, 1),
+            (BootStage::Unrecorded, None, false, 1),
+            (BootStage::Unattached, None, true, 1),
+        ];
+        for _ in 0..2 {
+            let numbered = kinds.iter().flat_map(|kind| (0..kind.3).map(move |_| kind)).zip(0..);
+            let names: Vec<_> = numbered.map(|(kind, number)| (kind, name(number))).collect();
+            let mut lines: Vec<_> = names
+                .iter()
+                .map(|(kind, who)| {
+                    let &&(stage, seen, port_error, _) = kind;
+                    Line { who, id: None, bound: None, seen, stage, port_error }
+                })
+                .collect();
+            lines.sort_unstable_by(|one, other| one.compare(other, Sort::Newest));
+            let first: Vec<_> = lines.iter().take(5).map(|line| (line.stage, line.boot())).collect();
+            assert_eq!(
+                first,
+                [
+                    (BootStage::Unattached, None),
+                    (BootStage::Unrecorded, None),
+                    (BootStage::Asking, Some(after(890))),
+                    (BootStage::Asking, Some(after(880))),
+                    (BootStage::Quiet, Some(after(5))),
+                ]
+            );
+            lines.sort_unstable_by(|one, other| one.compare(other, Sort::Stage));
+            let mut stages: Vec<_> = lines.iter().map(|line| line.stage).collect();
+            stages.dedup();
+            assert_eq!(
+                stages,
+                [
+                    BootStage::Unattached,
+                    BootStage::Unrecorded,
+                    BootStage::Asking,
+                    BootStage::Quiet,
+                    BootStage::Silent,
+                    BootStage::Unattached,
+                    BootStage::Gone,
+                ]
+            );
+            kinds.reverse();
+        }
+    }
 }
