@@ -340,6 +340,25 @@ mod tests {
     }
 
     #[test]
+    fn hosted_workflows_name_actions_by_commit_and_version() {
+        let mut actions = 0;
+        for file in shell::top().join(".github/workflows").read_dir().expect("workflows") {
+            let path = file.expect("a file").path();
+            let text = std::fs::read_to_string(&path).expect("text");
+            for line in
+                text.lines().filter_map(|line| line.trim().trim_start_matches("- ").strip_prefix("uses: "))
+            {
+                let (name, version) = line.split_once(" # v").unwrap_or((line, ""));
+                let commit = name.split_once('@').map_or("", |(_, commit)| commit);
+                let is_commit = commit.len() == 40 && commit.chars().all(|c| c.is_ascii_hexdigit());
+                assert!(is_commit && !version.is_empty(), "{}: {line}", path.display());
+                actions += 1;
+            }
+        }
+        assert!(actions > 10, "{actions}");
+    }
+
+    #[test]
     fn files_with_several_names_take_their_room_once() {
         let dir = tempfile::tempdir().expect("a directory");
         let file = dir.path().join("one");

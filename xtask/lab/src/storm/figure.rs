@@ -188,7 +188,7 @@ pub(crate) fn left_out(case: &Case) -> Vec<String> {
                     LEAST_US / 1e3
                 )
             } else {
-                ", in which they were not measured".into()
+                ", where nothing was measured".into()
             };
             format!("{}: {} without {left_out} of {all} rounds{why}.", subject.name, names.join(", "))
         };
@@ -272,10 +272,7 @@ mod tests {
         let mut partly = subject(&[3e6, 1e6]);
         partly.rounds[0].attach_us = Some(5.0);
         let case = Case { settings: Settings::default(), subjects: vec![partly] };
-        assert_eq!(
-            left_out(&case),
-            ["x: attach / tap without 1 of 2 rounds, in which they were not measured."]
-        );
+        assert_eq!(left_out(&case), ["x: attach / tap without 1 of 2 rounds, where nothing was measured."]);
     }
 
     #[test]

@@ -105,7 +105,8 @@ pub(super) fn run(out: &Path, systems: &[PathBuf], here: Architecture) -> Result
     gpg(&["--quick-generate-key", USER, "rsa3072", "sign", "1d"])?;
     let name = format!("_gpg_name {USER}");
     let mut sign = Command::new("rpmsign");
-    sign.args(["--addsign", "--define", &name]).env("GNUPGHOME", &home);
+    // Debian 12 names gpg2 there, which no package of it has.
+    sign.args(["--addsign", "--define", &name, "--define", "__gpg /usr/bin/gpg"]).env("GNUPGHOME", &home);
     for entry in fs::read_dir(&packages)? {
         let path = entry?.path();
         if path.extension().is_some_and(|kind| kind == "rpm") {
@@ -143,8 +144,10 @@ fn gpg_agent_ends(home: &Path) {
 fn base(room: &Path, here: Architecture) -> Result<PathBuf> {
     let config = BuildConfig::v4().source_date(0);
     let mut builder = PackageBuilder::new("base", "1", "MIT", here.name(), "Stands for a base system");
-    builder.using_config(config).release("1").provides(Dependency::any("systemd"));
-    builder.provides(Dependency::any("/usr/bin/kill"));
+    builder.using_config(config).release("1");
+    for name in ["/bin/sh", "/usr/bin/kill", "systemd"] {
+        builder.provides(Dependency::any(name));
+    }
     builder.with_dir_entry(FileOptions::dir("/usr/share/base").permissions(0o755))?;
     let path = room.join("base.rpm");
     builder.build()?.write_file(&path)?;
