@@ -254,7 +254,7 @@ fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
     fs::create_dir_all(node.path("bin")).expect("a directory");
     write_script(&node.path("bin/xdp-imds"), INTERRUPTING).expect("written");
     let mut recipe = node.recipe("qemu", &node.path("bin")).expect("a command");
-    recipe.env("AGENT", agent::binary().expect("the agent"));
+    recipe.args(RECIPES[0].arguments).env("AGENT", agent::binary().expect("the agent"));
     let output = node.host.ns().output(&mut recipe).expect("it runs");
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     node.is_clean("qemu");
