@@ -171,6 +171,25 @@ fn each_recipe_starts_its_hypervisor_on_a_served_tap_and_takes_the_vm_out() {
 }
 
 #[test]
+fn a_recipe_without_arguments_says_how_it_is_called_and_does_nothing() {
+    for recipe in &RECIPES {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join(format!("../deploy/recipes/{}/boot.sh", recipe.hypervisor));
+        for (words, code) in [(&[][..], 2), (&["--help"], 0)] {
+            let output = Command::new(&script).args(words).output().expect("it runs");
+            let (said, other) =
+                if code == 0 { (&output.stdout, &output.stderr) } else { (&output.stderr, &output.stdout) };
+            let said = String::from_utf8_lossy(said);
+            assert_eq!((output.status.code(), other.len()), (Some(code), 0), "{said}");
+            let usage = format!("Usage: {} ", script.display());
+            for part in [&usage, "BRIDGE=br0", "USER_DATA  a file", "PATIENCE   seconds"] {
+                assert!(said.contains(part), "{}: {part} is missing from {said}", recipe.hypervisor);
+            }
+        }
+    }
+}
+
+#[test]
 fn firecrackers_configuration_names_tap_mac_and_seed() {
     if !privileged::or_skip() {
         return;
@@ -235,7 +254,7 @@ fn a_recipe_that_is_interrupted_while_it_registers_takes_the_vm_out() {
     fs::create_dir_all(node.path("bin")).expect("a directory");
     write_script(&node.path("bin/xdp-imds"), INTERRUPTING).expect("written");
     let mut recipe = node.recipe("qemu", &node.path("bin")).expect("a command");
-    recipe.env("AGENT", agent::binary().expect("the agent"));
+    recipe.args(RECIPES[0].arguments).env("AGENT", agent::binary().expect("the agent"));
     let output = node.host.ns().output(&mut recipe).expect("it runs");
     assert_eq!(output.status.code(), Some(130), "{output:?}");
     node.is_clean("qemu");

@@ -1,5 +1,6 @@
 # shellcheck shell=sh
-# What the recipes share. A recipe sources this file, calls `prepare`, starts its hypervisor and calls `finish`.
+# What the recipes share. A recipe sources this file, calls `usage_of "$@"` and `prepare`, starts its
+# hypervisor and calls `finish`.
 #
 #   NAME       the VM's name, which its tap has too [vm-1]
 #   BRIDGE     a bridge with DHCP, for the tap [none]
@@ -28,6 +29,23 @@ hypervisor=
 fail() {
   echo "$0: $*" >&2
   exit 1
+}
+
+# Prints the head of the script, which says what it takes, if it is called without arguments or for help.
+usage_of() {
+  case ${1:-} in
+    '' | -h | --help | help) ;;
+    *) return 0 ;;
+  esac
+  [ $# -gt 0 ] || exec >&2
+  echo "Usage: $0 $(sed -n 's|^#.* ./boot.sh ||p' "$0")"
+  echo
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+  echo
+  echo "Variables [default]:"
+  sed -n '/^#   [A-Z]/s/^# *//p' "$here/../common.sh" | sed 's/^/  /'
+  if [ $# -gt 0 ]; then exit 0; fi
+  exit 2
 }
 
 # Takes out what is there, in the opposite order of its making: also after an error or Ctrl-C.

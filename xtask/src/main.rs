@@ -94,7 +94,7 @@ fn main() -> anyhow::Result<()> {
     }
 }
 
-/// Returns the command line with `help VERB` turned into `VERB --help`, which the started programs also understand.
+/// Returns the command line with `help VERB` turned into `VERB --help`, which has one meaning for every verb.
 fn words(words: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<_> = words.collect();
     if words.len() == 3 && words[1] == "help" {

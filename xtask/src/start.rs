@@ -1,6 +1,7 @@
-//! Builds the program of a verb and replaces this process by it.
+//! Builds the program of a verb and replaces this process by it. Help is printed without it.
 
 use anyhow::{Context as _, Result, bail, ensure};
+use shell::variables::PROGRAM_HELP;
 use std::ffi::OsString;
 use std::io::IsTerminal as _;
 use std::os::unix::process::CommandExt as _;
@@ -39,9 +40,14 @@ const PROGRAMS: [&str; 6] = ["xdp-imds", DEMO.name, KERNELS.name, LAB.name, LOAD
 const WITHOUT_AGENT: [&str; 3] = ["--help", "-h", "--agent"];
 
 impl Program {
-    /// Builds the program and replaces this process by it, with this verb and these arguments.
+    /// Builds the program and replaces this process by it, with this verb and these arguments. A request for help is
+    /// answered at once.
     pub(crate) fn start(&self, verb: &str, words: &Words) -> Result<()> {
         let Words { words } = words;
+        if let Some(help) = help(verb, words) {
+            print!("{help}");
+            return Ok(());
+        }
         let directory = if self.profile == "dev" { "debug" } else { self.profile };
         let path = shell::target().join(directory).join(self.name);
         let build = self.build(verb, words);
@@ -74,9 +80,49 @@ impl Program {
     }
 }
 
+/// The page of the book that has the help of every verb. `cargo xtask book` makes it from the programs, and CI compares.
+const PAGE: &str = "docs/src/contribute/xtask.md";
+/// The verbs whose arguments are the command line of another program, which may have a `--help` of its own.
+const WITH_COMMAND: [&str; 2] = ["run", "lab shell"];
+
+/// Returns the help that a command line asks for, from the book: the program takes minutes to build. `None` if none is
+/// asked for, or if the book lacks it.
+fn help(verb: &str, words: &[OsString]) -> Option<String> {
+    if std::env::var_os(PROGRAM_HELP).is_some() {
+        return None;
+    }
+    let page = std::fs::read_to_string(shell::top().join(PAGE)).ok()?;
+    let words: Vec<_> = words.iter().map(|word| word.to_string_lossy()).collect();
+    let mut words: Vec<_> = words.iter().map(AsRef::as_ref).collect();
+    let mut name = verb.to_owned();
+    // `lab help up` is `lab up --help`.
+    let nested = |name: &str, word: &str| section(&page, &format!("{name} {word}")).is_some();
+    if words.first() == Some(&"help") && words.get(1).is_none_or(|word| nested(&name, word)) {
+        words.remove(0);
+        words.push("--help");
+    }
+    while words.first().is_some_and(|word| nested(&name, word)) {
+        name = format!("{name} {}", words.remove(0));
+    }
+    let own = if WITH_COMMAND.contains(&&*name) { words.len().min(1) } else { words.len() };
+    let asked =
+        words[..own].iter().take_while(|word| **word != "--").any(|word| matches!(*word, "--help" | "-h"));
+    if asked { section(&page, &name) } else { None }
+}
+
+/// Returns the help of a verb on the page.
+fn section(page: &str, verb: &str) -> Option<String> {
+    let head = format!("## cargo xtask {verb}");
+    let mut lines =
+        page.lines().skip_while(|line| *line != head).skip_while(|line| *line != "```text").skip(1);
+    let text: String =
+        lines.by_ref().take_while(|line| *line != "```").map(|line| format!("{line}\n")).collect();
+    (!text.is_empty()).then_some(text)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{DEMO, LAB};
+    use super::{DEMO, LAB, help, section};
     use std::ffi::OsString;
 
     #[test]
@@ -94,5 +140,40 @@ mod tests {
             let built = program.build(verb, &words).contains(&"metadata-user");
             assert_eq!(built, expected, "{verb} {line}");
         }
+    }
+
+    #[test]
+    fn help_is_found_in_the_book_wherever_a_command_line_asks_for_it() {
+        for (verb, line, expected) in [
+            ("storm", "--help", Some("storm")),
+            ("storm", "-h", Some("storm")),
+            ("storm", "help", Some("storm")),
+            ("storm", "--vms 100 --help", Some("storm")),
+            ("storm", "--vms 100", None),
+            ("storm", "-- --help", None),
+            ("lab", "help", Some("lab")),
+            ("lab", "up --help", Some("lab up")),
+            ("lab", "help up", Some("lab up")),
+            ("lab", "shell --help", Some("lab shell")),
+            ("lab", "shell host ip --help", None),
+            ("run", "--help", Some("run")),
+            ("run", "serve --help", None),
+            ("nosuch", "--help", None),
+        ] {
+            let words: Vec<OsString> = line.split_whitespace().map(Into::into).collect();
+            let found = help(verb, &words);
+            let usage = expected.map(|verb| format!("Usage: cargo xtask {verb} "));
+            assert_eq!(found.is_some(), expected.is_some(), "{verb} {line}: {found:?}");
+            let text = format!("{} ", found.unwrap_or_default().replace('\n', " "));
+            assert!(text.contains(&usage.unwrap_or_default()), "{verb} {line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_section_ends_with_its_block() {
+        let page = "## cargo xtask a\n\n```text\nA\n\nB\n```\n\n## cargo xtask b\n\n```text\nC\n```\n";
+        assert_eq!(section(page, "a").as_deref(), Some("A\n\nB\n"));
+        assert_eq!(section(page, "b").as_deref(), Some("C\n"));
+        assert_eq!(section(page, "c"), None);
     }
 }

@@ -8,6 +8,7 @@
 # of no SMBIOS, where cloud-init looks for the seed.
 here=$(dirname "$0")
 . "$here/../common.sh"
+usage_of "$@"
 prepare
 
 # v53 calls these two system_serial_number and system_uuid, and accepts the older names with a warning.

@@ -7,6 +7,7 @@
 # modules.
 here=$(dirname "$0")
 . "$here/../common.sh"
+usage_of "$@"
 case $# in
   2) initrd= ;;
   3) initrd="\"initrd_path\": \"$3\", " ;;

@@ -6,6 +6,7 @@
 # Further options of QEMU follow the script's own, and override them.
 here=$(dirname "$0")
 . "$here/../common.sh"
+usage_of "$@"
 # /dev/kvm may exist on a processor without the feature, and a guest then hangs.
 accel=tcg
 if [ -w /dev/kvm ] && grep -qw -e vmx -e svm /proc/cpuinfo; then accel=kvm; fi

@@ -7,7 +7,7 @@ use crate::host::{Host, Hosts, Prefix};
 use crate::places::{BINARY, CONFIG, LIB, LOG, SERVICE};
 use crate::plan::{self, Source, Wanted};
 use crate::report::{self, Outcome, Row};
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -60,7 +60,6 @@ pub(crate) struct Args {
 
 /// A host that has answered.
 struct Known {
-    host: Host,
     root: Prefix,
     facts: Facts,
 }
@@ -71,19 +70,38 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         fs::read_to_string(path).with_context(|| format!("cannot read the configuration {}", path.display()))
     });
     let config = config.transpose()?;
-    let known = args.hosts.list().into_iter().map(|host| know(host, args)).collect::<Result<Vec<_>>>()?;
-    let agents = if args.dry_run || args.rollback { BTreeMap::new() } else { agents(&known, args)? };
-    let mut rows = Vec::new();
     let mut failure = None;
-    for known in &known {
+    // Every host is asked, so that one run shows all that cannot be loaded. Then none is.
+    let hosts: Vec<_> = args.hosts.list().into_iter().map(|host| (ask(&host, args), host)).collect();
+    for (asked, host) in &hosts {
+        if let Err(error) = asked {
+            eprintln!("{host}: {error:#}");
+            failure =
+                failure.or_else(|| Some(anyhow!("{host} cannot be loaded; nothing was changed on any host")));
+        }
+    }
+    let mut agents = BTreeMap::new();
+    if failure.is_none() && !args.dry_run && !args.rollback {
+        let machines = hosts.iter().filter_map(|(asked, _)| Some(&asked.as_ref().ok()?.facts.machine));
+        match build_agents(machines, args) {
+            Ok(built) => agents = built,
+            Err(error) => failure = Some(error),
+        }
+    }
+    let mut rows = Vec::new();
+    for (asked, host) in &hosts {
         let started = Instant::now();
-        let Known { host, facts, .. } = known;
+        let Ok(known) = asked else {
+            rows.push(Row::new(host, Outcome::Failed));
+            continue;
+        };
+        let facts = &known.facts;
         let source =
             if args.rollback { Source::Previous } else { Source::File(agents.get(&facts.machine).cloned()) };
         let wanted = Wanted { source, config: config.clone(), ready_within: args.timeout };
         let (outcome, to) = match &failure {
             Some(_) => (Outcome::Untouched, None),
-            None => match load(known, &wanted, args) {
+            None => match load(host, known, &wanted, args) {
                 Ok(loaded) => loaded,
                 Err(error) => {
                     failure = Some(error);
@@ -92,29 +110,33 @@ pub(crate) fn run(args: &Args) -> Result<()> {
             },
         };
         let (from, seconds) = (facts.version.clone(), started.elapsed().as_secs_f64());
-        rows.push(Row { host: host.to_string(), machine: facts.machine.clone(), outcome, from, to, seconds });
+        let machine = facts.machine.clone();
+        rows.push(Row { from, to, seconds, machine, ..Row::new(host, outcome) });
     }
     report::print(&rows, args.json)?;
     failure.map_or(Ok(()), Err)
 }
 
 /// Asks a host what it has. Fails if the host cannot be loaded by this verb.
-fn know(host: Host, args: &Args) -> Result<Known> {
+fn ask(host: &Host, args: &Args) -> Result<Known> {
     let root = host.root()?;
-    let facts = Facts::of(&host, &root)?;
+    let facts = Facts::of(host, &root)?;
     eprintln!("{host}: {}", facts.line());
-    facts.check_owner(&host)?;
+    facts.check_owner(host)?;
     ensure!(
         !args.rollback || facts.previous.is_some(),
         "{host} has no {LIB}/previous: there is no binary to go back to. Load the one you want with --agent FILE"
     );
-    Ok(Known { host, root, facts })
+    Ok(Known { root, facts })
 }
 
-/// Returns the agent for each machine of the hosts, and its size in octets.
-fn agents(known: &[Known], args: &Args) -> Result<BTreeMap<String, (PathBuf, u64)>> {
+/// Builds or finds the agent for each of these machines; returns its path and its size in bytes.
+fn build_agents<'a>(
+    machines: impl Iterator<Item = &'a String>,
+    args: &Args,
+) -> Result<BTreeMap<String, (PathBuf, u64)>> {
     let mut agents = BTreeMap::new();
-    for machine in known.iter().map(|known| &known.facts.machine) {
+    for machine in machines {
         if agents.contains_key(machine) {
             continue;
         }
@@ -130,8 +152,8 @@ fn agents(known: &[Known], args: &Args) -> Result<BTreeMap<String, (PathBuf, u64
 }
 
 /// Loads one host. Returns what became of it and what the new agent says of itself.
-fn load(known: &Known, wanted: &Wanted, args: &Args) -> Result<(Outcome, Option<String>)> {
-    let Known { host, root, facts } = known;
+fn load(host: &Host, known: &Known, wanted: &Wanted, args: &Args) -> Result<(Outcome, Option<String>)> {
+    let Known { root, facts } = known;
     let plan = plan::load(facts, wanted);
     if args.dry_run {
         report::show(host, plan.before.iter().chain(&plan.after));
@@ -145,14 +167,18 @@ fn load(known: &Known, wanted: &Wanted, args: &Args) -> Result<(Outcome, Option<
         }
     };
     if let Err(error) = report::walk(host, root, &plan.after) {
-        bail!("{error:#}\n{}", next_step(known, args));
+        bail!("{error:#}\n{}", next_step(host, facts, args));
     }
-    let outcome = if facts.runs() { Outcome::Upgraded } else { Outcome::Loaded };
+    let outcome = match (args.rollback, facts.runs()) {
+        (true, _) => Outcome::RolledBack,
+        (false, true) => Outcome::Upgraded,
+        (false, false) => Outcome::Loaded,
+    };
     Ok((outcome, Some(version)))
 }
 
 /// Says what to do after a failure behind the takeover.
-fn next_step(Known { host, facts, .. }: &Known, args: &Args) -> String {
+fn next_step(host: &Host, facts: &Facts, args: &Args) -> String {
     let log = if facts.systemd { format!("journalctl -u {SERVICE}") } else { format!("tail {LOG}") };
     let words = args.hosts.shown(host);
     let back = if facts.version.is_some() && !args.rollback {

@@ -14,6 +14,8 @@ pub(crate) enum Outcome {
     Loaded,
     /// The agent took over from a previous one.
     Upgraded,
+    /// The agent before came back, and took over if one ran.
+    RolledBack,
     /// The agent was taken away.
     Unloaded,
     /// A step failed.
@@ -29,6 +31,7 @@ impl Outcome {
         match self {
             Self::Loaded => "loaded",
             Self::Upgraded => "upgraded",
+            Self::RolledBack => "rolled back",
             Self::Unloaded => "unloaded",
             Self::Failed => "FAILED",
             Self::Untouched => "untouched",
@@ -48,6 +51,13 @@ pub(crate) struct Row {
     /// What the present binary says of itself.
     pub(crate) to: Option<String>,
     pub(crate) seconds: f64,
+}
+
+impl Row {
+    /// Returns the row of a host that has told nothing of itself.
+    pub(crate) fn new(host: &Host, outcome: Outcome) -> Self {
+        Self { host: host.to_string(), machine: "-".into(), outcome, from: None, to: None, seconds: 0.0 }
+    }
 }
 
 /// Prints the results on standard output.
@@ -70,10 +80,10 @@ fn table(rows: &[Row]) -> String {
             (None, None) => "-".into(),
         };
         let (outcome, seconds) = (row.outcome.name(), row.seconds);
-        format!("{:width$}  {:8}  {outcome:9}  {seconds:>7.1}  {version}\n", row.host, row.machine)
+        format!("{:width$}  {:8}  {outcome:11}  {seconds:>7.1}  {version}\n", row.host, row.machine)
     };
     let head =
-        format!("{:width$}  {:8}  {:9}  {:>7}  {}\n", "HOST", "MACHINE", "OUTCOME", "SECONDS", "AGENT");
+        format!("{:width$}  {:8}  {:11}  {:>7}  {}\n", "HOST", "MACHINE", "OUTCOME", "SECONDS", "AGENT");
     head + &rows.iter().map(line).collect::<String>()
 }
 
@@ -102,6 +112,7 @@ pub(crate) fn show<'a>(host: &Host, steps: impl IntoIterator<Item = &'a Step>) {
 #[cfg(test)]
 mod tests {
     use super::{Outcome, Row, table};
+    use crate::host::Host;
 
     #[test]
     fn the_table_has_a_row_for_each_host_with_both_versions() {
@@ -115,11 +126,13 @@ mod tests {
         };
         let rows = [
             row("hv1", Outcome::Upgraded, Some("0.1"), Some("0.2")),
-            row("hv-two", Outcome::Untouched, None, None),
+            row("hv-two", Outcome::RolledBack, Some("0.2"), Some("0.1")),
+            Row::new(&Host::Here, Outcome::Failed),
         ];
-        let expected = "HOST    MACHINE   OUTCOME    SECONDS  AGENT\n\
-                        hv1     x86_64    upgraded       4.2  0.1 → 0.2\n\
-                        hv-two  x86_64    untouched      4.2  -\n";
+        let expected = "HOST       MACHINE   OUTCOME      SECONDS  AGENT\n\
+                        hv1        x86_64    upgraded         4.2  0.1 → 0.2\n\
+                        hv-two     x86_64    rolled back      4.2  0.2 → 0.1\n\
+                        this host  -         FAILED           0.0  -\n";
         assert_eq!(table(&rows), expected);
     }
 }

@@ -30,14 +30,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut failure = None;
     for host in args.hosts.list() {
         let started = Instant::now();
-        let mut row = Row {
-            host: host.to_string(),
-            machine: String::new(),
-            outcome: Outcome::Untouched,
-            from: None,
-            to: None,
-            seconds: 0.0,
-        };
+        let mut row = Row::new(&host, Outcome::Untouched);
         if failure.is_none() {
             let unloaded = host.root().and_then(|root| {
                 let facts = Facts::of(&host, &root)?;

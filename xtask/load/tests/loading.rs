@@ -36,7 +36,7 @@ fn no_request_fails(count: u16, init: Init) {
     let binaries = each(Hypervisor::digests);
     processes.push(pids());
     let rolled_back = site.succeeds(&["load", "--rollback"]);
-    assert_eq!(outcomes(&rolled_back), all("upgraded"));
+    assert_eq!(outcomes(&rolled_back), all("rolled_back"));
     processes.push(pids());
     let asked = asking.stop();
 
@@ -133,6 +133,23 @@ fn a_host_that_cannot_serve_stays_as_it_is_and_so_do_those_after_it() {
 }
 
 #[test]
+fn a_host_that_cannot_be_reached_is_a_row_and_the_others_stay_as_they_are() {
+    if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
+        return;
+    }
+    let site = Site::new(1, Init::Sshd);
+    // The name is resolved nowhere, so `ssh` fails at once.
+    let words = ["load", "--agent", &site.agent("first"), "--host", "nosuch.invalid"];
+    let (rows, said) = site.fails(&words);
+    assert_eq!(outcomes(&rows), ["failed", "untouched"], "{said}");
+    assert!(said.contains("nosuch.invalid") && said.contains("nothing was changed"), "{said}");
+    assert_eq!(site.hypervisors[0].present(), Vec::<&str>::new());
+    let (rows, said) = site.fails(&["load", "--rollback"]);
+    assert_eq!(outcomes(&rows), ["failed"], "{said}");
+    assert!(said.contains("no binary to go back to"), "{said}");
+}
+
+#[test]
 fn a_configuration_that_the_doctor_refuses_leaves_the_agent_that_runs_alone() {
     if !privileged::or_skip_for(hypervisor::missing().as_deref()) {
         return;
@@ -191,7 +208,8 @@ fn the_host_of_a_package_is_refused_with_the_way_to_go_on() {
          printf 'Package: xdp-imds\\nStatus: install ok installed\\nMaintainer: m\\nArchitecture: amd64\\n\
          Version: 0.1.0-1\\nDescription: d\\n\\n' >> /var/lib/dpkg/status");
     for words in [&["load", "--agent", &site.agent("first")][..], &["unload"]] {
-        let (_, said) = site.fails(words);
+        let (rows, said) = site.fails(words);
+        assert_eq!(outcomes(&rows), ["failed"], "{words:?}");
         assert!(said.contains("apt-get install") && said.contains("apt-get purge"), "{words:?}: {said}");
         assert!(PLACES.iter().all(|place| !site.hypervisors[0].present().contains(place)), "{words:?}");
     }

@@ -14,6 +14,7 @@ mod samples;
 mod statements;
 mod types;
 
+use crate::manifests::values;
 use anyhow::{Context as _, Result, bail};
 use code::Code;
 use markdown::Page;
@@ -78,9 +79,12 @@ fn generate(code: &Code, programs: &help::Programs, check: bool) -> Result<Vec<S
         ("reference/http-api.md", openapi::page(code)?),
         (dialects::PAGE, dialects::page()?),
     ];
+    let made = made.map(|(name, text)| (format!("{}/{name}", markdown::SOURCE), text)).into_iter();
+    // The chart's README is a page that is not in the book.
+    let made = made.chain([(values::README.to_owned(), values::readme()?)]);
     let mut findings = Vec::new();
     for (name, text) in made {
-        let path = shell::top().join(markdown::SOURCE).join(name);
+        let path = shell::top().join(name);
         if check {
             let committed = fs::read_to_string(&path).unwrap_or_default();
             if let Some(line) = difference(&committed, &text) {

@@ -1,10 +1,12 @@
 //! `cargo xtask dist`: makes every file of a release, and proves that they can be made again.
 //!
 //! For each architecture: an archive with the static binary, a Debian package, an RPM package and a bill of materials.
-//! For all together: an OCI image, and `SHA256SUMS`. The same source and toolchain make the same octets wherever and
-//! whenever they are built.
+//! For all together: an OCI image, the Helm chart, and `SHA256SUMS`. The same source and toolchain make the same bytes
+//! wherever and whenever they are built. Beside them, repositories of APT and DNF, which are made of the packages.
 
 mod archive;
+mod chart;
+mod repositories;
 mod rpm;
 mod trial;
 
@@ -43,8 +45,9 @@ pub(crate) struct Args {
     /// Make everything again from a copy of the tree in another directory, and fail unless all files are equal
     #[arg(long)]
     check: bool,
-    /// Install and use the packages of this machine's architecture on throw-away copies of Debian 12 and 13, and the
-    /// RPM package with Debian's `rpm` (needs root and a Debian mirror)
+    /// Install and use the packages of this machine's architecture on throw-away copies of Debian 12 and 13, as files
+    /// and from the repository; the RPM package with Debian's `rpm`, and from the repository with its `dnf` (needs root
+    /// and a Debian mirror)
     #[arg(long = "try")]
     trial: bool,
 }
@@ -107,9 +110,11 @@ fn make(tree: &Tree, args: &Args, about: &About, out: &Path) -> Result<Digests> 
     let image = out.join(format!("xdp-imds-{VERSION}.oci.tar"));
     fs::write(&image, packed(&images, about)?)
         .with_context(|| format!("cannot write {}", image.display()))?;
+    chart::make(tree.top(), about, out)?;
     let digests = digests(out)?;
     let lines: String = digests.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
     fs::write(out.join(SUMS), lines)?;
+    repositories::make(tree.top(), out, &out.join(repositories::NAME), None)?;
     eprintln!("dist: {} files in {}, {} s", digests.len(), out.display(), started.elapsed().as_secs());
     Ok(digests)
 }
@@ -150,6 +155,9 @@ fn digests(out: &Path) -> Result<Digests> {
     let mut digests = Digests::new();
     for entry in fs::read_dir(out)? {
         let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            continue;
+        }
         let octets = fs::read(entry.path())?;
         digests.insert(entry.file_name().to_string_lossy().into_owned(), sha256(&octets));
     }

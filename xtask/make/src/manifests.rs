@@ -4,6 +4,8 @@
 //! name must render the same objects. Kubernetes' own kinds are checked strictly against the schemas of three
 //! Kubernetes versions. Other kinds, and the examples, are checked against the schemas that their projects publish.
 //!
+//! The chart's values schema accepts the chart's own files and refuses a list of mistakes.
+//!
 //! Further rules: no role names `secrets`; containers have exactly the listed capabilities; no pod selects nodes by a
 //! label value that changes; no default inside a list is omitted.
 
@@ -17,8 +19,10 @@ mod privileges;
 mod published;
 mod python;
 mod roles;
+pub(crate) mod values;
 
 use anyhow::{Context as _, Result, ensure};
+pub(crate) use chart::CHART;
 use serde_json::Value;
 use std::fs;
 
@@ -67,6 +71,9 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         findings.extend(found.into_iter().map(|finding| format!("{overlay}: {finding}")));
     }
     findings.extend(chart::lint(&python)?);
+    findings.extend(chart::versions()?);
+    let files: Vec<_> = PAIRS.iter().filter_map(|(_, values)| *values).collect();
+    findings.extend(values::findings(&python, &files)?);
     let examples = published::examples()?;
     println!("{} examples checked against KubeVirt's published schemas", examples.len());
     for (file, object) in examples {

@@ -43,6 +43,15 @@ pub fn target() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| top().join("target"), |dir| top().join(dir))
 }
 
+/// Returns how many bytes a user may still write to the file system of a path.
+///
+/// # Errors
+/// Fails if the path cannot be asked.
+pub fn free(path: &Path) -> Result<u64> {
+    let state = rustix::fs::statvfs(path)?;
+    Ok(state.f_bavail.saturating_mul(state.f_frsize))
+}
+
 /// Prints a command on standard error and runs it. An exit status other than zero is an error.
 pub fn run(command: &mut Command) -> Result<()> {
     let shown = show(command);

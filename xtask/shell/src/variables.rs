@@ -1,4 +1,4 @@
-//! The environment variables that `cargo xtask test` and people set for tests.
+//! The environment variables that `cargo xtask` and people set for tests and programs.
 
 /// `1` makes a skipped privileged test a failure.
 pub const REQUIRE_PRIVILEGED: &str = "XDP_IMDS_REQUIRE_PRIVILEGED";
@@ -8,3 +8,5 @@ pub const PRIVILEGED_LOG: &str = "XDP_IMDS_PRIVILEGED_LOG";
 pub const CLOUD_INIT: &str = "XDP_IMDS_CLOUD_INIT";
 /// The seed of randomised tests.
 pub const SEED: &str = "XDP_IMDS_SEED";
+/// Set: a verb's own program prints its help. Otherwise `cargo xtask` prints it from the book, which is made so.
+pub const PROGRAM_HELP: &str = "XDP_IMDS_PROGRAM_HELP";

@@ -1,6 +1,7 @@
 //! The figures of a round: one list for the report's tables and for comparisons.
 
-use super::model::{Round, Settings, Spread, Subject};
+use super::model::{Case, Round, Settings, Spread, Subject};
+use std::collections::BTreeMap;
 
 /// The unit of a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +134,18 @@ impl Figure {
         subject.rounds.iter().filter_map(|round| (self.of)(round, settings)).collect()
     }
 
-    /// Returns median and range over all rounds.
+    /// Returns the rounds whose mean is the median that [`spread`](Self::spread) returns: the middle one, or the two in
+    /// the middle. A drawing of them agrees with the tables.
+    pub(crate) fn middle<'a>(&self, subject: &'a Subject, settings: &Settings) -> Vec<&'a Round> {
+        let value = |round: &'a Round| (self.of)(round, settings).filter(|value| value.is_finite());
+        let mut rounds: Vec<_> =
+            subject.rounds.iter().filter_map(|round| value(round).map(|value| (value, round))).collect();
+        rounds.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let places = rounds.len().saturating_sub(1) / 2..rounds.len() / 2 + 1;
+        rounds.get(places).unwrap_or_default().iter().map(|(_, round)| *round).collect()
+    }
+
+    /// Returns median and range over the rounds that have a value.
     pub(crate) fn spread(&self, subject: &Subject, settings: &Settings) -> Option<Spread> {
         Spread::of(self.values(subject, settings).into_iter())
     }
@@ -143,10 +155,51 @@ impl Figure {
         self.threshold == Some(0.0)
     }
 
+    /// Whether the figure is CPU time per request, which short rounds do not have.
+    fn is_cost(&self) -> bool {
+        self.name.ends_with("CPU / request")
+    }
+
     /// Whether a higher value is better.
     pub(crate) fn higher_is_better(&self) -> bool {
         self.unit == Unit::Rate
     }
+}
+
+/// Says for each subject which figures are of fewer rounds than the others.
+pub(crate) fn left_out(case: &Case) -> Vec<String> {
+    let of_subject = |subject: &Subject| {
+        let all = subject.rounds.len();
+        let mut names: BTreeMap<usize, Vec<&str>> = BTreeMap::new();
+        for figure in FIGURES {
+            let values = figure.values(subject, &case.settings);
+            let left_out = all - values.iter().filter(|value| value.is_finite()).count();
+            // A figure that no round has was not asked for, unless each was too short for it.
+            if left_out > 0 && (left_out < all || subject.rounds.iter().any(is_short) && figure.is_cost()) {
+                names.entry(left_out).or_default().push(figure.name);
+            }
+        }
+        let short = subject.rounds.iter().filter(|round| is_short(round)).count();
+        let of_subject = move |(left_out, names): (usize, Vec<&str>)| {
+            let why = if short == left_out && names.iter().all(|name| Figure::named(name).is_cost()) {
+                format!(
+                    ", in which the machine worked for less than {} ms, too little for its clocks; --seconds makes \
+                     rounds longer",
+                    LEAST_US / 1e3
+                )
+            } else {
+                ", where nothing was measured".into()
+            };
+            format!("{}: {} without {left_out} of {all} rounds{why}.", subject.name, names.join(", "))
+        };
+        names.into_iter().map(of_subject).collect::<Vec<_>>()
+    };
+    case.subjects.iter().flat_map(of_subject).collect()
+}
+
+/// True if a round answered requests in too little time for figures of cost.
+fn is_short(round: &Round) -> bool {
+    round.requests > 0 && round.cpu.busy_us < LEAST_US
 }
 
 /// The least busy time for figures of cost. Clocks tick every 10 ms, so shorter times are too coarse.
@@ -167,8 +220,60 @@ fn per_vm(bytes: u64, settings: &Settings) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIGURES, Figure, LEAST_US};
-    use crate::storm::model::{Cpu, Round, Settings, Subject};
+    use super::{FIGURES, Figure, LEAST_US, left_out};
+    use crate::storm::model::{Case, Cpu, Round, Settings, Subject};
+
+    /// Returns a subject with rounds of one request each, which took the host these times.
+    fn subject(busy_us: &[f64]) -> Subject {
+        let round = |busy_us: &f64| Round {
+            requests: 1,
+            wall_us: 1e6,
+            cpu: Cpu { busy_us: *busy_us, ..Cpu::default() },
+            ..Round::default()
+        };
+        Subject { name: "x".into(), rounds: busy_us.iter().map(round).collect() }
+    }
+
+    #[test]
+    fn the_rounds_in_the_middle_have_the_median_of_the_table() {
+        let settings = Settings::default();
+        for busy in [
+            &[3e6][..],
+            &[3e6, 1e6],
+            &[3e6, 1e6, 2e6],
+            &[4e6, 3e6, 1e6, 2e6],
+            &[3e6, LEAST_US - 1.0, 1e6, 2e6, 4e6],
+            &[3e6, f64::NAN, 1e6],
+        ] {
+            let (figure, subject) = (Figure::named("host CPU / request"), subject(busy));
+            let middle = figure.middle(&subject, &settings);
+            let mean = middle.iter().map(|round| round.cpu.host_us()).sum::<f64>() / middle.len() as f64;
+            let spread = figure.spread(&subject, &settings).expect("a median");
+            assert_eq!(mean, spread.median, "{busy:?}");
+        }
+        for nothing in [&[][..], &[1.0], &[f64::INFINITY, f64::NAN]] {
+            let middle = Figure::named("host CPU / request").middle(&subject(nothing), &settings).len();
+            assert_eq!(middle, 0, "{nothing:?}");
+        }
+    }
+
+    #[test]
+    fn rounds_that_a_figure_leaves_out_are_said_with_their_number() {
+        let said = |busy: &[f64]| {
+            left_out(&Case { settings: Settings::default(), subjects: vec![subject(busy)] }).join("\n")
+        };
+        assert_eq!(said(&[3e6, 1e6]), "");
+        assert_eq!(said(&[]), "");
+        let expected =
+            "x: host CPU / request, server CPU / request without 1 of 3 rounds, in which the machine worked";
+        let one = said(&[3e6, 1.0, 2e6]);
+        assert!(one.starts_with(expected) && one.contains("200 ms"), "{one}");
+        assert!(said(&[1.0, 1.0]).contains("without 2 of 2 rounds"), "{}", said(&[1.0, 1.0]));
+        let mut partly = subject(&[3e6, 1e6]);
+        partly.rounds[0].attach_us = Some(5.0);
+        let case = Case { settings: Settings::default(), subjects: vec![partly] };
+        assert_eq!(left_out(&case), ["x: attach / tap without 1 of 2 rounds, where nothing was measured."]);
+    }
 
     #[test]
     fn an_empty_round_has_no_figure_but_its_failures() {

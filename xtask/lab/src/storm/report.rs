@@ -12,6 +12,7 @@ pub(crate) mod units;
 mod words;
 pub(crate) mod xml;
 
+use super::figure::left_out;
 use super::model::{Case, Results};
 use chart::{Drawing, WIDTH};
 use std::fmt::{self, Display};
@@ -44,7 +45,8 @@ pub(crate) fn svg(results: &Results) -> String {
     let title = case
         .map_or_else(|| "No case was measured".to_owned(), |case| format!("Boot storm: {}", case.settings));
     let heads = case.map(words::headlines).unwrap_or_default();
-    let below = page::environment(results);
+    let mut below = case.map(left_out).unwrap_or_default();
+    below.extend(page::environment(results));
     let lines = (1 + heads.len() + below.len()) as f64 * LINE;
     let (width, height) = (2.0 * WIDTH + 3.0 * MARGIN, lines + heights.iter().sum::<f64>() + 3.0 * MARGIN);
 

@@ -1,7 +1,7 @@
 //! Formats the table at the end of a run, and the line at the end of a round.
 
 use super::agent;
-use super::figure::{FIGURES, Figure};
+use super::figure::{FIGURES, Figure, left_out};
 use super::model::{Case, Results, Round, Spread, Subject};
 use super::report::show;
 use std::fmt::Write as _;
@@ -85,6 +85,9 @@ fn of_case(case: &Case) -> String {
         if let Some(ratios) = ratios(case, Figure::named(figure)) {
             row(name, ratios);
         }
+    }
+    for line in left_out(case) {
+        let _ = writeln!(text, "{line}");
     }
     text
 }

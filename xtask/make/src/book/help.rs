@@ -1,6 +1,7 @@
 //! Writes the book's pages of `--help`, verb by verb.
 
 use anyhow::{Result, ensure};
+use shell::variables::PROGRAM_HELP;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -16,7 +17,7 @@ pub(super) struct Programs {
 pub(super) fn asked(program: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(program);
     command.args(words).stdin(Stdio::null()).env("COLUMNS", "100");
-    command.env_remove("XDP_IMDS_LOG").env_remove("XDP_IMDS_LOG_FORMAT");
+    command.env_remove("XDP_IMDS_LOG").env_remove("XDP_IMDS_LOG_FORMAT").env(PROGRAM_HELP, "1");
     command
 }
 
@@ -46,7 +47,8 @@ const AGENT: &str = "\
 pub(super) fn xtask(programs: &Programs) -> Result<String> {
     let mut page = head("Commands of `cargo xtask`", "cargo xtask --help");
     chapters(&programs.xtask, "cargo xtask", &mut page)?;
-    Ok(page)
+    // `cargo xtask VERB -h` prints this page too: there is no shorter help.
+    Ok(page.replace(" (see a summary with '-h')", ""))
 }
 
 fn head(title: &str, command: &str) -> String {

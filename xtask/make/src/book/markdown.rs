@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 pub(crate) const SOURCE: &str = "docs/src";
 
 /// Files outside the book that get the same checks, if they exist.
-const OTHERS: [&str; 6] = [
+const OTHERS: [&str; 7] = [
     "README.md",
     "CONTRIBUTING.md",
     "SECURITY.md",
     "deploy/README.md",
+    crate::manifests::values::README,
     "deploy/libvirt/README.md",
     "tests/schemas/README.md",
 ];

@@ -2,9 +2,9 @@
 //!
 //! Each system is made once, by mmdebstrap, and kept below the target directory. An overlay over it takes the changes.
 //! A Fedora cannot be made on Debian, so Debian's `rpm` installs the RPM package into a Debian system, without
-//! judging dependencies.
+//! judging dependencies; its `dnf` judges them, with a package that stands for those that a Fedora has.
 
-use super::{SUMS, VERSION};
+use super::{SUMS, VERSION, repositories};
 use crate::deb;
 use crate::image::binary::native;
 use crate::overlay::{self, Scripts};
@@ -72,8 +72,10 @@ pub(super) fn run(out: &Path) -> Result<()> {
     let room = tempfile::tempdir()?;
     let record = deb::record(room.path())?;
     let package = out.join(format!("xdp-imds_{VERSION}-1_{}.deb", here.short()));
+    let mut systems = Vec::new();
     for suite in SUITES {
         let system = system(suite)?;
+        systems.push(system.clone());
         let inside = format!("{APT}\n{}", deb::USE);
         overlay::run(&system, &[&package, &record], &Scripts { outside: "", inside: &inside })
             .with_context(|| format!("{} does not install on {suite}", package.display()))?;
@@ -86,6 +88,7 @@ pub(super) fn run(out: &Path) -> Result<()> {
         "dist: rpm installed, used, upgraded and erased {} (on Debian, without dependencies)",
         package.display()
     );
+    repositories::run(out, &systems, here)?;
     image(out, room.path())
 }
 
@@ -126,7 +129,12 @@ fn image(out: &Path, room: &Path) -> Result<()> {
         .flatten()
         .filter_map(|entry| entry["platform"]["architecture"].as_str())
         .collect();
+    // A release for one architecture has its image alone, without an index.
+    ensure!(
+        !found.is_empty() || index["config"].is_object(),
+        "expected an index with an image for each architecture, found {index}"
+    );
+    let found = if found.is_empty() { vec!["one architecture"] } else { found };
     println!("dist: skopeo copied the image for {}", found.join(" and "));
-    ensure!(!found.is_empty(), "expected an index with an image for each architecture, found {index}");
     Ok(())
 }

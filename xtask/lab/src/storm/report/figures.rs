@@ -5,6 +5,7 @@ use super::scale::Scale;
 use super::units;
 use crate::storm::figure::{Figure, Unit};
 use crate::storm::model::{Case, Cpu, Distribution, Results, Round, Spread, Subject};
+use std::array;
 
 /// The most points of a curve, more than a screen can show.
 const MAX_POINTS: usize = 500;
@@ -29,14 +30,15 @@ pub(super) fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str
     vec![
         (
             cpu(case),
-            "CPU time of the whole machine per answered request, by user, in the round of median cost. The rest of \
-             the host is the kernel's own work: on taps mostly within the guests' system calls, beyond their price \
+            "CPU time of the whole machine per answered request, by user: the median of the table, in the round or \
+             the mean of the two rounds that have it. The rest of the host is the kernel's own work: on taps mostly within the guests' system calls, beyond their price \
              on a tap that nothing serves, otherwise in softirqs and kernel threads. The load generator's own work \
              is shown, but not charged to any subject.",
         ),
         (
             finished(case, names),
-            "Guests that have all of their documents, by time since the storm began, in each subject's median round.",
+            "Guests that have all of their documents, by time since the storm began, in each subject's round of \
+             median boot p99, of two in the middle the faster one.",
         ),
         (
             distribution("Time of a request", case, names, per_request),
@@ -160,9 +162,10 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 
 fn finished(case: &Case, names: &[&str]) -> Drawing {
     let curve = |subject: &Subject| {
-        let round = median_round(subject, |round| round.boot.quantile(0.99).unwrap_or(f64::MAX));
-        let points =
-            round.map(|round| round.finished.iter().map(|&(us, boots)| (us, f64::from(boots))).collect());
+        let middle = Figure::named("boot p99").middle(subject, &case.settings);
+        let points = middle
+            .first()
+            .map(|round| round.finished.iter().map(|&(us, boots)| (us, f64::from(boots))).collect());
         let points = std::iter::once((0.0, 0.0)).chain(points.unwrap_or_else(Vec::new)).collect();
         Curve { subject: place(names, subject), name: subject.name.clone(), points: thinned(points) }
     };
@@ -185,24 +188,20 @@ fn finished(case: &Case, names: &[&str]) -> Drawing {
     })
 }
 
-/// Returns the median round by `by`.
-fn median_round(subject: &Subject, by: impl Fn(&Round) -> f64) -> Option<&Round> {
-    let mut rounds: Vec<_> = subject.rounds.iter().collect();
-    rounds.sort_by(|a, b| by(a).total_cmp(&by(b)));
-    rounds.get(rounds.len().saturating_sub(1) / 2).copied()
-}
-
 fn cpu(case: &Case) -> Drawing {
+    let figure = Figure::named("host CPU / request");
     let row = |subject: &Subject| {
-        let cost = |round: &Round| round.cpu.host_us() / round.requests.max(1) as f64;
-        let round = median_round(subject, cost)?;
-        if round.requests == 0 {
-            return None;
-        }
-        let Cpu { server_user_us, server_system_us, generator_us, .. } = round.cpu;
-        let parts = [server_user_us, server_system_us, round.cpu.rest_us(), generator_us];
-        let name = format!("{}: {} without the generator", subject.name, units::time(cost(round)));
-        Some((name, parts.map(|us| us / round.requests as f64).to_vec()))
+        let middle = figure.middle(subject, &case.settings);
+        let Spread { median, .. } = figure.spread(subject, &case.settings)?;
+        let parts = |round: &&Round| {
+            let Cpu { server_user_us, server_system_us, generator_us, .. } = round.cpu;
+            let parts = [server_user_us, server_system_us, round.cpu.rest_us(), generator_us];
+            parts.map(|us| us / (round.requests * middle.len() as u64) as f64)
+        };
+        let sum =
+            middle.iter().map(parts).fold([0.0; 4], |sum, parts| array::from_fn(|at| sum[at] + parts[at]));
+        let name = format!("{}: {} without the generator", subject.name, units::time(median));
+        Some((name, sum.to_vec()))
     };
     let rows: Vec<_> = case.subjects.iter().filter_map(row).collect();
     let totals: Vec<f64> = rows.iter().map(|(_, parts): &(String, Vec<f64>)| parts.iter().sum()).collect();

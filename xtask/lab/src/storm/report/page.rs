@@ -2,7 +2,7 @@
 
 use super::xml::{Attribute, Xml};
 use super::{STYLE, figures, size, units, words};
-use crate::storm::figure::FIGURES;
+use crate::storm::figure::{FIGURES, left_out};
 use crate::storm::model::{Case, Environment, Results};
 
 /// Returns the whole page.
@@ -75,6 +75,9 @@ fn section(xml: &mut Xml, case: &Case, names: &[&str]) {
     xml.line("h2", &[], &case.settings);
     xml.line("p", &[("class", &"quiet")], format!("{}.", size(case)));
     table(xml, case);
+    for line in left_out(case) {
+        xml.line("p", &[("class", &"bad")], line);
+    }
     reasons(xml, case);
     for (drawing, caption) in figures::of_case(case, names) {
         drawing.figure(xml, Some(caption));
@@ -87,7 +90,7 @@ fn table(xml: &mut Xml, case: &Case) {
     };
     xml.within("div", &[("class", &"scroll")], |xml| {
         xml.within("table", &[], |xml| {
-            xml.line("caption", &[], "Median of all rounds; below it the lowest and the highest round.");
+            xml.line("caption", &[], "Median of the rounds; below it the lowest and the highest round.");
             xml.within("thead", &[], |xml| {
                 xml.within("tr", &[], |xml| {
                     xml.line("th", &[], "");

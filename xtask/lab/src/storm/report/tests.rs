@@ -1,6 +1,7 @@
 //! Tests that page and image are well-formed and self-contained for any results, and name every subject.
 
-use super::{html, svg};
+use super::{html, svg, units};
+use crate::storm::figure::Figure;
 use crate::storm::model::{
     Case, Cpu, Distribution, Environment, Memory, Results, Round, SCHEMA, Settings, Subject,
 };
@@ -113,6 +114,27 @@ fn every_drawing_names_every_subject() {
         for (name, _) in SUBJECTS {
             assert!(words.contains(name), "{name} is missing from {:?}", figure.attribute("aria-label"));
         }
+    }
+}
+
+#[test]
+fn table_and_chart_show_the_same_cost_and_say_which_rounds_it_leaves_out() {
+    let mut case = case(100, 4);
+    for (number, round) in case.subjects[0].rounds.iter_mut().enumerate() {
+        round.cpu.busy_us *= 1.0 + number as f64;
+        round.cpu.generator_us = 0.0;
+    }
+    // A round that is too short, with which the middle would be elsewhere.
+    case.subjects[0].rounds[3].cpu.busy_us = 1.0;
+    let settings = case.settings.clone();
+    let median =
+        Figure::named("host CPU / request").spread(&case.subjects[0], &settings).expect("a median").median;
+    let name = format!("xdp-imds: {} without the generator", units::time(median));
+    let table = crate::storm::table::text(&results(vec![case.clone()]));
+    assert!(table.contains(&units::time(median)), "{table}");
+    for text in rendered(&results(vec![case])).into_iter().chain([table]) {
+        assert!(text.contains("1 of 4 rounds"), "{text}");
+        assert!(text.contains(&name) || !text.contains("<svg"), "{name} is missing from {text}");
     }
 }
 
