@@ -106,7 +106,7 @@ pub use config::{Limits, SteerConfig};
 pub use counters::Counters;
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
-pub use hub::{HUB_MTU, Hub, hub_queues};
+pub use hub::{HUB_MTU, Hub, hub_queues, release_hubs};
 pub use losses::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, Released, release};
