@@ -21,8 +21,10 @@ const UNITS: [(&str, f64); 4] = [("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3
 #[must_use]
 pub fn span(text: &str) -> Option<Duration> {
     let text = text.trim();
-    let (number, unit) =
-        UNITS.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds))).unwrap_or((text, 1.0));
+    let (number, unit) = UNITS
+        .iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)))
+        .unwrap_or((text, 1.0));
     let is_plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let number = number.parse::<f64>().ok().filter(|_| is_plain)?;
     Duration::try_from_secs_f64(number * unit).ok()
@@ -59,8 +61,20 @@ mod tests {
         ] {
             assert_eq!(span(text), Some(Duration::from_millis(millis)), "{text}");
         }
-        for text in ["", "s", "-1", "+1", "1e3", "nan", "inf", "5 s x", "5d", "1ms5", "1..2", "99999999999999999999999h"]
-        {
+        for text in [
+            "",
+            "s",
+            "-1",
+            "+1",
+            "1e3",
+            "nan",
+            "inf",
+            "5 s x",
+            "5d",
+            "1ms5",
+            "1..2",
+            "99999999999999999999999h",
+        ] {
             assert_eq!(span(text), None, "{text}");
         }
     }

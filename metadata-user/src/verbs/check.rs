@@ -228,7 +228,9 @@ impl Check<'_> {
         let content = match loaded.record {
             Ok((record, warnings)) => {
                 let warnings = warnings.into_iter();
-                findings.extend(warnings.map(|warning| Finding::at(Level::Warning, warning.place, warning.message)));
+                findings.extend(
+                    warnings.map(|warning| Finding::at(Level::Warning, warning.place, warning.message)),
+                );
                 self.conflicts(&record, name, &path, &mut findings);
                 let is_good = !findings.iter().any(|finding| finding.level == Level::Error);
                 is_good.then(|| self.content(&record))
@@ -424,6 +426,7 @@ fn print_paths(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 mod tests {
     use super::{Findings, run, run_json};
     use metadata_content::record::Limits;
+    use serde_json::json;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
@@ -586,27 +589,38 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     #[test]
     fn the_json_document_has_the_members_of_its_schema() {
         let dir = tempfile::tempdir().expect("a directory is made");
-        put(dir.path(), "a.yaml", &other(UUID, "52:54:00:00:00:01", "tap0").replacen("52:54:00:99:99:99", "x", 1));
+        put(
+            dir.path(),
+            "a.yaml",
+            &other(UUID, "52:54:00:00:00:01", "tap0").replacen("52:54:00:99:99:99", "x", 1),
+        );
         let good = other(UUID, "52:54:00:00:00:01", "tap0@vm").replacen("tap0@vm", "tap0, netns: vm", 1);
         put(dir.path(), "b.yaml", &good.replacen("absent_seed: 204", "dialects: [nocloud, nocloud]", 1));
         let mut out = Vec::new();
-        let findings = run_json(dir.path(), &Limits::DEFAULT, false, &mut out).expect("the directory can be read");
+        let findings =
+            run_json(dir.path(), &Limits::DEFAULT, false, &mut out).expect("the directory can be read");
         assert_eq!((findings.good, findings.errors), (1, 1));
         let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         assert_eq!(
             (&found["schema"], &found["served"], &found["errors"], &found["warnings"]),
-            (&"check/1".into(), &1.into(), &1.into(), &findings.warnings.into())
+            (&json!("check/1"), &json!(1), &json!(1), &json!(findings.warnings))
         );
         let [bad, good] = &found["records"].as_array().expect("records")[..] else { panic!("{found}") };
-        assert_eq!((&bad["file"], &bad["served"], &bad["vm"]), (&"a.yaml".into(), &false.into(), &serde_json::Value::Null));
+        assert_eq!(
+            (&bad["file"], &bad["served"], &bad["vm"]),
+            (&json!("a.yaml"), &json!(false), &json!(null))
+        );
         let error = &bad["findings"][0];
-        let members = ["level", "line", "column", "field"].map(|name| &error[name]);
-        assert_eq!(members, [&"error".into(), &36.into(), &10.into(), &"network.nics[1].mac".into()], "{error}");
-        assert!(error["message"].as_str().is_some_and(|text| text.starts_with("expected the MAC address")), "{error}");
-        assert_eq!(good["vm"], serde_json::json!({"name": "web-1", "uuid": UUID}));
-        let nic = serde_json::json!({"mac": "52:54:00:00:00:01", "port": "tap0@vm"});
+        let members = ["level", "line", "column", "field"].map(|name| error[name].clone());
+        assert_eq!(members, [json!("error"), json!(36), json!(10), json!("network.nics[1].mac")], "{error}");
+        assert!(
+            error["message"].as_str().is_some_and(|text| text.starts_with("expected the MAC address")),
+            "{error}"
+        );
+        assert_eq!(good["vm"], json!({"name": "web-1", "uuid": UUID}));
+        let nic = json!({"mac": "52:54:00:00:00:01", "port": "tap0@vm"});
         assert_eq!(good["nics"][0], nic, "{good}");
-        let dialect = serde_json::json!({
+        let dialect = json!({
             "name": "nocloud", "host": "169.254.169.254", "paths": 4, "first": "http://169.254.169.254/v1/meta-data"
         });
         assert_eq!(good["dialects"][0], dialect, "{good}");
@@ -616,5 +630,24 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         let rows = found["records"][1]["paths"].as_array().expect("rows");
         assert!(rows.iter().any(|row| row["path"] == "/v1/user-data" && row["status"] == 200), "{found}");
+    }
+
+    #[test]
+    fn a_record_that_cannot_do_what_it_is_for_is_warned_of_with_its_place() {
+        let base = other(UUID, "52:54:00:00:00:01", "tap0");
+        let network = base.find("\nnetwork:").expect("a network") + 1;
+        let end = base[network..].find("\nmetadata:").map_or(base.len(), |at| network + at + 1);
+        let without = format!("{}network: {{}}\n{}", &base[..network], &base[end..]);
+        for (text, field, words) in [
+            (without, "network", "no NIC"),
+            (base.replacen("ssh-ed25519 AAAAC3", "hello AAAAC3", 1), "ssh_keys[0].key", "not a public key"),
+            (base.replacen("ifname: tap0", "ifname: lo", 1), "network.nics[0].port.ifname", "loopback"),
+        ] {
+            let (findings, _, err) = checked(&[("a.yaml", text)]);
+            assert_eq!((findings.good, findings.errors), (1, 0), "{err}");
+            let line =
+                err.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {err}"));
+            assert!(line.starts_with("warning: a.yaml:") && line.contains(&format!(": {field}: ")), "{line}");
+        }
     }
 }

@@ -67,9 +67,7 @@ impl Exit {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Done => "done, and nothing is to be mended",
-            Self::Failure => {
-                "a finding to mend (a bad record, a failed check, a problem in the status), or a failure; the output says which"
-            }
+            Self::Failure => "something is to be mended, or failed; the output says what",
             Self::Usage => "wrong options or arguments; nothing was done",
             Self::Late => "registered, but not attached in time",
             Self::Conflict => "another record, change or agent is in the way; nothing was changed",
@@ -85,9 +83,8 @@ impl Exit {
         const LOCAL: [Exit; 5] = [Exit::Done, Exit::Failure, Exit::Usage, Exit::Forbidden, Exit::Closed];
         match verb {
             "libvirt-hook" => &[Self::Done],
-            "xdp-imds" | "release" | "status" | "top" | "register" | "ls" | "get" | "rm" | "clear" | "trace" => {
-                &Self::ALL
-            }
+            "xdp-imds" | "release" | "status" | "top" | "register" | "ls" | "get" | "rm" | "clear"
+            | "trace" => &Self::ALL,
             _ => &LOCAL,
         }
     }
@@ -152,7 +149,9 @@ impl From<Exit> for ExitCode {
 
 /// The codes of a verb with their meanings.
 pub fn codes(verb: &str) -> impl Iterator<Item = (u8, &'static str)> {
-    Exit::of_verb(verb).iter().map(|exit| (*exit as u8, exit.meaning()))
+    // libvirt takes any other code as a refusal.
+    let always = (verb == "libvirt-hook").then_some("always, also after a failure, which the log names");
+    Exit::of_verb(verb).iter().map(move |exit| (*exit as u8, always.unwrap_or(exit.meaning())))
 }
 
 /// Adds the exit codes to the end of the long help of a command and of each of its verbs.

@@ -19,7 +19,8 @@ use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::Limits;
 use metadata_content::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
-use metadata_feed::directory;
+
+use super::record_file;
 
 /// Maximum number of bytes printed of a body.
 const SHOWN_BYTES: usize = 8 << 10;
@@ -215,13 +216,7 @@ fn explanation(question: &Question) -> anyhow::Result<Explanation> {
 }
 
 fn rendered(question: &Question) -> anyhow::Result<Responses> {
-    let path = &question.record;
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.with_context(|| format!("{}: expected a record file", path.display()))?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(".".as_ref());
-    let loaded = directory::load(dir, name, &question.limits)
-        .with_context(|| format!("{}: expected a record (*.yaml, *.yml or *.json)", path.display()))?;
-    let (record, _) = loaded.record?;
+    let (record, _) = record_file::load(&question.record, &question.limits)?;
     Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.owner_text())))
 }
 
@@ -444,11 +439,19 @@ mod tests {
         let fields = found["answer"]["fields"].take();
         found["answer"]["fields"] = serde_json::json!([]);
         assert_eq!(found, expected);
-        assert!(fields.as_array().is_some_and(|fields| fields.contains(&serde_json::json!(["Content-Length", "44"]))), "{fields}");
+        assert!(
+            fields
+                .as_array()
+                .is_some_and(|fields| fields.contains(&serde_json::json!(["Content-Length", "44"]))),
+            "{fields}"
+        );
         let found = parsed("GET", "/v1/token");
         let failed = serde_json::json!({"demand": "the field `Metadata: true`", "met": false, "status": 400});
         assert!(found["conditions"].as_array().is_some_and(|all| all.contains(&failed)), "{found}");
         let found = parsed("POST", "/healthz");
-        assert_eq!((&found["route"], &found["others"][0]["dialect"]), (&serde_json::Value::Null, &"kubevirt".into()));
+        assert_eq!(
+            (&found["route"], &found["others"][0]["dialect"]),
+            (&serde_json::Value::Null, &"kubevirt".into())
+        );
     }
 }

@@ -141,6 +141,10 @@ fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<serde_json:
     // A set without one of the keys would look complete.
     match keys.look()?.into_iter().next() {
         Some(reason) => Err(reason.into()),
+        None if keys.keys().len() == 0 => anyhow::bail!(
+            "expected a key in {shown}, found none; `xdp-imds identity key {shown}` makes one",
+            shown = path.display()
+        ),
         None => Ok(jwks::of(keys.keys())),
     }
 }

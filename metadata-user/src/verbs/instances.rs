@@ -4,7 +4,7 @@ use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 
 use metadata_base::printable::{Printable, printable};
 use metadata_base::time;
@@ -13,9 +13,9 @@ use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
 use metadata_control::instances::{Failure, Instance, Port, RegistrationOutcome, Vm, is_name};
 use metadata_control::status::ClientError;
-use metadata_feed::directory;
 
 use super::exit::Exit;
+use super::record_file;
 use super::which::Agent;
 use crate::output;
 
@@ -310,11 +310,7 @@ fn read(path: &Path) -> anyhow::Result<Record> {
         let name = if text.trim_start().starts_with('{') { "-.json" } else { "-" };
         return Ok(Record::parse_within(&limits, name, &text)?.0);
     }
-    let (dir, names) = directory::files(path)?;
-    let [name] = names.as_slice() else { bail!("expected one file, found the directory {}", path.display()) };
-    let missing = || anyhow!("expected a record, found no file {}", path.display());
-    let loaded = directory::load(&dir, name, &limits).ok_or_else(missing)?;
-    let (record, warnings) = loaded.record?;
+    let (record, warnings) = record_file::load(path, &limits)?;
     warnings.iter().for_each(output::report);
     Ok(record)
 }
@@ -460,12 +456,9 @@ ports       vnet0 52:54:00:00:00:01 unbound, held by file/web.yaml, no such inte
 
     #[test]
     fn a_tag_is_taken_with_and_without_its_quotes() {
-        for (text, expected) in [
-            ("0a1b", "\"0a1b\""),
-            ("\"0a1b\"", "\"0a1b\""),
-            ("W/\"0a\"", "W/\"0a\""),
-            ("*", "*"),
-        ] {
+        for (text, expected) in
+            [("0a1b", "\"0a1b\""), ("\"0a1b\"", "\"0a1b\""), ("W/\"0a\"", "W/\"0a\""), ("*", "*")]
+        {
             assert_eq!(entity_tag(text).as_deref(), Ok(expected), "{text}");
         }
         for text in ["", "a b", "a\"b", "\"0a"] {

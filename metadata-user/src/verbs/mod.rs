@@ -9,6 +9,7 @@ pub mod identity;
 pub mod instances;
 pub mod options;
 pub mod pages;
+mod record_file;
 pub mod release;
 pub mod top;
 pub mod trace;

@@ -163,9 +163,13 @@ mod tests {
 
     #[test]
     fn an_interval_has_limits() {
-        for (text, expected) in
-            [("1", Some(1_000)), ("0.2", Some(200)), ("20", Some(20_000)), ("2s", Some(2_000)), ("500ms", Some(500))]
-        {
+        for (text, expected) in [
+            ("1", Some(1_000)),
+            ("0.2", Some(200)),
+            ("20", Some(20_000)),
+            ("2s", Some(2_000)),
+            ("500ms", Some(500)),
+        ] {
             assert_eq!(interval(text).ok(), expected.map(Duration::from_millis), "{text}");
         }
         for text in ["", "0", "0.1", "21", "-1", "nan", "inf", "fast"] {

@@ -50,7 +50,8 @@ impl Agent {
                     ClientError::NoAgent { path, source } => {
                         let advice = "name the pins of an agent that has ended by --pins or --config";
                         let run = path.display();
-                        let text = format!("no agent serves with the run directory {run}: {source}; {advice}");
+                        let text =
+                            format!("no agent serves with the run directory {run}: {source}; {advice}");
                         ExitError::new(Exit::NoAgent, text).into()
                     }
                     error => anyhow::Error::from(error),

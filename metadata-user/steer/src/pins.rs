@@ -180,7 +180,7 @@ fn remedy(errno: Option<i32>) -> &'static str {
             "; the directory was removed: a running agent makes it again within a minute, or at once on SIGHUP"
         }
         Some(libc::EPERM | libc::EACCES) => {
-            "; the agent needs CAP_BPF (and CAP_SYS_ADMIN for links), and no security module may forbid it"
+            "; this needs root, or CAP_BPF (and CAP_SYS_ADMIN for links), and no security module may forbid it"
         }
         Some(libc::ENOSPC | libc::ENOMEM) => "; free memory: pins and links are in the kernel's memory",
         Some(libc::ENOTDIR | libc::EINVAL) => {

@@ -277,6 +277,7 @@ mod tests {
             ("a?wait=attached", Source::Api, "a", Some(5 * second)),
             ("a?timeout=1500ms&wait=attached", Source::Api, "a", Some(second * 3 / 2)),
             ("a?wait=attached&timeout=1m", Source::Api, "a", Some(60 * second)),
+            ("a?wait=attached&timeout=5", Source::Api, "a", Some(5 * second)),
         ] {
             let named = read(&uri(&format!("/v1/instances/{path}")), &Method::PUT).expect(path);
             let wait = timeout.map(|timeout| Wait { timeout });
@@ -298,7 +299,7 @@ mod tests {
             (Method::PUT, "a?wait=booted", 400, "wait=attached"),
             (Method::PUT, "a?timeout=5s", 400, "`timeout` alone"),
             (Method::PUT, "a?wait=attached&timeout=61s", 400, "at most 60 s"),
-            (Method::PUT, "a?wait=attached&timeout=5", 400, "500ms"),
+            (Method::PUT, "a?wait=attached&timeout=5d", 400, "500ms"),
             (Method::PUT, "a?wait=attached&timeout=4294967295m", 400, "at most 60 s"),
             (Method::PUT, "a?source=file", 403, "where they come from"),
             (Method::PUT, "a?source=hook", 403, "where they come from"),
