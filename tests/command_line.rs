@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
+use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -106,7 +107,6 @@ fn a_verb_of_an_agent_whose_reader_has_gone_ends_quietly() {
         &["register", "-f", &file, "--name", "other"],
         &["rm", "other"],
         &["clear", "guest-0.yaml", "--source", "file"],
-        // No frame comes, so that nothing after the first line is written.
         &["trace", &name],
         &["trace", &name, "--json"],
         &["release", "--pins", "/nonexistent", "--hub", "none"],
@@ -115,6 +115,14 @@ fn a_verb_of_an_agent_whose_reader_has_gone_ends_quietly() {
         let (code, error) = run_unread(&[words, run_option].concat());
         assert_eq!((code, &*error), (Some(141), ""), "{words:?}");
     }
+    // The reader of the first line goes, and no frame comes that would be written.
+    let mut trace = command(&["trace", &name, "--run", &directory]);
+    let mut trace = trace.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it runs");
+    let mut first = String::new();
+    BufReader::new(trace.stdout.take().expect("a pipe")).read_line(&mut first).expect("a line");
+    let output = trace.wait_with_output().expect("it ends");
+    assert!(first.starts_with("tracing "), "{first}");
+    assert_eq!((output.status.code(), &output.stderr[..]), (Some(141), &b""[..]));
 }
 
 #[test]
@@ -250,9 +258,9 @@ fn a_message_names_the_cause_and_no_other_verbs_remedy() {
             "a record, or a directory of records: No such file",
             "directory that can",
         ),
-        (run(&["explain", &missing, "GET", "/"]).1, "cannot read the record", "directory"),
+        (run(&["explain", &missing, "GET", "/"]).1, "cannot read the record", "directory that"),
         (run(&["explain", &directory, "GET", "/"]).1, "found the directory", "regular file"),
-        (run(&["register", "-f", &missing]).1, "cannot read the record", "directory"),
+        (run(&["register", "-f", &missing]).1, "cannot read the record", "directory that"),
         (run(&["register", "-f", &directory]).1, "found the directory", "no agent"),
         (
             run(&["export", "nocloud-iso", &missing, &empty]).1,
@@ -286,7 +294,7 @@ fn a_port_that_can_be_no_guests_is_refused_with_the_cause() {
     let identity = Identity::of(0);
     identity.write(room.path(), 1).expect("a record");
     let guest = Guest::boot(&host, &Spec::of(&identity)).expect("a guest");
-    let mut ports = vec![PortArgument::new(guest.host_tap().name(), identity.mac)];
+    let port = PortArgument::new(guest.host_tap().name(), identity.mac);
     let others = [
         ("lo", PortState::Error, "the loopback interface"),
         ("imds-in", PortState::Error, "a device of an xdp-imds hub"),
@@ -294,7 +302,7 @@ fn a_port_that_can_be_no_guests_is_refused_with_the_cause() {
         ("tap7@no-such-namespace", PortState::Waiting, "no such network namespace"),
         ("tap8", PortState::Waiting, "no such interface"),
     ];
-    let mut words = agent::arguments(room.path(), &ports.split_off(0));
+    let mut words = agent::arguments(room.path(), &[port]);
     words.extend(others.iter().flat_map(|(port, ..)| ["--port".into(), (*port).into()]));
     let agent =
         Agent::start_binary(&agent::binary().expect("the agent"), host.ns(), words).expect("an agent");

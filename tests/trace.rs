@@ -207,7 +207,9 @@ fn a_trace_in_json_has_a_line_for_each_frame_and_a_last_one() {
     assert!(
         frames.iter().all(|line| line["kind"] == "frame" && line["mac"] == traced.identity().mac.to_string())
     );
-    let request = frames.iter().find(|line| line["message"] == format!("GET {PATH} HTTP/1.1"));
+    let request = frames
+        .iter()
+        .find(|line| line["message"].as_str().is_some_and(|text| text.starts_with(&format!("GET {PATH}"))));
     let request = request.unwrap_or_else(|| panic!("no request in {frames:#?}"));
     assert_eq!(
         (&request["to_guest"], &request["words"]),

@@ -79,7 +79,7 @@ struct CheckedVm {
 #[derive(Serialize)]
 struct CheckedNic {
     mac: Option<String>,
-    /// `None` if `--port` or the configuration is to name the port of the MAC.
+    /// `IFNAME[@NETNS]`, as `--port` takes it; `None` if that or the configuration is to name the port of the MAC.
     port: Option<String>,
 }
 
@@ -254,7 +254,10 @@ impl Check<'_> {
         let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
         let nics = nics.map(|nic| CheckedNic {
             mac: nic.mac.map(|mac| mac.to_string()),
-            port: nic.port.as_ref().map(|port| PortName::from(port).to_string()),
+            port: nic.port.as_ref().map(|port| match &port.netns {
+                Some(netns) => format!("{}@{netns}", port.ifname),
+                None => port.ifname.to_string(),
+            }),
         });
         Content {
             vm: CheckedVm { name: record.vm.name.to_string(), uuid: record.vm.uuid.to_string() },

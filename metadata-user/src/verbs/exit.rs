@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Command;
 use metadata_control::instances::Failure;
 use metadata_control::status::ClientError;
+use metadata_feed::FeedError;
 use rustix::io::Errno;
 
 /// How the command ended.
@@ -133,7 +134,11 @@ impl Exit {
         if let Some(failure) = cause.downcast_ref() {
             return Some(Self::of_failure(failure));
         }
-        let io = cause.downcast_ref::<io::Error>().map(io::Error::kind);
+        let io = match cause.downcast_ref() {
+            // It shares the kernel's error, so that this is no cause of its own.
+            Some(FeedError::Io { error, .. }) => Some(error.kind()),
+            _ => cause.downcast_ref::<io::Error>().map(io::Error::kind),
+        };
         let errno = cause.downcast_ref::<Errno>();
         let is_denied = io == Some(io::ErrorKind::PermissionDenied)
             || errno.is_some_and(|errno| matches!(*errno, Errno::PERM | Errno::ACCESS));
@@ -165,11 +170,10 @@ pub fn document(command: Command) -> Command {
 
 #[cfg(test)]
 mod tests {
-    use super::Exit;
+    use super::{Exit, FeedError};
     use anyhow::{Context as _, anyhow};
     use metadata_control::instances::{Failure, Problem};
     use metadata_control::status::ClientError;
-    use metadata_feed::FeedError;
     use metadata_links::error::LinkError;
     use std::collections::HashSet;
     use std::io;

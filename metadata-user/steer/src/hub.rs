@@ -180,6 +180,12 @@ impl Guard {
         remove_left_over_hubs(&config.hub, first + config.hubs..last)?;
         Ok(taps)
     }
+
+    /// True for the index of one of these devices in the calling thread's namespace.
+    pub(super) fn has(&self, ifindex: u32) -> bool {
+        let mut devices = self.devices.iter().flat_map(Devices::each);
+        devices.any(|device| device.ifindex == ifindex) && self.home.is_here()
+    }
 }
 
 impl Drop for Guard {

@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use super::attach;
 use super::held::is_missing;
-use super::hub;
 use super::losses::Looks;
 use super::mode::{By, Programs};
 use super::tables::Binding;
@@ -114,8 +113,7 @@ impl Steering {
 
     /// Fails for a device that can be no guest's: one of this agent's hubs, or one without Ethernet frames.
     fn check_guest_device(&self, port: &PortName, ifindex: u32) -> Result<(), SteerError> {
-        let hubs = || self.devices.devices.iter().flat_map(hub::Devices::each);
-        if self.devices.home.is_here() && hubs().any(|device| device.ifindex == ifindex) {
+        if self.devices.has(ifindex) {
             return Err(SteerError::HubDevice { port: port.clone() });
         }
         attach::check_device(port, ifindex)

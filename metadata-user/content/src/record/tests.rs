@@ -126,11 +126,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
             "vendor_data: {source: {file: /x}}",
             "r.yaml:20:30: vendor_data.source.file: expected a path relative",
         ),
-        (
-            "{role: web}",
-            "{role: web, role: db}",
-            "r.yaml:41:11: metadata: expected each key once, found `role` twice",
-        ),
+        ("{role: web}", "{role: web, role: db}", "r.yaml:41:23: metadata.role: given twice; keep one"),
         (
             "metadata: {role: web}",
             "sinks: {ready: http://127.0.0.1/}",
