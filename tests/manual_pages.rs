@@ -67,6 +67,60 @@ fn every_verb_has_a_manual_page_with_its_options() {
     }
 }
 
+/// The lines of a section of a manual page.
+fn section<'a>(page: &'a str, name: &str) -> Vec<&'a str> {
+    let heading = [format!(".SH {name}"), format!(".SH \"{name}\"")];
+    let lines = page.lines().skip_while(|line| !heading.iter().any(|heading| line == heading)).skip(1);
+    lines
+        .take_while(|line| !line.starts_with(".SH"))
+        .filter(|line| !line.starts_with(".ie") && !line.starts_with(".el"))
+        .collect()
+}
+
+#[test]
+fn a_manual_page_has_one_line_of_name_the_whole_synopsis_and_the_exit_codes() {
+    let room = pages();
+    for file in fs::read_dir(room.path().join("man1")).expect("a directory") {
+        let path = file.expect("an entry").path();
+        let page = fs::read_to_string(&path).expect("text");
+        let name = path.file_stem().expect("a name").to_string_lossy().replace('-', "\\-");
+        let [line] = section(&page, "NAME")[..] else { panic!("{}: {page}", path.display()) };
+        let about = line.strip_prefix(&format!("{name} \\- ")).unwrap_or_else(|| panic!("{line}"));
+        assert!(about.len() <= 100 && !about.ends_with('.') && !about.contains(". "), "{line}");
+        let [synopsis] = section(&page, "SYNOPSIS")[..] else { panic!("{}: {page}", path.display()) };
+        let verb = name.replacen("xdp\\-imds\\-identity\\-", "xdp\\-imds identity ", 1);
+        let verb = verb.replacen("xdp\\-imds\\-", "xdp\\-imds ", 1);
+        assert!(synopsis.starts_with(&format!("\\fB{verb}\\fR")), "{synopsis}");
+        assert!(!synopsis.contains("OPTIONS"), "each option has its name: {synopsis}");
+        let exits = section(&page, "EXIT STATUS").join("\n");
+        assert!(exits.contains("\\fB0\\fR"), "{}: {exits}", path.display());
+        let options = section(&page, "OPTIONS");
+        let at = options.iter().position(|line| line.contains("\\-\\-log\\fR")).expect("--log");
+        assert!(options[at + 1].contains("log level"), "{}: {options:?}", path.display());
+    }
+}
+
+#[test]
+fn completions_have_no_placeholders_and_no_hidden_verbs() {
+    let room = pages();
+    for (name, text) in files(room.path()) {
+        let text = String::from_utf8(text).expect("text");
+        if name.starts_with("bash") {
+            for line in text.lines().filter(|line| line.contains("opts=")) {
+                assert!(!line.contains('<') && !line.contains('['), "{line}");
+            }
+        }
+        if !name.starts_with("man1") {
+            for verb in ["pages", "signer"] {
+                let is_verb =
+                    text.split(|c: char| !c.is_ascii_alphanumeric() && c != '-').any(|word| word == verb);
+                assert!(!is_verb, "{}: {verb}", name.display());
+            }
+        }
+        assert!(!name.to_string_lossy().contains("signer"), "{}", name.display());
+    }
+}
+
 #[test]
 fn a_shell_completes_verbs_and_options() {
     let room = pages();

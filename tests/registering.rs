@@ -349,9 +349,9 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     record_text["user_data"] = json!({"source": {"file": "user-data"}});
     replace(&file, &record_text.to_string()).expect("a record");
     let (code, said) = node.command(&["register", "-f", file_name]);
-    assert!(code == 2 && said.contains("xdp-imds serve"), "{code} {said}");
+    assert!(code == 5 && said.contains("xdp-imds serve"), "{code} {said}");
     let _agent = node.agent_with_config("api: {instances: 2}");
-    let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "1"]);
+    let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "500ms"]);
     assert!(code == 3 && said.contains("no such interface"), "{code} {said}");
     let guest = boot(&node, &identity);
     let (code, said) = node.command(&["register", "-f", file_name, "--wait", "--timeout", "20"]);
@@ -389,6 +389,13 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     assert!(code == 0 && said.lines().any(|line| line == "guest-0  api     served  guest-0  tap0"), "{said}");
     let (code, said) = node.command(&["get", "guest-0"]);
     assert!(code == 0 && said.contains("withheld    user_data"), "{said}");
+    // A shell takes the quotes of a tag away.
+    let tag = said.lines().find_map(|line| line.strip_prefix("etag")).expect("a tag").trim().to_owned();
+    for (tag, expected) in [("\"0\"", 4), ("0", 4), (&*tag, 0), (tag.trim_matches('"'), 0)] {
+        let (code, said) = node.command(&["register", "-f", file_name, "--if-match", tag]);
+        assert_eq!(code, expected, "{tag}: {said}");
+        assert!(expected == 0 || said.contains("--if-match"), "{said}");
+    }
     // The limit admits a second instance but not a third.
     for (n, expected) in [(1, 0), (2, 1)] {
         replace(&file, &record(&Identity::of(n), 1).to_string()).expect("a record");
@@ -397,9 +404,23 @@ fn the_commands_report_their_outcome_and_a_remedy() {
     }
     assert_eq!(node.command(&["rm", "guest-0"]).0, 0);
     let (code, said) = node.command(&["rm", "guest-0"]);
-    assert!(code == 4 && said.contains("there is no api/guest-0"), "{code} {said}");
+    assert!(code == 7 && said.contains("there is no api/guest-0"), "{code} {said}");
+    let (code, said) = node.command(&["rm", "guest-0", "--json"]);
+    let problem: Value = serde_json::from_str(&said).expect("JSON");
+    assert_eq!((code, problem["status"].as_u64()), (7, Some(404)), "{said}");
+    assert_eq!(node.command(&["rm", "guest-0", "--if-match", "0"]).0, 4);
     assert_eq!(node.command(&["rm", "guest-0", "--force"]).0, 0);
-    assert_eq!(node.command(&["get", "guest-0"]).0, 1);
+    for words in [
+        &["get", "guest-0"][..],
+        &["clear", "guest-0"],
+        &["status", "guest-0"],
+        &["trace", "guest-0", "--seconds", "1"],
+        &["top", "guest-0", "--once"],
+        &["top", "guest-0", "--json"],
+    ] {
+        let (code, said) = node.command(words);
+        assert!(code == 7 && said.contains("guest-0"), "{words:?}: {code} {said}");
+    }
 }
 
 /// Runs curl on a control socket as a user whose only group is `gid`; returns the status.

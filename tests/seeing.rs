@@ -63,7 +63,7 @@ fn status_reports_that_no_agent_serves() {
     let run = tempfile::tempdir().expect("a directory");
     let Output { status, stderr, .. } = run_status(run.path(), &[]);
     let said = String::from_utf8_lossy(&stderr);
-    assert_eq!(status.code(), Some(2), "{said}");
+    assert_eq!(status.code(), Some(5), "{said}");
     assert!(said.contains("no agent serves with the run directory"), "{said}");
 }
 
@@ -98,12 +98,12 @@ fn a_healthy_agent_reports_its_ports_and_guests() {
     }
     let (code, said) = scene.run_status(&["nobody"]);
     assert!(
-        code == 1 && said.contains("no guest is known as nobody") && said.contains("xdp-imds ls"),
+        code == 7 && said.contains("no guest is known as nobody") && said.contains("xdp-imds ls"),
         "{said}"
     );
     agent.stop().expect("the agent stops");
     let (code, _) = scene.run_status(&[]);
-    assert_eq!(code, 2, "the agent has ended");
+    assert_eq!(code, 5, "the agent has ended");
 }
 
 #[test]

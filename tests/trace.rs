@@ -178,10 +178,50 @@ fn a_trace_shows_the_frames_of_one_guest_in_order_with_their_verdicts() {
     assert!(steps.is_sorted(), "{steps:?}: {lines:#?}");
     let address = other.identity().address.to_string();
     assert!(!lines.iter().any(|line| line.contains(&format!("{address}:"))), "{lines:#?}");
-    let table = at(&lines, &["frames", "octets", "verdict"]);
+    let table = at(&lines, &["frames", "bytes", "verdict"]);
     let frames =
         lines[..table].iter().filter(|line| line.contains("guest→") || line.contains("→guest")).count();
     assert!(lines.iter().any(|line| line.trim() == format!("{frames}  frames seen, 0 lost")), "{lines:#?}");
+}
+
+#[test]
+fn a_trace_in_json_has_a_line_for_each_frame_and_a_last_one() {
+    if !privileged::or_skip() {
+        return;
+    }
+    let scene = Scene::new();
+    let _agent = scene.agent();
+    let traced = &scene.guests[0];
+    let mut trace =
+        Trace::spawn(&scene.run(), &traced.identity().mac.to_string(), &["--json"]).expect("a trace");
+    trace.wait_for("\"begin\"").expect("the first line");
+    traced.fetch_own(PATH, REQUEST).expect("an answer");
+    trace.wait_for("HTTP/1.1 200").expect("the answer");
+    let lines = trace.stop();
+    let lines: Vec<serde_json::Value> = lines
+        .iter()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")))
+        .collect();
+    let [begin, frames @ .., end] = &lines[..] else { panic!("{lines:#?}") };
+    assert_eq!((&begin["kind"], &begin["schema"]), (&"begin".into(), &"trace-lines/1".into()));
+    assert!(
+        frames.iter().all(|line| line["kind"] == "frame" && line["mac"] == traced.identity().mac.to_string())
+    );
+    let request = frames
+        .iter()
+        .find(|line| line["message"].as_str().is_some_and(|text| text.starts_with(&format!("GET {PATH}"))));
+    let request = request.unwrap_or_else(|| panic!("no request in {frames:#?}"));
+    assert_eq!(
+        (&request["to_guest"], &request["words"]),
+        (&false.into(), &"steered to the agent: ipv4 tcp".into())
+    );
+    assert_eq!(
+        (&end["kind"], &end["frames"], &end["lost"]),
+        (&"end".into(), &frames.len().into(), &0.into())
+    );
+    let counted: u64 =
+        end["verdicts"].as_array().expect("a list").iter().filter_map(|row| row["frames"].as_u64()).sum();
+    assert_eq!(counted, frames.len() as u64);
 }
 
 #[test]

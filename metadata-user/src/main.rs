@@ -6,36 +6,48 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
-use metadata_base::printable::Printable;
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use metadata_base::run::SOCKET;
-use metadata_control::status::{self, ClientError, Outcome};
+use metadata_control::status::{self, Outcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
-use metadata_steer::{Guarded, RELEASE_GRACE, Released};
+use metadata_steer::Guarded;
 use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
 use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, LogFilter, LogFormat, LogHandle};
 use metadata_user::output;
+use metadata_user::verbs::exit::{self, Exit};
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
-use metadata_user::verbs::{check, doctor, explain, export, identity, instances, pages, top, trace, which};
+use metadata_user::verbs::{
+    check, doctor, explain, export, identity, instances, pages, release, top, trace, which,
+};
 
 /// The instance metadata service of a hypervisor node.
 ///
 /// An XDP program on each VM's tap steers packets for 169.254.169.254 to this agent. The agent answers with
 /// responses that it computed from the VM's record. The kernel identifies the VM by its tap and MAC.
 #[derive(Parser)]
-#[command(name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_help = EXAMPLES)]
+#[command(
+    name = "xdp-imds", version = build_id::VERSION, max_term_width = 100, after_long_help = EXAMPLES,
+    // "verbs" is the word of this program and its book.
+    subcommand_value_name = "VERB", subcommand_help_heading = "Commands"
+)]
 struct Cli {
     /// The log level (off, error, warn, info, debug or trace), or levels of parts such as `info,metadata_steer=debug`
     /// [default: `log` of the configuration, or info].
-    #[arg(long, global = true, env = FILTER_VARIABLE, value_name = "FILTER", value_parser = filter)]
+    #[arg(
+        long, global = true, env = FILTER_VARIABLE, value_name = "FILTER", value_parser = filter,
+        hide_short_help = true, display_order = 900
+    )]
     log: Option<String>,
     /// The format of log lines [default: `log_format` of the configuration, or auto].
-    #[arg(long, global = true, env = FORMAT_VARIABLE, value_name = "FORMAT", value_enum)]
+    #[arg(
+        long, global = true, env = FORMAT_VARIABLE, value_name = "FORMAT", value_enum, hide_short_help = true,
+        display_order = 900
+    )]
     log_format: Option<LogFormat>,
     #[command(subcommand)]
     verb: Verb,
@@ -62,10 +74,14 @@ In the guest:
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Attach to taps and serve their guests until SIGTERM. Needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF,
-    /// CAP_SYS_ADMIN and CAP_IPC_LOCK; for taps in namespaces named /proc/PID/ns/net also CAP_SYS_PTRACE.
+    /// Attach to taps and serve their guests until SIGTERM.
+    ///
+    /// Needs root, or CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, CAP_SYS_ADMIN and CAP_IPC_LOCK; for taps in namespaces named
+    /// /proc/PID/ns/net also CAP_SYS_PTRACE.
     Serve(Serve),
-    /// Remove all programs and maps that an agent has pinned. Afterwards the taps pass all frames. Needs the
+    /// Remove what an agent that has ended left in the kernel.
+    ///
+    /// Removes its pinned programs and maps, and the devices of its hubs. Afterwards the taps pass all frames. Needs the
     /// privileges of `serve`.
     Release {
         #[command(flatten)]
@@ -73,11 +89,18 @@ enum Verb {
         /// The directory of pins [default: the agent's, or /sys/fs/bpf/xdp-imds].
         #[arg(long, value_name = "DIR")]
         pins: Option<PathBuf>,
-        /// Remove the pins even while an agent uses them. Its ports pass all frames once it ends.
+        /// Prefix of the hub's device names [default: `hub` of the configuration, or imds].
+        #[arg(long, value_name = "NAME")]
+        hub: Option<String>,
+        /// Remove the pins even while an agent uses them.
+        ///
+        /// Its ports pass all frames once it ends.
         #[arg(long)]
         force: bool,
     },
-    /// Validate the records in a directory and print what each path would answer. Needs no privilege.
+    /// Validate records, and print what they would serve.
+    ///
+    /// Warns of records that are valid but cannot do what they seem to be for. Needs no privilege.
     Check {
         /// Directory of VM records (*.yaml, *.yml or *.json, one VM each), or one such file.
         #[arg(value_name = "DIR")]
@@ -88,9 +111,13 @@ enum Verb {
         /// The agent's configuration file, whose `metadata` limits records.
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
+        /// Print one JSON document, of the form `check/1`.
+        #[arg(long)]
+        json: bool,
     },
-    /// Show the state of this node's agent or of one guest. Exit codes: 0 no problem, 1 a problem to solve, 2 no
-    /// agent.
+    /// Show the state of this node's agent, or of one guest.
+    ///
+    /// The first line says whether anything is to be mended; so does the exit code.
     Status {
         /// Show only this guest, named by its port, its MAC, the name or UUID of its VM, or its record.
         #[arg(value_name = which::GUEST)]
@@ -104,51 +131,62 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Watch the node: requests, latency, drops, workers, and the VMs that boot, with what each has found and waits for.
-    /// `q` quits, `?` shows the keys. Needs a running agent.
+    /// Watch the node in a terminal.
+    ///
+    /// Shows requests, latency, drops, workers, and the VMs that boot, with what each has found and waits for. `q` quits,
+    /// `?` shows the keys. Needs a running agent.
     Top(top::Arguments),
-    /// Register the record of a VM with this node's agent, before the VM boots. The registration lasts until `rm`, also
-    /// across restarts of the agent. It overrides records of the same VM from feeds.
-    #[command(after_help = instances::EXIT)]
+    /// Register the record of a VM with this node's agent, before the VM boots.
+    ///
+    /// The registration lasts until `rm`, also across restarts of the agent. It overrides records of the same VM from
+    /// feeds.
     Register(instances::Register),
     /// List the instances that the agent knows, with their sources and states.
-    #[command(after_help = instances::EXIT)]
     Ls(instances::Ls),
     /// Show one instance, without its secrets.
-    #[command(after_help = instances::EXIT)]
     Get(instances::Get),
-    /// Remove the registration of a VM. A record of the same VM from another source then comes into force.
-    #[command(after_help = instances::EXIT)]
+    /// Remove the registration of a VM.
+    ///
+    /// A record of the same VM from another source then comes into force.
     Rm(instances::Rm),
-    /// Remove what the guest of an instance wrote: the password that it posted, its confirmation of the record's password,
-    /// guest attributes and documents. The record's password is served again. The same happens when `vm.instance_id` of
-    /// the record changes.
-    #[command(after_help = instances::EXIT)]
+    /// Remove what the guest of an instance wrote.
+    ///
+    /// That is the password that it posted, its confirmation of the record's password, guest attributes and documents. The
+    /// record's password is served again. The same happens when `vm.instance_id` of the record changes.
     Clear(instances::Clear),
-    /// Check kernel, privileges, directories and ports, and print each problem with its remedy. Changes nothing.
-    /// Run it like the agent: as the same user, in the same namespaces, with the same limits.
-    #[command(after_help = doctor::EXIT)]
+    /// Check whether this node can serve, and print each problem with its remedy.
+    ///
+    /// Checks the configuration, kernel, privileges, directories and ports. Changes nothing. Run it like the agent: as the
+    /// same user, in the same namespaces, with the same limits.
+    #[command(after_long_help = doctor::LINES)]
     Doctor(doctor::Arguments),
-    /// Show each frame to and from one guest, with its verdict. Needs a running agent, which runs one trace at a time.
+    /// Show each frame to and from one guest, with its verdict.
+    ///
+    /// Needs a running agent, which runs one trace at a time.
     Trace(trace::Arguments),
-    /// Show which dialect answers a request, the answer and the reason. Needs no privilege.
+    /// Show which dialect answers a request, the answer and the reason.
+    ///
+    /// Reads the record only: no agent is needed, and no privilege.
     Explain(Explain),
-    /// Print a new token key that several nodes can share by `token_key` of the configuration. The key is a secret. Needs
-    /// no privilege.
+    /// Print a new token key that several nodes can share.
+    ///
+    /// `token_key` of the configuration names its file. The key is a secret. Needs no privilege.
     TokenKey {
-        /// The file of the present key. Tokens signed with that key stay valid until they expire.
+        /// The file of the present key, whose tokens stay valid until they expire.
         #[arg(long, value_name = "FILE")]
         after: Option<PathBuf>,
     },
-    /// Make keys of identity tokens, and print their public halves. Needs no privilege.
+    /// Make keys of identity tokens, and print their public halves.
     Identity(identity::Arguments),
-    /// Serve admission reviews of a Kubernetes cluster. VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS
-    /// serial or asset tag that points their guests to this service. Their pods get a token, and the volumes that
-    /// annotations name. Needs no privilege.
+    /// Serve admission reviews of a Kubernetes cluster.
+    ///
+    /// VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS serial or asset tag that points their guests to
+    /// this service. Their pods get a token, and the volumes that annotations name. Needs no privilege.
     #[cfg(feature = "kubevirt")]
     Webhook(webhook::Arguments),
-    /// Write a VM's metadata to a disk image that its guest finds by label, for VMs that boot without a network. Needs no
-    /// privilege.
+    /// Write a VM's metadata to a disk image, for VMs that boot without a network.
+    ///
+    /// The guest finds the disk by its label. Needs no privilege.
     Export {
         /// The form of the disk.
         #[arg(value_name = "FORM", value_enum)]
@@ -163,10 +201,13 @@ enum Verb {
         #[arg(long, value_name = "FILE")]
         config: Option<PathBuf>,
     },
-    /// Write or remove the record of a libvirt domain, whose XML is read from standard input. For a script in
-    /// /etc/libvirt/hooks/qemu.d. Prints nothing, always exits with 0, and logs to the host's log.
+    /// Write or remove the record of a libvirt domain, for a script in /etc/libvirt/hooks/qemu.d.
+    ///
+    /// Reads the domain's XML from standard input. Prints nothing, always exits with 0, and logs to the host's log.
     LibvirtHook(hook::Arguments),
-    /// Write the manual pages, and completions for bash, zsh and fish, below a directory. For those who make packages.
+    /// Write the manual pages, and completions for bash, zsh and fish, below a directory.
+    ///
+    /// For those who make packages.
     #[command(hide = true)]
     Pages {
         /// The directory; it is made if it is missing.
@@ -217,17 +258,22 @@ struct Explain {
     /// The destination port [default: the URL's, or 80].
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
-    /// The guest's source port. Scaleway's dialect answers user-data only to ports below 1024.
+    /// The guest's source port.
+    ///
+    /// Scaleway's dialect answers user-data only to ports below 1024.
     #[arg(long, value_name = "PORT", default_value_t = 40_000)]
     source_port: u16,
     /// The agent's configuration file, whose `metadata` limits records.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Print one JSON document, of the form `explain/1`.
+    #[arg(long)]
+    json: bool,
 }
 
 impl Explain {
     fn question(self) -> anyhow::Result<explain::Question> {
-        let Self { record, method, target, fields, body, to, port, source_port, config } = self;
+        let Self { record, method, target, fields, body, to, port, source_port, config, json: _ } = self;
         let limits = configured(config.as_deref())?.record_limits();
         Ok(explain::Question { record, limits, method, target, fields, body, to, port, source_port })
     }
@@ -248,12 +294,14 @@ struct Serve {
     /// Write a line of JSON for each request to this file, or to `stderr`.
     #[arg(long, value_name = "FILE")]
     audit: Option<PathBuf>,
-    /// Take the ports over from the running agent with the same pins and run directory, without an interruption for
-    /// guests. Without such an agent, start as usual.
+    /// Take the ports over from the running agent, without an interruption for guests.
+    ///
+    /// That is the agent with the same pins and run directory. Without such an agent, start as usual.
     #[arg(long, conflicts_with = "no_pins")]
     takeover: bool,
-    /// After another agent has taken over from this one, wait for SIGTERM and answer `/healthz` instead of exiting. For
-    /// supervisors such as kubelet, which restart a program that exits.
+    /// Do not exit after another agent has taken over from this one.
+    ///
+    /// Wait for SIGTERM and answer `/healthz` instead. For supervisors such as kubelet, which restart a program that exits.
     #[arg(long, requires = "takeover")]
     linger: bool,
     /// Taps without a record to close, so that no frame for a metadata address leaves them [default: none].
@@ -320,45 +368,21 @@ fn log_start(config: &Config, file: Option<&Path>) {
 }
 
 /// Prints the agent's status.
-fn print_status(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Result<ExitCode> {
+fn print_status(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyhow::Result<Exit> {
     let mut out = io::BufWriter::new(output::stdout());
-    let outcome = status::run(run, guest, all, json, &mut out);
+    let outcome = status::run(run, guest, all, json, &mut out)?;
     out.flush()?;
-    let outcome = outcome.or_else(|error| match error.downcast_ref() {
-        Some(ClientError::NoAgent { .. } | ClientError::Forbidden { .. }) => {
-            output::report(described(&error));
-            Ok(Outcome::NoAgent)
-        }
-        _ => Err(error),
-    })?;
-    Ok(ExitCode::from(outcome as u8))
+    Ok(match outcome {
+        Outcome::Healthy => Exit::Done,
+        Outcome::Degraded => Exit::Failure,
+        Outcome::Unknown => Exit::Unknown,
+    })
 }
 
 /// Prints a key file.
-fn token_key(after: Option<&Path>) -> anyhow::Result<()> {
+fn token_key(after: Option<&Path>, out: &mut dyn io::Write) -> anyhow::Result<()> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
-    Ok(writeln!(output::stdout(), "{}", token_file::generate(after, now)?)?)
-}
-
-/// Removes the pins and prints their number.
-fn release(pins: Option<&Path>, force: bool) -> anyhow::Result<()> {
-    let Some(pins) = pins else {
-        let text = "this agent pins nothing; the kernel removes its programs when it ends";
-        return Ok(writeln!(output::stdout(), "{text}")?);
-    };
-    let Released { links, maps, agent_runs } = metadata_steer::release(pins, force)?;
-    let mut out = output::stdout();
-    match (links, maps) {
-        (0, 0) => writeln!(out, "nothing is pinned in {}", Printable(pins.display()))?,
-        _ if agent_runs => writeln!(
-            out,
-            "removed the pins of {links} programs and {maps} maps; an agent runs and keeps the programs on their devices \
-             until it ends. If it still runs in {} minutes, it pins everything again",
-            RELEASE_GRACE.as_secs() / 60
-        )?,
-        _ => writeln!(out, "removed {links} programs from their devices, and {maps} maps")?,
-    }
-    Ok(())
+    Ok(writeln!(out, "{}", token_file::generate(after, now)?)?)
 }
 
 /// An error with its causes. A cause that the text already contains is left out.
@@ -369,8 +393,14 @@ fn described(error: &anyhow::Error) -> String {
     said.unwrap_or_default()
 }
 
+/// The command with its exit codes.
+fn command() -> clap::Command {
+    exit::document(Cli::command())
+}
+
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let parsed = command().try_get_matches().and_then(|mut found| Cli::from_arg_matches_mut(&mut found));
+    let cli = match parsed {
         Ok(cli) => cli,
         Err(error) if hook::is_asked(std::env::args_os()) => {
             // libvirt interprets standard output and the exit code. A failure to write the log must not change them.
@@ -385,66 +415,87 @@ fn main() -> ExitCode {
     if let Err(error) = sandbox::keep_memory_private() {
         tracing::warn!("core dumps can contain secrets, because this process cannot disable them: {error}");
     }
-    let done = match cli.verb {
-        Verb::Serve(serve) => {
-            let served = serve.config().and_then(|config| {
-                let advice = "run `xdp-imds doctor` like the agent to see what is wrong and what to do";
-                run(config, serve, log).map_err(|error| anyhow::anyhow!("{}; {advice}", described(&error)))
-            });
-            served.map(|()| ExitCode::SUCCESS)
-        }
-        Verb::Doctor(arguments) => doctor::run(&arguments.question(), &mut output::stdout()),
-        Verb::Trace(arguments) => trace::run(&arguments, &mut output::stdout()).map(|()| ExitCode::SUCCESS),
-        Verb::Top(arguments) => top::run(&arguments, &mut output::stdout()).map(|()| ExitCode::SUCCESS),
-        Verb::Register(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
-        Verb::Ls(verb) => {
-            let mut out = io::BufWriter::new(output::stdout());
-            let code = verb.run(&mut out).map(ExitCode::from);
-            out.flush().map_err(Into::into).and(code)
-        }
-        Verb::Get(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
-        Verb::Rm(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
-        Verb::Clear(verb) => verb.run(&mut output::stdout()).map(ExitCode::from),
-        Verb::Status { guest, agent, all, json } => {
-            agent.run().and_then(|run| print_status(guest.as_deref(), &run, all, json))
-        }
-        Verb::TokenKey { after } => token_key(after.as_deref()).map(|()| ExitCode::SUCCESS),
-        Verb::Identity(verb) => verb.run(&mut output::stdout()).map(|()| ExitCode::SUCCESS),
-        #[cfg(feature = "kubevirt")]
-        Verb::Webhook(arguments) => webhook::run(&arguments).map(|()| ExitCode::SUCCESS),
-        Verb::Release { agent, pins, force } => {
-            let pins = agent.pins(pins.as_deref());
-            pins.and_then(|pins| release(pins.as_deref(), force)).map(|()| ExitCode::SUCCESS)
-        }
-        Verb::Pages { dir } => pages::write(Cli::command(), &dir).map(|()| ExitCode::SUCCESS),
-        Verb::LibvirtHook(arguments) => {
-            hook::run(&arguments);
-            Ok(ExitCode::SUCCESS)
-        }
-        Verb::Explain(question) => {
-            let mut out = io::BufWriter::new(output::stdout());
-            let explained = question.question().and_then(|question| explain::run(&question, &mut out));
-            out.flush().map_err(Into::into).and(explained).map(|()| ExitCode::SUCCESS)
-        }
-        Verb::Export { form, records, dir, config } => configured(config.as_deref()).and_then(|config| {
-            export::run(form.into(), &records, &config.record_limits(), &dir, &mut output::stdout())?;
-            Ok(ExitCode::SUCCESS)
-        }),
-        Verb::Check { dir, paths, config } => {
-            let mut out = io::BufWriter::new(output::stdout());
-            let checked = configured(config.as_deref()).and_then(|config| {
-                check::run(&dir, &config.record_limits(), paths, &mut out, &mut output::stderr())
-            });
-            checked.and_then(|findings| {
-                out.flush()?;
-                Ok(findings.into())
-            })
-        }
-    };
-    done.unwrap_or_else(|error| {
+    let done = run_verb(cli.verb, log);
+    if output::is_closed() {
+        return Exit::Closed.into();
+    }
+    let exit = done.unwrap_or_else(|error| {
         output::report(described(&error));
-        ExitCode::FAILURE
-    })
+        Exit::of_error(&error)
+    });
+    exit.into()
+}
+
+/// Runs a verb. Whatever it prints is written when this returns.
+fn run_verb(verb: Verb, log: LogHandle) -> anyhow::Result<Exit> {
+    let mut out = io::BufWriter::new(output::stdout());
+    match verb {
+        Verb::Serve(serve) => {
+            drop(out);
+            let config = serve.config()?;
+            return run(config, serve, log).map(|()| Exit::Done).map_err(|error| {
+                let advice = "run `xdp-imds doctor` like the agent to see what is wrong and what to do";
+                let text = format!("{}; {advice}", described(&error));
+                error.context(text)
+            });
+        }
+        Verb::Doctor(arguments) => {
+            let exit = doctor::run(&arguments.question(), &mut out)?;
+            out.flush()?;
+            return Ok(exit);
+        }
+        // These flush what they print as they go on.
+        Verb::Trace(arguments) => trace::run(&arguments, &mut out)?,
+        Verb::Top(arguments) => {
+            // It draws on the terminal by itself.
+            drop(out);
+            return top::run(&arguments, &mut output::stdout()).map(|()| Exit::Done);
+        }
+        Verb::Register(verb) => return flushed(verb.run(&mut out), out),
+        Verb::Ls(verb) => return flushed(verb.run(&mut out), out),
+        Verb::Get(verb) => return flushed(verb.run(&mut out), out),
+        Verb::Rm(verb) => return flushed(verb.run(&mut out), out),
+        Verb::Clear(verb) => return flushed(verb.run(&mut out), out),
+        Verb::Status { guest, agent, all, json } => {
+            drop(out);
+            return print_status(guest.as_deref(), &agent.run()?, all, json);
+        }
+        Verb::TokenKey { after } => token_key(after.as_deref(), &mut out)?,
+        Verb::Identity(verb) => verb.run(&mut out)?,
+        #[cfg(feature = "kubevirt")]
+        Verb::Webhook(arguments) => webhook::run(&arguments)?,
+        Verb::Release { agent, pins, hub, force } => {
+            let hub = agent.hub(hub)?;
+            release::run(agent.pins(pins.as_deref())?.as_deref(), &hub, force, &mut out)?;
+        }
+        Verb::Pages { dir } => pages::write(Cli::command(), &dir)?,
+        Verb::LibvirtHook(arguments) => hook::run(&arguments),
+        Verb::Explain(arguments) => {
+            let json = arguments.json;
+            let explained = arguments.question().and_then(|question| explain::run(&question, json, &mut out));
+            return flushed(explained.map(|()| Exit::Done), out);
+        }
+        Verb::Export { form, records, dir, config } => {
+            let limits = configured(config.as_deref())?.record_limits();
+            let exported = export::run(form.into(), &records, &limits, &dir, &mut out);
+            return flushed(exported.map(|()| Exit::Done), out);
+        }
+        Verb::Check { dir, paths, config, json } => {
+            let limits = configured(config.as_deref())?.record_limits();
+            let checked = match json {
+                true => check::run_json(&dir, &limits, paths, &mut out),
+                false => check::run(&dir, &limits, paths, &mut out, &mut output::stderr()),
+            };
+            return flushed(checked.map(Into::into), out);
+        }
+    }
+    out.flush()?;
+    Ok(Exit::Done)
+}
+
+/// Writes what is left, also if the verb failed.
+fn flushed(done: anyhow::Result<Exit>, mut out: impl io::Write) -> anyhow::Result<Exit> {
+    out.flush().map_err(Into::into).and(done)
 }
 
 #[cfg(test)]

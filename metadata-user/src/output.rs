@@ -3,24 +3,74 @@
 //! Nothing else in this crate writes there (the test `house` checks it), so no escape sequence that somebody put into a
 //! record, a request or an answer reaches a terminal. Printers show each value by
 //! [`Printable`](metadata_base::printable::Printable), which escapes line feeds too.
+//!
+//! The reader of a pipe may have gone, as `head` does. Then a verb ends without a message ([`is_closed`]).
 
 use std::fmt::Display;
-use std::io::{self, IsTerminal as _, Stderr, StdoutLock, Write as _};
+use std::io::{self, IsTerminal as _, Stderr, StdoutLock, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use metadata_base::printable::{PrintableWriter, printable_lines};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::logging;
 
+/// True once nobody reads what this process writes.
+static CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// A stream that notes if its reader has gone.
+#[derive(Debug)]
+pub struct Watched<W>(W);
+
+impl<W> Watched<W> {
+    fn noted<T>(done: io::Result<T>) -> io::Result<T> {
+        if done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+            CLOSED.store(true, Ordering::Relaxed);
+        }
+        done
+    }
+}
+
+impl<W: Write> Write for Watched<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Self::noted(self.0.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Self::noted(self.0.flush())
+    }
+}
+
 /// Standard output, locked.
 #[must_use]
-pub fn stdout() -> PrintableWriter<StdoutLock<'static>> {
-    PrintableWriter::new(io::stdout().lock())
+pub fn stdout() -> PrintableWriter<Watched<StdoutLock<'static>>> {
+    PrintableWriter::new(Watched(io::stdout().lock()))
 }
 
 /// Standard error.
 #[must_use]
-pub fn stderr() -> PrintableWriter<Stderr> {
-    PrintableWriter::new(io::stderr())
+pub fn stderr() -> PrintableWriter<Watched<Stderr>> {
+    PrintableWriter::new(Watched(io::stderr()))
+}
+
+/// True once standard output or standard error was written to after its reader had gone.
+#[must_use]
+pub fn is_closed() -> bool {
+    CLOSED.load(Ordering::Relaxed)
+}
+
+/// True if the reader of standard output has gone. Looks, without writing.
+#[must_use]
+pub fn has_no_reader() -> bool {
+    let stdout = io::stdout();
+    let mut asked = [PollFd::new(&stdout, PollFlags::empty())];
+    // The kernel reports the end of a reader even if nothing is asked for.
+    let polled = poll(&mut asked, Some(&Timespec::default()));
+    let is_gone = polled.is_ok() && asked[0].revents().contains(PollFlags::ERR);
+    if is_gone {
+        CLOSED.store(true, Ordering::Relaxed);
+    }
+    is_gone
 }
 
 /// True if standard output is a terminal.

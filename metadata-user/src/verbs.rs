@@ -2,12 +2,15 @@
 
 pub mod check;
 pub mod doctor;
+pub mod exit;
 pub mod explain;
 pub mod export;
 pub mod identity;
 pub mod instances;
 pub mod options;
 pub mod pages;
+mod record_file;
+pub mod release;
 pub mod top;
 pub mod trace;
 #[cfg(feature = "kubevirt")]

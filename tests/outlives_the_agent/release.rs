@@ -28,7 +28,11 @@ fn release_opens_the_ports_of_an_ended_agent_and_refuses_those_of_a_running_one(
 
     let agent = node.agent();
     let refused = node.release(&[]);
-    assert!(!refused.status.success() && said(&refused).contains("--takeover"), "{}", said(&refused));
+    assert!(
+        refused.status.code() == Some(4) && said(&refused).contains("stop it first"),
+        "{}",
+        said(&refused)
+    );
     fetch_own(&guest).expect("the guest is still served");
     assert!(agent.stop().expect("stopped").success());
 

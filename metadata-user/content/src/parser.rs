@@ -91,7 +91,7 @@ impl fmt::Display for ParseError {
         if !self.field.is_empty() && !self.reason.starts_with(&self.field) {
             write!(f, "{}: ", self.field)?;
         }
-        f.write_str(&self.reason)?;
+        f.write_str(&plain(&self.reason))?;
         match self.position {
             Some((line, column)) => write!(f, " at line {line} column {column}"),
             None => Ok(()),
@@ -100,6 +100,91 @@ impl fmt::Display for ParseError {
 }
 
 impl std::error::Error for ParseError {}
+
+/// The types of Rust and of its parsers, in the words of whoever writes a document.
+const TYPES: [(&str, &str); 22] = [
+    ("u8", "a whole number from 0 to 255"),
+    ("u16", "a whole number from 0 to 65535"),
+    ("u32", "a whole number from 0 to 4294967295"),
+    ("u64", "a whole number, 0 or more"),
+    ("usize", "a whole number, 0 or more"),
+    ("i8", "a whole number"),
+    ("i16", "a whole number"),
+    ("i32", "a whole number"),
+    ("i64", "a whole number"),
+    ("f32", "a number"),
+    ("f64", "a number"),
+    ("a string", "text"),
+    ("string", "text"),
+    ("string scalar", "text"),
+    ("path string", "a path"),
+    ("a sequence", "a list"),
+    ("sequence", "a list"),
+    ("sequence start", "a list"),
+    ("a map", "a mapping"),
+    ("map", "a mapping"),
+    ("mapping start", "a mapping"),
+    ("a boolean", "true or false"),
+];
+/// The words that serde puts before a value that it shows.
+const KINDS: [&str; 5] = ["string ", "integer ", "floating point ", "boolean ", "character "];
+/// Messages of the standard library's parsers, with an example of what they parse.
+const SYNTAXES: [(&str, &str); 4] = [
+    ("invalid IP address syntax", "expected an IP address such as 192.0.2.1 or 2001:db8::1"),
+    ("invalid IPv4 address syntax", "expected an IPv4 address such as 192.0.2.1"),
+    ("invalid IPv6 address syntax", "expected an IPv6 address such as 2001:db8::1"),
+    (
+        "invalid socket address syntax",
+        "expected an address and a port such as 127.0.0.1:9177 or \"[::1]:9177\"",
+    ),
+];
+
+/// The reason of a [`ParseError`] without the names of Rust's types. Other texts stay as they are.
+#[must_use]
+pub fn plain(reason: &str) -> String {
+    if let Some((_, words)) = SYNTAXES.iter().find(|(text, _)| *text == reason) {
+        return (*words).to_owned();
+    }
+    if let Some(rest) = reason.strip_prefix("unknown field `")
+        && let Some((_, fields)) = rest.split_once("`, ")
+    {
+        let fields = fields.trim_start_matches("expected ").trim_start_matches("one of ");
+        return format!("unknown field; the fields here are {fields}");
+    }
+    if let Some(rest) = reason.strip_prefix("unknown variant `")
+        && let Some((found, words)) = rest.split_once("`, expected ")
+    {
+        return format!("expected {words}, found `{found}`");
+    }
+    if let Some(field) = reason.strip_prefix("missing field ") {
+        return format!("the field {field} is missing");
+    }
+    let typed = ["invalid type: ", "invalid value: "].iter().find_map(|start| reason.strip_prefix(start));
+    // A value that is shown may contain these words too, so the last ones count.
+    if let Some((found, expected)) = typed.and_then(|rest| rest.rsplit_once(", expected ")) {
+        let expected = TYPES.iter().find(|(name, _)| *name == expected).map_or(expected, |(_, words)| words);
+        let found = match KINDS.iter().find_map(|kind| found.strip_prefix(kind)) {
+            Some(value) => value,
+            None if found == "null" || found == "unit value" => "nothing (null)",
+            None if found == "string" => "some text",
+            None if found == "number" => "a number",
+            None if found == "boolean" => "true or false",
+            None => TYPES.iter().find(|(name, _)| *name == found).map_or(found, |(_, words)| words),
+        };
+        return format!("expected {expected}, found {found}");
+    }
+    match reason.strip_prefix("expected ").and_then(|name| TYPES.iter().find(|(known, _)| *known == name)) {
+        Some((_, words)) => format!("expected {words}"),
+        None => reason.to_owned(),
+    }
+}
+
+/// The field that a reason says is there twice.
+fn repeated(reason: &str) -> Option<&str> {
+    let starts = ["duplicate field `", "expected each key once, found `"];
+    let rest = starts.iter().find_map(|start| reason.strip_prefix(start))?;
+    rest.split('`').next()
+}
 
 /// Parses one document of YAML; an empty text is `null`.
 ///
@@ -215,8 +300,66 @@ fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &W
         }
     }
     let at_key = reason.starts_with("unknown field");
+    if let Some(key) = repeated(&reason)
+        && let Some(position) = seek_repeated(text, &way.steps, key)
+    {
+        let dot = if way.name.is_empty() { "" } else { "." };
+        let field = format!("{}{dot}{key}", way.name);
+        return ParseError { position: Some(position), field, reason: "given twice; keep one".into() };
+    }
     let position = seek(&mut nodes(text), &way.steps, at_key).or_else(|| at(error));
     ParseError { position, field: way.name.clone(), reason }
+}
+
+/// The place of the second occurrence of a key in the mapping at a path.
+fn seek_repeated(text: &str, path: &[Step], key: &str) -> Option<(usize, usize)> {
+    let mut nodes = nodes(text);
+    // One step at a time, so that the iterator stays at the mapping's first key.
+    enter(&mut nodes, path)?;
+    let mut times = 0;
+    loop {
+        let (node, at) = nodes.next()?;
+        match node {
+            Event::MappingEnd => return None,
+            Event::Scalar(name, ..) if name == key => {
+                times += 1;
+                if times == 2 {
+                    return Some(at);
+                }
+            }
+            other => skip(&other, &mut nodes)?,
+        }
+        let (value, _) = nodes.next()?;
+        skip(&value, &mut nodes)?;
+    }
+}
+
+/// Goes to the first key of the mapping at a path.
+fn enter<'a>(nodes: &mut dyn Iterator<Item = Node<'a>>, path: &[Step]) -> Option<()> {
+    let (node, _) = nodes.next()?;
+    match (node, path) {
+        (Event::MappingStart(..), []) => Some(()),
+        (Event::MappingStart(..), [Step::Key(wanted), rest @ ..]) => loop {
+            match nodes.next()?.0 {
+                Event::MappingEnd => return None,
+                Event::Scalar(name, ..) if name == wanted.as_str() => return enter(nodes, rest),
+                other => skip(&other, nodes)?,
+            }
+            let (value, _) = nodes.next()?;
+            skip(&value, nodes)?;
+        },
+        (Event::SequenceStart(..), [Step::Index(wanted), rest @ ..]) => {
+            for _ in 0..*wanted {
+                let (value, _) = nodes.next()?;
+                if value == Event::SequenceEnd {
+                    return None;
+                }
+                skip(&value, nodes)?;
+            }
+            enter(nodes, rest)
+        }
+        _ => None,
+    }
 }
 
 /// What serde calls a value.
@@ -442,7 +585,7 @@ fn place(before: &[u8]) -> (usize, usize) {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIAS_NODES, DEPTH, NODES, json, yaml};
+    use super::{ALIAS_NODES, DEPTH, NODES, json, plain, yaml};
     use serde_json::{Value, json as value};
 
     #[test]
@@ -531,6 +674,7 @@ mod tests {
             ("a: 1", (Some((1, 4)), "a")),
             ("x:\n  y: 1", (Some((1, 1)), "x")),
             ("# c\n{}", (Some((2, 1)), "")),
+            ("a: [1]\n\"a\": [2]", (Some((2, 1)), "a")),
         ] {
             let error = yaml::<Outer>(text).expect_err(text);
             assert_eq!((error.position, &*error.field), expected, "{text:?}: {error}");
@@ -538,5 +682,57 @@ mod tests {
         let error = json::<Outer>("{\"a\": [1,\n300]}").expect_err("too large");
         assert_eq!((error.line(), &*error.field), (2, "a[1]"));
         assert_eq!(yaml::<Outer>(b"a: [1]\nb: \xff").expect_err("no UTF-8").position, Some((2, 4)));
+    }
+
+    #[test]
+    fn a_field_that_is_given_twice_is_found_at_its_second_place() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(dead_code, reason = "only read by the parser")]
+        struct Inner {
+            x: u8,
+            y: Option<u8>,
+        }
+        #[derive(Debug, serde::Deserialize)]
+        #[expect(dead_code, reason = "only read by the parser")]
+        struct Outer {
+            a: Inner,
+            b: Vec<Inner>,
+        }
+        for (text, expected) in [
+            ("a: {x: 1}\nb: []\na: {x: 2}\n", ((3, 1), "a")),
+            ("a:\n  x: 1\n  y: 2\n  x: 3\nb: []\n", ((4, 3), "a.x")),
+            ("a: {x: 1}\nb:\n- {x: 1}\n- {x: 1, y: 1, y: 2}\n", ((4, 16), "b[1].y")),
+        ] {
+            let error = yaml::<Outer>(text).expect_err(text);
+            assert_eq!((error.position, &*error.field), (Some(expected.0), expected.1), "{text:?}: {error}");
+            assert!(error.to_string().contains("given twice"), "{error}");
+        }
+    }
+
+    #[test]
+    fn reasons_are_in_the_words_of_whoever_writes_a_document() {
+        for (reason, expected) in [
+            (
+                "invalid type: string \"x\", expected u32",
+                "expected a whole number from 0 to 4294967295, found \"x\"",
+            ),
+            ("invalid value: integer `-7`, expected u64", "expected a whole number, 0 or more, found `-7`"),
+            ("invalid type: null, expected path string", "expected a path, found nothing (null)"),
+            ("invalid type: number, expected a mapping", "expected a mapping, found a number"),
+            ("invalid type: map, expected a sequence", "expected a list, found a mapping"),
+            (
+                "invalid type: string \"a, expected b\", expected a boolean",
+                "expected true or false, found \"a, expected b\"",
+            ),
+            ("unknown variant `x`, expected `all` or `none`", "expected `all` or `none`, found `x`"),
+            ("unknown field `x`, expected one of `a`, `b`", "unknown field; the fields here are `a`, `b`"),
+            ("unknown field `x`, expected `a`", "unknown field; the fields here are `a`"),
+            ("missing field `keys`", "the field `keys` is missing"),
+            ("expected string scalar", "expected text"),
+            ("expected a mood", "expected a mood"),
+        ] {
+            assert_eq!(plain(reason), expected);
+        }
     }
 }

@@ -550,15 +550,15 @@ pub enum GuestState {
     Unserved,
 }
 
-/// The exit code of the verb.
+/// What the verb found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The agent is healthy, or every guest of the name is served.
-    Healthy = 0,
-    /// An operator needs to act, or a guest is not served or unknown.
-    Degraded = 1,
-    /// No agent answers.
-    NoAgent = 2,
+    Healthy,
+    /// An operator needs to act, or a guest is not served.
+    Degraded,
+    /// No guest has the name.
+    Unknown,
 }
 
 /// Requests the status of a run directory's agent, and prints it as a table or as JSON.
@@ -591,8 +591,11 @@ pub fn run(
             table::guests(name, &guests, out)?;
         }
         let is_well = |guest: &Guest| guest.state == GuestState::Served && guest.problem.is_none();
-        let served = !guests.is_empty() && guests.iter().all(is_well);
-        return Ok(if served { Outcome::Healthy } else { Outcome::Degraded });
+        return Ok(match &guests[..] {
+            [] => Outcome::Unknown,
+            guests if guests.iter().all(is_well) => Outcome::Healthy,
+            _ => Outcome::Degraded,
+        });
     }
     let status: Status = serde_json::from_slice(&answer)?;
     if !as_json {

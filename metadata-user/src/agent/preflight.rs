@@ -177,7 +177,7 @@ fn listening(port: u16) -> Vec<String> {
 fn token_keys(config: &Config) -> Option<ConfigRefusal> {
     let given = config.token_key.as_deref().and_then(|path| token_file::given(path).err());
     let kept = config.state.as_ref().map(|state| state.join(KEY_FILE));
-    let kept = kept.and_then(|path| token_file::given(&path).err());
+    let kept = kept.and_then(|path| token_file::check_own(&path).err());
     let kept = kept.filter(|error| !matches!(error, token_file::KeyError::Malformed { .. }));
     let error = given.or(kept)?;
     Some(ConfigRefusal {

@@ -96,7 +96,8 @@ mod tests {
     use crate::config::Config;
 
     fn read(more: &str) -> Result<Config, String> {
-        let config = Config::parse(&format!("identity: {{keys: /keys, {more}}}\n"))?;
+        let config =
+            Config::parse(&format!("identity: {{keys: /keys, {more}}}\n")).map_err(|e| e.to_string())?;
         config.validate().map_err(|error| error.to_string())?;
         Ok(config)
     }

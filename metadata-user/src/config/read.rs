@@ -1,10 +1,11 @@
 //! Reads the file, and parses values that have more than one written form.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use metadata_content::parser;
+use metadata_content::parser::{self, ParseError, Step, Syntax};
 use metadata_steer::HUBS_OF_A_SIDE;
 
 use super::Config;
@@ -22,15 +23,17 @@ pub enum ConfigError {
     },
     /// The file is malformed or has an invalid value. The error text names the file and the field, and the line if it
     /// is known.
-    #[error("{}: {reason}", path.display())]
+    #[error("{}{}: {reason}", path.display(), Position(*position))]
     Parse {
         /// The file.
         path: PathBuf,
-        /// The field, its line if known, and the reason.
+        /// Line and column, counted from 1, if they are known.
+        position: Option<(usize, usize)>,
+        /// The field and the reason.
         reason: String,
     },
     /// A value is out of range.
-    #[error("{field}: expected {expected}, found {found}")]
+    #[error("{field}: expected {expected}, found {}", if found.is_empty() { "nothing" } else { found })]
     Value {
         /// The field, such as `limits.burst`.
         field: &'static str,
@@ -41,6 +44,15 @@ pub enum ConfigError {
     },
 }
 
+/// A position after a file's name.
+struct Position(Option<(usize, usize)>);
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |(line, column)| write!(f, ":{line}:{column}"))
+    }
+}
+
 impl Config {
     /// Reads a file and validates its values.
     ///
@@ -49,20 +61,39 @@ impl Config {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let text = std::fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
-        let config = Self::parse(&text).map_err(|reason| ConfigError::Parse { path: path.into(), reason })?;
+        let config = Self::parse(&text).map_err(|error| {
+            let position = error.position;
+            let hint =
+                if is_record(&text) { "; this is the record of a VM, not a configuration" } else { "" };
+            let reason = format!("{}{hint}", ParseError { position: None, ..error });
+            ConfigError::Parse { path: path.into(), position, reason }
+        })?;
         match config.validate() {
             Ok(()) => Ok(config),
-            Err(error) => Err(ConfigError::Parse { path: path.into(), reason: error.to_string() }),
+            Err(error) => {
+                let field = match &error {
+                    ConfigError::Value { field, .. } => *field,
+                    ConfigError::Read { .. } | ConfigError::Parse { .. } => "",
+                };
+                let steps: Vec<Step> = field.split('.').map(Step::from).collect();
+                let position = parser::locate(Syntax::Yaml, &text, &steps);
+                Err(ConfigError::Parse { path: path.into(), position, reason: error.to_string() })
+            }
         }
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, ParseError> {
         // YAML reads an empty document as null, but users expect it to mean "all defaults".
         if text.lines().all(|line| line.trim().is_empty() || line.trim_start().starts_with('#')) {
             return Ok(Self::default());
         }
-        parser::yaml(text).map_err(|error| error.to_string())
+        parser::yaml(text)
     }
+}
+
+/// True for a text that says of itself that it is a record.
+fn is_record(text: &str) -> bool {
+    text.lines().any(|line| line.starts_with("schema: vmrecord/"))
 }
 
 /// Parses `workers`, a number from 1 to [`HUBS_OF_A_SIDE`].
@@ -86,12 +117,12 @@ fn octets(text: &str) -> Result<usize, String> {
     };
     let number = text[..digits].parse::<usize>().ok();
     let octets = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
-    octets.ok_or_else(|| format!("expected octets such as 536870912 or `512MiB`, found `{text}`"))
+    octets.ok_or_else(|| format!("expected bytes such as 536870912 or `512MiB`, found `{text}`"))
 }
 
 pub(super) fn octets_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged, expecting = "octets such as 536870912 or `512MiB`")]
+    #[serde(untagged, expecting = "expected bytes such as 536870912 or `512MiB`")]
     enum Written {
         Number(usize),
         Text(String),

@@ -105,7 +105,7 @@ fn parse_errors_name_the_field_and_the_line() {
         ("ports:\n- {ifname: t0, mac: '53:54:00:00:00:01'}\n", "line 2", "group address"),
     ];
     for (text, line, field) in cases {
-        let error = Config::parse(text).expect_err(text);
+        let error = Config::parse(text).expect_err(text).to_string();
         assert!(error.contains(line) && error.contains(field), "{text:?} gave: {error}");
     }
 }

@@ -1,22 +1,30 @@
 //! `xdp-imds check`: validates the records of a directory and prints what they would serve.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+
+use serde::Serialize;
 
 use metadata_base::port::PortName;
 use metadata_base::printable::Printable;
 use metadata_content::dialect;
 use metadata_content::record::values::NicMac;
-use metadata_content::record::{Limits, Owner, Record, Step, Warning};
+use metadata_content::record::{Limits, Owner, Place, Record, RecordError, Step};
 use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, Vm};
-use metadata_feed::directory;
+use metadata_feed::{FeedError, directory};
+
+use super::exit::Exit;
+
+/// The name and version of the JSON format. The version rises when a member is removed or changes its meaning.
+pub const SCHEMA: &str = "check/1";
 
 /// What a check found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Findings {
     /// Records that can be served.
+    #[serde(rename = "served")]
     pub good: usize,
     /// Records that cannot be served, and conflicts between records.
     pub errors: usize,
@@ -24,9 +32,106 @@ pub struct Findings {
     pub warnings: usize,
 }
 
-impl From<Findings> for ExitCode {
+impl From<Findings> for Exit {
     fn from(findings: Findings) -> Self {
-        if findings.errors == 0 { Self::SUCCESS } else { Self::FAILURE }
+        if findings.errors == 0 { Self::Done } else { Self::Failure }
+    }
+}
+
+/// The JSON document.
+#[derive(Serialize)]
+struct Document {
+    schema: &'static str,
+    #[serde(flatten)]
+    findings: Findings,
+    records: Vec<CheckedRecord>,
+}
+
+/// A record and what is wrong with it.
+#[derive(Serialize)]
+struct CheckedRecord {
+    file: String,
+    /// False if an error prevents it.
+    served: bool,
+    #[serde(flatten)]
+    content: Option<Content>,
+    findings: Vec<Finding>,
+}
+
+/// What a good record serves.
+#[derive(Serialize)]
+struct Content {
+    vm: CheckedVm,
+    nics: Vec<CheckedNic>,
+    dialects: Vec<CheckedDialect>,
+    /// Every path, if that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    paths: Option<Vec<Row>>,
+}
+
+#[derive(Serialize)]
+struct CheckedVm {
+    name: String,
+    uuid: String,
+}
+
+/// A NIC that the hypervisor provides.
+#[derive(Serialize)]
+struct CheckedNic {
+    mac: Option<String>,
+    /// `IFNAME[@NETNS]`, as `--port` takes it; `None` if that or the configuration is to name the port of the MAC.
+    port: Option<String>,
+}
+
+#[derive(Serialize)]
+struct CheckedDialect {
+    name: &'static str,
+    host: &'static str,
+    paths: usize,
+    /// The first path, as a URL.
+    first: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Level {
+    Warning,
+    Error,
+}
+
+/// One problem, with its place.
+#[derive(Debug, Serialize)]
+struct Finding {
+    level: Level,
+    /// Line and column, counted from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    column: Option<usize>,
+    /// The field, such as `network.nics[0].mac`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    field: Option<String>,
+    /// What is wrong, and the remedy.
+    message: String,
+    /// The message with its place, as it is printed.
+    #[serde(skip)]
+    line_text: String,
+}
+
+impl Finding {
+    /// `text` begins with the place, if there is one.
+    fn new(level: Level, place: Option<&Place>, text: String) -> Self {
+        let start = place.map(|place| format!("{place}: ")).unwrap_or_default();
+        let position = place.and_then(|place| place.position);
+        let field = place.map(|place| place.field.clone()).filter(|field| !field.is_empty());
+        let message = text.strip_prefix(&start).unwrap_or(&text).to_owned();
+        let (line, column) = (position.map(|at| at.0), position.map(|at| at.1));
+        Self { level, line, column, field, message, line_text: text }
+    }
+
+    fn at(level: Level, place: Place, message: impl fmt::Display) -> Self {
+        let text = format!("{place}: {message}");
+        Self::new(level, Some(&place), text)
     }
 }
 
@@ -42,19 +147,51 @@ pub fn run(
     out: &mut dyn Write,
     err: &mut dyn Write,
 ) -> anyhow::Result<Findings> {
-    let (dir, names) = directory::files(path)?;
-    let (interner, seen, findings) = (Interner::new(), Seen::default(), Findings::default());
-    let mut check = Check { dir, limits, paths, interner, seen, findings };
-    for name in &names {
-        check.record(name, out, err)?;
-    }
-    let Findings { good, errors, warnings } = check.findings;
-    if names.is_empty() {
+    let findings = each(path, limits, paths, |record| print(&record, out, err))?;
+    let Findings { good, errors, warnings } = findings;
+    if findings == Findings::default() {
         writeln!(out, "no records (*.yaml, *.yml, *.json) in {}", Printable(path.display()))?;
     } else {
         writeln!(out, "{good} served, {}, {}", count(errors, "error"), count(warnings, "warning"))?;
     }
-    Ok(check.findings)
+    Ok(findings)
+}
+
+/// Like [`run`], but prints one JSON document, which has the warnings and errors too.
+///
+/// # Errors
+/// Those of [`run`].
+pub fn run_json(path: &Path, limits: &Limits, paths: bool, out: &mut dyn Write) -> anyhow::Result<Findings> {
+    let mut records = Vec::new();
+    let findings = each(path, limits, paths, |record| {
+        records.push(record);
+        Ok(())
+    })?;
+    serde_json::to_writer_pretty(&mut *out, &Document { schema: SCHEMA, findings, records })?;
+    writeln!(out)?;
+    Ok(findings)
+}
+
+/// Checks the records and hands each to `take`.
+fn each(
+    path: &Path,
+    limits: &Limits,
+    paths: bool,
+    mut take: impl FnMut(CheckedRecord) -> io::Result<()>,
+) -> anyhow::Result<Findings> {
+    let (dir, names) = directory::files(path)?;
+    let (interner, seen) = (Interner::new(), Seen::default());
+    let mut check = Check { dir, limits, paths, interner, seen };
+    let mut findings = Findings::default();
+    for name in &names {
+        let Some(record) = check.record(name) else { continue };
+        let errors = record.findings.iter().filter(|finding| finding.level == Level::Error).count();
+        findings.good += usize::from(record.served);
+        findings.errors += errors;
+        findings.warnings += record.findings.len() - errors;
+        take(record)?;
+    }
+    Ok(findings)
 }
 
 fn count(number: usize, what: &str) -> String {
@@ -75,65 +212,76 @@ struct Check<'a> {
     paths: bool,
     interner: Interner,
     seen: Seen,
-    findings: Findings,
 }
 
 impl Check<'_> {
-    fn record(&mut self, name: &str, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
-        let Some(loaded) = directory::load(&self.dir, name, self.limits) else { return Ok(()) };
+    /// Checks a record; `None` if it has just been removed.
+    fn record(&mut self, name: &str) -> Option<CheckedRecord> {
+        let loaded = directory::load(&self.dir, name, self.limits)?;
         let path = self.dir.join(name);
+        let mut findings = Vec::new();
         if let Some(mode) = loaded.open_mode {
-            self.warn(
-                err,
-                format_args!("{}: mode {mode:04o}: records hold secrets; chmod 0640", path.display()),
-            )?;
+            let place = Place { source: path.display().to_string(), position: None, field: String::new() };
+            let message = format_args!("mode {mode:04o}: records hold secrets; chmod 0640");
+            findings.push(Finding::at(Level::Warning, place, message));
         }
-        let (record, warnings) = match loaded.record {
-            Ok(good) => good,
-            Err(error) => return self.fail(err, &error),
+        let content = match loaded.record {
+            Ok((record, warnings)) => {
+                let warnings = warnings.into_iter();
+                findings.extend(
+                    warnings.map(|warning| Finding::at(Level::Warning, warning.place, warning.message)),
+                );
+                self.conflicts(&record, name, &path, &mut findings);
+                let is_good = !findings.iter().any(|finding| finding.level == Level::Error);
+                is_good.then(|| self.content(&record))
+            }
+            Err(error) => {
+                let place = match &error {
+                    FeedError::Record(
+                        RecordError::Unreadable { place, .. } | RecordError::Refused { place, .. },
+                    ) => Some(&**place),
+                    _ => None,
+                };
+                findings.push(Finding::new(Level::Error, place, error.to_string()));
+                None
+            }
         };
-        for warning in warnings {
-            self.warn(err, &warning)?;
-        }
-        let before = self.findings.errors;
-        self.conflicts(&record, name, &path, err)?;
-        if self.findings.errors > before {
-            return Ok(());
-        }
-        self.findings.good += 1;
-        let vm = Vm::alone(record.owner_text());
-        let responses = dialect::render(&record, &mut self.interner, vm);
-        print(name, &record, out)?;
-        if self.paths { print_paths(&responses, out) } else { print_dialects(&responses, out) }
+        Some(CheckedRecord { file: name.to_owned(), served: content.is_some(), content, findings })
     }
 
-    fn warn(&mut self, err: &mut dyn Write, warning: impl std::fmt::Display) -> io::Result<()> {
-        self.findings.warnings += 1;
-        writeln!(err, "warning: {}", Printable(warning))
-    }
-
-    fn fail(&mut self, err: &mut dyn Write, error: impl std::fmt::Display) -> io::Result<()> {
-        self.findings.errors += 1;
-        writeln!(err, "error: {}", Printable(error))
+    fn content(&mut self, record: &Record) -> Content {
+        let responses = dialect::render(record, &mut self.interner, Vm::alone(record.owner_text()));
+        let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
+        let nics = nics.map(|nic| CheckedNic {
+            mac: nic.mac.map(|mac| mac.to_string()),
+            port: nic.port.as_ref().map(|port| match &port.netns {
+                Some(netns) => format!("{}@{netns}", port.ifname),
+                None => port.ifname.to_string(),
+            }),
+        });
+        Content {
+            vm: CheckedVm { name: record.vm.name.to_string(), uuid: record.vm.uuid.to_string() },
+            nics: nics.collect(),
+            dialects: dialects(&responses),
+            paths: self.paths.then(|| responses.routes().map(Row::new).collect()),
+        }
     }
 
     /// Reports an owner that an earlier record has too, and a MAC that an earlier record has on the same port.
     /// Warns of an equal MAC if one of the records names no port.
-    fn conflicts(&mut self, record: &Record, name: &str, path: &Path, err: &mut dyn Write) -> io::Result<()> {
+    fn conflicts(&mut self, record: &Record, name: &str, path: &Path, findings: &mut Vec<Finding>) {
         if let Some(other) = self.seen.owners.insert(record.owner(), name.to_owned()) {
             let (field, what, remedy) = match record.vm.owner {
                 Some(_) => ("owner", "owner", "give each VM an owner of its own"),
                 None => ("uuid", "UUID", "give each VM a UUID of its own"),
             };
             let place = place(path, &["vm".into(), field.into()]);
-            self.fail(
-                err,
-                format_args!("{place}: {} is already the {what} of {other}; {remedy}", record.owner_text()),
-            )?;
+            let message = format_args!("{} is already the {what} of {other}; {remedy}", record.owner_text());
+            findings.push(Finding::at(Level::Error, place, message));
         }
         for (n, nic) in record.network.nics.iter().enumerate() {
             // A VLAN or bond has the MAC of a NIC below it.
-            let Some(mac) = nic.mac.filter(|_| nic.vlan.is_none() && nic.bond.is_none()) else { continue };
+            let Some(mac) = nic.mac.filter(|_| nic.is_physical()) else { continue };
             let port = nic.port.as_ref().map(PortName::from);
             let others = self.seen.macs.entry(mac).or_default();
             let same = others.iter().find(|(other, _)| *other == port && port.is_some()).cloned();
@@ -142,34 +290,37 @@ impl Check<'_> {
             let field = ["network".into(), "nics".into(), n.into(), "mac".into()];
             match (same, unclear, port) {
                 (Some((_, other)), _, Some(port)) => {
-                    let place = place(path, &field);
-                    let message = format!("{place}: {mac} on port {port} already belongs to {other}");
-                    self.fail(err, format_args!("{message}; each MAC on a port identifies one VM"))?;
+                    let message = format_args!(
+                        "{mac} on port {port} already belongs to {other}; each MAC on a port identifies one VM"
+                    );
+                    findings.push(Finding::at(Level::Error, place(path, &field), message));
                 }
                 (_, Some((_, other)), _) => {
-                    let message = format!("{mac} is also in {other}; name different ports in both");
-                    self.warn(err, Warning { place: place(path, &field), message })?;
+                    let message = format_args!("{mac} is also in {other}; name different ports in both");
+                    findings.push(Finding::at(Level::Warning, place(path, &field), message));
                 }
                 _ => {}
             }
         }
-        Ok(())
     }
 }
 
 /// The place of a field in a file; without a position if the file can no longer be read.
-fn place(path: &Path, field: &[Step]) -> metadata_content::record::Place {
+fn place(path: &Path, field: &[Step]) -> Place {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     Record::locate(&path.to_string_lossy(), &text, field)
 }
 
 /// One row of a record's table.
+#[derive(Serialize)]
 struct Row {
     methods: String,
     path: String,
-    status: String,
-    content_type: String,
-    octets: String,
+    /// `None` if the answer is made for each request.
+    status: Option<u16>,
+    content_type: Option<String>,
+    /// Size of the body.
+    bytes: Option<usize>,
     remark: String,
 }
 
@@ -180,15 +331,15 @@ impl Row {
         let mut remarks: Vec<String> =
             route.guards().iter().map(|guard| guard.condition.to_string()).collect();
         remarks.extend(route.header().map(|header| format!("with {header} only")));
-        let (status, content_type, octets) = match route.endpoint() {
+        let (status, content_type, bytes) = match route.endpoint() {
             Endpoint::Fixed(response) => (
-                response.status().0.to_string(),
-                response.field("Content-Type").unwrap_or("-").to_owned(),
-                format!("{} octets", response.body().len()),
+                Some(response.status().0),
+                response.field("Content-Type").map(str::to_owned),
+                Some(response.body().len()),
             ),
             Endpoint::Live(live) => {
                 remarks.insert(0, live.about().to_owned());
-                ("live".into(), "-".into(), String::new())
+                (None, None, None)
             }
         };
         Self {
@@ -196,17 +347,38 @@ impl Row {
             path: format!("{host}{path}{below}").replacen("//", "/", 1),
             status,
             content_type,
-            octets,
+            bytes,
             remark: remarks.join(", "),
         }
     }
 }
 
-fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}: {} ({})", Printable(name), Printable(&record.vm.name), record.vm.uuid)?;
-    for nic in record.network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {
-        let port = nic.port.as_ref().map(PortName::from);
-        let mac = nic.mac.map(|mac| mac.to_string()).unwrap_or_default();
+/// Each dialect with its number of paths and its first path.
+fn dialects(responses: &Responses) -> Vec<CheckedDialect> {
+    let mut dialects: Vec<CheckedDialect> = Vec::new();
+    for (host, path, route) in responses.routes() {
+        let (name, host) = (route.dialect(), host.authority());
+        match dialects.iter_mut().find(|dialect| (dialect.name, dialect.host) == (name, host)) {
+            Some(dialect) => dialect.paths += 1,
+            None => {
+                let first = format!("http://{host}{path}");
+                dialects.push(CheckedDialect { name, host, paths: 1, first });
+            }
+        }
+    }
+    dialects
+}
+
+/// Prints a record: its problems to `err`, and what it serves to `out`.
+fn print(record: &CheckedRecord, out: &mut dyn Write, err: &mut dyn Write) -> io::Result<()> {
+    for Finding { level, line_text, .. } in &record.findings {
+        let word = if *level == Level::Error { "error" } else { "warning" };
+        writeln!(err, "{word}: {}", Printable(line_text))?;
+    }
+    let Some(Content { vm, nics, dialects, paths }) = &record.content else { return Ok(()) };
+    writeln!(out, "{}: {} ({})", Printable(&record.file), Printable(&vm.name), vm.uuid)?;
+    for CheckedNic { mac, port } in nics {
+        let mac = mac.as_deref().unwrap_or_default();
         match port {
             Some(port) => writeln!(out, "  NIC {mac} on {}", Printable(port))?,
             None => writeln!(
@@ -215,47 +387,49 @@ fn print(name: &str, record: &Record, out: &mut dyn Write) -> io::Result<()> {
             )?,
         }
     }
-    Ok(())
+    match paths {
+        Some(rows) => print_paths(rows, out)?,
+        None => print_dialects(dialects, out)?,
+    }
+    writeln!(out)
 }
 
 /// Prints each dialect with its number of paths and its first path.
-fn print_dialects(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
-    let mut dialects: Vec<(&str, Host, usize, &str)> = Vec::new();
-    for (host, path, route) in responses.routes() {
-        match dialects.iter_mut().find(|(name, at, ..)| (*name, *at) == (route.dialect(), host)) {
-            Some((_, _, count, _)) => *count += 1,
-            None => dialects.push((route.dialect(), host, 1, path)),
-        }
-    }
-    let width = dialects.iter().map(|(name, ..)| name.len()).max().unwrap_or(0);
-    for (name, host, paths, first) in dialects {
-        let paths = count(paths, "path");
-        writeln!(out, "  {name:width$}  {paths}, such as http://{}{first}", host.authority())?;
-    }
-    writeln!(out)
+fn print_dialects(dialects: &[CheckedDialect], out: &mut dyn Write) -> io::Result<()> {
+    let width = dialects.iter().map(|dialect| dialect.name.len()).max().unwrap_or(0);
+    dialects.iter().try_for_each(|CheckedDialect { name, paths, first, .. }| {
+        writeln!(out, "  {name:width$}  {}, such as {}", count(*paths, "path"), Printable(first))
+    })
 }
 
 /// Prints each path.
-fn print_paths(responses: &Responses, out: &mut dyn Write) -> io::Result<()> {
-    let rows: Vec<Row> = responses.routes().map(Row::new).collect();
-    let width = |of: fn(&Row) -> &str| rows.iter().map(|row| of(row).chars().count()).max().unwrap_or(0);
-    let (methods, path) = (width(|row| &row.methods), width(|row| &row.path));
-    let status = width(|row| &row.status);
-    let (content_type, octets) = (width(|row| &row.content_type), width(|row| &row.octets));
-    for row in &rows {
+fn print_paths(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
+    let cells: Vec<[String; 5]> = rows
+        .iter()
+        .map(|row| {
+            let status = row.status.map_or_else(|| "live".into(), |status| status.to_string());
+            let content_type = row.content_type.clone().unwrap_or_else(|| "-".into());
+            let size = row.bytes.map(|bytes| format!("{bytes} bytes")).unwrap_or_default();
+            [row.methods.clone(), row.path.clone(), status, content_type, size]
+        })
+        .collect();
+    let width = |at: usize| cells.iter().map(|row| row[at].chars().count()).max().unwrap_or(0);
+    let [methods, path, status, content_type, size] = std::array::from_fn(width);
+    for (cell, row) in cells.iter().zip(rows) {
         let line = format!(
-            "  {:methods$}  {:path$}  {:status$}  {:content_type$}  {:>octets$}  {}",
-            row.methods, row.path, row.status, row.content_type, row.octets, row.remark
+            "  {:methods$}  {:path$}  {:status$}  {:content_type$}  {:>size$}  {}",
+            cell[0], cell[1], cell[2], cell[3], cell[4], row.remark
         );
         writeln!(out, "{}", line.trim_end())?;
     }
-    writeln!(out)
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Findings, run};
+    use super::{Findings, run, run_json};
     use metadata_content::record::Limits;
+    use serde_json::json;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
 
@@ -326,9 +500,9 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
             .expect("the directory can be read");
         let out = String::from_utf8(out).expect("text");
         for line in [
-            "GET, HEAD  /v1/user-data        200  application/octet-stream    44 octets",
-            "GET, HEAD  /healthz             200  text/plain; charset=utf-8    2 octets",
-            "application/json            68 octets  refused with X-Forwarded-For, needs Metadata: true",
+            "GET, HEAD  /v1/user-data        200  application/octet-stream    44 bytes",
+            "GET, HEAD  /healthz             200  text/plain; charset=utf-8    2 bytes",
+            "application/json            68 bytes  refused with X-Forwarded-For, needs Metadata: true",
         ] {
             let squeezed = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(squeezed(&out).contains(&squeezed(line)), "{line} is not in\n{out}");
@@ -412,6 +586,71 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
             let limits = Limits { metadata_keys, metadata_chars, ..Limits::DEFAULT };
             let findings = run(dir.path(), &limits, false, &mut Vec::new(), &mut Vec::new());
             assert_eq!(findings.expect("the directory can be read").good, good, "{limits:?}");
+        }
+    }
+
+    #[test]
+    fn the_json_document_has_the_members_of_its_schema() {
+        let dir = tempfile::tempdir().expect("a directory is made");
+        put(
+            dir.path(),
+            "a.yaml",
+            &other(UUID, "52:54:00:00:00:01", "tap0").replacen("52:54:00:99:99:99", "x", 1),
+        );
+        let good = other(UUID, "52:54:00:00:00:01", "tap0@vm").replacen("tap0@vm", "tap0, netns: vm", 1);
+        put(dir.path(), "b.yaml", &good.replacen("absent_seed: 204", "dialects: [nocloud, nocloud]", 1));
+        let mut out = Vec::new();
+        let findings =
+            run_json(dir.path(), &Limits::DEFAULT, false, &mut out).expect("the directory can be read");
+        assert_eq!((findings.good, findings.errors), (1, 1));
+        let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+        assert_eq!(
+            (&found["schema"], &found["served"], &found["errors"], &found["warnings"]),
+            (&json!("check/1"), &json!(1), &json!(1), &json!(findings.warnings))
+        );
+        let [bad, good] = &found["records"].as_array().expect("records")[..] else { panic!("{found}") };
+        assert_eq!(
+            (&bad["file"], &bad["served"], &bad["vm"]),
+            (&json!("a.yaml"), &json!(false), &json!(null))
+        );
+        let error = &bad["findings"][0];
+        let members = ["level", "line", "column", "field"].map(|name| error[name].clone());
+        assert_eq!(members, [json!("error"), json!(36), json!(10), json!("network.nics[1].mac")], "{error}");
+        assert!(
+            error["message"].as_str().is_some_and(|text| text.starts_with("expected the MAC address")),
+            "{error}"
+        );
+        assert_eq!(good["vm"], json!({"name": "web-1", "uuid": UUID}));
+        let nic = json!({"mac": "52:54:00:00:00:01", "port": "tap0@vm"});
+        assert_eq!(good["nics"][0], nic, "{good}");
+        let dialect = json!({
+            "name": "nocloud", "host": "169.254.169.254", "paths": 4, "first": "http://169.254.169.254/v1/meta-data"
+        });
+        assert_eq!(good["dialects"][0], dialect, "{good}");
+        assert_eq!(good.get("paths"), None);
+        let mut out = Vec::new();
+        run_json(dir.path(), &Limits::DEFAULT, true, &mut out).expect("the directory can be read");
+        let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
+        let rows = found["records"][1]["paths"].as_array().expect("rows");
+        assert!(rows.iter().any(|row| row["path"] == "/v1/user-data" && row["status"] == 200), "{found}");
+    }
+
+    #[test]
+    fn a_record_that_cannot_do_what_it_is_for_is_warned_of_with_its_place() {
+        let base = other(UUID, "52:54:00:00:00:01", "tap0");
+        let network = base.find("\nnetwork:").expect("a network") + 1;
+        let end = base[network..].find("\nmetadata:").map_or(base.len(), |at| network + at + 1);
+        let without = format!("{}network: {{}}\n{}", &base[..network], &base[end..]);
+        for (text, field, words) in [
+            (without, "network", "no NIC"),
+            (base.replacen("ssh-ed25519 AAAAC3", "hello AAAAC3", 1), "ssh_keys[0].key", "not a public key"),
+            (base.replacen("ifname: tap0", "ifname: lo", 1), "network.nics[0].port.ifname", "loopback"),
+        ] {
+            let (findings, _, err) = checked(&[("a.yaml", text)]);
+            assert_eq!((findings.good, findings.errors), (1, 0), "{err}");
+            let line =
+                err.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {err}"));
+            assert!(line.starts_with("warning: a.yaml:") && line.contains(&format!(": {field}: ")), "{line}");
         }
     }
 }

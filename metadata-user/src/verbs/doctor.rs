@@ -18,16 +18,16 @@ mod print;
 
 use std::io::Write;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use serde::Serialize;
 
-pub use arguments::{Arguments, EXIT};
+pub use arguments::{Arguments, LINES};
 pub use facts::{
     Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
     Resources, Wanted,
 };
 
+use super::exit::Exit;
 use crate::agent::preflight::{self, ConfigRefusal};
 use crate::config::Config;
 
@@ -126,11 +126,11 @@ fn checks(question: &Question) -> Vec<Check> {
 
 /// Runs all checks and prints their results.
 ///
-/// The exit code is 1 if a check failed, and 0 otherwise. A warning does not change the exit code.
+/// A warning does not change the exit code.
 ///
 /// # Errors
 /// The results cannot be written to `out`.
-pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode> {
+pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let checks = checks(question);
     if question.json {
         print::json(&checks, out)?
@@ -138,5 +138,5 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<ExitCode>
         print::lines(&checks, out)?
     }
     let failed = checks.iter().any(|check| check.status == Status::Fail);
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if failed { Exit::Failure } else { Exit::Done })
 }

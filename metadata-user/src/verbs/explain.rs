@@ -1,12 +1,14 @@
 //! `xdp-imds explain`: prints which dialect answers a request, the answer and the reason.
 
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, bail};
+
+use serde::Serialize;
 
 use metadata_base::addresses;
 use metadata_base::connection::Connection;
@@ -17,10 +19,13 @@ use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
 use metadata_content::record::Limits;
 use metadata_content::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
-use metadata_feed::directory;
 
-/// Maximum number of octets printed of a body.
-const SHOWN_OCTETS: usize = 8 << 10;
+use super::record_file;
+
+/// Maximum number of bytes printed of a body.
+const SHOWN_BYTES: usize = 8 << 10;
+/// The name and version of the JSON format. The version rises when a member is removed or changes its meaning.
+pub const SCHEMA: &str = "explain/1";
 
 /// The request to explain.
 #[derive(Clone)]
@@ -73,11 +78,92 @@ impl Question {
     }
 }
 
-/// Writes the explanation of one request to `out`.
+/// The explanation of one request.
+#[derive(Debug, Serialize)]
+struct Explanation {
+    schema: &'static str,
+    request: ExplainedRequest,
+    /// The route that answers; absent if none does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    route: Option<ExplainedRoute>,
+    /// The route's conditions in their order, up to the first that is not met.
+    conditions: Vec<ExplainedCondition>,
+    /// When and how the route computes its answer; absent if a condition is not met.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    computed: Option<String>,
+    /// The routes of the path that do not accept the request.
+    others: Vec<ExplainedRoute>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer: Option<ExplainedAnswer>,
+    /// When the answer comes, if it waits for a change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    waits: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ExplainedRequest {
+    method: String,
+    path: String,
+    address: IpAddr,
+    port: u16,
+}
+
+#[derive(Debug, Serialize)]
+struct ExplainedRoute {
+    dialect: &'static str,
+    methods: String,
+    path: String,
+    /// True if the route answers all paths below its own too.
+    below: bool,
+    /// The field that a request needs to reach the route.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    header: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ExplainedCondition {
+    demand: String,
+    met: bool,
+    /// The status of the answer if the condition is not met.
+    status: u16,
+}
+
+#[derive(Debug, Serialize)]
+struct ExplainedAnswer {
+    status: u16,
+    reason: &'static str,
+    /// The TTL or hop limit of the packets, if it is not the default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    hop_limit: Option<u8>,
+    /// True if the connection closes afterwards.
+    closes: bool,
+    /// The header fields in their order, without `Date` and `Connection`.
+    fields: Vec<(String, String)>,
+    /// The status line and the fields as they are sent.
+    #[serde(skip)]
+    head: String,
+    /// The body, if the method has one and it is text of at most 8 KiB.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<String>,
+    body_bytes: usize,
+}
+
+/// Writes the explanation of one request to `out`, as lines or as one JSON document.
 ///
 /// # Errors
 /// The record cannot be read, or the request is invalid.
-pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn run(question: &Question, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+    let explanation = explanation(question)?;
+    if as_json {
+        serde_json::to_writer_pretty(&mut *out, &explanation)?;
+        writeln!(out)?;
+    } else {
+        print(&explanation, out)?;
+    }
+    Ok(())
+}
+
+fn explanation(question: &Question) -> anyhow::Result<Explanation> {
     let responses = rendered(question)?;
     let method = Method::from_token(&question.method);
     let local = question.local();
@@ -102,113 +188,145 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<()> {
     let now = Now { mono: Duration::ZERO, unix_seconds };
     let remote = (addresses::METADATA.into(), question.source_port);
     let connection = Connection { slot: 0, local, remote };
-    writeln!(
-        out,
-        "{} {} at {} port {}",
-        Printable(&question.method),
-        Printable(target.target().path),
-        local.0,
-        local.1
-    )?;
-    why(&responses, now, &connection, &request, out)?;
+    let mut explanation = Explanation {
+        schema: SCHEMA,
+        request: ExplainedRequest {
+            method: question.method.clone(),
+            path: target.target().path.to_owned(),
+            address: local.0,
+            port: local.1,
+        },
+        route: None,
+        conditions: Vec::new(),
+        computed: None,
+        others: Vec::new(),
+        answer: None,
+        waits: None,
+    };
+    explain(&responses, now, &connection, &request, &mut explanation);
     match responses.answer(now, &connection, &request, None) {
-        Outcome::Ready(response) | Outcome::Changed(response) => answer(&response, method, out)?,
+        Outcome::Ready(response) | Outcome::Changed(response) => {
+            explanation.answer = Some(answer(&response, method));
+        }
         Outcome::Park(parked) => {
-            writeln!(out, "  answer      after a change, or after {:?}", parked.until)?;
+            explanation.waits = Some(format!("after a change, or after {:?}", parked.until));
         }
     }
-    Ok(())
+    Ok(explanation)
 }
 
 fn rendered(question: &Question) -> anyhow::Result<Responses> {
-    let path = &question.record;
-    let name = path.file_name().and_then(|name| name.to_str());
-    let name = name.with_context(|| format!("{}: expected a record file", path.display()))?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(".".as_ref());
-    let loaded = directory::load(dir, name, &question.limits)
-        .with_context(|| format!("{}: expected a record (*.yaml, *.yml or *.json)", path.display()))?;
-    let (record, _) = loaded.record?;
+    let (record, _) = record_file::load(&question.record, &question.limits)?;
     Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.owner_text())))
 }
 
-/// Prints the route and whether its conditions hold.
-fn why(
+/// Finds the route, and whether its conditions are met.
+fn explain(
     responses: &Responses,
     now: Now,
     connection: &Connection,
     request: &Request<'_>,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
+    into: &mut Explanation,
+) {
     match responses.explain(Host::at(connection.local), request) {
         Explained::Route { path, route, rest } => {
-            writeln!(out, "  dialect     {}", route.dialect())?;
-            writeln!(out, "  route       {} {}{}", route.allowed(), Printable(path), below(route))?;
+            into.route = Some(explained(path, route));
             let call = Call { now, connection, request, rest, vm: responses.vm(), parked: None };
             for guard in route.guards() {
-                let holds = guard.condition.holds(&call);
-                let verdict =
-                    if holds { "holds".into() } else { format!("fails: {}", guard.otherwise.status().0) };
-                writeln!(out, "  condition   {}: {verdict}", guard.condition)?;
-                if !holds {
-                    return Ok(());
+                let (met, status) = (guard.condition.holds(&call), guard.otherwise.status().0);
+                into.conditions.push(ExplainedCondition { demand: guard.condition.demand(), met, status });
+                if !met {
+                    return;
                 }
             }
-            match route.endpoint() {
-                Endpoint::Fixed(_) => writeln!(out, "  computed    once for each version of the record")?,
-                Endpoint::Live(live) => writeln!(out, "  computed    for each request: {}", live.about())?,
-            }
+            into.computed = Some(match route.endpoint() {
+                Endpoint::Fixed(_) => "once for each version of the record".into(),
+                Endpoint::Live(live) => format!("for each request: {}", live.about()),
+            });
         }
         Explained::Others { routes } => {
-            writeln!(out, "  no route    accepts this method here; there are:")?;
-            for (path, route) in routes {
-                let header = route.header().map(|header| format!(" with {header}")).unwrap_or_default();
-                writeln!(
-                    out,
-                    "              {} {}{} ({}){header}",
-                    route.allowed(),
-                    Printable(path),
-                    below(route),
-                    route.dialect()
-                )?;
-            }
+            into.others = routes.into_iter().map(|(path, route)| explained(path, route)).collect();
         }
-        Explained::Nothing => {
-            writeln!(out, "  no route    of the record's dialects matches this path")?;
-        }
+        Explained::Nothing => {}
     }
-    Ok(())
 }
 
-fn below(route: &Route) -> &'static str {
-    if route.takes_below() { "/…" } else { "" }
+fn explained(path: &str, route: &Route) -> ExplainedRoute {
+    ExplainedRoute {
+        dialect: route.dialect(),
+        methods: route.allowed().to_string(),
+        path: path.to_owned(),
+        below: route.takes_below(),
+        header: route.header().map(|header| header.to_string()),
+    }
 }
 
-fn answer(response: &Response, method: Method, out: &mut dyn Write) -> anyhow::Result<()> {
-    let hop_limit =
-        response.hop_limit().map(|hops| format!(", in packets of TTL {hops}")).unwrap_or_default();
-    let close = if response.closes() { ", then the connection closes" } else { "" };
-    writeln!(
-        out,
-        "  answer      {} {}{hop_limit}{close}\n",
-        response.status().0,
-        response.status().reason()
-    )?;
+fn answer(response: &Response, method: Method) -> ExplainedAnswer {
+    let head = String::from_utf8_lossy(response.head()).into_owned();
+    let fields = head.lines().skip(1).filter_map(|line| line.split_once(": "));
+    let body = if method == Method::Head { Default::default() } else { response.body().to_bytes() };
+    let text = std::str::from_utf8(&body).ok().filter(|text| !text.is_empty() && text.len() <= SHOWN_BYTES);
+    ExplainedAnswer {
+        status: response.status().0,
+        reason: response.status().reason(),
+        hop_limit: response.hop_limit(),
+        closes: response.closes(),
+        fields: fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+        body: text.map(str::to_owned),
+        body_bytes: body.len(),
+        head,
+    }
+}
+
+/// Prints the explanation as lines.
+fn print(explanation: &Explanation, out: &mut dyn Write) -> io::Result<()> {
+    let ExplainedRequest { method, path, address, port } = &explanation.request;
+    writeln!(out, "{} {} at {address} port {port}", Printable(method), Printable(path))?;
+    if let Some(route) = &explanation.route {
+        writeln!(out, "  dialect     {}", route.dialect)?;
+        writeln!(out, "  route       {} {}{}", route.methods, Printable(&route.path), below(route))?;
+    } else if explanation.others.is_empty() {
+        writeln!(out, "  no route    of the record's dialects matches this path")?;
+    } else {
+        writeln!(out, "  no route    accepts this method here; there are:")?;
+    }
+    for route in &explanation.others {
+        let header = route.header.as_ref().map(|header| format!(" with {header}")).unwrap_or_default();
+        let (methods, path, below) = (&route.methods, Printable(&route.path), below(route));
+        writeln!(out, "              {methods} {path}{below} ({}){header}", route.dialect)?;
+    }
+    for ExplainedCondition { demand, met, status } in &explanation.conditions {
+        let verdict = if *met { "met".into() } else { format!("not met, so the answer is {status}") };
+        writeln!(out, "  condition   {demand}: {verdict}")?;
+    }
+    if let Some(computed) = &explanation.computed {
+        writeln!(out, "  computed    {computed}")?;
+    }
+    if let Some(waits) = &explanation.waits {
+        writeln!(out, "  answer      {waits}")?;
+    }
+    explanation.answer.as_ref().map_or(Ok(()), |answer| print_answer(answer, out))
+}
+
+fn print_answer(answer: &ExplainedAnswer, out: &mut dyn Write) -> io::Result<()> {
+    let ExplainedAnswer { status, reason, hop_limit, closes, head, body, body_bytes, .. } = answer;
+    let hop_limit = hop_limit.map(|hops| format!(", in packets of TTL {hops}")).unwrap_or_default();
+    let close = if *closes { ", then the connection closes" } else { "" };
+    writeln!(out, "  answer      {status} {reason}{hop_limit}{close}\n")?;
     // Without the carriage returns, and each field on its own line.
-    for line in String::from_utf8_lossy(response.head()).lines() {
+    for line in head.lines() {
         writeln!(out, "{}", Printable(line))?;
     }
     writeln!(out)?;
-    let body = response.body().to_bytes();
-    if method == Method::Head || body.is_empty() {
-        return Ok(());
+    match body {
+        Some(text) => writeln!(out, "{}", printable_lines(text.trim_end_matches('\n'))),
+        None if *body_bytes == 0 => Ok(()),
+        None => writeln!(out, "({body_bytes} bytes)"),
     }
-    match std::str::from_utf8(&body) {
-        Ok(text) if body.len() <= SHOWN_OCTETS => {
-            writeln!(out, "{}", printable_lines(text.trim_end_matches('\n')))?
-        }
-        _ => writeln!(out, "({} octets)", body.len())?,
-    }
-    Ok(())
+}
+
+fn below(route: &ExplainedRoute) -> &'static str {
+    if route.below { "/…" } else { "" }
 }
 
 #[cfg(test)]
@@ -220,6 +338,10 @@ mod tests {
     const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
 
     fn explained(method: &str, target: &str, fields: &[&str]) -> String {
+        asked(method, target, fields, false)
+    }
+
+    fn asked(method: &str, target: &str, fields: &[&str], as_json: bool) -> String {
         let dir = tempfile::tempdir().expect("a directory is made");
         let record = dir.path().join("web.yaml");
         std::fs::write(&record, FULL).expect("the record is written");
@@ -236,7 +358,7 @@ mod tests {
             source_port: 40_000,
         };
         let mut out = Vec::new();
-        run(&question, &mut out).expect("an explanation");
+        run(&question, as_json, &mut out).expect("an explanation");
         String::from_utf8(out).expect("text")
     }
 
@@ -253,10 +375,17 @@ mod tests {
     #[test]
     fn a_refusal_names_the_condition() {
         let said = explained("GET", "/v1/token", &[]);
-        assert!(said.contains("condition   refused with X-Forwarded-For: holds\n"), "{said}");
-        assert!(said.contains("condition   needs Metadata: true: fails: 400\n"), "{said}");
+        assert!(said.contains("condition   no field `X-Forwarded-For`: met\n"), "{said}");
+        assert!(
+            said.contains("condition   the field `Metadata: true`: not met, so the answer is 400\n"),
+            "{said}"
+        );
         let said = explained("GET", "/v1/token", &["metadata: TRUE"]);
-        assert!(said.contains("condition   needs Metadata: true: holds\n"), "{said}");
+        assert!(said.contains("condition   the field `Metadata: true`: met\n"), "{said}");
+        let said = explained("GET", "/v1/token", &["metadata: TRUE", "X-Forwarded-For: 1"]);
+        assert!(said.contains("no field `X-Forwarded-For`: not met, so the answer is "), "{said}");
+        assert!(!said.contains("refused with"), "a condition is what is demanded: {said}");
+        let said = explained("GET", "/v1/token", &["metadata: TRUE"]);
         assert!(said.contains("answer      200 OK"), "{said}");
     }
 
@@ -283,5 +412,46 @@ mod tests {
         ] {
             assert!(explained("GET", url, &[]).starts_with(&format!("GET {at}")), "{url}");
         }
+    }
+
+    #[test]
+    fn the_json_document_has_the_members_of_its_schema() {
+        let parsed = |method: &str, target: &str| -> serde_json::Value {
+            serde_json::from_str(&asked(method, target, &[], true)).expect("JSON")
+        };
+        let expected = serde_json::json!({
+            "schema": "explain/1",
+            "request": {"method": "GET", "path": "/v1/user-data", "address": "169.254.169.254", "port": 80},
+            "route": {"dialect": "nocloud", "methods": "GET, HEAD", "path": "/v1/user-data", "below": false},
+            "conditions": [],
+            "computed": "once for each version of the record",
+            "others": [],
+            "answer": {
+                "status": 200,
+                "reason": "OK",
+                "closes": false,
+                "fields": [],
+                "body": "#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n",
+                "body_bytes": 44,
+            },
+        });
+        let mut found = parsed("GET", "//v1//user-data");
+        let fields = found["answer"]["fields"].take();
+        found["answer"]["fields"] = serde_json::json!([]);
+        assert_eq!(found, expected);
+        assert!(
+            fields
+                .as_array()
+                .is_some_and(|fields| fields.contains(&serde_json::json!(["Content-Length", "44"]))),
+            "{fields}"
+        );
+        let found = parsed("GET", "/v1/token");
+        let failed = serde_json::json!({"demand": "the field `Metadata: true`", "met": false, "status": 400});
+        assert!(found["conditions"].as_array().is_some_and(|all| all.contains(&failed)), "{found}");
+        let found = parsed("POST", "/healthz");
+        assert_eq!(
+            (&found["route"], &found["others"][0]["dialect"]),
+            (&serde_json::Value::Null, &"kubevirt".into())
+        );
     }
 }

@@ -80,7 +80,7 @@ pub fn run(
         private_file::replace(&path, &image).with_context(|| format!("writing {}", path.display()))?;
         writeln!(
             out,
-            "{}: {}, label {}, {} octets",
+            "{}: {}, label {}, {} bytes",
             path.display(),
             record.vm.name,
             form.label(),

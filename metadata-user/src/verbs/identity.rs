@@ -32,18 +32,23 @@ pub struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// Make a key. With DIR, write it there as a file named by the time, and print its path; otherwise print the key,
-    /// which is a secret.
+    /// Make a key.
+    ///
+    /// With DIR, writes it there as a file named by the time, and prints its path; otherwise prints the key, which is a
+    /// secret.
     Key {
         /// Directory of keys; it is made if it is missing.
         #[arg(value_name = "DIR")]
         dir: Option<PathBuf>,
-        /// Algorithm of the key. Keys for RS256 come from OpenSSL; the error names the command.
+        /// Algorithm of the key.
+        ///
+        /// Keys for RS256 come from OpenSSL; the error names the command.
         #[arg(long, value_enum, default_value_t = Kind::Es256)]
         algorithm: Kind,
     },
-    /// Print a JSON Web Key Set: the public keys of a directory of keys, or the sets of files joined into one. Refuses a
-    /// set with private members.
+    /// Print the public keys of a directory of keys, or of files joined into one JSON Web Key Set.
+    ///
+    /// Refuses a set with private members.
     Jwks {
         /// A directory of keys, or files with a JSON Web Key Set each.
         #[arg(value_name = "DIR|FILE", required = true)]
@@ -55,8 +60,9 @@ enum Verb {
         #[arg(long)]
         spiffe: bool,
     },
-    /// Publish the keys and the metadata of the issuer that a configuration names, for verifiers that do not reach the
-    /// agents: as files for a web server, or as a ConfigMap.
+    /// Publish the public keys and the metadata of an issuer, for verifiers that do not reach the agents.
+    ///
+    /// A configuration names the issuer. They are written as files for a web server, or to a ConfigMap.
     Publish(publish::Arguments),
     /// Be the signer of the agent at standard input.
     #[command(hide = true)]
@@ -141,6 +147,10 @@ fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<serde_json:
     // A set without one of the keys would look complete.
     match keys.look()?.into_iter().next() {
         Some(reason) => Err(reason.into()),
+        None if keys.keys().len() == 0 => anyhow::bail!(
+            "expected a key in {shown}, found none; `xdp-imds identity key {shown}` makes one",
+            shown = path.display()
+        ),
         None => Ok(jwt::of(keys.keys())),
     }
 }

@@ -4,23 +4,20 @@ use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, bail};
 
 use metadata_base::printable::{Printable, printable};
+use metadata_base::time;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
 use metadata_control::instances::{Failure, Instance, Port, RegistrationOutcome, Vm, is_name};
 use metadata_control::status::ClientError;
-use metadata_feed::directory;
 
+use super::exit::Exit;
+use super::record_file;
 use super::which::Agent;
 use crate::output;
-
-/// The exit codes of the verbs.
-pub const EXIT: &str = "\
-Exit codes: 0 done; 1 refused, with the reason; 2 no agent; 3 registered, but not attached in
-time; 4 a conflict with another record or change, or nothing to remove.";
 
 /// Pause before the next request to an agent that is busy.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -28,26 +25,29 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// The options of `xdp-imds register`.
 #[derive(clap::Args, Debug)]
 pub struct Register {
-    /// The VM's record in YAML or JSON. Files that it names by `source` are read from its directory. `-` is standard
-    /// input.
+    /// The VM's record in YAML or JSON; `-` is standard input.
+    ///
+    /// Files that it names by `source` are read from its directory.
     #[arg(short, long, value_name = "FILE")]
     file: PathBuf,
     /// The instance's name in the API [default: the VM's name in the record].
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
-    /// Wait until all ports of the VM are attached, and before that for an agent that is still starting. The VM can boot
-    /// then.
+    /// Wait until all ports of the VM are attached; it can boot then.
+    ///
+    /// Waits before that for an agent that is still starting.
     #[arg(long)]
     wait: bool,
-    /// Maximum wait, in seconds, up to 60.
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "wait",
-          value_parser = clap::value_parser!(u64).range(..=60))]
-    timeout: u64,
+    /// Maximum wait, up to 60s.
+    ///
+    /// Seconds (`5`), or a number with a unit (`5s`, `500ms`, `1m`).
+    #[arg(long, value_name = "TIME", default_value = "5s", requires = "wait", value_parser = timeout)]
+    timeout: Duration,
     /// Register only if no instance has this name.
     #[arg(long, conflicts_with = "if_match")]
     new: bool,
-    /// Replace only an instance with this tag, as `get` prints it.
-    #[arg(long, value_name = "ETAG")]
+    /// Replace only an instance with this tag, as `get` prints it, with or without its quotes.
+    #[arg(long, value_name = "ETAG", value_parser = entity_tag)]
     if_match: Option<String>,
     #[command(flatten)]
     common: Common,
@@ -109,8 +109,8 @@ pub struct Rm {
     /// The instance's name.
     #[arg(value_name = "NAME")]
     name: String,
-    /// Remove only an instance with this tag, as `get` prints it.
-    #[arg(long, value_name = "ETAG")]
+    /// Remove only an instance with this tag, as `get` prints it, with or without its quotes.
+    #[arg(long, value_name = "ETAG", value_parser = entity_tag)]
     if_match: Option<String>,
     /// Exit with 0 also if there is no such instance.
     #[arg(long, conflicts_with = "if_match")]
@@ -142,12 +142,31 @@ struct Common {
     json: bool,
 }
 
+/// Longest wait, as of the API.
+const TIMEOUT_MOST: Duration = Duration::from_secs(60);
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    time::span_within(text, Duration::ZERO..=TIMEOUT_MOST)
+}
+
+/// An entity tag in the form of HTTP (RFC 9110 section 8.8.3). Shells take its quotes away.
+fn entity_tag(text: &str) -> Result<String, String> {
+    let text = text.trim();
+    let is_whole = text == "*" || text.ends_with('"') && (text.starts_with('"') || text.starts_with("W/\""));
+    let is_plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"');
+    match text {
+        text if is_whole => Ok(text.into()),
+        text if is_plain => Ok(format!("\"{text}\"")),
+        _ => Err("expected a tag as `xdp-imds get` prints it, such as \"0a1b\"".into()),
+    }
+}
+
 impl Register {
     /// Registers a VM. Returns the exit code.
     ///
     /// # Errors
     /// The record cannot be read, or `out` cannot be written.
-    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let record = read(&self.file)?;
         let name = self.name.clone().unwrap_or_else(|| record.vm.name.to_string());
         if !is_name(&name) {
@@ -155,7 +174,7 @@ impl Register {
         }
         let json = record.to_json().context("the record")?;
         let run = self.common.agent.run()?;
-        let until = Instant::now() + Duration::from_secs(self.timeout);
+        let until = Instant::now() + self.timeout;
         let done = loop {
             let wait = self.wait.then(|| until.saturating_duration_since(Instant::now()));
             let matches = self.if_match.as_deref();
@@ -191,7 +210,7 @@ impl Ls {
     ///
     /// # Errors
     /// `out` cannot be written.
-    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let listed = client::list(&self.common.agent.run()?, self.source.map(Into::into));
         self.common.finish(out, listed, |instances, out| table(instances, out))
     }
@@ -202,7 +221,7 @@ impl Get {
     ///
     /// # Errors
     /// `out` cannot be written.
-    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let found = client::look(&self.common.agent.run()?, self.source.into(), &self.name);
         self.common.finish(out, found, one)
     }
@@ -213,12 +232,20 @@ impl Rm {
     ///
     /// # Errors
     /// `out` cannot be written.
-    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let matches = self.if_match.as_deref().or((!self.force).then_some("*"));
         let conditions = Conditions { matches, ..Conditions::default() };
         let removed = client::remove(&self.common.agent.run()?, &self.name, &conditions);
+        let removed = removed.map_err(|failure| match failure {
+            // The condition that failed is this verb's, not its user's.
+            Failure::Problem(mut problem) if self.if_match.is_none() && problem.status == 412 => {
+                problem.status = 404;
+                Failure::Problem(problem)
+            }
+            failure => failure,
+        });
         if self.common.json && removed.is_ok() {
-            return Ok(0);
+            return Ok(Exit::Done);
         }
         self.common.finish(out, removed, |(), out| writeln!(out, "{}: removed", Printable(&self.name)))
     }
@@ -229,10 +256,10 @@ impl Clear {
     ///
     /// # Errors
     /// `out` cannot be written.
-    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<u8> {
+    pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let cleared = client::clear(&self.common.agent.run()?, self.source.into(), &self.name);
         if self.common.json && cleared.is_ok() {
-            return Ok(0);
+            return Ok(Exit::Done);
         }
         let done = "removed what its guest wrote";
         self.common.finish(out, cleared, |(), out| writeln!(out, "{}: {done}", Printable(&self.name)))
@@ -246,14 +273,14 @@ impl Common {
         out: &mut dyn Write,
         done: Result<T, Failure>,
         print: impl FnOnce(&T, &mut dyn Write) -> io::Result<()>,
-    ) -> anyhow::Result<u8> {
+    ) -> anyhow::Result<Exit> {
         match done {
             Ok(done) if self.json => {
                 serde_json::to_writer(&mut *out, &done)?;
                 writeln!(out)?;
-                Ok(0)
+                Ok(Exit::Done)
             }
-            Ok(done) => print(&done, out).map(|()| 0).map_err(Into::into),
+            Ok(done) => print(&done, out).map(|()| Exit::Done).map_err(Into::into),
             Err(failure) => {
                 match &failure {
                     Failure::Problem(problem) if self.json => {
@@ -262,18 +289,9 @@ impl Common {
                     }
                     failure => output::report(failure),
                 }
-                Ok(code(&failure))
+                Ok(Exit::of_failure(&failure))
             }
         }
-    }
-}
-
-fn code(failure: &Failure) -> u8 {
-    match (failure, failure.status()) {
-        (Failure::Client(ClientError::NoAgent { .. } | ClientError::Forbidden { .. }), _) => 2,
-        (_, Some(504)) => 3,
-        (_, Some(409 | 412)) => 4,
-        _ => 1,
     }
 }
 
@@ -292,11 +310,7 @@ fn read(path: &Path) -> anyhow::Result<Record> {
         let name = if text.trim_start().starts_with('{') { "-.json" } else { "-" };
         return Ok(Record::parse_within(&limits, name, &text)?.0);
     }
-    let (dir, names) = directory::files(path)?;
-    let [name] = names.as_slice() else { bail!("expected one file, found the directory {}", path.display()) };
-    let missing = || anyhow!("expected a record, found no file {}", path.display());
-    let loaded = directory::load(&dir, name, &limits).ok_or_else(missing)?;
-    let (record, warnings) = loaded.record?;
+    let (record, warnings) = record_file::load(path, &limits)?;
     warnings.iter().for_each(output::report);
     Ok(record)
 }
@@ -366,11 +380,11 @@ fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{SourceWord, code, one, table};
+    use super::{SourceWord, entity_tag, one, table};
     use clap::ValueEnum as _;
     use metadata_content::source::Source;
-    use metadata_control::instances::{Failure, Instance, Name, Port, Problem, Vm};
-    use metadata_control::status::{ClientError, GuestState, InstanceState};
+    use metadata_control::instances::{Instance, Name, Port, Vm};
+    use metadata_control::status::{GuestState, InstanceState};
 
     #[test]
     fn the_command_line_knows_every_source_by_its_name() {
@@ -441,18 +455,14 @@ ports       vnet0 52:54:00:00:00:01 unbound, held by file/web.yaml, no such inte
     }
 
     #[test]
-    fn each_failure_has_its_exit_code() {
-        let problem = |status| {
-            let (kind, title, detail) = Default::default();
-            let (conflict, registered) = (None, None);
-            Failure::Problem(Problem { kind, title, status, detail, conflict, registered }.into())
-        };
-        let source = std::io::ErrorKind::NotFound.into();
-        let gone = Failure::Client(ClientError::NoAgent { path: "/".into(), source });
-        for (failure, expected) in
-            [(problem(422), 1), (gone, 2), (problem(504), 3), (problem(409), 4), (problem(412), 4)]
+    fn a_tag_is_taken_with_and_without_its_quotes() {
+        for (text, expected) in
+            [("0a1b", "\"0a1b\""), ("\"0a1b\"", "\"0a1b\""), ("W/\"0a\"", "W/\"0a\""), ("*", "*")]
         {
-            assert_eq!(code(&failure), expected, "{failure:?}");
+            assert_eq!(entity_tag(text).as_deref(), Ok(expected), "{text}");
+        }
+        for text in ["", "a b", "a\"b", "\"0a"] {
+            assert!(entity_tag(text).is_err(), "{text}");
         }
     }
 }

@@ -11,36 +11,45 @@ pub const DEFAULT_FILE: &str = "/etc/xdp-imds/config.yaml";
 /// Options that override the configuration file.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq)]
 pub struct Options {
-    /// Directory of VM records, one file per VM. The agent watches it: write a file elsewhere, then rename it into this
-    /// directory.
+    /// Directory of VM records, one file per VM.
+    ///
+    /// The agent watches it: write a file elsewhere, then rename it into this directory.
     #[arg(long, value_name = "DIR")]
     records: Option<PathBuf>,
-    /// A tap to attach to, and the MAC of its guest; repeat for more. Taps that records name (`network.nics[].port`) need
-    /// no option. A tap that does not exist yet is attached when it appears.
+    /// A tap to attach to, and the MAC of its guest; repeat for more.
+    ///
+    /// Taps that records name (`network.nics[].port`) need no option. A tap that does not exist yet is attached when it
+    /// appears.
     #[arg(long = "port", value_name = "IFNAME[@NETNS][=MAC]")]
     ports: Vec<PortSpec>,
     /// Configuration file (YAML). Options override it.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Directory of the state that outlives the agent (token keys, one-shot passwords, guest attributes); created if it is
-    /// missing [default: /var/lib/xdp-imds].
+    /// Directory of the state that outlives the agent [default: /var/lib/xdp-imds].
+    ///
+    /// It holds token keys, one-shot passwords and guest attributes. It is created if it is missing.
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Directory on a bpffs in which links and maps are pinned, so that ports stay closed while no agent runs and the next
-    /// agent inherits them [default: /sys/fs/bpf/xdp-imds]. Each agent of a node needs its own.
+    /// Directory on a bpffs in which links and maps are pinned [default: /sys/fs/bpf/xdp-imds].
+    ///
+    /// With pins, ports stay closed while no agent runs, and the next agent inherits them. Each agent of a node needs its
+    /// own directory.
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
     /// Pin nothing: taps pass all frames when the agent ends.
     #[arg(long, conflicts_with = "pins")]
     no_pins: bool,
-    /// Directory of the running agent's sockets; created if it is missing [default: /run/xdp-imds]. Each agent of a node
-    /// needs its own.
+    /// Directory of the running agent's sockets [default: /run/xdp-imds].
+    ///
+    /// It is created if it is missing. Each agent of a node needs its own.
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
     /// The program that steers taps [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
     steer: Option<Mode>,
-    /// Prefix of the hub's device names. Each agent of a namespace needs its own.
+    /// Prefix of the hub's device names [default: imds].
+    ///
+    /// Each agent of a namespace needs its own.
     #[arg(long, value_name = "NAME")]
     hub: Option<String>,
     /// Threads that answer guests [default: one for each 32 CPUs].

@@ -11,11 +11,13 @@ use metadata_control::top::{LISTED_MOST, Sort, TopQuery};
 use metadata_screen::terminal::{self, Ends};
 use metadata_screen::{Asked, Documents, Look, Screen, Shown, fetch, plain};
 
+use super::exit::{Exit, ExitError};
 use super::which;
 use crate::output;
+use metadata_base::time;
 
-/// Least and most seconds between two questions. The agent stops to follow guests if it is not asked for longer.
-const INTERVAL: std::ops::RangeInclusive<f64> = 0.2..=20.0;
+/// Least and most time between two questions. The agent stops to follow guests if it is not asked for longer.
+const INTERVAL: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(20);
 /// How long `--once` watches before it shows: rates need two readings, which are a second apart.
 const ONCE: Duration = Duration::from_millis(1_200);
 
@@ -27,14 +29,18 @@ pub struct Arguments {
     guest: Option<String>,
     #[command(flatten)]
     agent: which::Agent,
-    /// Print one screen as text, and end. This is also what happens if standard output is not a terminal.
+    /// Print one screen as text, and end.
+    ///
+    /// This is also what happens if standard output is not a terminal.
     #[arg(long)]
     once: bool,
     /// Print one document as JSON, and end.
     #[arg(long, conflicts_with = "once")]
     json: bool,
-    /// Seconds between two questions to the agent, 0.2 to 20. Choose more for a slow link.
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
+    /// Time between two questions to the agent, 200ms to 20s.
+    ///
+    /// Seconds (`2`), or a number with a unit (`2s`, `500ms`). Choose more for a slow link.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
     /// The order of VMs.
     #[arg(long, value_name = "ORDER", default_value = "newest",
@@ -49,9 +55,7 @@ pub struct Arguments {
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().ok().filter(|seconds| INTERVAL.contains(seconds));
-    let (least, most) = (INTERVAL.start(), INTERVAL.end());
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("expected {least} to {most} seconds"))
+    time::span_within(text, INTERVAL)
 }
 
 impl Arguments {
@@ -73,7 +77,8 @@ impl Arguments {
 /// Shows the view until the user ends it, or prints it once.
 ///
 /// # Errors
-/// The configuration cannot be read, the terminal cannot be used, or, for `--once` and `--json`, no agent answers.
+/// The configuration cannot be read, the terminal cannot be used, the agent knows no guest of the name, or, for `--once`
+/// and `--json`, no agent answers.
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
     let run = arguments.agent.run()?;
     if arguments.json {
@@ -82,6 +87,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
     let look = Look::of(|name| std::env::var(name).ok());
     if arguments.once || !output::is_terminal() {
         return print_once(arguments, &run, look, out);
+    }
+    // An agent that is away may come back, but a name that it does not know is mistyped.
+    if arguments.guest.is_some()
+        && let Ok(documents) = fetch(&run, &arguments.screen().asked())
+    {
+        known(&documents)?;
     }
     let ask = move |asked: &Asked| fetch(&run, asked).map_err(|error| error.to_string());
     if !terminal::can_draw() {
@@ -96,13 +107,34 @@ fn print_json(arguments: &Arguments, run: &Path, out: &mut dyn Write) -> anyhow:
     let query = TopQuery { guest: arguments.guest.clone(), ..arguments.query() };
     status::get(run, &query.path())?;
     std::thread::sleep(ONCE);
-    out.write_all(&status::get(run, &query.path())?)?;
-    Ok(writeln!(out)?)
+    let answer = status::get(run, &query.path())?;
+    out.write_all(&answer)?;
+    writeln!(out)?;
+    match &query.guest {
+        // The list of its pages is empty.
+        Some(name) if answer.trim_ascii() == b"[]" => Err(unknown(name)),
+        _ => Ok(()),
+    }
+}
+
+/// Fails if a guest was asked for and none has its name.
+fn known(documents: &Documents) -> anyhow::Result<()> {
+    match &documents.vm {
+        Some((name, pages)) if pages.is_empty() => Err(unknown(name)),
+        _ => Ok(()),
+    }
+}
+
+fn unknown(name: &str) -> anyhow::Error {
+    let text = format!(
+        "no guest is known as {name}: expected a port, a MAC, a VM's name or UUID, or a record; `xdp-imds ls` lists all"
+    );
+    ExitError::new(Exit::Unknown, text).into()
 }
 
 fn print_once(arguments: &Arguments, run: &Path, look: Look, out: &mut dyn Write) -> anyhow::Result<()> {
     let mut screen = arguments.screen();
-    fetch(run, &screen.asked())?;
+    known(&fetch(run, &screen.asked())?)?;
     std::thread::sleep(ONCE);
     screen.on_answer(Ok(fetch(run, &screen.asked())?));
     Ok(out.write_all(plain(&screen, terminal::size(), look).as_bytes())?)
@@ -132,7 +164,13 @@ mod tests {
 
     #[test]
     fn an_interval_has_limits() {
-        for (text, expected) in [("1", Some(1_000)), ("0.2", Some(200)), ("20", Some(20_000))] {
+        for (text, expected) in [
+            ("1", Some(1_000)),
+            ("0.2", Some(200)),
+            ("20", Some(20_000)),
+            ("2s", Some(2_000)),
+            ("500ms", Some(500)),
+        ] {
             assert_eq!(interval(text).ok(), expected.map(Duration::from_millis), "{text}");
         }
         for text in ["", "0", "0.1", "21", "-1", "nan", "inf", "fast"] {

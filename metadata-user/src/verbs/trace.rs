@@ -20,9 +20,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use capture::Capture;
 use metadata_base::printable::Printable;
-use metadata_control::status::{Answer, Question, open};
+use metadata_base::time;
+use metadata_control::status::{Answer, ClientError, Question, open};
 use metadata_control::trace::wire::{Line, SCHEMA};
-use print::Tally;
+use print::{JsonLine, Tally, json};
 
 use super::which::{Agent, GUEST};
 use crate::output;
@@ -37,8 +38,9 @@ const ANSWER_MOST: u64 = 64 << 30;
 /// The options of `xdp-imds trace`.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// The guest: its port, its MAC, or the name, UUID or record of its VM. A trace by port also shows frames from other
-    /// MACs, but not the answers of the agent.
+    /// The guest: its port, its MAC, or the name, UUID or record of its VM.
+    ///
+    /// A trace by port also shows frames from other MACs, but not the answers of the agent.
     #[arg(value_name = GUEST)]
     target: String,
     #[command(flatten)]
@@ -46,19 +48,30 @@ pub struct Arguments {
     /// Show also frames that are not for the metadata service.
     #[arg(long)]
     all: bool,
-    /// Write the headers of frames also to a new pcapng file (mode 0600), with the verdict as a comment. The file must not
-    /// exist.
+    /// Write the headers of frames also to a new pcapng file.
+    ///
+    /// It gets mode 0600, and the verdict of each frame as a comment. It must not exist.
     #[arg(long, value_name = "FILE.pcapng")]
     write: Option<PathBuf>,
-    /// Write the first 256 octets of each frame, including payload with tokens and passwords.
+    /// Write the first 256 bytes of each frame, including payload with tokens and passwords.
     #[arg(long, requires = "write")]
     payload: bool,
     /// End after this number of frames.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// End after this number of seconds.
-    #[arg(long, value_name = "S")]
-    seconds: Option<u64>,
+    /// End after this time: seconds (`5`), or a number with a unit (`5s`, `2m`).
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    seconds: Option<Duration>,
+    /// Print one JSON object per line, of the form `trace-lines/1`.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Longest time of a trace, as of the agent.
+const LONGEST: Duration = Duration::from_secs(3_600);
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    time::span_within(text, Duration::ZERO..=LONGEST)
 }
 
 /// Traces until a limit, a signal or the end of the agent, and then prints the table of verdicts.
@@ -78,7 +91,7 @@ async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> an
     let mut seen = Seen::new(arguments)?;
     let end = async {
         match arguments.seconds {
-            Some(seconds) => tokio::time::sleep(Duration::from_secs(seconds)).await,
+            Some(seconds) => tokio::time::sleep(seconds).await,
             None => std::future::pending().await,
         }
     };
@@ -101,7 +114,7 @@ async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> an
     };
     // The agent ends the trace when this connection closes.
     drop(answer);
-    seen.end(out)?;
+    seen.end(ended.as_deref(), out)?;
     match ended {
         None => Ok(()),
         Some(reason) => bail!("the trace has ended: {reason}"),
@@ -125,7 +138,7 @@ fn ask(arguments: &Arguments) -> anyhow::Result<Answer> {
         return Ok(answer);
     }
     let text = answer.rest(REFUSAL_MOST)?;
-    bail!("the agent refuses ({status}): {}", String::from_utf8_lossy(&text).trim())
+    Err(ClientError::Refused { status, text: String::from_utf8_lossy(&text).trim().into() }.into())
 }
 
 /// What to do after a line.
@@ -138,6 +151,7 @@ enum Go {
 /// The frames so far, and their file.
 struct Seen {
     tally: Tally,
+    json: bool,
     left: Option<u64>,
     file: Option<File>,
     capture: Option<Capture>,
@@ -151,11 +165,17 @@ impl Seen {
             file
         };
         let file = arguments.write.as_ref().map(create).transpose()?;
-        Ok(Self { tally: Tally::default(), left: arguments.count, file, capture: None })
+        let (json, left) = (arguments.json, arguments.count);
+        Ok(Self { tally: Tally::default(), json, left, file, capture: None })
     }
 
     fn line(&mut self, line: &str, out: &mut dyn Write) -> anyhow::Result<Go> {
-        // A newer agent may send lines of an unknown kind. An empty line shows that the agent still runs.
+        // An empty line shows that the agent still runs. Without frames nothing is written that would show that the
+        // reader has gone.
+        if line.is_empty() && output::has_no_reader() {
+            return Ok(Go::Enough);
+        }
+        // A newer agent may send lines of an unknown kind.
         let Ok(line) = serde_json::from_str(line) else { return Ok(Go::On) };
         match line {
             Line::Begin { schema, .. } if schema != SCHEMA => {
@@ -165,12 +185,17 @@ impl Seen {
             }
             Line::Begin { who, unseen, problem, monotonic_ns, unix_ns, .. } => {
                 self.tally.begin(monotonic_ns);
-                writeln!(out, "tracing {}; Ctrl-C ends", Printable(&who))?;
-                if let Some(problem) = problem {
-                    writeln!(out, "problem: {}", Printable(problem))?;
-                }
-                if let Some(unseen) = unseen {
-                    writeln!(out, "note: {}", Printable(unseen))?;
+                if self.json {
+                    let (problem, unseen) = (problem.as_deref(), unseen.as_deref());
+                    json(&JsonLine::Begin { schema: print::SCHEMA, who: &who, problem, unseen }, out)?;
+                } else {
+                    writeln!(out, "tracing {}; Ctrl-C ends", Printable(&who))?;
+                    if let Some(problem) = problem {
+                        writeln!(out, "problem: {}", Printable(problem))?;
+                    }
+                    if let Some(unseen) = unseen {
+                        writeln!(out, "note: {}", Printable(unseen))?;
+                    }
                 }
                 if let Some(file) = self.file.take() {
                     self.capture = Some(Capture::begin(file, &who, monotonic_ns, unix_ns)?);
@@ -178,14 +203,23 @@ impl Seen {
             }
             Line::Lost { frames } => {
                 self.tally.lose(frames);
-                writeln!(
-                    out,
-                    "--- {frames} frames were lost, because they arrived faster than the agent could read them"
-                )?;
+                if self.json {
+                    json(&JsonLine::Lost { frames }, out)?;
+                } else {
+                    writeln!(
+                        out,
+                        "--- {frames} frames were lost, because they arrived faster than the agent could read them"
+                    )?;
+                }
                 self.capture.iter_mut().for_each(|capture| capture.lose(frames));
             }
             Line::Frame(frame) => {
-                self.tally.frame(&frame, out)?;
+                self.tally.count(&frame);
+                if self.json {
+                    self.tally.print_json(&frame, out)?
+                } else {
+                    self.tally.print(&frame, out)?
+                }
                 if let Some(capture) = &mut self.capture {
                     capture.frame(&frame)?;
                 }
@@ -202,11 +236,15 @@ impl Seen {
         Ok(Go::On)
     }
 
-    fn end(self, out: &mut dyn Write) -> io::Result<()> {
+    fn end(self, reason: Option<&str>, out: &mut dyn Write) -> io::Result<()> {
         if let Some(capture) = self.capture {
             capture.end()?;
         }
-        self.tally.summary(out)?;
+        if self.json {
+            self.tally.end_json(reason, out)?
+        } else {
+            self.tally.summary(out)?
+        }
         out.flush()
     }
 }

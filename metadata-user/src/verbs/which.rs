@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::Context as _;
 use metadata_base::run::DEFAULT_RUN;
-use metadata_control::status;
+use metadata_control::status::{self, ClientError};
 
+use super::exit::{Exit, ExitError};
 use crate::config::{Config, DEFAULT_PINS};
 
 /// The ways to name a guest. `xdp-imds status --all` lists ports, and `xdp-imds ls` lists VMs.
@@ -39,19 +39,37 @@ impl Agent {
     /// default, in this order. Returns `None` if the agent pins nothing.
     ///
     /// # Errors
-    /// The configuration cannot be read, or no agent answers in the run directory.
+    /// The configuration cannot be read, or no agent answers in the run directory that alone was given.
     pub fn pins(&self, given: Option<&Path>) -> anyhow::Result<Option<PathBuf>> {
         match (given, &self.run, self.configured()?) {
             (Some(pins), _, _) => Ok(Some(pins.into())),
             (None, _, Some(config)) => Ok(config.pins),
             (None, Some(run), None) => {
-                let answer = status::get(run, "/v1/status");
-                let answer = answer.context(
-                    "expected a running agent; name the pins of an agent that has ended by --pins or --config",
-                )?;
+                let answer = status::get(run, "/v1/status").map_err(|error| match error {
+                    // The client's own advice, to start an agent, is not what a release is for.
+                    ClientError::NoAgent { path, source } => {
+                        let advice = "name the pins of an agent that has ended by --pins or --config";
+                        let run = path.display();
+                        let text =
+                            format!("no agent serves with the run directory {run}: {source}; {advice}");
+                        ExitError::new(Exit::NoAgent, text).into()
+                    }
+                    error => anyhow::Error::from(error),
+                })?;
                 Ok(serde_json::from_slice::<status::Status>(&answer)?.pins)
             }
             (None, None, None) => Ok(Some(DEFAULT_PINS.into())),
+        }
+    }
+
+    /// Returns the prefix of the hub's device names: `given`, the configuration's or the default, in this order.
+    ///
+    /// # Errors
+    /// The configuration cannot be read.
+    pub fn hub(&self, given: Option<String>) -> anyhow::Result<String> {
+        match given {
+            Some(hub) => Ok(hub),
+            None => Ok(self.configured()?.unwrap_or_default().hub),
         }
     }
 
@@ -92,5 +110,6 @@ mod tests {
         let error = agent.pins(None).expect_err("no agent listens there");
         let shown = format!("{error:#}");
         assert!(shown.contains("--pins") && shown.contains("no agent serves"), "{shown}");
+        assert!(!shown.contains("xdp-imds serve"), "the remedy of another verb: {shown}");
     }
 }

@@ -18,13 +18,55 @@ const FILE_OCTETS: usize = 4_096;
 /// How many unusable files are kept beside a key file.
 const ASIDE_MOST: usize = 4;
 
+/// Whose file of keys it is, which decides what its faults call for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyFile {
+    /// The agent's own, in its directory of state.
+    Own,
+    /// One that an operator maintains (`token_key` of the configuration).
+    Given,
+    /// The one that a new key is to come after.
+    Present,
+}
+
+impl KeyFile {
+    const fn remedy_of_access(self) -> &'static str {
+        match self {
+            Self::Own => {
+                "run chmod 0600 on it if nobody else has read it; otherwise remove it, and a new key is made (guests then \
+                 fetch new tokens)"
+            }
+            Self::Given => {
+                "run chmod 0600 on it (in a Secret's volume: `defaultMode: 0400`); if others may have read it, replace it by \
+                 the output of `xdp-imds token-key`"
+            }
+            Self::Present => "run chmod 0600 on it",
+        }
+    }
+
+    const fn remedy_of_version(self) -> &'static str {
+        match self {
+            Self::Own => {
+                "start a release that reads it, or remove it to have a new key made (guests then fetch new tokens)"
+            }
+            Self::Given | Self::Present => "use the release that wrote it",
+        }
+    }
+
+    const fn remedy_of_form(self) -> &'static str {
+        match self {
+            Self::Own => "remove it to have a new key made",
+            Self::Given => "name another file, or write one by `xdp-imds token-key`",
+            Self::Present => "name the file that `token_key` of the configuration names",
+        }
+    }
+}
+
 /// Why the keys are unavailable.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The kernel refused an access.
-    #[error(
-        "expected to {action} the token keys at {path}, found: {source}; check the directory and its rights"
-    )]
+    #[error("cannot {action} the token keys at {}: {source}; check the path and its permissions", path.display())]
     Io {
         /// The failed action.
         action: &'static str,
@@ -35,35 +77,38 @@ pub enum KeyError {
     },
     /// Other users may read or change the file.
     #[error(
-        "expected {path} to be for its owner alone, found mode {mode:04o}; remove it, and a new key is made \
-         (guests then fetch new tokens)"
+        "expected {} to be for its owner alone, found mode {mode:04o}; {}", path.display(), of.remedy_of_access()
     )]
     Exposed {
         /// The key file.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
+        /// Whose it is.
+        of: KeyFile,
     },
     /// Another release wrote the file, in a version that this one does not read.
     #[error(
-        "expected token keys of version {} at {path}, found version {found}, which another release wrote; start a \
-         release that reads it, name another file, or remove it to have a new key made (guests then fetch new tokens)",
-        Keys::VERSION
+        "expected token keys of version {} at {}, found version {found}, which another release wrote; {}",
+        Keys::VERSION, path.display(), of.remedy_of_version()
     )]
     Version {
         /// The key file, which stays as it is.
         path: PathBuf,
         /// The version found.
         found: u32,
+        /// Whose it is.
+        of: KeyFile,
     },
     /// The file is not a key file.
     #[error(
-        "expected a file of xdp-imds token keys at {path}, found something else; name another file, or remove \
-         it to have a new key made"
+        "expected a file of xdp-imds token keys at {}, found something else; {}", path.display(), of.remedy_of_form()
     )]
     Malformed {
         /// The key file.
         path: PathBuf,
+        /// Whose it is.
+        of: KeyFile,
     },
 }
 
@@ -92,7 +137,15 @@ pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, KeyError> {
 /// # Errors
 /// [`KeyError`] if other users have access, if it is not a key file, or if it cannot be read.
 pub fn given(path: &Path) -> Result<Option<Keyring>, KeyError> {
-    Ok(read(path)?.map(Keyring::with))
+    Ok(read(path, KeyFile::Given)?.map(Keyring::with))
+}
+
+/// Checks the agent's own keys without changing them. A missing file is no fault.
+///
+/// # Errors
+/// The errors of [`given`].
+pub fn check_own(path: &Path) -> Result<(), KeyError> {
+    read(path, KeyFile::Own).map(drop)
 }
 
 /// Loads the current keys from a file that others maintain. If it is missing or invalid, the keys stay unchanged.
@@ -100,7 +153,7 @@ pub fn given(path: &Path) -> Result<Option<Keyring>, KeyError> {
 /// # Errors
 /// The errors of [`given`].
 pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), KeyError> {
-    if let Some(keys) = read(path)? {
+    if let Some(keys) = read(path, KeyFile::Given)? {
         keyring.set(keys);
     }
     Ok(())
@@ -133,7 +186,7 @@ pub fn rotate_if_older(
     now_unix: u64,
 ) -> Result<bool, KeyError> {
     let _turn = take_turn(path)?;
-    let found = match read(path) {
+    let found = match read(path, KeyFile::Own) {
         Err(KeyError::Malformed { .. }) => {
             set_aside(path)?;
             let keys = keyring.keys();
@@ -192,7 +245,7 @@ fn set_aside(path: &Path) -> Result<(), KeyError> {
 
 /// Reads the keys at `path`; `None` if the file does not exist, or was unusable and is set aside.
 fn read_or_set_aside(path: &Path) -> Result<Option<Keys>, KeyError> {
-    match read(path) {
+    match read(path, KeyFile::Own) {
         Err(KeyError::Malformed { .. }) => set_aside(path).map(|()| None),
         read => read,
     }
@@ -205,28 +258,29 @@ fn take_turn(path: &Path) -> Result<File, KeyError> {
 }
 
 /// Reads the keys at `path`; `None` if the file does not exist.
-fn read(path: &Path) -> Result<Option<Keys>, KeyError> {
+fn read(path: &Path, of: KeyFile) -> Result<Option<Keys>, KeyError> {
     let Some(file) = private_file::open(path).map_err(io_error("open", path))? else { return Ok(None) };
     let status = file.metadata().map_err(io_error("inspect", path))?;
     let mode = status.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
-        return Err(KeyError::Exposed { path: path.to_owned(), mode });
+        return Err(KeyError::Exposed { path: path.to_owned(), mode, of });
     }
-    let malformed = || KeyError::Malformed { path: path.to_owned() };
+    let malformed = || KeyError::Malformed { path: path.to_owned(), of };
     let text = private_file::read_within(file, FILE_OCTETS).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => malformed(),
         _ => io_error("read", path)(error),
     })?;
     if let Some(found) = Keys::version_of(&text).filter(|found| *found != Keys::VERSION) {
-        return Err(KeyError::Version { path: path.to_owned(), found });
+        return Err(KeyError::Version { path: path.to_owned(), found, of });
     }
     // The parser's message could repeat a key.
     Keys::parse(&text).map(Some).ok_or_else(malformed)
 }
 
-/// Reads the keys at `path`, which must exist.
+/// Reads the present keys at `path`, which must exist.
 fn must_read(path: &Path) -> Result<Keys, KeyError> {
-    read(path)?.ok_or_else(|| io_error("open", path)(io::ErrorKind::NotFound.into()))
+    let missing = || fs::metadata(path).err().unwrap_or_else(|| io::ErrorKind::NotFound.into());
+    read(path, KeyFile::Present)?.ok_or_else(|| io_error("open", path)(missing()))
 }
 
 /// Writes `keys` to the file at `path`.

@@ -309,10 +309,9 @@ impl Steering {
                 }
                 Err(Refusal::Gone) => path.remove()?,
                 Err(_) => {
-                    let holder = format!(
-                        "the program that {path} keeps there (`xdp-imds release` of version {version} takes it off)"
-                    );
-                    return Err(SteerError::Occupied { port: port.clone(), holder });
+                    let holder = format!("the program that {path} keeps there");
+                    let remedy = format!("`xdp-imds release` of version {version} takes it off");
+                    return Err(SteerError::Occupied { port: port.clone(), holder, remedy });
                 }
             }
         }

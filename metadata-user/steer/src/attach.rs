@@ -2,6 +2,8 @@
 
 use aya::programs::links::FdLink;
 use aya::programs::{Xdp, XdpMode, loaded_programs};
+use metadata_common::maps::program;
+use rtnetlink::packet_route::link::LinkLayerType;
 
 use super::SteerError;
 use super::error::errno;
@@ -67,27 +69,95 @@ impl Refusal {
     /// Converts to an error about a port of the calling thread's namespace.
     pub(super) fn about(self, program: &'static str, port: &PortName, ifindex: u32) -> SteerError {
         match self {
-            Self::Occupied => {
-                SteerError::Occupied { port: port.clone(), holder: holder(&port.ifname, ifindex) }
-            }
+            Self::Occupied => occupied(port, &programs_on(&port.ifname, ifindex)),
             Self::Gone => SteerError::PortGone { port: port.clone(), found: "another device or none".into() },
             Self::Error(source) => SteerError::Attach { program, device: port.to_string(), source },
         }
     }
 }
 
-/// Describes the programs on a device for an error text.
-fn holder(ifname: &str, ifindex: u32) -> String {
+/// A program on a device: its number, and its name if the kernel reports one.
+type OnDevice = (u32, Option<String>);
+
+fn programs_on(ifname: &str, ifindex: u32) -> Vec<OnDevice> {
     let ids = netlink::xdp_programs(ifname, ifindex).unwrap_or_default();
-    let described = ids.iter().map(|id| {
-        let info = loaded_programs().flatten().find(|info| info.id() == *id);
-        match info.as_ref().and_then(|info| info.name_as_str()) {
-            Some(name) if !name.is_empty() => format!("`{name}` (number {id})"),
-            _ => format!("number {id}"),
-        }
+    let name = |id| {
+        let info = loaded_programs().flatten().find(|info| info.id() == id)?;
+        info.name_as_str().filter(|name| !name.is_empty()).map(str::to_owned)
+    };
+    ids.into_iter().map(|id| (id, name(id))).collect()
+}
+
+/// The error of a port with these XDP programs, and what to do about them.
+fn occupied(port: &PortName, programs: &[OnDevice]) -> SteerError {
+    let named = |names: &[&str]| {
+        programs.iter().any(|(_, name)| name.as_deref().is_some_and(|name| names.contains(&name)))
+    };
+    if named(&[program::SOCKET, program::HUB]) {
+        // Whoever takes these programs off ends the service.
+        return SteerError::HubDevice { port: port.clone() };
+    }
+    let described = programs.iter().map(|(id, name)| match name {
+        Some(name) => format!("`{name}` (number {id})"),
+        None => format!("number {id}"),
     });
-    match described.collect::<Vec<_>>().join(" and ") {
+    let holder = match described.collect::<Vec<_>>().join(" and ") {
         none if none.is_empty() => "another XDP program".into(),
         some => format!("XDP program {some}"),
+    };
+    let remedy = if named(&[program::PORT, program::PORT_STUB]) {
+        OTHER_AGENT.to_owned()
+    } else {
+        format!(
+            "a device carries one XDP program: stop its owner, take it off with `ip link set dev {} xdp off` (`bpftool net` \
+             shows it), or set `steer: tcx` to keep it",
+            port.ifname
+        )
+    };
+    SteerError::Occupied { port: port.clone(), holder, remedy }
+}
+
+/// What to do about a program of another agent.
+pub(super) const OTHER_AGENT: &str =
+    "stop that xdp-imds, or, if it has ended, remove its pins by `xdp-imds release`";
+
+/// Fails for a device behind which no guest can be.
+pub(super) fn check_device(port: &PortName, ifindex: u32) -> Result<(), SteerError> {
+    let kind = match netlink::look(&port.ifname, ifindex)?.header.link_layer_type {
+        LinkLayerType::Loopback => "the loopback interface",
+        LinkLayerType::Ether => return Ok(()),
+        _ => "a device without Ethernet frames",
+    };
+    Err(SteerError::NoGuestDevice { port: port.clone(), kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OTHER_AGENT, occupied};
+    use crate::SteerError;
+    use metadata_base::port::PortName;
+    use metadata_common::maps::program;
+
+    #[test]
+    fn a_program_on_a_port_is_named_with_the_remedy_of_its_kind() {
+        let port = PortName::local("tap0");
+        for (name, remedy) in [
+            (Some("xdp_filter"), "`ip link set dev tap0 xdp off`"),
+            (None, "`ip link set dev tap0 xdp off`"),
+            (Some(program::PORT), OTHER_AGENT),
+        ] {
+            let error = occupied(&port, &[(7, name.map(Into::into))]);
+            assert!(matches!(error, SteerError::Occupied { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains(remedy) && text.contains("number 7"), "{text}");
+        }
+        for name in [program::SOCKET, program::HUB] {
+            let text = occupied(&PortName::local("imds-in"), &[(7, Some(name.into()))]).to_string();
+            assert!(text.contains("imds-in is a device of an xdp-imds hub"), "{text}");
+            assert!(
+                !text.contains("xdp off") && !text.contains("detach"),
+                "it would end the service: {text}"
+            );
+        }
     }
 }

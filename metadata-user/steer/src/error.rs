@@ -93,17 +93,34 @@ pub enum SteerError {
         /// The error of the kernel or the loader.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Another XDP program is on the port.
-    #[error(
-        "cannot attach to {port}: {holder} is already attached to it, and a device carries one XDP program; \
-         stop its owner (another xdp-imds perhaps; `xdp-imds release` removes its pins), or find it \
-         with `bpftool net` and remove it with `ip link set dev {} xdp off`", .port.ifname
-    )]
+    /// Another program is on the port.
+    #[error("cannot attach to {port}: {holder} is already attached to it; {remedy}")]
     Occupied {
         /// The occupied port.
         port: PortName,
-        /// The program found there: name, number and mode, as far as the kernel reports them.
+        /// The program found there: kind, name, number, as far as the kernel reports them.
         holder: String,
+        /// What to do about a program of this kind.
+        remedy: String,
+    },
+    /// The port is a device of a hub.
+    #[error(
+        "{port} is a device of an xdp-imds hub, which carries the frames of all guests, so it is no port; name the tap of \
+         one VM instead (`ip -brief link` lists them), and leave the programs on {port} where they are"
+    )]
+    HubDevice {
+        /// The port.
+        port: PortName,
+    },
+    /// No guest can be behind the port.
+    #[error(
+        "{port} is {kind}, behind which there is no guest; name the tap of one VM instead (`ip -brief link` lists them)"
+    )]
+    NoGuestDevice {
+        /// The port.
+        port: PortName,
+        /// What it is.
+        kind: &'static str,
     },
     /// A map operation failed.
     #[error("cannot {action} in map {map}: {}{}", Chain(.source.as_ref()), advise(.source.as_ref()))]
@@ -142,7 +159,7 @@ pub enum SteerError {
         port: PortName,
     },
     /// The port's device does not exist, or is not the device that was attached.
-    #[error("expected a device {port}, found {found}; attach it again once it exists")]
+    #[error("expected a device {port}, found {found}; it is attached once the device exists")]
     PortGone {
         /// The attached port.
         port: PortName,

@@ -180,6 +180,12 @@ impl Guard {
         remove_left_over_hubs(&config.hub, first + config.hubs..last)?;
         Ok(taps)
     }
+
+    /// True for the index of one of these devices in the calling thread's namespace.
+    pub(super) fn has(&self, ifindex: u32) -> bool {
+        let mut devices = self.devices.iter().flat_map(Devices::each);
+        devices.any(|device| device.ifindex == ifindex) && self.home.is_here()
+    }
 }
 
 impl Drop for Guard {
@@ -224,6 +230,27 @@ pub(super) fn remove_left_over_hubs(prefix: &str, numbers: Range<u32>) -> Result
         }
     }
     Ok(())
+}
+
+/// Removes the veth pairs of hubs that agents which have ended left behind, in the calling thread's namespace. Returns
+/// their number. A hub whose tap exists belongs to a running agent, and stays.
+///
+/// # Errors
+/// If the prefix cannot be one, or the kernel refuses.
+pub fn release_hubs(prefix: &str) -> Result<usize, SteerError> {
+    check_prefix(prefix)?;
+    let mut removed = 0;
+    for [outer, _, tap, _] in (0..MAX_HUBS).map(|number| names(prefix, number)) {
+        // In this order: a starting agent makes the tap first, so a pair found before the tap is missing is not its own.
+        if let Some(ifindex) = netns::index_of(&outer)?
+            && netns::index_of(&tap)?.is_none()
+            && netlink::kind(&outer, ifindex)? == netlink::VETH
+        {
+            netlink::delete(&outer, ifindex)?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
 }
 
 fn remove_left_over(name: &str) -> Result<(), SteerError> {

@@ -102,7 +102,7 @@ pub use counters::Counters;
 pub use counters::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
-pub use hub::{HUB_MTU, Hub, hub_queues};
+pub use hub::{HUB_MTU, Hub, hub_queues, release_hubs};
 pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
 pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, Released, release};
 pub use ports::{Found, exists};

@@ -214,7 +214,8 @@ pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
     match programs.iter().find_map(|info| Some((name_of(info)?, info.id()))) {
         Some((name, id)) => Err(SteerError::Occupied {
             port: port.clone(),
-            holder: format!("classifier `{name}` (number {id})"),
+            holder: format!("classifier `{name}` (number {id}) of another agent"),
+            remedy: attach::OTHER_AGENT.into(),
         }),
         None => Ok(()),
     }

@@ -180,7 +180,7 @@ fn remedy(errno: Option<i32>) -> &'static str {
             "; the directory was removed: a running agent makes it again within a minute, or at once on SIGHUP"
         }
         Some(libc::EPERM | libc::EACCES) => {
-            "; the agent needs CAP_BPF (and CAP_SYS_ADMIN for links), and no security module may forbid it"
+            "; this needs root, or CAP_BPF (and CAP_SYS_ADMIN for links), and no security module may forbid it"
         }
         Some(libc::ENOSPC | libc::ENOMEM) => "; free memory: pins and links are in the kernel's memory",
         Some(libc::ENOTDIR | libc::EINVAL) => {
@@ -504,9 +504,12 @@ fn forget_release(pins: &Path) -> Result<(), PinsError> {
 /// If an agent runs with these pins, unless `force`; if a pin cannot be removed.
 pub fn release(pins: &Path, force: bool) -> Result<Released, PinsError> {
     let mut released = Released::default();
-    if !pins.join(PINS_VERSION).exists() {
-        return Ok(released);
-    }
+    let version = pins.join(PINS_VERSION);
+    // What may not be examined need not be absent: /sys/fs/bpf is closed to other users.
+    match std::fs::metadata(&version) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(released),
+        found => found.map_err(|source| PinsError::io("examine", &version, source))?,
+    };
     check_bpffs(pins)?;
     let held = lock(pins, PINS_VERSION, FlockOperation::NonBlockingLockExclusive)?;
     if held.is_none() && !force {

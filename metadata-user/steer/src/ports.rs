@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::attach;
 use super::counters::Looks;
 use super::held::is_missing;
 use super::mode::{By, Programs};
@@ -21,8 +22,10 @@ use metadata_links::watch::Device;
 /// The device that a port's name refers to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// No device of this name, or no such namespace.
+    /// No device of this name.
     Nothing,
+    /// The port's namespace does not exist.
+    NoNamespace,
     /// The device attached under this name.
     Attached,
     /// A device that is not attached under this name.
@@ -91,6 +94,7 @@ impl Steering {
             if steering.taking_over || is_known || steering.ports.len() >= MAX_PORTS as usize {
                 return Ok(false);
             }
+            steering.check_guest_device(port, ifindex)?;
             let key = PortKey { netns: steering.object.acquire(cookie)?, ifindex };
             match steering.enter(port, key, false) {
                 Ok(mtu) => {
@@ -105,6 +109,14 @@ impl Steering {
                 }
             }
         })
+    }
+
+    /// Fails for a device that can be no guest's: one of this agent's hubs, or one without Ethernet frames.
+    fn check_guest_device(&self, port: &PortName, ifindex: u32) -> Result<(), SteerError> {
+        if self.devices.has(ifindex) {
+            return Err(SteerError::HubDevice { port: port.clone() });
+        }
+        attach::check_device(port, ifindex)
     }
 
     /// Attaches the programs of a prepared port; called in its namespace. After an error it is as before.
@@ -180,6 +192,7 @@ impl Steering {
         ifindex: u32,
         closed: bool,
     ) -> Result<Attached, SteerError> {
+        self.check_guest_device(port, ifindex)?;
         let netns = self.object.acquire(cookie)?;
         let key = PortKey { netns, ifindex };
         let mut programs = Programs::none();
@@ -407,7 +420,11 @@ impl Steering {
     /// # Errors
     /// If the namespace cannot be opened or entered.
     pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
-        let Some((cookie, ifindex)) = look(port)? else { return Ok(Found::Nothing) };
+        let (cookie, ifindex) = match search(port)? {
+            Searched::Device(cookie, ifindex) => (cookie, ifindex),
+            Searched::NoDevice => return Ok(Found::Nothing),
+            Searched::NoNamespace => return Ok(Found::NoNamespace),
+        };
         let same = |held: &Attached| {
             !held.gone
                 && !held.programs.is_none()
@@ -509,15 +526,33 @@ pub fn exists(port: &PortName) -> Result<Option<u32>, SteerError> {
 
 /// The index of the device that a port's name refers to, and its namespace if the port names one.
 pub(super) fn look(port: &PortName) -> Result<Option<(Option<Cookie>, u32)>, SteerError> {
-    let Some(name) = &port.netns else {
-        return Ok(netns::index_of(&port.ifname)?.map(|ifindex| (None, ifindex)));
+    Ok(match search(port)? {
+        Searched::Device(cookie, ifindex) => Some((cookie, ifindex)),
+        Searched::NoDevice | Searched::NoNamespace => None,
+    })
+}
+
+/// What a port's name refers to.
+enum Searched {
+    /// A device, and its namespace if the port names one.
+    Device(Option<Cookie>, u32),
+    NoDevice,
+    NoNamespace,
+}
+
+fn search(port: &PortName) -> Result<Searched, SteerError> {
+    let device = |cookie, ifindex: Option<u32>| {
+        ifindex.map_or(Searched::NoDevice, |ifindex| Searched::Device(cookie, ifindex))
     };
+    let Some(name) = &port.netns else { return Ok(device(None, netns::index_of(&port.ifname)?)) };
     match Netns::open(name) {
         Ok(netns) => {
             let (cookie, ifindex) = netns.run(|| place(port))?;
-            Ok(ifindex.map(|ifindex| (Some(cookie), ifindex)))
+            Ok(device(Some(cookie), ifindex))
         }
-        Err(LinkError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(LinkError::Namespace { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+            Ok(Searched::NoNamespace)
+        }
         Err(error) => Err(error.into()),
     }
 }

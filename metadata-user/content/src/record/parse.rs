@@ -34,6 +34,7 @@ impl Text<'_> {
             if may_be_secret(&error.field) {
                 reason = without_value(&reason);
             }
+            let reason = parser::plain(&reason);
             RecordError::Unreadable { place: Box::new(self.place_at(error.position, error.field)), reason }
         })
     }

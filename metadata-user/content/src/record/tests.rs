@@ -47,20 +47,20 @@ fn json_and_yaml_read_as_the_same_record() {
 fn an_error_names_the_place_the_expected_and_the_found_value() {
     const VENDOR: &str = "vendor_data: {text: \"#cloud-config\\n{}\\n\"}";
     let cases = [
+        ("schema: vmrecord/1", "schema: vmrecord/2", "r.yaml:1:9: schema: expected"),
+        ("schema: vmrecord/1\n", "", "r.yaml:1:1: the field `schema` is missing"),
         (
-            "schema: vmrecord/1",
-            "schema: vmrecord/2",
-            "r.yaml:1:9: schema: unknown variant `vmrecord/2`, expected",
+            "generation: 7",
+            "generation: -7",
+            "r.yaml:2:13: generation: expected a whole number, 0 or more, found `-7`",
         ),
-        ("schema: vmrecord/1\n", "", "r.yaml:1:1: missing field `schema`"),
-        ("generation: 7", "generation: -7", "r.yaml:2:13: generation: invalid value: integer `-7`"),
         (
             "  name: web-1",
             "  nmae: web-1",
-            "r.yaml:5:3: vm.nmae: unknown field `nmae`, expected one of `uuid`, `owner`, `name`",
+            "r.yaml:5:3: vm.nmae: unknown field; the fields here are `uuid`, `owner`, `name`",
         ),
-        ("  name: web-1", "  name: web-1\n  name: web-2", "r.yaml:4:3: vm: duplicate field `name`"),
-        ("vm:", "vm: 3\nx:", "r.yaml:3:5: vm: invalid type: number, expected a mapping"),
+        ("  name: web-1", "  name: web-1\n  name: web-2", "r.yaml:6:3: vm.name: given twice; keep one"),
+        ("vm:", "vm: 3\nx:", "r.yaml:3:5: vm: expected a mapping, found a number"),
         ("short: web-1", "short: web_1", "r.yaml:11:19: hostname.short: expected a host name label"),
         (
             "52:54:00:12:34:56",
@@ -108,11 +108,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
             "absent_seed: 200",
             "r.yaml:51:16: serve.absent_seed: expected 204 or 404, found 200",
         ),
-        (
-            "absent_seed: 204",
-            "dialects: [lxd]",
-            "r.yaml:51:14: serve.dialects[0]: unknown variant `lxd`, expected one",
-        ),
+        ("absent_seed: 204", "dialects: [lxd]", "r.yaml:51:14: serve.dialects[0]: expected one"),
         ("AQEBAQ", "A?", "r.yaml:43:23: random_seed.base64: expected standard base64 with padding"),
         (VENDOR, "vendor_data: {}", "r.yaml:20:14: vendor_data: expected exactly one of"),
         (
@@ -130,11 +126,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
             "vendor_data: {source: {file: /x}}",
             "r.yaml:20:30: vendor_data.source.file: expected a path relative",
         ),
-        (
-            "{role: web}",
-            "{role: web, role: db}",
-            "r.yaml:41:11: metadata: expected each key once, found `role` twice",
-        ),
+        ("{role: web}", "{role: web, role: db}", "r.yaml:41:23: metadata.role: given twice; keep one"),
         (
             "metadata: {role: web}",
             "sinks: {ready: http://127.0.0.1/}",
@@ -410,11 +402,11 @@ fn secrets_appear_neither_in_debug_output_nor_in_refusals() {
 fn a_secret_of_the_wrong_type_is_not_in_the_refusal() {
     let record = |field: &str| format!("schema: vmrecord/1\n{field}\n");
     for (field, says) in [
-        ("user_data: \"hunter2, expected \\\"x\\\" \"", "user_data: invalid type: string, expected "),
-        ("vendor_data: hunter2", "vendor_data: invalid type: string, expected "),
-        ("random_seed: [hunter2]", "random_seed: invalid type: sequence, expected "),
-        ("admin: hunter2", "admin: invalid type: string, expected "),
-        ("credentials: {iam: hunter2}", "credentials.iam: invalid type: string, expected "),
+        ("user_data: \"hunter2, expected \\\"x\\\" \"", "user_data: expected a mapping, found some text"),
+        ("vendor_data: hunter2", "vendor_data: expected a mapping, found some text"),
+        ("random_seed: [hunter2]", "random_seed: expected a mapping, found a list"),
+        ("admin: hunter2", "admin: expected a mapping, found some text"),
+        ("credentials: {iam: hunter2}", "credentials.iam: expected a mapping, found some text"),
     ] {
         for text in [record(field), format!("{{{}}}", record(field).trim().replace('\n', ", "))] {
             let said = Record::parse("r.yaml", &text).expect_err(field).to_string();
@@ -519,6 +511,7 @@ fn systemds_credentials_are_one_of_three_forms_and_fill_user_data() {
         let text = format!(
             "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: web, project: {{id: p, \
              number: 1, account: '000000000000'}}}}\nhostname: {{short: web}}\nplacement: {{region: r, zone: z}}\n\
+             network: {{nics: [{{id: n0, name: eth0, mac: '52:54:00:00:00:01', addresses: [{{method: dhcp4}}]}}]}}\n\
              systemd_credentials: {credentials}\n{user_data}"
         );
         Record::parse("r.yaml", &text)

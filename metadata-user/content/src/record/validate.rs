@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt::Display;
 
 use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 
 use super::credentials::Credential;
 use super::dialects::Dialect;
@@ -222,6 +222,11 @@ impl Validator<'_> {
                     format!("a second key named `{}` hides the first in some dialects; rename one", key.name);
                 self.warn(&way!["ssh_keys", n, "name"], message);
             }
+            if !is_openssh_key(key.key.as_str()) {
+                let message = "not a public key of OpenSSH, so that sshd ignores it; write the line of a `.pub` file, such as \
+                               `ssh-ed25519 AAAAC3Nz… comment`";
+                self.warn(&way!["ssh_keys", n, "key"], message);
+            }
         }
     }
 
@@ -259,6 +264,17 @@ impl Validator<'_> {
         for (n, nic) in nics.iter().enumerate() {
             self.nic_links(n, nic, &ids)?;
             self.nic_addresses(n, nic)?;
+        }
+        if nics.is_empty() {
+            let message = "no NIC, so that no port has this VM and the agent serves it nowhere (`export` can write it to a \
+                           disk); add `nics` with the MAC and the port of each NIC";
+            self.warn(&way!["network"], message);
+        }
+        for (n, nic) in nics.iter().enumerate() {
+            if nic.port.as_ref().is_some_and(|port| port.ifname.as_str() == "lo") {
+                let message = "the loopback interface, behind which there is no guest; name the VM's tap";
+                self.warn(&way!["network", "nics", n, "port", "ifname"], message);
+            }
         }
         // In mode `none` the guest gets no network document.
         if record.network.mode != Mode::None {
@@ -504,6 +520,18 @@ impl Validator<'_> {
     }
 }
 
+/// Returns whether sshd takes a line for a public key (sshd(8), AUTHORIZED_KEYS FILE FORMAT): options, the type, and the
+/// key in base64, which begins with its type (RFC 4253 section 6.6).
+fn is_openssh_key(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    words.windows(2).any(|pair| {
+        let (kind, key) = (pair[0], pair[1].trim_end_matches('='));
+        let Ok(key) = STANDARD_NO_PAD.decode(key) else { return false };
+        let Some((length, rest)) = key.split_first_chunk::<4>() else { return false };
+        rest.get(..u32::from_be_bytes(*length) as usize).is_some_and(|name| name == kind.as_bytes())
+    })
+}
+
 /// Returns whether cloud-init accepts the value as network-config. Text is parsed as YAML.
 #[must_use]
 pub fn is_network_config(raw: &serde_json::Value) -> bool {
@@ -529,5 +557,27 @@ pub fn is_network_data(given: &serde_json::Value) -> bool {
     match given {
         serde_json::Value::String(text) => parser::json(text).is_ok_and(|value| object(&value)),
         value => object(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_openssh_key;
+
+    #[test]
+    fn a_public_key_names_its_type_twice() {
+        let key = "AAAAC3NzaC1lZDI1NTE5AAAAIJ8wUQ0H0m1c3a0nYf1mVYQx0b7m2wq8q0R4T0qX9V1k";
+        for line in [
+            format!("ssh-ed25519 {key}"),
+            format!("ssh-ed25519 {key} alice@example"),
+            format!("from=\"10.0.0.0/8\",command=\"a b\" ssh-ed25519 {key} alice"),
+        ] {
+            assert!(is_openssh_key(&line), "{line}");
+        }
+        for line in
+            ["hello", "ssh-ed25519", "ssh-ed25519 hello", "ssh-rsa AAAA", &format!("ssh-rsa {key}"), key]
+        {
+            assert!(!is_openssh_key(line), "{line}");
+        }
     }
 }

@@ -63,6 +63,22 @@ impl Condition {
     pub fn asks_for_nothing(self) -> bool {
         matches!(self, Self::HeaderAbsent { .. } | Self::TokenGood { .. })
     }
+
+    /// Returns what a request must have, or must not have, to satisfy the condition.
+    #[must_use]
+    pub fn demand(self) -> String {
+        match self {
+            Self::HeaderIs { name, value } => format!("the field `{name}: {value}`"),
+            Self::HeaderIsOneOf(fields) => {
+                let fields: Vec<_> =
+                    fields.iter().map(|(name, value)| format!("`{name}: {value}`")).collect();
+                format!("the field {}", fields.join(" or "))
+            }
+            Self::HeaderAbsent { name } => format!("no field `{name}`"),
+            Self::TokenGood { name, .. } => format!("no field `{name}`, or a valid token in it"),
+            Self::TokenNeeded { name, .. } => format!("a valid token in the field `{name}`"),
+        }
+    }
 }
 
 impl std::fmt::Display for Condition {

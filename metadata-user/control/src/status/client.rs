@@ -30,7 +30,10 @@ pub enum ClientError {
         source: io::Error,
     },
     /// The caller lacks permission.
-    #[error("may not ask the agent of {}: {source}; try as root, or as the agent's user", path.display())]
+    #[error(
+        "may not ask the agent of {}: {source}; try as root, as the agent's user, or as a member of the group that \
+         `api.group` of the configuration names", path.display()
+    )]
     Forbidden {
         /// The directory.
         path: PathBuf,

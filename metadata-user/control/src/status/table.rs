@@ -59,8 +59,9 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     list("shared UUID", shared, out)?;
     status.api_server.as_ref().map_or(Ok(()), |server| api_server(server, out))?;
     status.proxmox.as_ref().map_or(Ok(()), |node| proxmox(node, out))?;
-    let width = status.counters.keys().map(String::len).max().unwrap_or_default();
-    list("counters", status.counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
+    let counters: Vec<_> = status.counters.iter().filter(|(_, count)| **count > 0).collect();
+    let width = counters.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    list("counters", counters.iter().map(|(name, count)| format!("{name:width$}  {count}")), out)?;
     let lately = status.lately.iter().map(|said| {
         let times = if said.times > 1 { format!(" ({} times)", said.times) } else { String::new() };
         format!("{} ago, {}: {}{times}", Span(said.ago), said.level, said.text)
@@ -98,10 +99,10 @@ fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let programs: Vec<_> =
         status.ports.programs.iter().map(|(name, count)| format!("{count} {name}")).collect();
     let [attached, waiting, closed, error] = PortState::ALL.map(of);
-    let closed = if closed > 0 { format!(", {closed} closed without a record") } else { String::new() };
-    let counts =
-        format!("{attached} attached ({}), {waiting} waiting, {error} in error{closed}", programs.join(", "));
-    row("ports", &counts, out)?;
+    let programs = if programs.is_empty() { String::new() } else { format!(" ({})", programs.join(", ")) };
+    let more = [(waiting, "waiting"), (error, "in error"), (closed, "closed without a record")];
+    let more = more.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!(", {count} {what}"));
+    row("ports", &format!("{attached} attached{programs}{}", more.collect::<String>()), out)?;
     let rows = status.ports.listed.iter().map(|port| {
         let why = port.reason.as_deref().or(port.program.as_deref()).unwrap_or_default();
         let way = if port.way == GuestWay::Inlet { ", inlet" } else { "" };
@@ -187,6 +188,7 @@ pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::R
         let vm = guest.vm.as_ref().zip(guest.uuid.as_ref()).map(|(vm, uuid)| format!("{vm}, {uuid}"));
         let held = guest
             .held
+            .filter(|held| held.connections + held.requests > 0)
             .map(|held| format!("{} connections, {} waiting requests", held.connections, held.requests));
         let number = |number: Option<u32>| number.map(|number| number.to_string());
         for (name, value) in [
@@ -352,7 +354,7 @@ troubles    1 port in error
 workers     hub  device    heartbeat  load  guests  connections  requests
             0    imds-in0  0.2 s      3 %   7       12           48213
             1    imds-in0  ended      3 %   7       12           3
-ports       9 attached (2 tcx, 7 xdp), 0 waiting, 1 in error
+ports       9 attached (2 tcx, 7 xdp), 1 in error
             tap7  error  another XDP program is on it
             and 2 more
 instances   9 served (file)
@@ -370,7 +372,6 @@ Proxmox VE  /etc/pve/qemu-server, last read 1 min 2 s ago
             read-only: the cluster has no quorum
             unreadable for 1 min 1 s: no
 counters    identity_mismatch  3
-            over_limit         0
 lately      1 min 1 s ago, warn: port tap7: no (2 times)
 ";
         assert_eq!(String::from_utf8(out).expect("text"), expected);

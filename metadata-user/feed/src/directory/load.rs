@@ -59,13 +59,21 @@ pub fn names(dir: &Path) -> Result<BTreeSet<String>, FeedError> {
     Ok(names)
 }
 
+/// What may be named by one path.
+const EITHER: &str = "a record, or a directory of records";
+
 /// Returns the directory and its records' names; for a file, its directory and its own name.
 ///
 /// # Errors
-/// The directory cannot be read, or the file's name is not UTF-8.
+/// There is neither, the directory cannot be read, or the file's name is not UTF-8.
 pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
-    if !path.is_file() {
+    let found = std::fs::metadata(path).map_err(|error| io_error(path, EITHER, error))?;
+    if found.is_dir() {
         return Ok((path.to_owned(), names(path)?.into_iter().collect()));
+    }
+    if !found.is_file() {
+        let error = io::Error::other("another kind of file");
+        return Err(io_error(path, EITHER, error));
     }
     let name = path.file_name().and_then(|name| name.to_str());
     let name = name.ok_or_else(|| {

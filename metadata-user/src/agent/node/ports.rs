@@ -25,7 +25,7 @@ use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
 pub(in crate::agent) use closing::Guard;
 use share::PortShares;
-use state::{ABSENT, UNREACHABLE};
+use state::{ABSENT, NO_NAMESPACE, UNREACHABLE};
 use troubles::Troubles;
 
 /// The ports of the node. Events touch ports; [`NodePorts::proceed`] brings touched ports to the plan.
@@ -228,7 +228,7 @@ impl NodePorts {
             self.attaching.log_progress(self.touched.len(), self.steering.port_count());
         }
         if self.touched.is_empty() {
-            self.troubles.log_absent(ABSENT);
+            self.troubles.log_absent();
         }
     }
 
@@ -362,10 +362,11 @@ impl NodePorts {
                     Err(error) => self.troubles.report(port, &error.to_string()),
                 }
             }
-            Ok(Found::Nothing) => {
+            Ok(found @ (Found::Nothing | Found::NoNamespace)) => {
                 self.detach(port);
                 self.attaching.on_absent(port);
-                self.troubles.wait_for_device(port, ABSENT);
+                let reason = if found == Found::Nothing { ABSENT } else { NO_NAMESPACE };
+                self.troubles.wait_for_device(port, reason);
             }
             Err(error) => self.troubles.report(port, &error.to_string()),
         }

@@ -3,24 +3,22 @@
 use super::Question;
 use crate::verbs::options::Options;
 
-/// The text after the options in `doctor --help`. It explains the printed lines and the exit codes.
-pub const EXIT: &str = "\
+/// The text after the options in `doctor --help`. It explains the printed lines.
+pub const LINES: &str = "\
 Without options it checks /etc/xdp-imds/config.yaml, which the packages and manifests install, if there is one.
 
 Each line shows the result of one check and the state found:
   ok    no problem
   warn  serving works with a restriction, or the result is unknown
   FAIL  serving would fail, at the start or for one port
-A line with a problem also shows the state expected and the remedy.
-
-Exit codes: 0 no check failed, 1 a check failed, 2 wrong options.";
+A line with a problem also shows the state expected and the remedy. Warnings do not change the exit code.";
 
 /// The options of `xdp-imds doctor`.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
     #[command(flatten)]
     options: Options,
-    /// Print one JSON document instead of lines.
+    /// Print one JSON document, of the form `doctor/1`.
     #[arg(long)]
     json: bool,
 }

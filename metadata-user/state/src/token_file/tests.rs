@@ -50,7 +50,7 @@ fn keys_of_a_later_version_are_refused_with_a_remedy_and_stay() {
     private_file::replace(&path, text).expect("written");
     let errors = [
         super::open(&path, NOW).err(),
-        given(&path).err(),
+        super::check_own(&path).err(),
         rotate_if_older(&Keyring::ephemeral(), &path, MONTH, NOW).err(),
     ];
     for error in errors {
@@ -145,7 +145,21 @@ fn a_key_file_open_to_others_is_refused_with_the_remedy() {
         fs::set_permissions(&path, Permissions::from_mode(mode)).expect("changed");
         let error = super::open(&path, NOW).expect_err("open to others");
         assert!(matches!(error, KeyError::Exposed { mode: found, .. } if found == mode), "{error}");
-        assert!(error.to_string().contains("remove it"), "{error}");
+        assert!(error.to_string().contains("chmod 0600"), "{error}");
+    }
+}
+
+#[test]
+fn no_remedy_of_a_file_that_somebody_keeps_is_to_remove_it() {
+    let (_room, path) = room();
+    let later = r#"{"form":"xdp-imds token keys 2","keys":[]}"#;
+    for (text, mode) in [("{}", 0o640), ("hunter2", 0o600), (later, 0o600)] {
+        private_file::replace(&path, text.as_bytes()).expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(mode)).expect("changed");
+        for error in [given(&path).err(), generate(Some(&path), NOW).err()] {
+            let error = error.expect("a refusal").to_string();
+            assert!(!error.contains("remove") && error.contains("; "), "{error}");
+        }
     }
 }
 

@@ -41,6 +41,8 @@ const AGENT: &str = "\
 | `libvirt-hook` | write access below `/run/xdp-imds` |
 | `check`, `explain`, `export`, `webhook`, `token-key`, `identity` | no privilege |
 
+[Their output](output.md) has the exit codes and the forms of `--json`.
+
 ";
 
 /// Writes the page of the verbs of `cargo xtask`.

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use super::answer::{bad_request, forbidden};
 use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
 use crate::agent::node::{Clash, ClearedData, Node, Tagged};
+use metadata_base::time::span;
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 use metadata_control::instances::{Instance, NAME_MAX, Page, Problem, is_name};
@@ -246,19 +247,10 @@ fn unknown(method: &Method, key: &str) -> Problem {
     bad_request(expected, &format!("`{key}`, or another value of it"))
 }
 
-/// Parses a time such as `5s`, `500ms` or `1m`.
+/// Parses a time such as `5s`, `500ms`, `1m` or `5`, as the verbs do.
 fn timeout_of(text: &str) -> Result<Duration, Problem> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let number = text[..digits].parse::<u32>().ok();
-    let unit = match &text[digits..] {
-        "ms" => Some(Duration::from_millis(1)),
-        "s" => Some(Duration::from_secs(1)),
-        "m" => Some(Duration::from_secs(60)),
-        _ => None,
-    };
-    let timeout = number.zip(unit).and_then(|(number, unit)| unit.checked_mul(number));
-    timeout.filter(|timeout| *timeout <= WAIT_MOST).ok_or_else(|| {
-        let expected = format!("a timeout such as `500ms` or `5s`, at most {} s", WAIT_MOST.as_secs());
+    span(text).filter(|timeout| *timeout <= WAIT_MOST).ok_or_else(|| {
+        let expected = format!("a timeout such as `500ms`, `5s` or `5`, at most {} s", WAIT_MOST.as_secs());
         bad_request(&expected, "another value")
     })
 }
@@ -285,6 +277,7 @@ mod tests {
             ("a?wait=attached", Source::Api, "a", Some(5 * second)),
             ("a?timeout=1500ms&wait=attached", Source::Api, "a", Some(second * 3 / 2)),
             ("a?wait=attached&timeout=1m", Source::Api, "a", Some(60 * second)),
+            ("a?wait=attached&timeout=5", Source::Api, "a", Some(5 * second)),
         ] {
             let named = read(&uri(&format!("/v1/instances/{path}")), &Method::PUT).expect(path);
             let wait = timeout.map(|timeout| Wait { timeout });
@@ -306,7 +299,7 @@ mod tests {
             (Method::PUT, "a?wait=booted", 400, "wait=attached"),
             (Method::PUT, "a?timeout=5s", 400, "`timeout` alone"),
             (Method::PUT, "a?wait=attached&timeout=61s", 400, "at most 60 s"),
-            (Method::PUT, "a?wait=attached&timeout=5", 400, "500ms"),
+            (Method::PUT, "a?wait=attached&timeout=5d", 400, "500ms"),
             (Method::PUT, "a?wait=attached&timeout=4294967295m", 400, "at most 60 s"),
             (Method::PUT, "a?source=file", 403, "where they come from"),
             (Method::PUT, "a?source=hook", 403, "where they come from"),

@@ -38,11 +38,17 @@ impl Conditions {
         }
         if self.matches.as_ref().is_some_and(|tags| !tags.have(etag)) {
             let advice = "read it again (`xdp-imds get`, GET) before another change";
-            return Err(precondition(format!("expected a tag of If-Match, but {}; {advice}", found())));
+            return Err(precondition(format!(
+                "If-Match (`--if-match`) does not hold: {}; {advice}",
+                found()
+            )));
         }
         if self.differs.as_ref().is_some_and(|tags| tags.have(etag)) {
-            let advice = "omit that condition (`--new`) to replace it";
-            return Err(precondition(format!("expected no tag of If-None-Match, but {}; {advice}", found())));
+            let advice = "leave that condition out to replace it";
+            return Err(precondition(format!(
+                "If-None-Match (`--new`) does not hold: {}; {advice}",
+                found()
+            )));
         }
         Ok(())
     }

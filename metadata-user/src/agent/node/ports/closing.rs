@@ -120,7 +120,7 @@ impl NodePorts {
                 Ok(false) => return self.release_unguarded(port, plan),
                 Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
             },
-            Ok(Found::Nothing) => return self.forget_closed(port),
+            Ok(Found::Nothing | Found::NoNamespace) => return self.forget_closed(port),
             Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
         }
         // The previous agent may have bound identities there that have no record now.

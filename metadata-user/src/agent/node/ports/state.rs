@@ -13,6 +13,10 @@ use crate::agent::slots::IdentityName;
 /// The reason of a port whose interface does not exist.
 pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
 
+/// The reason of a port whose network namespace does not exist.
+pub(super) const NO_NAMESPACE: &str = "no such network namespace yet (a name under /run/netns, or a path such as \
+     /proc/PID/ns/net); the port is attached as soon as its interface appears there";
+
 /// The reason of a port whose guest gets no answer.
 pub(super) const UNREACHABLE: &str = "answers do not reach the guest: the device accepts no redirected \
      frames. For a veth, turn on GRO at its other end (`ethtool -K PEER gro on`); otherwise give the guest a tap. The port \
@@ -27,7 +31,7 @@ impl NodePorts {
     #[must_use]
     pub(in crate::agent::node) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
         match self.troubles.reason(port) {
-            Some(ABSENT) => (PortState::Waiting, Some(ABSENT)),
+            Some(reason @ (ABSENT | NO_NAMESPACE)) => (PortState::Waiting, Some(reason)),
             Some(reason) => (PortState::Error, Some(reason)),
             None if self.steering.is_attached(port) => {
                 let by_classifier = self.steering.way_to(port) == Way::Classifier;

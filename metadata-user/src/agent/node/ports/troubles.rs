@@ -1,6 +1,6 @@
 //! What could not be done for a port, and why.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use metadata_base::port::PortName;
 use tracing::{info, warn};
@@ -10,8 +10,8 @@ use tracing::{info, warn};
 pub(super) struct Troubles {
     unsettled: BTreeSet<PortName>,
     reasons: HashMap<PortName, String>,
-    /// Ports without an interface that no summary has counted yet: the first [`NAMED`], and how many there are.
-    absent: (Vec<PortName>, usize),
+    /// Ports without an interface that no summary has counted yet, by reason: the first [`NAMED`], and how many there are.
+    absent: BTreeMap<&'static str, (Vec<PortName>, usize)>,
 }
 
 /// Ports that a summary of the log names.
@@ -35,9 +35,9 @@ impl Troubles {
 
     /// Like [`Troubles::wait`] for a port whose interface does not exist. The next [`Troubles::log_absent`] logs it with
     /// all others: a node may have thousands of VMs that are off.
-    pub(super) fn wait_for_device(&mut self, port: &PortName, reason: &str) {
+    pub(super) fn wait_for_device(&mut self, port: &PortName, reason: &'static str) {
         if self.note(port, reason) {
-            let (named, count) = &mut self.absent;
+            let (named, count) = self.absent.entry(reason).or_default();
             *count += 1;
             if named.len() < NAMED {
                 named.push(port.clone());
@@ -45,16 +45,16 @@ impl Troubles {
         }
     }
 
-    /// Logs one line on the ports whose interface is absent, if there are new ones.
-    pub(super) fn log_absent(&mut self, reason: &str) {
-        match std::mem::take(&mut self.absent) {
-            (_, 0) => {}
-            (named, 1) => named.iter().for_each(|port| info!("port {port}: {reason}")),
-            (named, count) => {
-                let more = if count > named.len() { ", …" } else { "" };
-                let named: Vec<_> = named.iter().map(ToString::to_string).collect();
-                info!("{count} ports ({}{more}): {reason}", named.join(", "));
+    /// Logs one line for each reason on the ports whose interface is absent, if there are new ones.
+    pub(super) fn log_absent(&mut self) {
+        for (reason, (named, count)) in std::mem::take(&mut self.absent) {
+            if let ([port], 1) = (&named[..], count) {
+                info!("port {port}: {reason}");
+                continue;
             }
+            let more = if count > named.len() { ", …" } else { "" };
+            let named: Vec<_> = named.iter().map(ToString::to_string).collect();
+            info!("{count} ports ({}{more}): {reason}", named.join(", "));
         }
     }
 
@@ -132,22 +132,24 @@ mod tests {
             troubles.wait_for_device(&PortName::local(&*format!("tap{number}")), "absent");
             troubles.wait_for_device(&PortName::local(&*format!("tap{number}")), "absent");
         }
-        let (named, count) = &troubles.absent;
+        troubles.wait_for_device(&PortName::local("elsewhere"), "no namespace");
+        let (named, count) = &troubles.absent["absent"];
         assert_eq!((named.len(), *count), (NAMED, 2_000));
         let log = Sink::default();
         let writer = log.clone();
         let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(lines, || {
-            troubles.log_absent("absent");
-            troubles.log_absent("absent");
+            troubles.log_absent();
+            troubles.log_absent();
         });
         let text = log.text();
-        assert_eq!(text.lines().count(), 1, "{text}");
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("port elsewhere: no namespace"), "{text}");
         assert!(
             text.contains("INFO") && text.contains("2000 ports (tap0, tap1, tap2, tap3, …): absent"),
             "{text}"
         );
-        assert_eq!(troubles.unsettled().count(), 2_000);
+        assert_eq!(troubles.unsettled().count(), 2_001);
     }
 
     #[test]

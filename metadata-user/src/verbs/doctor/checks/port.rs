@@ -11,6 +11,8 @@ use metadata_steer::{HUB_MTU, Mode};
 /// Recommended minimum length of a tap's ring, in frames. Eight connections have ten segments in flight each (RFC 6928
 /// §2). This number is doubled for the guest's other traffic. The kernel's default is 500 or 1,000.
 const LEAST_RING: u32 = 160;
+/// What a device without a kind is called.
+const PHYSICAL: &str = "physical device";
 /// The default MTU of guests, in octets.
 const USUAL_MTU: u32 = 1_500;
 
@@ -157,6 +159,8 @@ fn kind(device: &Device) -> Option<Check> {
     let (check, kind) = ("port.kind", &device.kind);
     if !device.ethernet {
         let remedy = "Give the VM a tap, which carries Ethernet frames";
+        // The kernel reports no kind of the loopback interface.
+        let kind = if kind == PHYSICAL { "loopback or point-to-point device" } else { kind };
         return Some(Check::fail(check, format!("this {kind} carries no Ethernet frames"), "a tap", remedy));
     }
     match kind.as_str() {
@@ -225,6 +229,11 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
         within(&port.name)
     );
     let remedy = match name {
+        program::SOCKET | program::HUB => {
+            // Whoever takes the program off ends the service.
+            "Name the tap of a VM: this device belongs to a hub of xdp-imds, and its program has to stay"
+                .to_owned()
+        }
         program::PORT | program::PORT_STUB => {
             "Stop the other agent, or remove its pins by `xdp-imds release`".to_owned()
         }
@@ -241,6 +250,7 @@ fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
 /// Names the usual owner of a program with this name, for the end of a sentence. Empty if the owner is unknown.
 fn owner(name: &str) -> &'static str {
     match name {
+        program::SOCKET | program::HUB => ", by xdp-imds",
         program::PORT | program::PORT_STUB => ", probably by another xdp-imds",
         "xdp_dispatcher" => ", probably by libxdp",
         name if is_cilium(name) => ", probably by Cilium",

@@ -408,6 +408,23 @@ fn an_unsuitable_or_occupied_device_is_reported() {
         ),
         ("a physical device", |f| kind(f, "physical device"), "port.kind", Warn, &["generic XDP"]),
         ("a device without Ethernet", |f| the_tap(f).ethernet = false, "port.kind", Fail, &["Ethernet"]),
+        (
+            "the loopback interface",
+            |f| {
+                kind(f, "physical device");
+                the_tap(f).ethernet = false;
+            },
+            "port.kind",
+            Fail,
+            &["this loopback or point-to-point device carries no Ethernet frames"],
+        ),
+        (
+            "a device of a hub",
+            |f| the_tap(f).xdp = vec![program("socket")],
+            "port.xdp",
+            Fail,
+            &["by xdp-imds", "Name the tap of a VM", "has to stay"],
+        ),
         ("a small MTU", |f| the_tap(f).mtu = 1_400, "port.mtu", Warn, &["1400"]),
         ("a device that is down", |f| the_tap(f).up = false, "port.up", Warn, &["ip link set tap0 up"]),
         ("no port", |f| f.ports.clear(), "port", Warn, &["network.nics[].port"]),
