@@ -253,7 +253,7 @@ fn no_error_about_a_record_shows_its_secrets() {
             port: None,
             source_port: 40_000,
         };
-        let error = explain::run(&question, &mut Vec::new()).expect_err(what);
+        let error = explain::run(&question, false, &mut Vec::new()).expect_err(what);
         assert!(!shows(&format!("{error:#} {error:?}")), "{what}: {error:#}");
     }
 }
