@@ -10,14 +10,10 @@
 //!
 //! A guest has no network device and no disk. All traffic stays in namespaces that the tests make in the guest.
 
-mod architecture;
-mod boot;
 mod checks;
 mod console;
-mod cpio;
 mod initramfs;
 mod kernel;
-mod modules;
 mod programs;
 mod report;
 mod run;

@@ -1,6 +1,6 @@
 //! Builds the agent and the test programs, without symbols, because they lie in the guest's memory.
 
-use crate::architecture::Architecture;
+use crate::kernel::Architecture;
 use anyhow::{Context as _, Result, ensure};
 use shell::architecture::Architecture as Processor;
 use std::fs;

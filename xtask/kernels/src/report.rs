@@ -1,8 +1,8 @@
 //! The results as a table and as JSON.
 
-use crate::architecture::Architecture;
 use crate::checks::Check;
 use crate::console::{Outcome, Report};
+use crate::kernel::Architecture;
 use std::fmt::Write as _;
 
 /// The verifier's limit on instructions (`BPF_COMPLEXITY_LIMIT_INSNS` in linux/bpf_verifier.h).
@@ -137,9 +137,9 @@ fn cells(first: &str, others: impl Iterator<Item = String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::{Row, table};
-    use crate::architecture::Architecture;
     use crate::checks::ALL;
     use crate::console::Report;
+    use crate::kernel::Architecture;
 
     fn row(must_refuse: bool, lines: &[&str]) -> Row {
         let mut report = Report::default();

@@ -11,7 +11,6 @@
 //! ```
 
 mod boot;
-mod dialect;
 mod findings;
 mod image;
 mod libvirt;
@@ -21,11 +20,11 @@ mod subject;
 mod wire;
 
 use anyhow::{Result, ensure};
-use dialect::Dialect;
 use shell::tools;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+use subject::Dialect;
 use subject::Subject;
 
 /// The programs that the verb runs, and their Debian packages.

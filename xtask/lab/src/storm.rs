@@ -10,14 +10,11 @@
 
 mod agent;
 mod compare;
-mod cpu;
+pub(crate) mod cpu;
 pub(crate) mod crawl;
-mod disturb;
-mod environment;
 mod figure;
 pub(crate) mod guest;
 mod lab;
-pub(crate) mod memory;
 mod model;
 pub(crate) mod peer;
 pub(crate) mod plan;
@@ -28,8 +25,8 @@ mod watch;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use crawl::Dialect;
-use disturb::Event;
 use guest::{Arrival, Flood, Wires};
+use lab::Event;
 use lab::Lab;
 use model::{Results, SCHEMA};
 use run::Run;
@@ -78,7 +75,7 @@ pub(crate) struct Args {
     flood: Option<Flood>,
     /// Disturb xdp-imds this many seconds after the start of a storm: kill9@SECONDS (it is started again) or
     /// takeover@SECONDS. The agent then pins its links and maps, and guests repeat failed requests, as clients do
-    #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = disturb::read)]
+    #[arg(long, value_name = "WHAT@SECONDS", value_delimiter = ',', value_parser = lab::read)]
     event: Vec<Event>,
     /// Measure a lone request: one guest at a time, with pauses between requests
     #[arg(long)]
@@ -168,7 +165,7 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
 
 fn measure(args: &Args, agent: PathBuf, generator: &Path) -> Result<Results> {
     let began = Instant::now();
-    let mut environment = environment::look(args.seed)?;
+    let mut environment = cpu::look(args.seed)?;
     let most = usize::from(args.vms.iter().copied().max().unwrap_or(1)) + usize::from(args.flood.is_some());
     progress(began, &format!("make {most} taps in a namespace of their own"));
     let mut lab = Lab::new(generator, most, args.wires(), args.guest_cpu)?;

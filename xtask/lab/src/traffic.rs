@@ -5,20 +5,18 @@
 //! does all of this within the guest's `write(2)`, so the sender's CPU time is that of the whole system. Programs
 //! alternate on the same tap, in every round.
 
-mod frames;
 mod report;
-mod way;
 
 use anyhow::{Context as _, Result, ensure};
-use frames::Kind;
 use report::{Report, Row};
 use shell::tools;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
+use support::netns;
 use support::netns::Namespace;
-use support::tap::Tap;
+use support::tap::{Shape, Tap, VNET_HDR_LEN};
 use support::variants::{Variant, Variants};
-use way::{Binding, Way};
 
 /// The most rounds. Each takes about a third of a second.
 const MAX_ROUNDS: u16 = 2_000;
@@ -122,4 +120,184 @@ fn own_cpu() -> Result<u64> {
 fn sink_frames(ns: &Namespace) -> Result<u64> {
     let shown: serde_json::Value = serde_json::from_str(&ns.ip("-j -s link show dev far0")?)?;
     shown[0]["stats64"]["rx"]["packets"].as_u64().context("`ip -j -s link` shows no received frames")
+}
+
+// The frames of a guest's ordinary traffic.
+
+/// A kind of frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// The shortest frames, such as acknowledgements and DNS.
+    Small,
+    /// Frames of a full MTU.
+    Full,
+    /// Frames of 60 KB that the kernel or the NIC cuts into segments, as in every bulk transfer.
+    Tso,
+}
+
+/// Octets of Ethernet, IPv4 and TCP headers without options.
+const HEADERS: usize = 54;
+/// Octets of payload in a segment with an MTU of 1,500.
+const MSS: u16 = 1_460;
+
+impl Kind {
+    /// All kinds.
+    pub(crate) const ALL: [Self; 3] = [Self::Small, Self::Full, Self::Tso];
+
+    /// Returns the name of the kind in tables.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Small => "64 B",
+            Self::Full => "1514 B",
+            Self::Tso => "60 KB TSO",
+        }
+    }
+
+    /// Returns the octets of a frame without the virtio header.
+    const fn len(self) -> usize {
+        match self {
+            Self::Small => 64,
+            Self::Full => 1_514,
+            Self::Tso => HEADERS + 41 * MSS as usize,
+        }
+    }
+
+    /// Returns the number of frames of one measurement, which takes a few milliseconds.
+    pub(crate) const fn frames(self) -> u32 {
+        match self {
+            Self::Small | Self::Full => 3_000,
+            Self::Tso => 1_000,
+        }
+    }
+
+    /// Returns a TCP segment to a neighbour behind its virtio header. The host computes the checksum, as for most
+    /// guests.
+    pub(crate) fn frame(self) -> Vec<u8> {
+        const NEEDS_CHECKSUM: u8 = 1;
+        const TCP_OVER_IPV4: u8 = 1;
+        let (kind, segment) = if self == Self::Tso { (TCP_OVER_IPV4, MSS) } else { (0, 0) };
+        let mut frame = Vec::with_capacity(VNET_HDR_LEN + self.len());
+        frame.extend([NEEDS_CHECKSUM, kind]);
+        // Length of the headers, octets of a segment, start and offset of the checksum (virtio 1.3 §5.1.6).
+        for field in [HEADERS as u16, segment, 34, 16] {
+            frame.extend(field.to_le_bytes());
+        }
+        frame.extend([0x52, 0x54, 0, 0, 0, 2, 0x52, 0x54, 0, 0, 0, 1, 0x08, 0x00]);
+        let datagram = (self.len() - 14) as u16;
+        let mut words = [0x4500, datagram, 1, 0x4000, 0x4006, 0, 0x0a00, 0x020f, 0x0a00, 0x0210_u16];
+        // A bridge that filters drops packets with a wrong header checksum (RFC 1071).
+        let sum: u32 = words.iter().map(|word| u32::from(*word)).sum();
+        words[5] = !((sum & 0xffff) + (sum >> 16)) as u16;
+        frame.extend(words.iter().flat_map(|word| word.to_be_bytes()));
+        // Ports 40000 to 5001, sequence and acknowledgement numbers, 20 octets of header, ACK.
+        frame.extend([0x9c, 0x40, 0x13, 0x89, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
+        frame.resize(VNET_HDR_LEN + self.len(), 0x5a);
+        frame
+    }
+}
+
+// The path from a guest's tap to a neighbour.
+//
+// ```text
+//  none         tap0 ── br0 ── veth ── neighbour
+//  bridge       tap0 ── br0 ── veth │ br0 ── veth ── neighbour
+//  masquerade   tap0 ── br0 (router, NAT) ── veth │ br0 ── veth ── neighbour
+//                             the pod │ the node
+// ```
+
+/// The binding by which KubeVirt connects a VM's NIC with its pod's
+/// (<https://kubevirt.io/user-guide/network/interfaces_and_networks/>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Binding {
+    /// A bridge connects the tap and the pod's NIC
+    Bridge,
+    /// The pod routes, and translates the VM's address to its own
+    Masquerade,
+}
+
+/// A bridge, and a veth pair on it.
+const BRIDGE: &str = "link add br0 type bridge\nlink add sink0 type veth peer name far0\n\
+                      link set sink0 up\nlink set br0 up\n";
+/// The guest's router, and the route to its neighbour.
+const ROUTER: &str = "link set br0 address 52:54:00:00:00:02\naddr add 10.0.2.1/28 dev br0\n\
+                      addr add 10.9.0.1/24 dev sink0\nroute add 10.0.2.16/32 dev sink0\n\
+                      neigh add 10.0.2.16 lladdr 52:54:00:00:00:03 dev sink0\n";
+/// The rules of KubeVirt's masquerade binding, without its counters.
+const NAT: &str = "add table ip nat
+    add chain ip nat prerouting { type nat hook prerouting priority -100; }
+    add chain ip nat postrouting { type nat hook postrouting priority 100; }
+    add rule ip nat prerouting iifname sink0 dnat to 10.0.2.15
+    add rule ip nat postrouting ip saddr 10.0.2.15 masquerade";
+
+/// The namespaces, tap and bridges of a path. They are deleted when it is dropped.
+pub(crate) struct Way {
+    binding: Option<Binding>,
+    ns: Namespace,
+    node: Option<Namespace>,
+    tap: Tap,
+}
+
+impl Way {
+    /// Makes the path for a guest 10.0.2.15. Its neighbour is 10.0.2.16 and is reached at 52:54:00:00:00:02.
+    pub(crate) fn lay(binding: Option<Binding>) -> Result<Self> {
+        let ns = Namespace::new("traffic")?;
+        let tap = Tap::create(&ns, "tap0", Shape::virtio())?;
+        ns.ip_batch(&format!("{BRIDGE}link set tap0 master br0\nlink set tap0 up\n"))?;
+        if binding == Some(Binding::Masquerade) {
+            tools::ensure(&[("nft", "nftables")])?;
+            ns.sysctl("ipv4/ip_forward", "1")?;
+            ns.ip_batch(ROUTER)?;
+            ns.run_in(|| netns::run(Command::new("nft").arg(NAT)))?;
+        } else {
+            ns.ip("link set sink0 master br0")?;
+        }
+        let node = binding.map(|_| Namespace::new("node")).transpose()?;
+        if let Some(node) = &node {
+            ns.ip(&format!("link set far0 netns {} name pod0", node.name()))?;
+            node.ip_batch(&format!(
+                "{BRIDGE}link set sink0 master br0\nlink set pod0 master br0\nlink set pod0 up\n"
+            ))?;
+        }
+        let way = Self { binding, ns, node, tap };
+        way.end().ip("link set far0 up")?;
+        Ok(way)
+    }
+
+    /// Returns a few words for titles.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self.binding {
+            None => "through a bridge",
+            Some(Binding::Bridge) => "out of a pod by a bridge",
+            Some(Binding::Masquerade) => "out of a pod by masquerade",
+        }
+    }
+
+    /// Returns the namespace of the tap.
+    pub(crate) const fn ns(&self) -> &Namespace {
+        &self.ns
+    }
+
+    /// Returns the namespace of the neighbour.
+    pub(crate) fn end(&self) -> &Namespace {
+        self.node.as_ref().unwrap_or(&self.ns)
+    }
+
+    /// Returns the guest's tap.
+    pub(crate) const fn tap(&self) -> &Tap {
+        &self.tap
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use support::tap::VNET_HDR_LEN;
+
+    use super::Kind;
+
+    #[test]
+    fn a_frame_has_the_length_of_its_kind() {
+        for (kind, len) in [(Kind::Small, 64), (Kind::Full, 1_514), (Kind::Tso, 59_914)] {
+            assert_eq!(kind.frame().len(), VNET_HDR_LEN + len, "{kind:?}");
+        }
+    }
 }

@@ -1,6 +1,5 @@
 //! Runs shell scripts on a host: this one, or another one by the user's own `ssh`.
 
-use crate::places;
 use anyhow::{Context as _, Result, bail, ensure};
 use shell::Root;
 use std::ffi::OsString;
@@ -9,6 +8,8 @@ use std::fs::File;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+
+use crate::plan;
 
 /// Which hosts to work on, and how to reach them.
 #[derive(clap::Args)]
@@ -138,7 +139,7 @@ impl Host {
     }
 
     fn command(&self, root: &Prefix, script: &Script) -> Command {
-        let text = format!("{}{}{}", places::assignments(), include_str!("scripts/common.sh"), script.text);
+        let text = format!("{}{}{}", plan::assignments(), include_str!("scripts/common.sh"), script.text);
         let mut words: Vec<OsString> = root.clone();
         words.extend(["sh".into(), "-c".into(), text.into(), "sh".into()]);
         words.extend(script.words.iter().map(Into::into));

@@ -1,17 +1,17 @@
 //! `cargo xtask load`: the agent on this host or on others, from the build to an agent that serves. On a host that has
 //! one it is an upgrade: the new agent takes over from the old one.
 
-use crate::build;
-use crate::facts::Facts;
-use crate::host::{Host, Hosts, Prefix};
-use crate::places::{BINARY, CONFIG, LIB, LOG, SERVICE};
-use crate::plan::{self, Source, Wanted};
-use crate::report::{self, Outcome, Row};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
+
+use crate::facts::Facts;
+use crate::host::{Host, Hosts, Prefix};
+use crate::plan::{BINARY, CONFIG, LIB, LOG, SERVICE, Source, Wanted};
+use crate::report::{Outcome, Row};
+use crate::{facts, plan, report};
 
 /// What `--help` says at its end.
 pub(crate) const MORE: &str = "\
@@ -142,9 +142,9 @@ fn build_agents<'a>(
         }
         let path = match &args.agent {
             Some(path) => path.clone(),
-            None => build::build(machine, &args.profile)?,
+            None => facts::build(machine, &args.profile)?,
         };
-        build::check(&path, machine)?;
+        facts::check(&path, machine)?;
         let size = fs::metadata(&path)?.len();
         agents.insert(machine.clone(), (path, size));
     }

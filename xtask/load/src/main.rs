@@ -1,10 +1,8 @@
 //! The verbs of `cargo xtask` that run the agent on hypervisors. They compile no part of the agent.
 
-mod build;
 mod facts;
 mod host;
 mod load;
-mod places;
 mod plan;
 mod report;
 mod run;

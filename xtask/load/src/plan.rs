@@ -1,9 +1,9 @@
 //! The steps of a load and of an unload, from what a host has and what is asked for. Nothing here runs.
 
+use std::path::PathBuf;
+
 use crate::facts::Facts;
 use crate::host::{Input, Script};
-use crate::places::{self, BINARY, BRIDGE, CONFIG, LIB, LOG, PID_FILE, SERVICE, STATE, UNIT};
-use std::path::PathBuf;
 
 /// How long a previous agent may take to end: 30 s for its guests (`DRAIN_LIMIT`), and a margin. Also how long an agent
 /// may take after SIGTERM, as in its unit.
@@ -121,7 +121,7 @@ fn stage(source: &Source) -> Step {
 fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
     let ends = ENDS_WITHIN.to_string();
     if facts.active {
-        let unit = Input::Text(places::bridge_unit());
+        let unit = Input::Text(bridge_unit());
         let says = format!("start it as {BRIDGE}; it takes over from {SERVICE} and becomes ready");
         plan.before.push(step(says, include_str!("scripts/bridge.sh"), &[ready], unit));
         let says = "wait until the previous agent has served its connections and ended";
@@ -129,7 +129,7 @@ fn by_systemd(plan: &mut Plan, facts: &Facts, ready: &str) {
     }
     plan.after.push(place(facts));
     let says = format!("put the unit in place as {UNIT}, and enable it");
-    let unit = Input::Text(places::unit());
+    let unit = Input::Text(unit());
     plan.after.push(step(says, include_str!("scripts/unit.sh"), &[], unit));
     let from = if facts.active { format!("; it takes over from {BRIDGE}") } else { String::new() };
     let says = format!("start {SERVICE}{from}, and wait until it is ready");
@@ -187,12 +187,82 @@ pub(crate) fn unload(facts: &Facts, purge: bool) -> Vec<Step> {
     steps
 }
 
+// Where things are on a host, for scripts and messages alike.
+
+/// The agent.
+pub(crate) const BINARY: &str = "/usr/local/bin/xdp-imds";
+/// The previous agent, and during a load the next one.
+pub(crate) const LIB: &str = "/usr/local/lib/xdp-imds";
+/// The configuration.
+pub(crate) const CONFIG: &str = "/etc/xdp-imds/config.yaml";
+/// The directory of records that the default configuration names.
+const RECORDS: &str = "/etc/xdp-imds/records.d";
+/// Keys, what guests wrote, and the last records.
+pub(crate) const STATE: &str = "/var/lib/xdp-imds";
+/// Sockets.
+const RUN: &str = "/run/xdp-imds";
+/// Where systemd runs: the service and its unit.
+pub(crate) const SERVICE: &str = "xdp-imds";
+pub(crate) const UNIT: &str = "/etc/systemd/system/xdp-imds.service";
+/// The service that runs the new agent while the old one's service is replaced, and its unit.
+pub(crate) const BRIDGE: &str = "xdp-imds-next";
+const BRIDGE_UNIT: &str = "/run/systemd/system/xdp-imds-next.service";
+/// Elsewhere: the file with the agent's process id, and its log.
+pub(crate) const PID_FILE: &str = "/run/xdp-imds.pid";
+pub(crate) const LOG: &str = "/var/log/xdp-imds.log";
+
+/// The line that tells a unit of this verb from one that somebody else wrote.
+const MARK: &str = "Written by cargo xtask load";
+
+/// The unit of the Debian package, which starts another binary.
+const PACKAGED_UNIT: &str = include_str!("../../../deploy/systemd/xdp-imds.service");
+/// The start of the agent in that unit.
+const PACKAGED_START: &str = "ExecStart=/usr/bin/xdp-imds serve ";
+/// What that unit does after a failure.
+const PACKAGED_RESTART: &str = "Restart=on-failure\n";
+
+/// Returns the assignments that precede a script.
+pub(crate) fn assignments() -> String {
+    let places = [
+        ("binary", BINARY),
+        ("lib", LIB),
+        ("config", CONFIG),
+        ("records", RECORDS),
+        ("state", STATE),
+        ("run", RUN),
+        ("service", SERVICE),
+        ("unit", UNIT),
+        ("bridge", BRIDGE),
+        ("bridge_unit", BRIDGE_UNIT),
+        ("pidfile", PID_FILE),
+        ("log", LOG),
+        ("mark", MARK),
+    ];
+    places.map(|(name, value)| format!("{name}='{value}'\n")).concat()
+}
+
+/// Returns the unit of the service. Its agent takes over from one that runs.
+pub(crate) fn unit() -> String {
+    unit_of(BINARY)
+}
+
+/// Returns the unit of the bridge. If its agent fails, it is not tried again: the next try would take the ports again.
+pub(crate) fn bridge_unit() -> String {
+    unit_of(&format!("{LIB}/next/xdp-imds")).replace(PACKAGED_RESTART, "Restart=no\n")
+}
+
+fn unit_of(binary: &str) -> String {
+    let start = format!("ExecStart={binary} serve --takeover ");
+    format!("# {MARK}.\n{}", PACKAGED_UNIT.replace(PACKAGED_START, &start))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Plan, Source, Step, Wanted, load, unload};
+    use std::process::Command;
+
+    use super::{BINARY, CONFIG, LIB, Plan, Source, Step, Wanted, bridge_unit, load, unit, unload};
     use crate::facts::Facts;
     use crate::host::Input;
-    use std::process::Command;
 
     fn wanted(source: Source, config: Option<&str>) -> Wanted {
         Wanted { source, config: config.map(Into::into), ready_within: 60 }
@@ -284,5 +354,19 @@ mod tests {
             let output = shell.output().expect("a shell");
             assert!(output.status.success(), "{}: {output:?}", step.says);
         }
+    }
+
+    /// The lines of a unit that say what starts, and what happens when it fails.
+    fn life(unit: &str) -> Vec<&str> {
+        unit.lines().filter(|line| line.starts_with("ExecStart=") || line.starts_with("Restart=")).collect()
+    }
+
+    #[test]
+    fn each_unit_starts_its_binary_which_takes_over() {
+        let start = |binary: &str| format!("ExecStart={binary} serve --takeover --config {CONFIG}");
+        assert_eq!(life(&unit()), [start(BINARY).as_str(), "Restart=on-failure"]);
+        let bridge = start(&format!("{LIB}/next/xdp-imds"));
+        assert_eq!(life(&bridge_unit()), [bridge.as_str(), "Restart=no"]);
+        assert!(!unit().contains("/usr/bin/"), "{}", unit());
     }
 }

@@ -10,7 +10,6 @@ mod links;
 mod markdown;
 mod metrics;
 mod openapi;
-mod samples;
 mod statements;
 mod types;
 
@@ -50,7 +49,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let mut findings = generate(&code, &programs, args.check)?;
     let pages = markdown::pages()?;
     findings.extend(commands::findings(&pages, &programs)?);
-    findings.extend(samples::findings(&pages, &programs.agent)?);
+    findings.extend(help::findings(&pages, &programs.agent)?);
     findings.extend(of_text(&pages, &code)?);
     for finding in &findings {
         eprintln!("{finding}");
@@ -65,7 +64,7 @@ fn of_text(pages: &[Page], code: &Code) -> Result<Vec<String>> {
     findings.extend(statements::findings(pages, code)?);
     findings.extend(limits::findings(pages, code));
     findings.extend(metrics::findings(pages, code));
-    findings.extend(samples::unshown(pages));
+    findings.extend(help::unshown(pages));
     Ok(findings)
 }
 

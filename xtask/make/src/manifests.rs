@@ -10,8 +10,6 @@
 //! label value that changes; no default inside a list is omitted.
 
 mod chart;
-mod compare;
-mod drift;
 mod kubernetes;
 mod kustomize;
 mod placement;
@@ -51,12 +49,12 @@ pub(crate) fn run(_: &Args) -> Result<()> {
         fs::write(out.join(overlay).with_extension("yaml"), &text)?;
         let objects = documents(&text).with_context(|| format!("the overlay {overlay}"))?;
         let of_chart = chart::render(&python, values)?;
-        let mut found = compare::differences(&objects, &of_chart);
+        let mut found = kustomize::differences(&objects, &of_chart);
         let equal = if found.is_empty() { "equal to the chart's" } else { "DIFFERENT from the chart's" };
         found.extend(roles::findings(&objects));
         found.extend(privileges::findings(&objects));
         found.extend(placement::findings(&objects));
-        found.extend(drift::findings(&objects));
+        found.extend(kustomize::findings(&objects));
         let (own, others): (Vec<_>, Vec<_>) = objects.iter().cloned().partition(kubernetes::is_own);
         found.extend(kubernetes::judge(&python, &own)?);
         found.extend(kubernetes::lets_through(&python, &own)?);

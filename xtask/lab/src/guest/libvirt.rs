@@ -5,9 +5,9 @@
 //! remove anything that is still needed.
 
 use super::boot::{self, KERNEL, MEMORY_MIB, Outcome, PROCESSORS};
-use super::dialect::{Dialect, SEED};
 use super::findings::{Finding, finding};
 use super::image::Image;
+use super::subject::{Dialect, SEED};
 use super::subject::{MARKER, Subject};
 use super::wire;
 use anyhow::{Context as _, Result, ensure};

@@ -16,7 +16,6 @@ mod bulk;
 mod guests;
 mod http;
 mod limit;
-mod modest;
 mod node;
 mod proxmox;
 mod report;
@@ -220,7 +219,7 @@ impl<'a> Watch<'a> {
     /// Runs a new VM of the modest tenant.
     fn new_vm(&self) -> NewVm {
         let at_s = self.at_s();
-        match modest::serve_new_vm(self.node, &self.stop) {
+        match limit::serve_new_vm(self.node, &self.stop) {
             Ok(took) => NewVm { at_s, took_ms: took.as_secs_f64() * 1_000.0, served: true },
             Err(error) => {
                 let text = format!("{error:#}");

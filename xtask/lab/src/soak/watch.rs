@@ -261,7 +261,7 @@ fn count(directory: &str) -> Result<u64> {
 
 /// Returns resident memory without mapped files, in octets.
 fn resident(pid: u32) -> Result<u64> {
-    crate::storm::memory::resident(pid).with_context(|| format!("cannot read the memory of process {pid}"))
+    crate::storm::cpu::resident(pid).with_context(|| format!("cannot read the memory of process {pid}"))
 }
 
 #[cfg(test)]

@@ -4,18 +4,18 @@
 //! control: their code is the same in both files, so if their figures changed, the machine changed, and the output says
 //! so.
 
-mod rule;
 #[cfg(test)]
 mod tests;
 
-use super::agent;
-use super::figure::{FIGURES, Figure};
-use super::model::{Case, Environment, Results, Settings, Spread, Subject};
-use super::report::show;
 use anyhow::{Result, bail, ensure};
-use rule::Verdict;
 use std::fmt::Write as _;
 use std::path::Path;
+
+use super::agent;
+use super::figure::{FIGURES, Figure};
+use super::model::{Case, Environment, Results, Settings, Subject};
+use super::report::show;
+use crate::storm::model::Spread;
 
 /// The subject that can fail a comparison.
 const OURS: &str = "xdp-imds";
@@ -137,7 +137,7 @@ fn verdict(figure: &Figure, before: &[f64], after: &[f64]) -> Verdict {
             (true, true) => {}
         }
     }
-    rule::judge(before, after, figure.threshold, figure.higher_is_better())
+    judge(before, after, figure.threshold, figure.higher_is_better())
 }
 
 impl Comparison {
@@ -177,8 +177,8 @@ impl Comparison {
             "\nratio: after / before, medians of rounds, with the range of all rounds. A change is a difference \
              of\nmedians beyond the figure's threshold, confirmed by a rank test at {} % or, below {} rounds, by \
              disjoint ranges.\n",
-            rule::CHANCE * 100.0,
-            rule::ENOUGH_ROUNDS
+            CHANCE * 100.0,
+            ENOUGH_ROUNDS
         );
         out
     }
@@ -211,7 +211,7 @@ impl Row {
             },
             Verdict::Improvement => "improvement".into(),
             Verdict::NoDifference => "no difference".into(),
-            Verdict::TooFewRounds => format!("too few rounds (at least {})", rule::FEWEST_ROUNDS),
+            Verdict::TooFewRounds => format!("too few rounds (at least {})", FEWEST_ROUNDS),
             Verdict::NotJudged => String::new(),
         };
         let (name, ratio) = (self.figure.name, self.ratio());
@@ -222,4 +222,100 @@ impl Row {
         );
         line.trim_end().to_owned()
     }
+}
+
+// Decides whether two sets of rounds differ: whether a difference is large enough to matter and too regular for
+// chance.
+//
+// A difference is large enough if the medians differ by more than the figure's threshold. With at least
+// [`ENOUGH_ROUNDS`] rounds in each set, it is too regular for chance if the exact two-sided rank test of Mann and
+// Whitney (1947) gives a probability of at most [`CHANCE`]. With fewer rounds the test could never give that. Then
+// every round of one set must lie beyond every round of the other, and the medians must be further apart than the
+// range of either set. Below [`FEWEST_ROUNDS`] there is no verdict.
+
+/// The least number of rounds in each set for the rank test to reach [`CHANCE`].
+const ENOUGH_ROUNDS: usize = 5;
+/// The least number of rounds in each set for a verdict.
+const FEWEST_ROUNDS: usize = 3;
+/// The probability of ranks at least this uneven if both sets were alike. A comparison has dozens of figures, so with 5
+/// % some would always raise a false alarm.
+const CHANCE: f64 = 0.01;
+/// The most rounds of each set that are ranked. More would add little and overflow the count of arrangements.
+const MOST_ROUNDS: usize = 30;
+
+/// The verdict on a figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Regression,
+    Improvement,
+    NoDifference,
+    /// Fewer rounds than [`FEWEST_ROUNDS`].
+    TooFewRounds,
+    /// The figure is shown but not judged.
+    NotJudged,
+}
+
+/// Judges the rounds `after` against the rounds `before`.
+fn judge(before: &[f64], after: &[f64], threshold: Option<f64>, higher_is_better: bool) -> Verdict {
+    let Some(threshold) = threshold else { return Verdict::NotJudged };
+    let fewest = before.len().min(after.len());
+    if fewest < FEWEST_ROUNDS {
+        return Verdict::TooFewRounds;
+    }
+    let (Some(was), Some(is)) = (Spread::of(before.iter().copied()), Spread::of(after.iter().copied()))
+    else {
+        return Verdict::TooFewRounds;
+    };
+    let difference = is.median - was.median;
+    if difference == 0.0 || difference.abs() <= threshold * was.median.abs() {
+        return Verdict::NoDifference;
+    }
+    let regular = if fewest < ENOUGH_ROUNDS {
+        let apart = is.low > was.high || is.high < was.low;
+        apart && difference.abs() > (was.high - was.low).max(is.high - is.low)
+    } else {
+        probability(before, after) <= CHANCE
+    };
+    match (regular, (difference > 0.0) == higher_is_better) {
+        (false, _) => Verdict::NoDifference,
+        (true, true) => Verdict::Improvement,
+        (true, false) => Verdict::Regression,
+    }
+}
+
+/// Returns the two-sided probability of ranks at least this uneven, if both sets came from the same distribution.
+fn probability(a: &[f64], b: &[f64]) -> f64 {
+    let (a, b) = (&a[..a.len().min(MOST_ROUNDS)], &b[..b.len().min(MOST_ROUNDS)]);
+    // This is twice U, so that ties, which count one half, stay whole. Rounding towards the middle avoids false alarms.
+    let twice: usize =
+        a.iter().map(|x| b.iter().map(|y| 2 * usize::from(x > y) + usize::from(x == y)).sum::<usize>()).sum();
+    let pairs = a.len() * b.len();
+    let u = twice.min(2 * pairs - twice).div_ceil(2);
+    let arrangements = arrangements(a.len(), b.len());
+    let all: f64 = arrangements.iter().sum();
+    let tail: f64 = arrangements[..=u.min(pairs)].iter().sum();
+    (2.0 * tail / all).min(1.0)
+}
+
+/// Returns how many arrangements of `m` and `n` values in one row have each value of U. The recurrence removes the
+/// greatest value, which belongs to one set or the other.
+fn arrangements(m: usize, n: usize) -> Vec<f64> {
+    // table[j][u], for the values of the first set so far.
+    let mut table: Vec<Vec<f64>> = (0..=n).map(|_| vec![1.0]).collect();
+    for i in 1..=m {
+        let mut next: Vec<Vec<f64>> = vec![vec![1.0]];
+        for j in 1..=n {
+            let mut counts = vec![0.0; i * j + 1];
+            // The greatest value belongs to the first set: it is above all j values of the other.
+            for (u, count) in table[j].iter().enumerate() {
+                counts[u + j] += count;
+            }
+            for (u, count) in next[j - 1].iter().enumerate() {
+                counts[u] += count;
+            }
+            next.push(counts);
+        }
+        table = next;
+    }
+    table.swap_remove(n)
 }

@@ -5,12 +5,15 @@
 //! is included in the clock of its parent. Kernel threads do not count as other programs, because they may work for the
 //! server.
 
-use super::guest::{Calls, Prices};
-use super::model::Cpu;
 use anyhow::{Context as _, Result};
 use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
-use std::time::Instant;
+use std::process::Command;
+use std::time::{Duration, Instant};
+use support::netns::run;
+
+use super::guest::{Calls, Prices};
+use super::model::{Cpu, Environment, Memory};
 
 /// Returns the microseconds of one tick of /proc's clocks.
 fn tick_us() -> f64 {
@@ -173,11 +176,105 @@ impl Process {
     }
 }
 
+// Measures the memory that a subject takes.
+
+/// Fields of /proc/meminfo that are not the kernel's own memory: free memory, processes' memory, file caches and
+/// reclaimable memory. The rest belongs to the kernel, whether it has a name (slabs, stacks, vmalloc, per-CPU) or not
+/// (rings, packet pages). See Linux: Documentation/filesystems/proc.rst.
+const NOT_THE_KERNELS: [&str; 7] =
+    ["MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "SReclaimable", "PageTables"];
+
+/// The most samples of the kernel's memory. The last one is used even if the memory is not stable.
+const SAMPLES: usize = 30;
+const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
+/// The octets by which two samples may differ if the memory is stable.
+const STABLE_WITHIN: u64 = 64 << 10;
+
+/// Returns the octets that the kernel has taken for itself.
+fn kernel() -> Option<u64> {
+    parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
+}
+
+fn parse(text: &str) -> Option<u64> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let others = NOT_THE_KERNELS.iter().map(|name| field(name)).sum::<Option<u64>>()?;
+    Some(field("MemTotal")?.checked_sub(others)? << 10)
+}
+
+/// Returns the kernel's memory once it is stable. Objects released a moment ago are freed later, after RCU's grace
+/// periods and by workqueues.
+pub(super) fn settled_kernel() -> Option<u64> {
+    let mut last = kernel()?;
+    for _ in 0..SAMPLES {
+        std::thread::sleep(SAMPLE_INTERVAL);
+        let now = kernel()?;
+        if now.abs_diff(last) < STABLE_WITHIN {
+            return Some(now);
+        }
+        last = now;
+    }
+    Some(last)
+}
+
+/// Returns the memory of these processes, and the growth of the kernel's memory since `before`.
+pub(super) fn since(before: Option<u64>, pids: &[u32]) -> Memory {
+    Memory {
+        server_bytes: pids.iter().filter_map(|pid| resident(*pid)).sum(),
+        kernel_bytes: before.zip(settled_kernel()).map(|(before, now)| now.saturating_sub(before)),
+    }
+}
+
+/// Returns resident memory without mapped files, so that libraries do not count once per process.
+pub(crate) fn resident(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    Some((field("VmRSS:")?.checked_sub(field("RssFile:")?)?) << 10)
+}
+
+// The machine and the source of a storm, for readers of its results.
+
+/// Describes this machine and this source before the storm.
+pub(super) fn look(seed: u64) -> Result<Environment> {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let field = |text: &str, name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
+        line.map(|value| value.trim().to_owned())
+    };
+    let memory = field(&read("/proc/meminfo"), "MemTotal");
+    let memory = memory.and_then(|text| text.split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
+    let load = read("/proc/loadavg").split(' ').next().unwrap_or_default().to_owned();
+    Ok(Environment {
+        kernel: format!("Linux {}", read("/proc/sys/kernel/osrelease").trim()),
+        processor: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".into()),
+        cores: std::thread::available_parallelism()?.get(),
+        memory_bytes: memory << 10,
+        commit: commit().unwrap_or_else(|| "unknown".into()),
+        started: run(Command::new("date").args(["-u", "+%FT%TZ"]))?.trim().to_owned(),
+        seed,
+        notes: vec![format!("load average at the start: {load}")],
+        ..Environment::default()
+    })
+}
+
+fn commit() -> Option<String> {
+    let git = |words: &[&str]| run(Command::new("git").arg("-C").arg(shell::top()).args(words)).ok();
+    let commit = git(&["rev-parse", "--short=12", "HEAD"])?.trim().to_owned();
+    let changed = !git(&["status", "--porcelain", "--untracked-files=no"])?.trim().is_empty();
+    Some(if changed { format!("{commit}-dirty") } else { commit })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Clocks, Process, Threads, Ticks, idle};
-    use crate::storm::guest::{Calls, Prices};
     use std::time::{Duration, Instant};
+
+    use super::{Clocks, Process, Threads, Ticks, idle, parse, resident};
+    use crate::storm::guest::{Calls, Prices};
 
     #[test]
     fn idle_time_includes_waiting_and_stolen_time() {
@@ -229,5 +326,18 @@ mod tests {
         assert_eq!(cpu.generator_floor_us, 160.0);
         assert_eq!(cpu.generator_us, 150_160.0);
         assert_eq!(cpu.host_us().round(), 949_840.0);
+    }
+
+    #[test]
+    fn the_kernels_memory_is_the_rest_of_all_memory() {
+        let text = "MemTotal: 1000 kB\nMemFree: 400 kB\nBuffers: 10 kB\nCached: 200 kB\nSwapCached: 0 kB\n\
+                    AnonPages: 100 kB\nSReclaimable: 50 kB\nPageTables: 5 kB\nSUnreclaim: 90 kB\n";
+        assert_eq!(parse(text), Some(235 << 10));
+        assert_eq!(parse("MemTotal: 1000 kB\n"), None);
+    }
+
+    #[test]
+    fn this_process_has_memory_of_its_own() {
+        assert!(resident(std::process::id()).expect("a process") > 64 << 10);
     }
 }

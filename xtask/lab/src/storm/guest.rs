@@ -13,17 +13,13 @@
 
 mod answer;
 mod boot;
-mod flood;
 mod plan;
-mod price;
 mod pump;
-mod request;
 pub(crate) mod stall;
 mod sum;
 mod tally;
 mod tcp;
 pub(crate) mod wire;
-mod world;
 
 #[cfg(test)]
 mod tests;
@@ -112,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
                 pump.load(plan)?;
                 reply(&Reply::Done)?;
             }
-            Command::Price => reply(&Reply::Priced(price::prices(&taps[0])?))?,
+            Command::Price => reply(&Reply::Priced(plan::prices(&taps[0])?))?,
             Command::Storm(orders) => storm(&mut pump, &taps, flooder.as_ref(), &orders)?,
         }
     }
@@ -164,7 +160,7 @@ fn storm(
     let outcome = std::thread::scope(|scope| {
         let flood = orders.flood.zip(flooder).map(|(flood, (guest, server))| {
             let (tap, stop) = (&taps[taps.len() - 1], &stop);
-            scope.spawn(move || flood::run(tap, guest, *server, flood, stop))
+            scope.spawn(move || pump::run(tap, guest, *server, flood, stop))
         });
         let stormed = pump.storm(orders, &mut report);
         stop.store(true, Ordering::Relaxed);

@@ -5,7 +5,6 @@ mod network;
 mod nginx;
 mod process;
 mod pve_imds;
-mod site;
 #[cfg(test)]
 mod tests;
 

@@ -1,16 +1,5 @@
 //! Runs the rounds: in each round, every subject in turn on the same taps.
 
-use super::agent::{self, Agent};
-use super::cpu::{Clocks, Threads};
-use super::disturb::RETRIES;
-use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
-use super::lab::Lab;
-use super::memory;
-use super::model::{Case as Measured, Idle, Round, Settings, Subject as Found};
-use super::peer::{self, Scene, Subject};
-use super::plan::Case;
-use super::watch::Watch;
-use super::{Args, crawl::Dialect};
 use anyhow::{Context as _, Result, ensure};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +7,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::bpffs::Bpffs;
+
+use super::agent::Agent;
+use super::cpu::{Clocks, Threads};
+use super::crawl::Dialect;
+use super::guest::{Arrival, Flood, Orders, Outcome, Prices};
+use super::lab::Lab;
+use super::lab::RETRIES;
+use super::model::{Case as Measured, Idle, Round, Settings, Subject as Found};
+use super::peer::{Scene, Subject};
+use super::plan::Case;
+use super::watch::Watch;
+use super::{Args, agent, cpu, peer};
 
 /// Pause between a server's start and the storm, so that one-time work after the start is not measured.
 const SETTLE: Duration = Duration::from_millis(300);
@@ -127,7 +128,7 @@ impl Run<'_> {
     ) -> Result<Round> {
         go_on(&self.interrupted)?;
         let cores = self.server_cores()?;
-        let kernel = memory::settled_kernel();
+        let kernel = cpu::settled_kernel();
         // `self.lab` is borrowed for the storm while the subject runs in the namespace, so the namespace is opened
         // again.
         let node = support::netns::Namespace::open(self.lab.node().name())?;
@@ -137,7 +138,7 @@ impl Run<'_> {
         let (ready, attached) = (started.elapsed(), running.attached_in());
         std::thread::sleep(SETTLE);
         let pids = running.pids();
-        let silent = memory::since(kernel, &pids);
+        let silent = cpu::since(kernel, &pids);
         let idle = self.idle(&pids);
         let orders = self.orders(subject, case.dialect, vms, number);
         let signer: Vec<u32> = running.signer().into_iter().collect();
@@ -161,7 +162,7 @@ impl Run<'_> {
             let (over, end) = std::sync::mpsc::channel::<()>();
             let (events, running) = (&self.args.event, running.as_mut());
             std::thread::scope(|scope| {
-                let disturbed = scope.spawn(move || super::disturb::all(running, events, &end));
+                let disturbed = scope.spawn(move || super::lab::all(running, events, &end));
                 let outcome = self.lab.storm(&orders, &mut report);
                 drop(over);
                 let events = disturbed.join().expect("events do not panic");
@@ -241,7 +242,7 @@ impl Run<'_> {
             Some(Flood::Ordinary) => drop(set("flood", "ordinary".into())),
         }
         if !args.event.is_empty() {
-            set("event", super::disturb::shown(&args.event));
+            set("event", super::lab::shown(&args.event));
         }
         if args.vhost {
             set("vhost", "yes".into());

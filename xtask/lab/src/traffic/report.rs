@@ -1,6 +1,6 @@
 //! The results as a table, as JSON and as a bar chart.
 
-use super::frames::Kind;
+use super::Kind;
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 use std::fmt::Write as _;

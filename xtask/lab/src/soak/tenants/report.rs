@@ -1,7 +1,7 @@
 //! The results of a soak with hostile tenants: a table, JSON, and a picture.
 
 use super::attack::Tally;
-use super::modest::PATIENCE;
+use super::limit::PATIENCE;
 use crate::storm::report::STYLE;
 use crate::storm::report::chart::{Axis, Curve, Drawing, Plot, WIDTH};
 use crate::storm::report::scale::Scale;

@@ -1,6 +1,6 @@
 //! Tests of comparisons, with made-up results.
 
-use super::{compare, differences, run};
+use super::{Verdict, arrangements, compare, differences, judge, probability, run};
 use crate::storm::model::{Case, Cpu, Distribution, Environment, Results, Round, SCHEMA, Settings, Subject};
 
 /// Returns a round in which a request costs the host `cost_us` and takes ten times as long.
@@ -118,4 +118,65 @@ fn incomparable_files_are_refused_unless_forced_and_regressions_fail() {
     let error = run(&good, &old, true).expect_err("a refusal").to_string();
     assert!(error.contains("measure again"), "{error}");
     assert!(run(&good, &directory.path().join("none"), true).is_err());
+}
+
+#[test]
+fn arrangements_add_up_to_the_binomial_coefficient() {
+    for (m, n, all) in [(1, 1, 2.0), (3, 3, 20.0), (4, 4, 70.0), (5, 5, 252.0), (2, 7, 36.0)] {
+        let counts = arrangements(m, n);
+        assert_eq!(counts.iter().sum::<f64>(), all, "{m}, {n}");
+        assert!(counts.iter().eq(counts.iter().rev()), "{m}, {n}: not even: {counts:?}");
+    }
+}
+
+#[test]
+fn probabilities_match_the_published_tables() {
+    // Mann and Whitney (1947), table I, doubled: m = n = 5.
+    let apart = probability(&[1.0, 2.0, 3.0, 4.0, 5.0], &[6.0, 7.0, 8.0, 9.0, 10.0]);
+    assert!((apart - 2.0 / 252.0).abs() < 1e-12, "{apart}");
+    let one_swapped = probability(&[1.0, 2.0, 3.0, 4.0, 6.0], &[5.0, 7.0, 8.0, 9.0, 10.0]);
+    assert!((one_swapped - 4.0 / 252.0).abs() < 1e-12, "{one_swapped}");
+    assert_eq!(probability(&[1.0; 6], &[1.0; 6]), 1.0);
+}
+
+#[test]
+fn a_difference_must_be_large_and_regular() {
+    let five = |by: f64| [100.0, 101.0, 102.0, 103.0, 104.0].map(|value| value * by);
+    type Row<'a> = (&'a str, &'a [f64], &'a [f64], Option<f64>, Verdict);
+    let cases: &[Row<'_>] = &[
+        ("the same", &five(1.0), &five(1.0), Some(0.05), Verdict::NoDifference),
+        ("regular and large", &five(1.0), &five(1.1), Some(0.05), Verdict::Regression),
+        ("regular and small", &five(1.0), &five(1.045), Some(0.05), Verdict::NoDifference),
+        (
+            "large and irregular",
+            &[100.0, 50.0, 200.0, 80.0, 150.0],
+            &[130.0, 60.0, 220.0, 90.0, 140.0],
+            Some(0.05),
+            Verdict::NoDifference,
+        ),
+        ("better", &five(1.0), &five(0.5), Some(0.05), Verdict::Improvement),
+        (
+            "four rounds, apart by more than they spread",
+            &five(1.0)[..4],
+            &five(1.1)[..4],
+            Some(0.05),
+            Verdict::Regression,
+        ),
+        (
+            "four rounds, apart by less than they spread",
+            &[100.0, 105.0, 106.0, 120.0],
+            &[121.0, 122.0, 123.0, 124.0],
+            Some(0.05),
+            Verdict::NoDifference,
+        ),
+        ("two rounds", &[100.0, 101.0], &[200.0, 201.0], Some(0.05), Verdict::TooFewRounds),
+        ("nothing", &[], &[], Some(0.05), Verdict::TooFewRounds),
+        ("not judged", &five(1.0), &five(9.0), None, Verdict::NotJudged),
+        ("from nothing to something", &[0.0; 5], &[3.0; 5], Some(0.0), Verdict::Regression),
+    ];
+    for (name, before, after, threshold, verdict) in cases {
+        assert_eq!(judge(before, after, *threshold, false), *verdict, "{name}");
+    }
+    assert_eq!(judge(&five(1.0), &five(1.5), Some(0.1), true), Verdict::Improvement);
+    assert_eq!(judge(&five(1.5), &five(1.0), Some(0.1), true), Verdict::Regression);
 }

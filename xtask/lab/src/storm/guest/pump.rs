@@ -1,19 +1,23 @@
 //! Moves frames between guests and their taps, and runs the guests' timers.
 
-use super::boot::Guest;
-use super::plan::{Arrival, Orders, Plan};
-use super::request::Requests;
-use super::stall::{Stall, Watch, seconds};
-use super::tally::{Calls, Tally};
-use super::tcp::{MILLISECOND, Nanos, SECOND};
-use super::world::{Manner, Scratch, Transmit, World};
 use anyhow::{Context as _, Result, ensure};
+use metadata_common::mac::Mac;
 use rustix::event::epoll;
 use std::borrow::Borrow;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use support::recent::{Fate, Recent, Towards};
 use support::tap::{Tap, VNET_HDR_LEN};
+
+use super::boot::Guest;
+use super::plan::{Arrival, Flood, Orders, Plan, Planned, Requests};
+use super::stall::{Stall, Watch, seconds};
+use super::tally::{Calls, Flooded, Tally};
+use super::tcp::{MILLISECOND, Nanos, SECOND};
+use super::wire;
+use super::wire::{Ends, FRAME_MOST, Header, SYN};
 
 /// Frames read from one tap before the next tap's turn.
 const BATCH: usize = 32;
@@ -358,5 +362,140 @@ impl Storm<'_> {
             })
             .collect();
         self.arrivals.reverse();
+    }
+}
+
+// The flooding guest. It sends as fast as a core can: SYNs to the metadata address, or as many frames to others.
+
+/// Frames between two checks of the stop flag.
+const BURST: usize = 256;
+/// The destination MAC of ordinary frames, which no device has.
+const NOBODY: Mac = Mac([0x02, 0, 0, 0xff, 0xff, 0xff]);
+/// An address for documentation (RFC 5737).
+const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+
+/// Floods until `stop` is set.
+pub(super) fn run(
+    tap: &Tap,
+    guest: &Planned,
+    server: Ipv4Addr,
+    flood: Flood,
+    stop: &AtomicBool,
+) -> Result<Flooded> {
+    let began = Instant::now();
+    let mut done = Flooded::default();
+    let mut frames = frames(tap, guest, server, flood);
+    while !stop.load(Ordering::Relaxed) {
+        for frame in frames.iter_mut() {
+            done.frames += u64::from(tap.send(0, frame).unwrap_or(false));
+        }
+    }
+    done.wall_us = began.elapsed().as_micros() as f64;
+    done.cpu_us = thread_cpu_us()?;
+    Ok(done)
+}
+
+/// Makes SYNs from different ports.
+fn frames(tap: &Tap, guest: &Planned, server: Ipv4Addr, flood: Flood) -> Vec<Vec<u8>> {
+    let (server, server_mac) = match flood {
+        // Any MAC reaches the service, because frames are steered by their destination address.
+        Flood::Syn => (server, Mac([0x02, 0, 0xa9, 0xfe, 0, 0])),
+        Flood::Ordinary => (ELSEWHERE, NOBODY),
+    };
+    let ends = Ends { mac: guest.mac(), address: guest.address, server, server_mac };
+    (0..BURST as u16)
+        .map(|n| {
+            let mut frame = vec![0; if tap.shape().vnet_hdr { VNET_HDR_LEN } else { 0 }];
+            let port = 1_024 + n;
+            let header =
+                Header { port, seq: 1, ack: 0, flags: SYN, window: 64_240, timestamps: Some((1, 0)) };
+            wire::segment(&mut frame, &ends, &header, &[], &[], false);
+            frame
+        })
+        .collect()
+}
+
+/// Returns the CPU time of the calling thread in microseconds, exact where /proc's ticks are not (Linux:
+/// Documentation/scheduler/sched-stats.rst).
+fn thread_cpu_us() -> Result<f64> {
+    let text = std::fs::read_to_string("/proc/thread-self/schedstat")?;
+    let ns: u64 = text.split_whitespace().next().unwrap_or("0").parse()?;
+    Ok(ns as f64 / 1e3)
+}
+
+// The state that guests share while they handle a frame, and the frames that they send.
+
+/// Octets of `struct virtio_net_hdr` (Linux: include/uapi/linux/virtio_net.h).
+pub(super) const VNET: usize = VNET_HDR_LEN;
+/// VIRTIO_NET_HDR_F_NEEDS_CSUM.
+pub(super) const NEEDS_CHECKSUM: u8 = 1;
+/// The start of the TCP checksum's range in a frame, and the checksum's offset in the TCP header.
+const CHECKSUM_START: u16 = 34;
+const CHECKSUM_OFFSET: u16 = 16;
+
+/// Sends frames to the network.
+pub(super) trait Transmit {
+    /// Sends a frame, with its virtio header if the tap has one.
+    fn send(&mut self, frame: &[u8]);
+}
+
+/// The behaviour of all guests of a storm.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Manner {
+    /// Frames begin with a virtio header, and the device computes checksums.
+    pub(super) vnet: bool,
+    pub(super) keep_alive: bool,
+    /// The guest pauses between two requests.
+    pub(super) lone: bool,
+    /// The service closes connections first, so the guest reads beyond its answer to the end of the connection.
+    pub(super) to_the_end: bool,
+    /// Answers may have any octets.
+    pub(super) any_octets: bool,
+    /// How often a failed request is repeated.
+    pub(super) retries: u8,
+}
+
+/// The state that all guests share while frames are handled.
+pub(super) struct World<'a> {
+    pub(super) now: Nanos,
+    pub(super) manner: Manner,
+    pub(super) requests: &'a Requests,
+    pub(super) bodies: &'a [u8],
+    pub(super) tally: &'a mut Tally,
+    pub(super) out: &'a mut dyn Transmit,
+    pub(super) scratch: &'a mut Scratch,
+    pub(super) random: &'a mut fastrand::Rng,
+}
+
+/// Buffers that are used for one frame.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    frame: Vec<u8>,
+    pub(super) request: Vec<u8>,
+    pub(super) sacks: Vec<(u32, u32)>,
+}
+
+impl World<'_> {
+    fn begin(&mut self, virtio: [u8; VNET]) {
+        self.scratch.frame.clear();
+        self.scratch.frame.reserve(VNET + FRAME_MOST);
+        if self.manner.vnet {
+            self.scratch.frame.extend(virtio);
+        }
+    }
+
+    pub(super) fn arp(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.begin([0; VNET]);
+        write(&mut self.scratch.frame);
+        self.out.send(&self.scratch.frame);
+    }
+
+    pub(super) fn segment(&mut self, ends: &Ends, header: &Header) {
+        let [start, offset] = [CHECKSUM_START, CHECKSUM_OFFSET].map(u16::to_ne_bytes);
+        // Flags, GSO type, header length, GSO size, checksum start and offset.
+        self.begin([NEEDS_CHECKSUM, 0, 0, 0, 0, 0, start[0], start[1], offset[0], offset[1]]);
+        let Scratch { frame, request, sacks } = self.scratch;
+        wire::segment(frame, ends, header, sacks, request, self.manner.vnet);
+        self.out.send(frame);
     }
 }

@@ -3,12 +3,12 @@
 use super::answer::{Body, Expected};
 use super::boot::Guest;
 use super::plan::Planned;
-use super::request::Requests;
+use super::plan::Requests;
+use super::pump::{Manner, Scratch, Transmit, World};
 use super::tally::{Failure, Tally};
 use super::tcp::{MILLISECOND, Nanos, SECOND};
 use super::wire::tests::{ends, from_server, turned};
 use super::wire::{self, ACK, FIN, Header, Incoming, MSS, SYN};
-use super::world::{Manner, Scratch, Transmit, World};
 use std::collections::{HashMap, VecDeque};
 
 /// Octets of the body in every answer.

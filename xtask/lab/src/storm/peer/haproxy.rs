@@ -10,7 +10,7 @@
 use super::network::{Networks, shares};
 use super::nginx::{self, Listen};
 use super::process::{self, Answers, Server};
-use super::site::{Entry, Site};
+use super::process::{Entry, Site};
 use super::{OWN_MAC, Running, Scene, Subject};
 use anyhow::{Context as _, Result, ensure};
 use std::fmt::Write as _;

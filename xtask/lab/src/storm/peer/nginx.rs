@@ -7,7 +7,7 @@
 
 use super::network::Networks;
 use super::process::{self, Answers, Server, descriptors};
-use super::site::{Entry, Site};
+use super::process::{Entry, Site};
 use super::{OWN_MAC, Running, Scene, Subject};
 use anyhow::{Context as _, Result, ensure};
 use std::fmt::Write as _;

@@ -176,8 +176,8 @@ fn pages_that_a_peer_cannot_serve_are_refused_before_the_start() {
     ];
     for (name, tenants, says) in cases {
         let error =
-            super::site::Site::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
+            super::process::Site::lay_out(&tenants).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains(says), "{name}: {error}");
     }
-    assert!(super::site::Site::lay_out(&[]).is_err());
+    assert!(super::process::Site::lay_out(&[]).is_err());
 }
