@@ -307,7 +307,7 @@ mod tests {
             port: PortName::local(&*format!("tap{number:04}")),
             mac: "52:54:00:00:00:01".parse().expect("a MAC"),
         };
-        let mut kinds = vec![
+        let mut kinds = [
             (BootStage::Silent, None, false, idle),
             (BootStage::Unattached, None, false, idle),
             (BootStage::Quiet, Some(&old), false, idle),
