@@ -163,10 +163,9 @@ fn thinned(points: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
 fn finished(case: &Case, names: &[&str]) -> Drawing {
     let curve = |subject: &Subject| {
         let middle = Figure::named("boot p99").middle(subject, &case.settings);
-        let points = middle
-            .first()
-            .map(|round| round.finished.iter().map(|&(us, boots)| (us, f64::from(boots))).collect());
-        let points = std::iter::once((0.0, 0.0)).chain(points.unwrap_or_else(Vec::new)).collect();
+        let finished = middle.first().into_iter().flat_map(|round| &round.finished);
+        let points = finished.map(|&(us, boots)| (us, f64::from(boots)));
+        let points = std::iter::once((0.0, 0.0)).chain(points).collect();
         Curve { subject: place(names, subject), name: subject.name.clone(), points: thinned(points) }
     };
     let curves: Vec<_> = case.subjects.iter().map(curve).collect();
