@@ -586,4 +586,17 @@ fn every_verb_finds_a_vm_that_is_not_served_and_gives_the_reason() {
             "status {name}: {code}: {text}"
         );
     }
+    // `get` and `clear` take the names that other verbs print, if they mean one record.
+    for (words, code, said) in [
+        (["get", "api/vm"], 0, "served"),
+        (["get", "file/guest-2.yaml"], 0, "unplaced"),
+        (["get", "guest-2"], 0, "unplaced"),
+        (["get", "guest-0"], 4, "2 instances are called guest-0: name one by `--source api vm`"),
+        (["get", "nobody"], 7, "nobody"),
+        (["clear", "guest-2.yaml"], 0, "removed what its guest wrote"),
+        (["clear", "guest-2"], 7, "guest-2"),
+    ] {
+        let (exit, text) = node.command(&words);
+        assert!(exit == code && text.contains(said), "{words:?}: {exit}: {text}");
+    }
 }

@@ -11,7 +11,7 @@ use metadata_base::time;
 use metadata_content::record::{Limits, Record};
 use metadata_content::source::Source;
 use metadata_control::instances::client::{self, Conditions};
-use metadata_control::instances::{Failure, Instance, Port, RegistrationOutcome, Vm, is_name};
+use metadata_control::instances::{Failure, Instance, Port, Problem, RegistrationOutcome, Vm, is_name};
 use metadata_control::status::ClientError;
 
 use super::exit::Exit;
@@ -19,6 +19,8 @@ use super::record_file;
 use super::which::Agent;
 use crate::output;
 
+/// Most instances that an error names.
+const NAMED_MOST: usize = 4;
 /// Pause before the next request to an agent that is busy.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -93,12 +95,12 @@ pub struct Ls {
 /// The options of `xdp-imds get`.
 #[derive(clap::Args, Debug)]
 pub struct Get {
-    /// The instance's name.
+    /// The instance's name, `SOURCE/NAME`, or the name or UUID of its VM.
     #[arg(value_name = "NAME")]
     name: String,
-    /// The instance's source.
-    #[arg(long, value_name = "SOURCE", value_enum, default_value = "api")]
-    source: SourceWord,
+    /// The instance's source [default: `api`, or the only one that has the name].
+    #[arg(long, value_name = "SOURCE", value_enum)]
+    source: Option<SourceWord>,
     #[command(flatten)]
     common: Common,
 }
@@ -122,12 +124,12 @@ pub struct Rm {
 /// The options of `xdp-imds clear`.
 #[derive(clap::Args, Debug)]
 pub struct Clear {
-    /// The instance's name.
+    /// The instance's name, or `SOURCE/NAME`.
     #[arg(value_name = "NAME")]
     name: String,
-    /// The instance's source.
-    #[arg(long, value_name = "SOURCE", value_enum, default_value = "api")]
-    source: SourceWord,
+    /// The instance's source [default: `api`, or the only one that has the name].
+    #[arg(long, value_name = "SOURCE", value_enum)]
+    source: Option<SourceWord>,
     #[command(flatten)]
     common: Common,
 }
@@ -222,8 +224,59 @@ impl Get {
     /// # Errors
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let found = client::look(&self.common.agent.run()?, self.source.into(), &self.name);
+        let run = self.common.agent.run()?;
+        let by_vm = |instance: &Instance| {
+            let vm = instance.vm.as_ref();
+            vm.is_some_and(|vm| vm.name == self.name || vm.uuid.eq_ignore_ascii_case(&self.name))
+        };
+        let found = find(&run, self.source, &self.name, by_vm)
+            .and_then(|(source, name)| client::look(&run, source, &name));
         self.common.finish(out, found, one)
+    }
+}
+
+/// The source and the name of the instance that a user means: that of `source`; else that of the API; else the only one of
+/// any source with this name, with `SOURCE/NAME`, or that `is_meant` takes.
+fn find(
+    run: &Path,
+    source: Option<SourceWord>,
+    name: &str,
+    is_meant: impl Fn(&Instance) -> bool,
+) -> Result<(Source, String), Failure> {
+    if let Some(source) = source {
+        return Ok((source.into(), name.to_owned()));
+    }
+    let given = (Source::Api, name.to_owned());
+    match client::look(run, given.0, name) {
+        Err(failure) if failure.status() == Some(404) => {}
+        looked => return looked.map(|_| given),
+    }
+    let is_it = |instance: &Instance| {
+        let whole = format!("{}/{}", instance.source.name(), instance.name);
+        instance.name == name || whole == name || is_meant(instance)
+    };
+    let found: Vec<_> = client::list(run, None)?.into_iter().filter(is_it).collect();
+    match &found[..] {
+        [] => Ok(given),
+        [instance] => Ok((instance.source, instance.name.clone())),
+        several => {
+            let named = several.iter().take(NAMED_MOST);
+            let named: Vec<_> = named
+                .map(|instance| format!("`--source {} {}`", instance.source.name(), instance.name))
+                .collect();
+            Err(Failure::Problem(Box::new(Problem {
+                kind: "urn:xdp-imds:ambiguous".into(),
+                title: "several instances have this name".into(),
+                status: 409,
+                detail: format!(
+                    "{} instances are called {name}: name one by {}",
+                    several.len(),
+                    named.join(", ")
+                ),
+                conflict: None,
+                registered: None,
+            })))
+        }
     }
 }
 
@@ -257,7 +310,10 @@ impl Clear {
     /// # Errors
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
-        let cleared = client::clear(&self.common.agent.run()?, self.source.into(), &self.name);
+        let run = self.common.agent.run()?;
+        // Not by what a VM is called: its tenant may choose that.
+        let cleared = find(&run, self.source, &self.name, |_| false)
+            .and_then(|(source, name)| client::clear(&run, source, &name));
         if self.common.json && cleared.is_ok() {
             return Ok(Exit::Done);
         }
