@@ -121,7 +121,7 @@ fn a_refused_record_is_reported_until_it_is_corrected() {
         Ok(status)
     });
     let degraded = degraded.expect("the status reports the refusal");
-    assert_eq!(degraded.troubles, ["1 records refused"]);
+    assert_eq!(degraded.troubles, ["1 record refused"]);
     assert_eq!(degraded.refused[0].record, "guest-0.yaml");
     assert!(degraded.lately.iter().any(|said| said.text.contains("guest-0.yaml")), "{:?}", degraded.lately);
     assert_eq!(

@@ -183,6 +183,12 @@ impl<W: io::Write> Drop for PrintableWriter<W> {
     }
 }
 
+/// A number with its noun, which takes an `s` unless the number is 1.
+#[must_use]
+pub fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Printable, PrintableWriter, is_printable, printable_lines};

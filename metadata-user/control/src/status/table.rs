@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io::{self, Write};
 
-use metadata_base::printable::{Printable, printable};
+use metadata_base::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
@@ -121,7 +121,7 @@ fn identity(
 ) -> io::Result<()> {
     let signs = match signs {
         _ if *ended => "the signer has ended".to_owned(),
-        Some(kid) => format!("{algorithm} by {kid}, {keys} keys"),
+        Some(kid) => format!("{algorithm} by {kid}, {}", counted(*keys, "key")),
         None => "no key".to_owned(),
     };
     let tokens = format!("{issuer}: {signs}, {signed} tokens and documents signed");

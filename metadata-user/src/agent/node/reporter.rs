@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use metadata_base::printable::counted;
 use metadata_base::share::ShareReport;
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
@@ -218,13 +219,13 @@ impl Reporter {
         }
         let errors = status.ports.counts.get(&PortState::Error).copied().unwrap_or_default();
         let conflicts = view.catalogue.plan().conflicts().count() as u64;
-        for (count, what) in [
-            (errors, "ports in error"),
-            (view.catalogue.registry().refused().count() as u64, "records refused"),
-            (conflicts, "records in conflict"),
+        for (count, noun, state) in [
+            (errors, "port", "in error"),
+            (view.catalogue.registry().refused().count() as u64, "record", "refused"),
+            (conflicts, "record", "in conflict"),
         ] {
             if count > 0 {
-                status.troubles.push(format!("{count} {what}"));
+                status.troubles.push(format!("{} {state}", counted(count, noun)));
             }
         }
     }
