@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use metadata_common::verdict::{Fate, Verdict};
-use metadata_control::status::{About, Status};
+use metadata_control::status::{Ports, Status};
 use metadata_control::top::{SCHEMA, Top, TopQuery};
 use metadata_serve::{Latencies, Reason, Tally};
 
@@ -59,7 +59,7 @@ impl Reporter {
                 api_server: self.api_server(),
                 identity: self.identity_report(),
                 proxmox: self.proxmox(),
-                ports: view.ports_report(About::Trouble),
+                ports: Ports { counts: view.ports_by_state(), ..Ports::default() },
                 ..Status::default()
             };
             self.complain(view, &mut status);
