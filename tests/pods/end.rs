@@ -62,7 +62,7 @@ fn the_end_of_a_launcher_is_reported_and_its_namespace_vanishes_despite_steering
         }
         expect_vanished(&node.ns, &outer);
         // Steering was not notified and keeps nothing alive.
-        assert_eq!(steering.find(&port).expect("a look-up"), Found::Nothing);
+        assert!(matches!(steering.find(&port).expect("a look-up"), Found::Nothing | Found::NoNamespace));
         steering.detach(&port).expect("detached");
         forget_process(&pod.netns);
     });

@@ -212,7 +212,7 @@ fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
     let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
     let _taps = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
     let [first, second] = pods.each_ref().map(|pod| format!("/run/netns/{}", pod.name()));
-    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Nothing);
+    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::NoNamespace);
     std::os::unix::fs::symlink(first, &path).expect("a name");
     assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Other);
     node.steering.attach(&name).expect("attached");

@@ -626,7 +626,8 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         let dialect = json!({
             "name": "nocloud", "host": "169.254.169.254", "paths": 4, "first": "http://169.254.169.254/v1/meta-data"
         });
-        assert_eq!(good["dialects"][0], dialect, "{good}");
+        let dialects = good["dialects"].as_array().expect("dialects");
+        assert!(dialects.contains(&dialect), "{good}");
         assert_eq!(good.get("paths"), None);
         let mut out = Vec::new();
         run_json(dir.path(), &Limits::DEFAULT, true, &mut out).expect("the directory can be read");
