@@ -20,7 +20,7 @@ use super::which::Agent;
 use crate::output;
 
 /// Most instances that an error names.
-const NAMED_MOST: usize = 4;
+const CANDIDATES_NAMED: usize = 4;
 /// Pause before the next request to an agent that is busy.
 const PAUSE: Duration = Duration::from_millis(200);
 
@@ -260,7 +260,7 @@ fn find(
         [] => Ok(given),
         [instance] => Ok((instance.source, instance.name.clone())),
         several => {
-            let named = several.iter().take(NAMED_MOST);
+            let named = several.iter().take(CANDIDATES_NAMED);
             let named: Vec<_> = named
                 .map(|instance| format!("`--source {} {}`", instance.source.name(), instance.name))
                 .collect();
