@@ -191,6 +191,7 @@ fn a_missing_permission_has_its_own_exit_code() {
         &["trace", "x", "--run", &closed],
         &["top", "--once", "--run", &closed],
         &["release", "--pins", &closed],
+        &["serve", "--records", &directory],
     ] {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&copy).args(words);

@@ -316,7 +316,7 @@ fn an_agent_at_log_level_trace_logs_no_secret_and_keeps_its_files_private() {
         replace(&records.path().join(format!("invalid-{n}.yaml")), &text).expect("a record");
     }
     eventually(PATIENCE, || {
-        let refused = agent.log().matches("refused; the last valid record stays in force").count();
+        let refused = agent.log().matches("refused, so its VM is not served").count();
         anyhow::ensure!(refused >= invalid_records().len(), "{refused} refused");
         Ok(())
     })

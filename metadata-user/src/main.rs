@@ -17,13 +17,15 @@ use metadata_user::agent::{self, preflight};
 use metadata_user::config::{self, Config};
 use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, LogFilter, LogFormat, LogHandle};
 use metadata_user::output;
-use metadata_user::verbs::exit::{self, Exit};
+use metadata_user::verbs::exit::{self, Exit, ExitError};
 use metadata_user::verbs::options::Options;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{
     check, doctor, explain, export, identity, instances, pages, release, top, trace, which,
 };
+use rustix::process::geteuid;
+use rustix::thread::{CapabilitySet, capabilities};
 
 /// The instance metadata service of a hypervisor node.
 ///
@@ -337,6 +339,12 @@ fn filter(text: &str) -> Result<String, String> {
 fn run(config: Config, serve: Serve, log: LogHandle) -> anyhow::Result<()> {
     log.follow(config.log.as_deref(), config.log_format);
     log_start(&config, serve.options.file());
+    // For an ordinary user, files that may not be read would be named first.
+    if !geteuid().is_root() && !capabilities(None)?.effective.contains(CapabilitySet::NET_ADMIN) {
+        let text = "permission denied: the agent needs CAP_NET_ADMIN, which this user's process lacks; run it as root or by \
+                    the packaged unit; the page Privileges of the book lists what another user needs";
+        return Err(ExitError::new(Exit::Forbidden, text).into());
+    }
     let entry = match serve.takeover {
         true => agent::Entry::TakeOver { linger: serve.linger },
         false => agent::Entry::Alone,

@@ -358,6 +358,21 @@ pub enum RecordError {
     },
 }
 
+impl RecordError {
+    /// The error of a record that is composed of parts: names the part in place of a position in a text that nobody wrote.
+    #[must_use]
+    pub fn in_part(mut self, part: &str) -> Self {
+        match &mut self {
+            Self::TooLarge { source_name, .. } => part.clone_into(source_name),
+            Self::Unreadable { place, .. } | Self::Refused { place, .. } => {
+                part.clone_into(&mut place.source);
+                place.position = None;
+            }
+        }
+        self
+    }
+}
+
 /// A probable mistake in a record that the agent serves nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {

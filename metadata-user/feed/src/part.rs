@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use metadata_content::parser;
-use metadata_content::record::{Limits, USER_DATA_MAX};
+use metadata_content::record::{Limits, Record, RecordError, USER_DATA_MAX, Warning};
 use serde_json::{Map, Value, json};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -172,6 +172,21 @@ const WHOLE: [&str; 9] = [
     "vendor_data",
     "vendor_data2",
 ];
+
+/// Parses the record of several parts. `compose` makes it of all of them, or of all but one. The error names the only part
+/// without which the record is valid, or else `whole`; a part that has no name is never named.
+pub(crate) fn parse_composed(
+    limits: &Limits,
+    (whole, names): (&str, &[Option<String>]),
+    compose: impl Fn(Option<usize>) -> Value,
+) -> Result<(Record, Vec<Warning>), RecordError> {
+    let parse = |without| Record::parse_within(limits, whole, &compose(without).to_string());
+    parse(None).map_err(|error| {
+        let is_cause = |(part, name): &(usize, &Option<String>)| name.is_some() && parse(Some(*part)).is_ok();
+        let cause = names.iter().enumerate().find(is_cause).and_then(|(_, name)| name.as_deref());
+        error.in_part(cause.unwrap_or(whole))
+    })
+}
 
 /// NICs that the entries of a part may merge into. A record has at most 32, so one with more is refused whatever its
 /// later entries merge into, and the comparisons stay few.

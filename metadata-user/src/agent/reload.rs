@@ -102,9 +102,7 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
                 info!("configuration reloaded");
             } else {
                 let fields = changes.later.join(", ");
-                warn!(
-                    "configuration reloaded without {fields}: restart the agent, or take over from it, to apply these"
-                );
+                warn!("configuration reloaded without {fields}: restart the agent to apply these");
             }
             Ok(changes)
         }

@@ -152,7 +152,7 @@ pub fn run(
     if findings == Findings::default() {
         writeln!(out, "no records (*.yaml, *.yml, *.json) in {}", Printable(path.display()))?;
     } else {
-        writeln!(out, "{good} served, {}, {}", count(errors, "error"), count(warnings, "warning"))?;
+        writeln!(out, "{good} can be served, {}, {}", count(errors, "error"), count(warnings, "warning"))?;
     }
     Ok(findings)
 }
@@ -488,7 +488,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
             out.contains("\n  kubevirt       3 paths, such as http://169.254.169.254/healthz\n"),
             "{out}"
         );
-        assert!(out.ends_with("\n1 served, 0 errors, 0 warnings\n"), "{out}");
+        assert!(out.ends_with("\n1 can be served, 0 errors, 0 warnings\n"), "{out}");
     }
 
     #[test]
@@ -519,7 +519,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
             "{err}"
         );
         assert!(out.starts_with("good.yaml: "), "{out}");
-        assert!(out.ends_with("1 served, 1 error, 0 warnings\n"), "{out}");
+        assert!(out.ends_with("1 can be served, 1 error, 0 warnings\n"), "{out}");
     }
 
     #[test]

@@ -2,31 +2,78 @@
 
 use std::path::Path;
 
+use metadata_content::record::{Limits, Record, RecordError, Warning};
 use serde_json::{Value, json};
 
 use super::LibvirtError;
 use super::domain::Domain;
-use crate::part::{DEFAULTS, part, tells_of_network};
-use crate::part::{merge, name_nics};
+use crate::part::{DEFAULTS, merge, name_nics, parse_composed, part, tells_of_network};
 
-/// Returns the record of a domain, without its generation. Returns `None` if neither its metadata nor a file asks for
-/// one, unless `every` is set.
+/// What makes a domain's record. The parts override each other in this order: the domain's devices, `defaults.yaml`, the
+/// domain's metadata, its own file.
+pub struct Composition {
+    uuid: String,
+    implied: Value,
+    parts: [Option<Value>; 3],
+    names: [Option<String>; 3],
+}
+
+/// The record of a domain, without its generation; see [`Composition`].
 ///
 /// # Errors
-/// A file cannot be read, or is not part of a record. This function does not validate the whole record.
+/// Like [`Composition::read`].
 pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value>, LibvirtError> {
-    let own = part(files, &format!("{}.yaml", domain.uuid), |_| {})?;
-    if domain.instance.is_none() && own.is_none() && !every {
-        return Ok(None);
+    Ok(Composition::read(domain, files, every)?.map(|composition| composition.record()))
+}
+
+impl Composition {
+    /// Reads the parts. `None` if neither the domain's metadata nor a file asks for a record, unless `every` is set.
+    ///
+    /// # Errors
+    /// A file cannot be read, or is not part of a record. This function does not validate the whole record.
+    pub fn read(domain: &Domain, files: &Path, every: bool) -> Result<Option<Self>, LibvirtError> {
+        let file = format!("{}.yaml", domain.uuid);
+        let own = part(files, &file, |_| {})?;
+        if domain.instance.is_none() && own.is_none() && !every {
+            return Ok(None);
+        }
+        let shown = |name: &str| Some(files.join(name).display().to_string());
+        Ok(Some(Self {
+            uuid: domain.uuid.clone(),
+            implied: domain.implied(),
+            parts: [part(files, DEFAULTS, |_| {})?, domain.instance.clone(), own],
+            names: [shown(DEFAULTS), Some("the domain's <metadata>".into()), shown(&file)],
+        }))
     }
-    let mut record = domain.implied();
-    let parts = [part(files, DEFAULTS, |_| {})?, domain.instance.clone(), own];
-    parts.into_iter().flatten().for_each(|part| merge(&mut record, part));
-    // libvirt decides the domain's identity: `null` removes an owner, so that the UUID is the owner.
-    merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": domain.uuid, "owner": null}}));
-    name_nics(&mut record);
-    if !tells_of_network(&record) {
-        merge(&mut record, json!({"network": {"mode": "none"}}));
+
+    /// The record, without its generation.
+    #[must_use]
+    pub fn record(&self) -> Value {
+        self.record_without(None)
     }
-    Ok(Some(record))
+
+    fn record_without(&self, without: Option<usize>) -> Value {
+        let mut record = self.implied.clone();
+        let parts = self.parts.iter().enumerate().filter(|(part, _)| Some(*part) != without);
+        parts.filter_map(|(_, part)| part.clone()).for_each(|part| merge(&mut record, part));
+        // libvirt decides the domain's identity: `null` removes an owner, so that the UUID is the owner.
+        merge(&mut record, json!({"schema": "vmrecord/1", "vm": {"uuid": self.uuid, "owner": null}}));
+        name_nics(&mut record);
+        if !tells_of_network(&record) {
+            merge(&mut record, json!({"network": {"mode": "none"}}));
+        }
+        record
+    }
+
+    /// Checks the record of this generation.
+    ///
+    /// # Errors
+    /// The record is invalid; the error names the part that makes it so, if one alone does.
+    pub fn check(&self, limits: &Limits, generation: &Value) -> Result<(Record, Vec<Warning>), RecordError> {
+        parse_composed(limits, ("the record", &self.names), |without| {
+            let mut record = self.record_without(without);
+            record["generation"] = generation.clone();
+            record
+        })
+    }
 }

@@ -15,9 +15,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde_json::Value;
 
+use super::compose::Composition;
 use super::domain::{self, Domain, Skipped, Taps};
 use super::syslog::{self, Log, Severity};
-use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_OCTETS, compose, io_error};
+use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_OCTETS, io_error};
 use crate::part;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Limits, Record, Warning};
@@ -141,9 +142,10 @@ fn path(room: &Path, uuid: &str) -> PathBuf {
 /// Writes the record of a domain, or removes one that its metadata no longer asks for.
 fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Result<(), LibvirtError> {
     let path = path(room, &domain.uuid);
-    let Some(mut record) = compose::record(domain, &arguments.files, arguments.every_domain)? else {
+    let Some(composition) = Composition::read(domain, &arguments.files, arguments.every_domain)? else {
         return remove(&path, log);
     };
+    let mut record = composition.record();
     // Without tap names there is no port, and an existing record may have them.
     if !has_port(&record) && path.exists() {
         return Ok(());
@@ -156,7 +158,7 @@ fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Resu
     }
     record["generation"] = generation.map_or_else(now, |generation| generation + 1).into();
     let text = format!("{record:#}\n");
-    let checked = Record::parse_within(&LIMITS, &path.to_string_lossy(), &text);
+    let checked = composition.check(&LIMITS, &record["generation"]);
     // An invalid record still goes to the agent, which reports it, unless a good one would be lost.
     if checked.is_ok() || old.is_none() {
         put(room, &path, &text).map_err(|error| io_error(&path, "a record that can be written", error))?;
@@ -172,7 +174,7 @@ fn tell(domain: &Domain, record: &Record, warnings: &[Warning], log: &Log) {
     log.say(
         Severity::Info,
         &match &taps[..] {
-            [] => "has a record, but none of its taps has a name yet".to_owned(),
+            [] => "has a record, and waits for its taps".to_owned(),
             taps => format!("has a record, served on {}", taps.join(", ")),
         },
     );

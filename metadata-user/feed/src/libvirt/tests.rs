@@ -327,3 +327,20 @@ fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
         assert!(error.contains(expected) && !error.contains("sesame"), "{error}");
     }
 }
+
+#[test]
+fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
+    let wrong = "placement: {region: [5]}\n";
+    let ours = ours("<i:hostname>web</i:hostname>");
+    let own = format!("{UUID}.yaml");
+    for (file, text) in [(DEFAULTS, wrong), (own.as_str(), "no_such_field: 1\n")] {
+        let room = tempfile::tempdir().expect("a directory");
+        fs::write(room.path().join(file), text).expect("written");
+        let domain = parse(&domain(&ours, NIC)).expect("a domain");
+        let composition =
+            compose::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
+        let error = composition.check(&Limits::DEFAULT, &1.into()).expect_err(file).to_string();
+        let shown = room.path().join(file).display().to_string();
+        assert!(error.starts_with(&format!("{shown}: ")) && !error.contains(":1:"), "{error}");
+    }
+}

@@ -17,8 +17,8 @@ use super::config::{boolean, list, words};
 use super::custom::Custom;
 use super::drive::{Dns, Form};
 use super::{Options, Problem, VmConfig, custom, drive};
+use crate::part::{DEFAULTS, merge, name_nics, parse_composed};
 use crate::part::{Firmware, label, stamp};
-use crate::part::{merge, name_nics};
 
 /// Longest domain behind any first label, in octets (RFC 1035 §2.3.4, §3.1).
 const DOMAIN_OCTETS: usize = FQDN_OCTETS - 64;
@@ -70,7 +70,6 @@ pub fn translate(
     limits: &Limits,
 ) -> Result<Translation, Problem> {
     let mut problems = Vec::new();
-    let mut record = skeleton(options);
     let parts = [
         given.defaults.clone(),
         Some(described(vmid, config, given, &mut problems)),
@@ -78,16 +77,29 @@ pub fn translate(
         drive::part(&config.description)?,
         given.own.clone(),
     ];
-    parts.into_iter().flatten().for_each(|part| merge(&mut record, part));
+    let file = |name: &str| options.files.join(name).display().to_string();
+    let names = [
+        Some(file(DEFAULTS)),
+        None,
+        Some("`cicustom`, meta".to_owned()),
+        Some("the block ```imds of the description".to_owned()),
+        Some(file(&format!("{vmid}.yaml"))),
+    ];
     // The configuration decides the VM's identity.
     let identity = json!({
         "schema": "vmrecord/1",
         "generation": given.generation,
         "vm": {"uuid": uuid(vmid, config, &mut problems), "owner": null},
     });
-    merge(&mut record, identity);
-    name_nics(&mut record);
-    let (mut record, _) = Record::parse_within(limits, &format!("{vmid}.json"), &record.to_string())?;
+    let compose = |without: Option<usize>| {
+        let mut record = skeleton(options);
+        let parts = parts.iter().enumerate().filter(|(part, _)| Some(*part) != without);
+        parts.filter_map(|(_, part)| part.clone()).for_each(|part| merge(&mut record, part));
+        merge(&mut record, identity.clone());
+        name_nics(&mut record);
+        record
+    };
+    let (mut record, _) = parse_composed(limits, ("the record", &names), compose)?;
     record.vm.owner = Some(owner(vmid, config, &given.cluster));
     let subject = record.identity.as_ref().and_then(|identity| identity.subject.as_ref());
     if let Some(value) = subject.and_then(Subject::chosen_by_tenants) {

@@ -190,14 +190,14 @@ impl Catalogue {
                         FeedEvent::Upsert { key, record: self.renderer.compact(source, record) }
                     }
                     (None, Err(no_room)) => {
-                        warn!(record = %id, "refused; the last valid record stays in force: {no_room}");
+                        self.log_refusal(&id, &no_room);
                         FeedEvent::Rejected { key, error: FeedError::Room(no_room) }
                     }
                 }
             }
             FeedEvent::Rejected { key, error } => {
                 let id = RecordId::new(source, &key);
-                warn!(record = %id, "refused; the last valid record stays in force: {error}");
+                self.log_refusal(&id, &error);
                 FeedEvent::Rejected { key, error }
             }
             other => other,
@@ -230,6 +230,13 @@ impl Catalogue {
             self.state.on_vm_removed(record.owner());
         }
         self.plan.put(id, None)
+    }
+
+    fn log_refusal(&self, id: &RecordId, reason: &dyn std::fmt::Display) {
+        match self.registry.record(id) {
+            Some(_) => warn!(record = %id, "refused; the last valid record stays in force: {reason}"),
+            None => warn!(record = %id, "refused, so its VM is not served: {reason}"),
+        }
     }
 
     /// Applies the configured ports, the memory limit and the age of token keys.

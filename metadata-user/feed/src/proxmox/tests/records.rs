@@ -374,3 +374,17 @@ fn hostile_text_never_panics() {
     let many: String = (0..=super::super::config::SETTINGS).map(|n| format!("a{n}: 1\n")).collect();
     super::VmConfig::parse(many.as_bytes()).expect_err("too many");
 }
+
+#[test]
+fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
+    let wrong = || Some(json!({"no_such_field": 1}));
+    for (given, part) in [
+        (Given { defaults: wrong(), ..given() }, "/etc/xdp-imds/proxmox/defaults.yaml: no_such_field"),
+        (Given { own: wrong(), ..given() }, "/etc/xdp-imds/proxmox/123.yaml: no_such_field"),
+        // Either part alone would do, so that none is named.
+        (Given { own: wrong(), defaults: wrong(), ..given() }, "the record: no_such_field"),
+    ] {
+        let error = made(GUIDE, &given).expect_err(part).to_string();
+        assert!(error.starts_with(part), "{error}");
+    }
+}
