@@ -11,7 +11,6 @@ mod feeds;
 mod handover;
 mod health;
 mod identity;
-mod linger;
 mod links;
 mod listeners;
 mod node;

@@ -11,16 +11,14 @@
 pub mod draw;
 mod fetch;
 pub mod figures;
-mod keys;
 mod look;
 mod screen;
 pub mod terminal;
 #[cfg(test)]
 mod tests;
-mod text;
 
 pub use fetch::fetch;
-pub use keys::Reaction;
+pub use figures::plain;
 pub use look::Look;
+pub use screen::Reaction;
 pub use screen::{Asked, Documents, LISTED, Screen, Shown};
-pub use text::plain;

@@ -1,12 +1,19 @@
 //! The orderly stop: guests get complete answers to requests they have begun.
 
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::routing::get;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::time::Duration;
-
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use super::endpoint;
 use super::node::Workers;
+use super::signals::Stop;
 
 /// How often to check how many connections remain.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
@@ -65,4 +72,69 @@ pub(super) async fn drain(
             return Drained::Cut(workers.remaining().unwrap_or(0));
         }
     }
+}
+
+// Keeps the process alive after a takeover, without serving guests.
+//
+// Some supervisors restart a process that has ended, such as kubelet for containers of a DaemonSet. An agent restarted
+// with `--takeover` would take the ports back. With `--linger` the previous agent waits for SIGTERM instead.
+// Meanwhile it answers `/healthz`, so that its supervisor does not consider it dead.
+
+/// How long to wait before listening. By then, a next agent in the same network namespace listens on the address.
+const LISTENS_AFTER: Duration = Duration::from_secs(5);
+
+/// The body of every answer.
+const TAKEN_OVER: &str = "another agent serves the ports of this one\n";
+
+/// What lingering needs. It is created before the sandbox forbids the system calls for it.
+pub(super) struct Lingering {
+    runtime: Runtime,
+    /// Includes signals that arrived while the agent served.
+    stop: Stop,
+}
+
+impl Lingering {
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let stop = {
+            let _inside = runtime.enter();
+            Stop::new()?
+        };
+        Ok(Self { runtime, stop })
+    }
+
+    /// Answers at the metrics address, unless another agent listens there, until SIGTERM or SIGINT.
+    pub(super) fn until_stopped(self, metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+        let Self { runtime, mut stop } = self;
+        runtime.block_on(async {
+            info!("another agent has taken over: lingering until SIGTERM");
+            tokio::select! {
+                ended = answer(metrics) => ended,
+                name = stop.recv() => {
+                    info!("{name}: stopping");
+                    Ok(())
+                }
+            }
+        })
+    }
+}
+
+async fn answer(metrics: Option<SocketAddr>) -> anyhow::Result<()> {
+    let Some(addr) = metrics else { return std::future::pending().await };
+    tokio::time::sleep(LISTENS_AFTER).await;
+    match TcpListener::bind(addr).await {
+        Ok(listener) => endpoint::serve(listener, router()).await,
+        Err(error) => {
+            info!("not listening on {addr}, where the other agent may listen: {error}");
+            std::future::pending().await
+        }
+    }
+}
+
+fn router() -> Router {
+    let head = [(header::CONTENT_TYPE, "text/plain; charset=utf-8")];
+    let elsewhere = (StatusCode::SERVICE_UNAVAILABLE, head.clone(), TAKEN_OVER);
+    Router::new()
+        .route("/healthz", get(async move || (StatusCode::OK, head, TAKEN_OVER)))
+        .fallback(async move || elsewhere)
 }

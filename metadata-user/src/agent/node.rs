@@ -11,7 +11,6 @@ mod ports;
 mod renderer;
 mod reporter;
 mod view;
-mod waiting;
 mod workers;
 
 use std::collections::BTreeSet;
@@ -42,7 +41,7 @@ pub(super) use ports::{Guard, NodePorts};
 pub(super) use reporter::Reporter;
 use view::AskedPage;
 pub(super) use view::{TraceRefusal, TraceTarget, Traced, View, name_of};
-use waiting::Waiting;
+use workers::Waiting;
 pub(super) use workers::Workers;
 
 /// The state of the control side.

@@ -11,9 +11,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
 
 use super::control::{ControlLoop, Ended, Started};
+use super::drain::Lingering;
 use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
-use super::linger::Lingering;
 use super::node::{Answers, Catalogue, Guard, Node, NodePorts, Reporter, Workers};
 use super::preflight;
 use super::reload::Origin;

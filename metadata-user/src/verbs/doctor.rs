@@ -10,26 +10,25 @@
 //! A check fails if the agent would not start, or would not serve a port. A check warns if the agent would serve with a
 //! restriction, or if a fact is unknown. In both cases it names the reason and the remedy.
 
-mod arguments;
 mod checks;
 mod facts;
 mod gather;
 mod print;
 
-use std::io::Write;
-use std::path::PathBuf;
-
-use serde::Serialize;
-
-pub use arguments::{Arguments, LINES};
 pub use facts::{
     Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
     Resources, Wanted,
 };
 
+use serde::Serialize;
+use std::io::Write;
+use std::path::PathBuf;
+
 use super::exit::Exit;
-use crate::agent::preflight::{self, ConfigRefusal};
+use crate::agent::preflight;
+use crate::agent::preflight::ConfigRefusal;
 use crate::config::Config;
+use crate::verbs::options::Options;
 
 /// The configuration to check, and how to print the result.
 #[derive(Clone, Debug)]
@@ -139,4 +138,37 @@ pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<Exit> {
     }
     let failed = checks.iter().any(|check| check.status == Status::Fail);
     Ok(if failed { Exit::Failure } else { Exit::Done })
+}
+
+// The command line of `xdp-imds doctor`.
+
+/// The text after the options in `doctor --help`. It explains the printed lines.
+pub const LINES: &str = "\
+Without options it checks /etc/xdp-imds/config.yaml, which the packages and manifests install, if there is one.
+
+Each line shows the result of one check and the state found:
+  ok    no problem
+  warn  serving works with a restriction, or the result is unknown
+  FAIL  serving would fail, at the start or for one port
+A line with a problem also shows the state expected and the remedy. Warnings do not change the exit code.";
+
+/// The options of `xdp-imds doctor`.
+#[derive(clap::Args, Debug)]
+pub struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    /// Print one JSON document, of the form `doctor/1`.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Arguments {
+    /// Reads and validates the configuration.
+    #[must_use]
+    pub fn question(self) -> Question {
+        let options = self.options.or_default_file();
+        let file = options.file().map(Into::into);
+        let config = options.config().and_then(|config| config.validate().map(|()| config));
+        Question { config: config.map_err(|error| error.to_string()), file, json: self.json }
+    }
 }

@@ -1,8 +1,6 @@
 //! The present state: attached ports, and the steps that bring them to the plan.
 
 mod closing;
-mod share;
-mod state;
 mod takeover;
 mod troubles;
 
@@ -24,9 +22,9 @@ use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
 pub(in crate::agent) use closing::Guard;
-use share::PortShares;
-use state::{ABSENT, NO_NAMESPACE, UNREACHABLE};
+use troubles::PortShares;
 use troubles::Troubles;
+use troubles::{ABSENT, NO_NAMESPACE, UNREACHABLE};
 
 /// The ports of the node. Events touch ports; [`NodePorts::proceed`] brings touched ports to the plan.
 pub(in crate::agent) struct NodePorts {

@@ -1,18 +1,27 @@
 //! `xdp-imds identity publish`: writes what verifiers fetch below the issuer's URL.
 
-mod fetch;
-
+use anyhow::{Context as _, bail, ensure};
+use clap::Args;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::handshake;
+use hyper::{Request, Uri, header};
+use hyper_util::rt::TokioIo;
+use metadata_content::parser;
+use metadata_signer::jwt::Joined;
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::net::{TcpStream, lookup_host};
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
-use anyhow::{Context as _, bail, ensure};
-use clap::Args;
-use metadata_signer::jwt::Joined;
-use serde_json::Value;
-
-use super::add;
+use super::{JWKS_OCTETS, add};
 use crate::config::Config;
 use crate::identity::configuration;
 
@@ -79,8 +88,8 @@ impl Arguments {
             add(&mut joined, &identity.keys, identity.algorithm)?;
         }
         for source in &self.sources {
-            if source.starts_with(fetch::SCHEME) {
-                for set in fetch::sets(source).with_context(|| format!("fetching {source}"))? {
+            if source.starts_with(SCHEME) {
+                for set in sets(source).with_context(|| format!("fetching {source}"))? {
                     joined.add(&set).with_context(|| format!("reading {source}"))?;
                 }
             } else {
@@ -119,4 +128,55 @@ fn replace(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(&aside, text)
         .and_then(|()| fs::rename(&aside, path))
         .with_context(|| format!("writing {}", path.display()))
+}
+
+// Fetches the public keys that agents publish.
+
+/// What a URL begins with. Agents publish without TLS, in the network of their nodes.
+const SCHEME: &str = "http://";
+/// Longest time for one agent's answer.
+const WITHIN: Duration = Duration::from_secs(10);
+/// Maximum number of addresses of one host.
+const ADDRESSES: usize = 4096;
+
+/// Returns the set of each address that the URL's host has. A set that is missing would make tokens fail, so one agent
+/// that does not answer is an error.
+fn sets(url: &str) -> anyhow::Result<Vec<Value>> {
+    let url: Uri = url.parse()?;
+    let host = url.authority().context("expected a host, found none")?;
+    let place = format!("{}:{}", host.host(), host.port_u16().unwrap_or(80));
+    Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let addresses: Vec<_> = timeout(WITHIN, lookup_host(place)).await??.collect();
+        ensure!(
+            (1..=ADDRESSES).contains(&addresses.len()),
+            "expected 1 to {ADDRESSES} addresses, found {}",
+            addresses.len()
+        );
+        let mut tasks = JoinSet::new();
+        for address in addresses {
+            let url = url.clone();
+            tasks.spawn(async move {
+                let set = timeout(WITHIN, fetch(address, &url)).await;
+                set.map_err(anyhow::Error::from).flatten().with_context(|| address.to_string())
+            });
+        }
+        tasks.join_all().await.into_iter().collect()
+    })
+}
+
+async fn fetch(address: SocketAddr, url: &Uri) -> anyhow::Result<Value> {
+    let stream = TcpStream::connect(address).await?;
+    let (mut sender, connection) = handshake(TokioIo::new(stream)).await?;
+    // It ends with the connection.
+    tokio::spawn(connection);
+    let host = url.authority().map_or("", |authority| authority.as_str());
+    let path = url.path_and_query().map_or("/", |path| path.as_str());
+    let request = Request::get(path).header(header::HOST, host).body(Empty::<Bytes>::new())?;
+    let answer = sender.send_request(request).await?;
+    ensure!(answer.status().is_success(), "expected status 200, found {}", answer.status());
+    let limit = usize::try_from(JWKS_OCTETS)?;
+    let body = Limited::new(answer.into_body(), limit).collect().await;
+    let body = body.map_err(|error| anyhow::anyhow!("expected at most {limit} octets: {error}"))?;
+    // The parser's message could repeat a part of what is no key set.
+    parser::json(body.to_bytes()).map_err(|_| anyhow::anyhow!("expected JSON, found something else"))
 }

@@ -1,9 +1,18 @@
 //! What could not be done for a port, and why.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-
 use metadata_base::port::PortName;
+use metadata_base::share::{FairShare, ShareError, Tenant};
+use metadata_common::maps::MAX_PORTS;
+use metadata_control::status::{GuestState, PortState};
+use metadata_datapath::stack::SlotStats;
+use metadata_steer::{By, Way};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use tokio::sync::oneshot;
 use tracing::{info, warn};
+
+use super::NodePorts;
+use crate::agent::node::answers::Serves;
+use crate::agent::slots::IdentityName;
 
 /// Ports that wait for another attempt, and the last reason that was logged for each port.
 #[derive(Debug, Default)]
@@ -106,11 +115,136 @@ impl Troubles {
     }
 }
 
+// The states of ports and guests, for reports.
+
+/// The reason of a port whose interface does not exist.
+pub(super) const ABSENT: &str = "no such interface yet; it is attached as soon as it appears";
+
+/// The reason of a port whose network namespace does not exist.
+pub(super) const NO_NAMESPACE: &str = "no such network namespace yet (a name under /run/netns, or a path such as \
+     /proc/PID/ns/net); the port is attached as soon as its interface appears there";
+
+/// The reason of a port whose guest gets no answer.
+pub(super) const UNREACHABLE: &str = "answers do not reach the guest: the device accepts no redirected \
+     frames. For a veth, turn on GRO at its other end (`ethtool -K PEER gro on`); otherwise give the guest a tap. The port \
+     is served as soon as its device accepts them";
+
+/// The note on a port that is served by the classifier.
+const BY_CLASSIFIER: &str = "served at a higher cost per frame: the device accepts no redirected frames, so a \
+     classifier delivers the answers. For a veth, turn on GRO at its other end (`ethtool -K PEER gro on`)";
+
+impl NodePorts {
+    /// The state of a wanted port, and the reason.
+    #[must_use]
+    pub(in crate::agent::node) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
+        match self.troubles.reason(port) {
+            Some(reason @ (ABSENT | NO_NAMESPACE)) => (PortState::Waiting, Some(reason)),
+            Some(reason) => (PortState::Error, Some(reason)),
+            None if self.steering.is_attached(port) => {
+                let by_classifier = self.steering.way_to(port) == Way::Classifier;
+                (PortState::Attached, by_classifier.then_some(BY_CLASSIFIER))
+            }
+            None => (PortState::Waiting, Some("not settled yet")),
+        }
+    }
+
+    /// The program that steers a port.
+    #[must_use]
+    pub(in crate::agent::node) fn program_of(&self, port: &PortName) -> Option<String> {
+        let by = self.steering.steered_by(port)?;
+        Some(if by == By::Xdp { "xdp" } else { "tcx" }.into())
+    }
+
+    /// What an identity's requests get.
+    #[must_use]
+    pub(in crate::agent::node) fn guest_state(&self, who: &IdentityName) -> GuestState {
+        self.state_when(&who.port, self.bindings.get(who).map(|(_, serves)| serves))
+    }
+
+    /// Like `guest_state`, for a caller that has already looked up what the guest's slot serves.
+    #[must_use]
+    pub(in crate::agent::node) fn state_when(&self, port: &PortName, serves: Option<&Serves>) -> GuestState {
+        match serves {
+            Some(_) if self.steering.way_to(port) == Way::None => GuestState::Unreachable,
+            Some(Serves::Responses(_)) => GuestState::Served,
+            Some(Serves::Awaited) => GuestState::Awaited,
+            Some(Serves::Gone) => GuestState::Gone,
+            None => GuestState::Unbound,
+        }
+    }
+
+    /// Asks the worker of an identity how many connections and requests it holds; `None` if the identity is not bound.
+    #[must_use]
+    pub(in crate::agent::node) fn ask_held(
+        &self,
+        who: &IdentityName,
+    ) -> Option<oneshot::Receiver<SlotStats>> {
+        let (slot, _) = self.bindings.get(who)?;
+        self.workers().ask_held(self.steering.worker_of(slot), slot)
+    }
+}
+
+// How tenants share the ports of a node.
+
+/// Ports that each tenant may have while the node's limit is not reached.
+const FLOOR: usize = 64;
+
+/// The tenant of each attached port.
+#[derive(Debug)]
+pub(super) struct PortShares {
+    share: FairShare,
+    tenants: HashMap<PortName, Tenant>,
+}
+
+impl Default for PortShares {
+    fn default() -> Self {
+        Self { share: FairShare::new(MAX_PORTS as usize, FLOOR), tenants: HashMap::new() }
+    }
+}
+
+impl PortShares {
+    /// Counts a port that is about to be attached, unless it counts already.
+    ///
+    /// # Errors
+    /// The tenant has its share.
+    pub(super) fn admit(&mut self, port: &PortName, tenant: Tenant) -> Result<(), ShareError> {
+        if !self.tenants.contains_key(port) {
+            self.share.admit(&tenant, 1)?;
+            self.tenants.insert(port.clone(), tenant);
+        }
+        Ok(())
+    }
+
+    /// Counts a port no more.
+    pub(super) fn release(&mut self, port: &PortName) {
+        if let Some(tenant) = self.tenants.remove(port) {
+            self.share.release(&tenant, 1);
+        }
+    }
+
+    /// Counts no port for which `is_attached` is false: a device that was renamed or deleted is detached elsewhere.
+    pub(super) fn retain(&mut self, is_attached: impl Fn(&PortName) -> bool) {
+        let share = &mut self.share;
+        self.tenants.retain(|port, tenant| {
+            let keep = is_attached(port);
+            if !keep {
+                share.release(tenant, 1);
+            }
+            keep
+        });
+    }
+
+    pub(super) fn share(&self) -> &FairShare {
+        &self.share
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{NAMED, Troubles};
-    use crate::logging::Sink;
     use metadata_base::port::PortName;
+
+    use super::{MAX_PORTS, NAMED, PortShares, Tenant, Troubles};
+    use crate::logging::Sink;
 
     #[test]
     fn a_port_stays_unsettled_with_its_reason_until_an_attempt_reports_nothing() {
@@ -158,5 +292,22 @@ mod tests {
         troubles.report(&port, "absent");
         assert_eq!(troubles.take_unsettled(), [port.clone()].into());
         assert_eq!((troubles.unsettled().count(), troubles.reason(&port)), (0, Some("absent")));
+    }
+
+    #[test]
+    fn a_namespace_that_takes_all_ports_it_gets_leaves_some_for_another() {
+        let mut shares = PortShares::default();
+        let (hostile, modest) = (Tenant::namespace("hostile"), Tenant::namespace("modest"));
+        let port = |n: u32| PortName { ifname: format!("tap{n}"), netns: Some("/proc/42/ns/net".into()) };
+        for _ in 0..2 {
+            let admitted =
+                (0..MAX_PORTS).filter(|n| shares.admit(&port(*n), hostile.clone()).is_ok()).count();
+            assert_eq!(admitted, MAX_PORTS as usize / 2, "attached ports count once");
+        }
+        shares.admit(&port(MAX_PORTS), modest).expect("a port");
+        (0..2).for_each(|n| shares.release(&port(n)));
+        shares.admit(&port(MAX_PORTS + 1), hostile).expect("one is free again");
+        shares.retain(|_| false);
+        assert_eq!(shares.share().used(), 0);
     }
 }
