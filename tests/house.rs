@@ -26,7 +26,7 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
         "content/src/dialect/document.rs",
         "documents that the agent rendered itself; long strings are not in them",
     ),
-    ("content/src/token/text.rs", "the key file in the agent's own directory"),
+    ("content/src/token.rs", "the key file in the agent's own directory"),
     ("control/src/instances/client.rs", "answers of the agent, read by its verbs"),
     ("control/src/status.rs", "answers of the agent, read by its verbs"),
     ("control/src/top.rs", "answers of the agent, read by its verbs"),

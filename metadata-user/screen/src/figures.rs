@@ -1,11 +1,5 @@
 //! Numbers and times as people read them.
 
-use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
-
-use crate::draw::draw;
-use crate::{Look, Screen};
-
 /// A count with separators: `12,345`.
 #[must_use]
 pub fn count(number: u64) -> String {
@@ -82,26 +76,6 @@ pub fn bars(counts: &[u64], width: usize, bars: &[&str]) -> String {
     let bar =
         |count: &u64| bars[usize::try_from(count.saturating_mul(full).div_ceil(most)).unwrap_or_default()];
     shown.iter().map(bar).collect()
-}
-
-// Cells as plain text.
-
-/// One screen as lines of text, without trailing spaces and without colours.
-#[must_use]
-pub fn plain(screen: &Screen, (width, height): (u16, u16), look: Look) -> String {
-    let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
-    draw(screen, look, &mut buffer);
-    lines(&buffer)
-}
-
-/// The lines of a buffer. Empty lines at the end are left out.
-fn lines(buffer: &Buffer) -> String {
-    let width = usize::from(buffer.area.width.max(1));
-    let line = |cells: &[ratatui::buffer::Cell]| {
-        cells.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned()
-    };
-    let lines: Vec<_> = buffer.content.chunks(width).map(line).collect();
-    format!("{}\n", lines.join("\n").trim_end())
 }
 
 #[cfg(test)]

@@ -17,8 +17,8 @@ pub mod terminal;
 #[cfg(test)]
 mod tests;
 
+pub use draw::plain;
 pub use fetch::fetch;
-pub use figures::plain;
 pub use look::Look;
 pub use screen::Reaction;
 pub use screen::{Asked, Documents, LISTED, Screen, Shown};

@@ -16,9 +16,9 @@ use aya::Ebpf;
 use aya::programs::links::FdLink;
 use metadata_common::maps::program;
 
-use super::config::HomeDevice;
 use super::hub::Device;
 use super::ports::Attached;
+use super::tables::HomeDevice;
 use super::{Mode, SteerError, Steering, loading, mode};
 use metadata_base::port::PortName;
 

@@ -9,8 +9,8 @@ use aya::programs::ProgramFd;
 use metadata_common::cookie::Key;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Agent, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot, answers_within,
-    name, socket_index,
+    ARP_ONLY, Agent, BARE, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot,
+    answers_within, name, socket_index,
 };
 use metadata_common::verdict::Verdict;
 use std::io;
@@ -18,7 +18,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
 use super::claims::Claims;
-use super::config::HomeDevice;
 use super::ordinary::Ordinary;
 use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
@@ -438,6 +437,21 @@ fn identity_words(Identity { slot, hub, drain, reserved }: Identity) -> [u32; 4]
 fn guest_word(Guest { mac: [a, b, c, d, e, f], live }: Guest) -> u64 {
     let [x, y] = live.to_ne_bytes();
     u64::from_ne_bytes([a, b, c, d, e, f, x, y])
+}
+
+/// A port's device in the agent's own namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct HomeDevice {
+    pub(super) ifindex: u32,
+    /// The classifier sends it all answers, because it accepts no redirected frames or because the mode is `tcx`.
+    pub(super) by_classifier: bool,
+}
+
+impl HomeDevice {
+    /// The entry of the kernel's table.
+    pub(super) fn word(self) -> u32 {
+        self.ifindex | if self.by_classifier { BARE } else { 0 }
+    }
 }
 
 #[cfg(test)]
