@@ -86,10 +86,14 @@ impl Browser {
 
     /// The value of an expression in the page.
     fn value(&mut self, expression: &str) -> Value {
+        self.evaluate(expression).unwrap_or_else(|result| panic!("{expression}: {result}"))
+    }
+
+    /// The value of an expression, or what it throws: a page that is being loaded has no body yet.
+    fn evaluate(&mut self, expression: &str) -> Result<Value, Value> {
         let result =
             self.call("Runtime.evaluate", json!({ "expression": expression, "returnByValue": true }));
-        assert!(result["exceptionDetails"].is_null(), "{expression}: {result}");
-        result["result"]["value"].clone()
+        if result["exceptionDetails"].is_null() { Ok(result["result"]["value"].clone()) } else { Err(result) }
     }
 
     /// Sets the size of the screen.
@@ -101,7 +105,8 @@ impl Browser {
     /// Waits until an expression of the page is true.
     fn wait_until(&mut self, expression: &str) {
         let held = eventually(PATIENCE, || {
-            anyhow::ensure!(self.value(expression) == true);
+            let value = self.evaluate(expression);
+            anyhow::ensure!(value == Ok(true.into()), "{value:?}");
             Ok(())
         });
         held.expect(expression);
@@ -111,7 +116,8 @@ impl Browser {
     fn wait_for(&mut self, parts: &[&str]) -> String {
         let begun = Instant::now();
         loop {
-            let text = self.value("document.body.innerText").as_str().unwrap_or_default().to_owned();
+            let text = self.evaluate("document.body.innerText").unwrap_or_default();
+            let text = text.as_str().unwrap_or_default().to_owned();
             match parts.iter().find(|part| !text.contains(**part)) {
                 None => return text,
                 Some(part) => assert!(begun.elapsed() < PATIENCE, "no `{part}` in:\n{text}"),
