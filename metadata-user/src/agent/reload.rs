@@ -102,7 +102,7 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
                 info!("configuration reloaded");
             } else {
                 let fields = changes.later.join(", ");
-                warn!("configuration reloaded without {fields}: restart the agent to apply these");
+                warn!("configuration reloaded; {fields} keep their old values until the agent is restarted");
             }
             Ok(changes)
         }

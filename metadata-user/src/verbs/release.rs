@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use metadata_base::printable::Printable;
+use metadata_base::printable::{Printable, counted};
 use metadata_steer::{PinsError, RELEASE_GRACE, Released, release, release_hubs};
 
 use super::exit::{Exit, ExitError};
@@ -38,7 +38,12 @@ fn pinned(pins: &Path, released: &Released, out: &mut dyn Write) -> anyhow::Resu
              until it ends. If it still runs in {} minutes, it pins everything again",
             RELEASE_GRACE.as_secs() / 60
         )?,
-        _ => writeln!(out, "removed {links} programs from their devices, and {maps} maps")?,
+        _ => writeln!(
+            out,
+            "removed {} from their devices, and {}",
+            counted(*links as u64, "program"),
+            counted(*maps as u64, "map")
+        )?,
     }
     Ok(())
 }

@@ -21,7 +21,7 @@ const TOOLS: &[(&str, &str)] =
     &[("dpkg-deb", "dpkg"), ("strip", "binutils"), ("systemd-analyze", "systemd"), ("unshare", "util-linux")];
 
 /// The files of the package, with their modes.
-const FILES: [(&str, &str); 23] = [
+const FILES: [(&str, &str); 24] = [
     ("./etc/libvirt/hooks/qemu.d/xdp-imds", "-rwxr-xr-x"),
     ("./etc/xdp-imds/config.yaml", "-rw-r--r--"),
     ("./etc/xdp-imds/libvirt/README", "-rw-r--r--"),
@@ -34,6 +34,7 @@ const FILES: [(&str, &str); 23] = [
     ("./usr/share/doc/xdp-imds/changelog.Debian.gz", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/copyright", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/examples/domain.xml", "-rw-r--r--"),
+    ("./usr/share/doc/xdp-imds/libvirt.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/configuration-fields.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/configuration.md", "-rw-r--r--"),
     ("./usr/share/doc/xdp-imds/reference/record-fields.md", "-rw-r--r--"),

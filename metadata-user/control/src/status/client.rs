@@ -21,7 +21,7 @@ const FIELDS: usize = 32;
 pub enum ClientError {
     /// No agent listens.
     #[error(
-        "no agent serves with the run directory {}: {source}; start one with `xdp-imds serve`, or name its directory with --run", path.display()
+        "no agent serves with the run directory {}: {source}; start one by `systemctl start xdp-imds` or `xdp-imds serve`, or name its directory with --run", path.display()
     )]
     NoAgent {
         /// The directory.

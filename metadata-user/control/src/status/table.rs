@@ -23,7 +23,7 @@ pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     let (phase, up) = (phase.name(), Span(*uptime));
     let version = Printable(version);
     writeln!(out, "xdp-imds {version}: {state}, {phase}, up {up}, process {pid}, side {side}")?;
-    list("troubles", status.troubles.iter(), out)?;
+    list("problems", status.troubles.iter(), out)?;
     workers(status, out)?;
     ports(status, out)?;
     let instances: Vec<_> = status
@@ -350,7 +350,7 @@ mod tests {
         status(&some(), &mut out).expect("written");
         let expected = "\
 xdp-imds 0.1.0: degraded, serving, up 1 d 2 h, process 42, side 1
-troubles    1 port in error
+problems    1 port in error
 workers     hub  device    heartbeat  load  guests  connections  requests
             0    imds-in0  0.2 s      3 %   7       12           48213
             1    imds-in0  ended      3 %   7       12           3

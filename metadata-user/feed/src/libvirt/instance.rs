@@ -126,7 +126,8 @@ fn element(part: &mut Value, node: Node<'_, '_>, name: &str) -> Read<()> {
         }
         "label" => list(&mut part["labels"]).push(line(node)?.into()),
         other => {
-            let expected = "an element of those the manual lists";
+            let expected = "hostname, instance-id, namespace, instance-type, project, placement, image, ssh-key, user-data, \
+                            vendor-data, network-config, address, meta, label or record (deploy/libvirt/README.md)";
             return Err(wrong(node, expected, format_args!("<{}>", shown(other))));
         }
     }

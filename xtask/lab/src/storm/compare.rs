@@ -1,6 +1,6 @@
 //! `cargo xtask storm --compare A.json B.json`: shows what improved or worsened from A to B.
 //!
-//! [`rule`] decides what counts as a change. Only the figures of xdp-imds can fail a comparison. The peers are the
+//! The rule below decides what counts as a change. Only the figures of xdp-imds can fail a comparison. The peers are the
 //! control: their code is the same in both files, so if their figures changed, the machine changed, and the output says
 //! so.
 

@@ -23,8 +23,7 @@ pub(crate) const TOKEN: &str = "{token}";
 pub(crate) struct Plan {
     /// The address of the service.
     pub(crate) server: Ipv4Addr,
-    /// The requests of a boot, with their heads. [`TOKEN`] and [`OWN_MAC`](super::super::peer::OWN_MAC) are
-    /// placeholders in them.
+    /// The requests of a boot, with their heads. [`TOKEN`] and [`OWN_MAC`] are placeholders in them.
     pub(crate) requests: Vec<String>,
     /// The file with all bodies, one after the other.
     pub(crate) bodies: PathBuf,
