@@ -76,7 +76,7 @@ use std::time::Duration;
 /// Why a socket could not be opened, sized or bound.
 #[derive(Debug, thiserror::Error)]
 pub enum AfxdpError {
-    /// A size in [`SocketConfig`](SocketConfig) that the kernel or this module does not support.
+    /// A size in [`SocketConfig`] that the kernel or this module does not support.
     #[error("expected {what} to be {expected}, found {found}: correct the socket's configuration")]
     Size {
         /// The field of the configuration.

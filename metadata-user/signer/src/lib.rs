@@ -8,9 +8,9 @@
 //!        ◄── Reply ───────────
 //! ```
 //!
-//! [`directory`] reads and rotates keys, [`key`] signs, [`jwks`] publishes, [`wire`] is the protocol, and [`mod@run`] the
-//! process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by [`rsa`] and in the
-//! form of [`pkcs7`].
+//! [`directory`] reads and rotates keys, [`key`] signs, [`jwt`] publishes, [`wire`] is the protocol, and [`mod@run`] the
+//! process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by RSA and in the
+//! form of PKCS #7.
 
 pub mod certificate;
 pub mod directory;

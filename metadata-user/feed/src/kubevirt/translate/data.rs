@@ -1,7 +1,7 @@
 //! The data of a VM, from its VMI and from the volumes that kubelet mounts in its pod.
 //!
 //! The agent reads each Secret in the pod's volume, so that it needs no right to read Secrets by the API. KubeVirt
-//! names the volumes (`pkg/virt-controller/services/rendervolumes.go`). [`annotations`] names those that only
+//! names the volumes (`pkg/virt-controller/services/rendervolumes.go`). `options` names those that only
 //! annotations ask for.
 
 use base64::Engine as _;
