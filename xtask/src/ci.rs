@@ -29,7 +29,7 @@ const QUICK: &str = "quick";
 /// One gibibyte in bytes.
 const GIB: u64 = 1 << 30;
 /// What the target directory holds after a run of all steps that found it empty.
-const WHOLE_RUN: u64 = 30 * GIB;
+const WHOLE_RUN: u64 = 25 * GIB;
 /// The least space with which a step begins, also where the target directory holds a whole run already: what
 /// changed is built beside what was there.
 const LEAST_FREE: u64 = 4 * GIB;
