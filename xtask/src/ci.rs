@@ -282,17 +282,26 @@ fn kernels() -> Result<()> {
     xtask(&["kernels", "--short", "--kernel", "6.12", "--arch", "arm64"])
 }
 
+/// The running program, also after a step has built it anew and Cargo has replaced its file.
+const SELF: &str = "/proc/self/exe";
+
 /// Runs another verb in a process of its own, as a person would.
 fn xtask(words: &[&str]) -> Result<()> {
-    shell::run(Command::new(std::env::current_exe()?).args(words).current_dir(shell::top()))
+    let shown = format!("cargo xtask {}", words.join(" "));
+    eprintln!("$ {shown}");
+    let status = Command::new(SELF).args(words).current_dir(shell::top()).status();
+    let status = status.with_context(|| format!("cannot run {shown}"))?;
+    ensure!(status.success(), "{shown}: {status}");
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{GIB, LEAST_FREE, STEPS, WHOLE_RUN, held, list, room};
+    use super::{GIB, LEAST_FREE, STEPS, WHOLE_RUN, held, list, room, xtask};
     use crate::{Cli, Verb};
     use clap::Parser as _;
     use std::path::Path;
+    use std::process::Command;
 
     #[test]
     fn each_step_has_a_name_of_one_word_and_a_line_in_the_list() {
@@ -320,6 +329,30 @@ mod tests {
             });
             assert_eq!(chosen, expected, "{line}");
         }
+    }
+
+    /// Set for a copy of this test program that removes its own file, as a build does that replaces it.
+    const REMOVED: &str = "XTASK_TEST_REMOVED";
+
+    #[test]
+    fn another_verb_runs_after_a_step_has_replaced_this_program() {
+        let own = std::env::current_exe().expect("the path of this program");
+        // Arguments of the test harness, which both the copy and its child are.
+        let arguments = ["--exact", "ci::tests::another_verb_runs_after_a_step_has_replaced_this_program"];
+        if std::env::var_os(REMOVED).is_some() {
+            if own.is_file() {
+                std::fs::remove_file(own).expect("the copy is removed");
+                xtask(&arguments).expect("the removed program runs");
+            }
+            return;
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        let copy = dir.path().join("xtask");
+        std::fs::copy(own, &copy).expect("a copy");
+        let mut command = Command::new(&copy);
+        let output = command.args(arguments).env(REMOVED, "1").output().expect("the copy runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(!copy.exists());
     }
 
     #[test]
