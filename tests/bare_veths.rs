@@ -95,7 +95,7 @@ impl Scene {
         let small = self.fetch("/v1/meta-data").unwrap_or_else(|error| panic!("{when}: {error:#}"));
         assert!(small.contains(&self.identity.instance_id), "{when}: {small}");
         let large = self.fetch("/v1/user-data").unwrap_or_else(|error| panic!("{when}: {error:#}"));
-        assert!(large == self.identity.user_data, "{when}: {} octets", large.len());
+        assert!(large == self.identity.user_data, "{when}: {} bytes", large.len());
     }
 
     /// Waits until the status says that a classifier delivers the port's answers, or no longer says so.

@@ -80,8 +80,8 @@ fn mutate(random: &mut fastrand::Rng, frame: &mut Vec<u8>, corpus: &[Vec<u8>]) {
         }
         4 => frame.extend(std::iter::repeat_n(random.u8(..), random.usize(..64))),
         _ => {
-            if let Some(octet) = frame.get_mut(at) {
-                *octet ^= 1 << random.u8(..8);
+            if let Some(byte) = frame.get_mut(at) {
+                *byte ^= 1 << random.u8(..8);
             }
         }
     }

@@ -10,7 +10,7 @@ use metadata_datapath::stack::{Claims, DRAIN_LIMIT, Stack, StackConfig, Transmit
 use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
 use support::client::{CLIENT, Client, Habits, SERVICE};
-use support::pattern::{Answered, Pattern, octets, responses, stack};
+use support::pattern::{Answered, Pattern, bytes, responses, stack};
 use support::raw::{ACK, Raw, Segment};
 use support::wire::{Faults, Rng, World, at};
 
@@ -215,7 +215,7 @@ fn a_slow_reader_gets_the_whole_answer_and_a_stalled_one_is_cut_off() {
         assert_eq!(world.stack.stats().cut_short, u64::from(!whole));
         if whole {
             world.wait(SOON);
-            assert_eq!(answers(&world, talk)[0].body, octets(LONG));
+            assert_eq!(answers(&world, talk)[0].body, bytes(LONG));
         } else {
             assert!(world.now().mono >= DRAIN_LIMIT, "cut off at {:?}", world.now());
         }

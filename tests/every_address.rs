@@ -19,7 +19,7 @@ const IN_VAIN: Duration = Duration::from_secs(4);
 /// Addresses of the guest and its gateway in an ordinary IPv6 network.
 const GUEST_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 0, 0, 0, 0, 0x10);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 5, 0, 0, 0, 0, 0, 1);
-const OCTETS: usize = 100_000;
+const BYTES: usize = 100_000;
 
 /// A dual-stack node and guest, and the guest's record.
 struct Node {
@@ -216,7 +216,7 @@ fn an_address_left_out_reaches_its_owner() {
         let servers = LEFT_OUT.map(|address| node.server(address));
         let _agent = node.agent(Some(OTHERS));
         for server in &servers {
-            node.guest.echo(server.address(), OCTETS).unwrap_or_else(|error| panic!("{route:?}: {error:#}"));
+            node.guest.echo(server.address(), BYTES).unwrap_or_else(|error| panic!("{route:?}: {error:#}"));
         }
     }
 }
@@ -235,7 +235,7 @@ fn a_next_hop_resolves_while_its_own_traffic_passes() {
     assert_eq!(node.ask(addresses::SCALEWAY.into(), PATIENCE).expect("an answer"), 200);
     assert!(frames(&agent, "answer_arp") >= 1, "the next hop was asked for by ARP");
     let steered = frames(&agent, STEERED);
-    node.guest.echo(server.address(), OCTETS).expect("the next hop's own server, through the gateway");
+    node.guest.echo(server.address(), BYTES).expect("the next hop's own server, through the gateway");
     assert_eq!(node.guest.ping(NEXT_HOP, 5).expect("a report"), 5);
     assert_eq!(node.guest.ping(host::ADDRESS, 5).expect("a report"), 5);
     assert_eq!(frames(&agent, STEERED), steered, "none of this traffic was steered");

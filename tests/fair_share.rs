@@ -196,19 +196,19 @@ struct Asker {
 
 impl Asker {
     /// A guest that has completed the handshake.
-    fn new(stack: &mut Stack<Serve<Pattern>>, slot: Slot, octets: usize) -> Self {
+    fn new(stack: &mut Stack<Serve<Pattern>>, slot: Slot, bytes: usize) -> Self {
         let mut sent = Sent::default();
         stack.receive(at(Duration::ZERO), slot, &Segment::syn(PORT, 1_000).frame(slot), &mut sent);
         let answer = sent.0.first().expect("an answer to a SYN");
         let ack = u32::from_be_bytes(*answer[TCP + 4..].first_chunk().expect("a number")).wrapping_add(1);
         Self {
             slot,
-            get: format!("GET /bytes/{octets} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes(),
+            get: format!("GET /bytes/{bytes} HTTP/1.1\r\nHost: a\r\n\r\n").into_bytes(),
             seq: 1_001,
             ack,
             asked: None,
             received: 0,
-            length: octets,
+            length: bytes,
             unacknowledged: 0,
             resent: 0,
             last_progress: Duration::ZERO,

@@ -26,7 +26,7 @@ use support::{frames, privileged};
 /// Guests that fetch a large document again and again, and guests that send junk.
 const FETCHERS: u16 = 50;
 const JUNKERS: u16 = 50;
-/// Octets of the document: the default limit of a record.
+/// Bytes of the document: the default limit of a record.
 const DOCUMENT: usize = 64 << 10;
 /// Junk frames per guest and millisecond: the port's rate limit.
 const JUNK: usize = 10;

@@ -156,8 +156,8 @@ fn mutate(random: &mut fastrand::Rng, input: &mut Vec<u8>, corpus: &[Vec<u8>]) {
         4 => input.splice(at..at, std::iter::repeat_n(random.u8(..), random.usize(..64))).for_each(drop),
         5 => drop(input.drain(at..input.len().min(at + random.usize(..16)))),
         _ => {
-            if let Some(octet) = input.get_mut(at) {
-                *octet ^= 1 << random.u8(..8);
+            if let Some(byte) = input.get_mut(at) {
+                *byte ^= 1 << random.u8(..8);
             }
         }
     }

@@ -149,8 +149,7 @@ fn a_tap_stays_closed_between_two_records() {
     }
     let seen = witness.observe().expect("received frames").bridge;
     let asks = |frame: &Vec<u8>| {
-        frame.windows(4).any(|octets| octets == SERVED_V4.octets())
-            && frame.len() > ethernet::HEADER + arp::LEN
+        frame.windows(4).any(|bytes| bytes == SERVED_V4.octets()) && frame.len() > ethernet::HEADER + arp::LEN
     };
     assert!(!seen.iter().any(asks), "a frame for a served address left the tap: {seen:02x?}");
 }

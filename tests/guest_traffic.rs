@@ -12,9 +12,9 @@ use support::record::Identity;
 use support::tap::{Backend, Shape};
 
 const PINGS: u32 = 10;
-const OCTETS: usize = 1 << 20;
+const BYTES: usize = 1 << 20;
 /// For connections beside an agent that starts.
-const FEW_OCTETS: usize = 64 << 10;
+const FEW_BYTES: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(10);
 const SHAPES: [Shape; 3] =
     [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
@@ -46,8 +46,8 @@ impl Neighbours {
             let answers = one.ping(to, PINGS)?;
             ensure!(answers == PINGS, "{answers} of {PINGS} pings to {to} were answered");
         }
-        one.echo(self.gateway.address(), OCTETS)?;
-        one.echo(self.peer.address(), OCTETS)
+        one.echo(self.gateway.address(), BYTES)?;
+        one.echo(self.peer.address(), BYTES)
     }
 
     fn ports(&self) -> Vec<PortArgument> {
@@ -152,7 +152,7 @@ fn attach_under_traffic(backend: Backend) {
                 // ping sends 50 requests a second, which leaves an emulated processor time for the agent's start.
                 let answers = guest.ping(host::ADDRESS, PINGS)?;
                 ensure!(answers == PINGS, "{answers} of {PINGS} pings were answered");
-                guest.echo(server.address(), FEW_OCTETS)?;
+                guest.echo(server.address(), FEW_BYTES)?;
                 connections += 1;
             }
             Ok(connections)

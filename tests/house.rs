@@ -30,7 +30,7 @@ const OTHER_PARSERS: [(&str, &str); 18] = [
     ("control/src/instances/client.rs", "answers of the agent, read by its verbs"),
     ("control/src/status.rs", "answers of the agent, read by its verbs"),
     ("control/src/top.rs", "answers of the agent, read by its verbs"),
-    ("feed/src/libvirt/domain.rs", "XML within XML_OCTETS and XML_NODES, without document types"),
+    ("feed/src/libvirt/domain.rs", "XML within XML_BYTES and XML_NODES, without document types"),
     ("feed/src/libvirt/hook.rs", "the record that the hook wrote itself"),
     (
         "feed/src/snapshot.rs",

@@ -24,20 +24,20 @@ fn world() -> (World<Serve<Pattern>>, Arc<Pattern>) {
     (World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0), pattern)
 }
 
-/// Sends `octets`; returns the answers within a second, and whether the service closed the connection.
-fn ask(octets: &[u8]) -> (Vec<Answered>, bool) {
+/// Sends `bytes`; returns the answers within a second, and whether the service closed the connection.
+fn ask(bytes: &[u8]) -> (Vec<Answered>, bool) {
     let (mut world, _) = world();
-    let talk = world.client.begin(40_000, octets);
+    let talk = world.client.begin(40_000, bytes);
     world.wait(SOON);
-    let heads: Vec<bool> = vec![octets.starts_with(b"HEAD ")];
+    let heads: Vec<bool> = vec![bytes.starts_with(b"HEAD ")];
     let talk = &world.client.talks[talk];
     (responses(&talk.received, &heads), talk.ended)
 }
 
-/// A request for `/` with `octets` of header fields.
-fn with_fields(octets: usize) -> Vec<u8> {
+/// A request for `/` with `bytes` of header fields.
+fn with_fields(bytes: usize) -> Vec<u8> {
     let mut request = b"GET / HTTP/1.1\r\n".to_vec();
-    let end = request.len() + octets;
+    let end = request.len() + bytes;
     request.extend(b"Host: x\r\n");
     while request.len() < end {
         let line = (end - request.len()).min(1000);
@@ -67,12 +67,12 @@ fn line(line: &str) -> Vec<u8> {
 
 #[test]
 fn each_request_gets_the_status_in_its_row() {
-    let target = |octets: usize| line(&format!("GET /{} HTTP/1.1", "a".repeat(octets - 1)));
+    let target = |bytes: usize| line(&format!("GET /{} HTTP/1.1", "a".repeat(bytes - 1)));
     // `get` adds one field, `Host`.
     let many = |n: usize| get(&"F: v\r\n".repeat(n - 1));
     let large = vec![b'x'; 64 * 1024];
     let chunks = |first: usize, second: usize| {
-        let chunk = |octets: usize| format!("{octets:x}\r\n{}\r\n", "x".repeat(octets));
+        let chunk = |bytes: usize| format!("{bytes:x}\r\n{}\r\n", "x".repeat(bytes));
         put(
             "Transfer-Encoding: chunked\r\n",
             format!("{}{}0\r\n\r\n", chunk(first), chunk(second)).as_bytes(),
@@ -103,7 +103,7 @@ fn each_request_gets_the_status_in_its_row() {
         ("absolute form", line("GET http://169.254.169.254/some HTTP/1.1"), 200, keeps),
         ("slashes", line("GET //some// HTTP/1.1"), 200, keeps),
         ("query", line("GET /some?x HTTP/1.1"), 200, keeps),
-        ("octet outside 0x21-0x7E", b"GET /\xc3\xa4 HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), 400, closes),
+        ("byte outside 0x21-0x7E", b"GET /\xc3\xa4 HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), 400, closes),
         ("space in target", line("GET /a b HTTP/1.1"), 400, closes),
         ("dot segment", line("GET /a/../b HTTP/1.1"), 400, closes),
         ("encoded slash", line("GET /a%2fb HTTP/1.1"), 400, closes),
@@ -126,7 +126,7 @@ fn each_request_gets_the_status_in_its_row() {
         ("Connection: close", get("Connection: x, Close\r\n"), 200, closes),
         // Body
         ("largest body", put("Content-Length: 65536\r\n", &large), 200, keeps),
-        ("one octet more", put("Content-Length: 65537\r\n", b""), 413, closes),
+        ("one byte more", put("Content-Length: 65537\r\n", b""), 413, closes),
         ("a length beyond 64 bits", put("Content-Length: 99999999999999999999999\r\n", b""), 413, closes),
         ("a length that is no number", put("Content-Length: +5\r\n", b"hello"), 400, closes),
         ("empty length", put("Content-Length: \r\n", b""), 400, closes),
@@ -146,7 +146,7 @@ fn each_request_gets_the_status_in_its_row() {
         ("chunk size too long", put("Transfer-Encoding: chunked\r\n", b"000000001\r\n"), 400, closes),
         ("chunk too long", put("Transfer-Encoding: chunked\r\n", b"3\r\nabcd\r\n"), 400, closes),
         ("largest body in chunks", chunks(65_000, 536), 200, keeps),
-        ("one octet too many in the second chunk", chunks(65_000, 537), 413, closes),
+        ("one byte too many in the second chunk", chunks(65_000, 537), 413, closes),
         ("chunks beyond the limit", put("Transfer-Encoding: chunked\r\n", b"10001\r\n"), 413, closes),
         (
             "endless trailer",

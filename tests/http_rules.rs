@@ -14,15 +14,15 @@ use support::wire::{Faults, World};
 const SOON: Duration = Duration::from_secs(1);
 const SECOND: &str = "GET /bytes/7 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-/// Sends `octets` and then [`SECOND`]; returns the answers.
-fn ask(octets: &[u8]) -> Vec<Answered> {
+/// Sends `bytes` and then [`SECOND`]; returns the answers.
+fn ask(bytes: &[u8]) -> Vec<Answered> {
     let (stack, _) = stack(StackConfig::default());
     let mut world = World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0);
-    let talk = world.client.begin(40_000, &[octets, SECOND.as_bytes()].concat());
+    let talk = world.client.begin(40_000, &[bytes, SECOND.as_bytes()].concat());
     world.wait(SOON);
     let talk = &world.client.talks[talk];
-    assert!(talk.ended, "the connection stays open after {:?}", String::from_utf8_lossy(octets));
-    responses(&talk.received, &[octets.starts_with(b"HEAD ")])
+    assert!(talk.ended, "the connection stays open after {:?}", String::from_utf8_lossy(bytes));
+    responses(&talk.received, &[bytes.starts_with(b"HEAD ")])
 }
 
 /// A rule's section, the request and the status of its answer.

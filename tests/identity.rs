@@ -173,7 +173,7 @@ fn no_key_is_in_the_agents_memory_log_audit_or_answers() {
     let published = scene.published(&agent);
     let kid = published["keys"][0]["kid"].as_str().expect("a kid").to_owned();
     let found =
-        identity::scene::in_memory(agent.pid(), &[kid.as_bytes(), secret.text.as_bytes(), &secret.octets]);
+        identity::scene::in_memory(agent.pid(), &[kid.as_bytes(), secret.text.as_bytes(), &secret.bytes]);
     assert_eq!(found, [true, false, false], "the search finds a public value and no private one");
 
     let audit = eventually(PATIENCE, || {

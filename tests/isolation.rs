@@ -1,4 +1,4 @@
-//! No guest gets an octet of another guest's data, whatever it claims and whatever happens to its tap or record.
+//! No guest gets a byte of another guest's data, whatever it claims and whatever happens to its tap or record.
 
 #[path = "isolation/ports.rs"]
 mod ports;

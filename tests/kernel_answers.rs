@@ -107,7 +107,7 @@ fn segment(
 }
 
 fn flow((guest, local): (IpAddr, IpAddr), slot: Slot) -> Flow {
-    let ports = [FROM.to_be_bytes(), 80u16.to_be_bytes()].concat().try_into().expect("four octets");
+    let ports = [FROM.to_be_bytes(), 80u16.to_be_bytes()].concat().try_into().expect("four bytes");
     match (guest, local) {
         (IpAddr::V4(guest), IpAddr::V4(local)) => Flow::v4(&KEY, slot, guest.octets(), local.octets(), ports),
         (IpAddr::V6(guest), IpAddr::V6(local)) => Flow::v6(&KEY, slot, guest.octets(), local.octets(), ports),
@@ -136,7 +136,7 @@ fn solicitation(destination: Ipv6Addr) -> Vec<u8> {
 }
 
 #[test]
-fn arp_and_solicitations_get_the_same_octets_as_from_user_space() {
+fn arp_and_solicitations_get_the_same_bytes_as_from_user_space() {
     let config = StackConfig {
         served: vec![SERVED_V4.into(), SERVED_V6.into()],
         arp_only: vec![NEXT_HOP],
@@ -183,7 +183,7 @@ fn unusual_link_requests_are_left_to_user_space() {
     cases.extend((ethernet::HEADER + ipv6::HEADER..whole.len()).map(|at| ("with a wrong bit", wrong(at))));
     cases.extend((0..whole.len()).map(|length| ("cut short", whole[..length].to_vec())));
     for (name, frame) in cases {
-        assert_eq!(policy(&frame, &Book::default()), None, "{name}, {} octets", frame.len());
+        assert_eq!(policy(&frame, &Book::default()), None, "{name}, {} bytes", frame.len());
     }
 }
 

@@ -69,8 +69,8 @@ enum Known {
 impl Known {
     fn user_data(&self) -> String {
         let Self::Record(record) = self else { return "none yet".into() };
-        let octets = record.user_data.as_ref().and_then(|payload| payload.bytes()).unwrap_or_default();
-        String::from_utf8_lossy(&octets).into_owned()
+        let bytes = record.user_data.as_ref().and_then(|payload| payload.bytes()).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 }
 

@@ -12,10 +12,10 @@ use support::record::Identity;
 use support::tap::{Backend, Shape, Tap};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Octets of user-data.
-const OCTETS: usize = 512 << 10;
+/// Bytes of user-data.
+const BYTES: usize = 512 << 10;
 /// Segments of an answer with so much user-data.
-const SEGMENTS: u64 = OCTETS as u64 / 1_460;
+const SEGMENTS: u64 = BYTES as u64 / 1_460;
 const SHAPES: [Shape; 3] =
     [Shape { queues: 1, vnet_hdr: false }, Shape::virtio(), Shape { queues: 2, vnet_hdr: true }];
 
@@ -42,9 +42,9 @@ impl Scene {
 /// A VM with much user-data, and the directory of its record.
 fn vm() -> (Identity, tempfile::TempDir) {
     let records = tempfile::tempdir().expect("a directory");
-    let identity = Identity::of(0).with_user_data_of(OCTETS);
+    let identity = Identity::of(0).with_user_data_of(BYTES);
     let mut record: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("a record");
-    record["serve"] = serde_json::json!({ "limits": { "user_data": OCTETS } });
+    record["serve"] = serde_json::json!({ "limits": { "user_data": BYTES } });
     std::fs::write(identity.path(records.path()), record.to_string()).expect("a file");
     (identity, records)
 }
@@ -64,8 +64,8 @@ fn fetch(agent: &Agent<'_>, guest: &Guest, host: &str, name: &str) -> (u64, u64)
     let before = settled(agent);
     let url = format!("http://{host}/v1/user-data");
     let fetched = guest.curl(&["-g", &url], PATIENCE).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-    assert_eq!((fetched.status, fetched.body.len()), (200, OCTETS), "{name}");
-    assert!(fetched.body == guest.identity().user_data.as_bytes(), "{name}: other octets");
+    assert_eq!((fetched.status, fetched.body.len()), (200, BYTES), "{name}");
+    assert!(fetched.body == guest.identity().user_data.as_bytes(), "{name}: other bytes");
     let after = settled(agent);
     (after.0 - before.0, after.1 - before.1)
 }

@@ -151,8 +151,8 @@ fn the_pages_do_not_depend_on_the_environment() {
     assert!(command.status().expect("the agent runs").success());
     let (one, other) = (files(one.path()), files(other.path()));
     assert!(one.len() > 10, "{:?}", one.keys());
-    for (name, octets) in &one {
-        assert!(other.get(name) == Some(octets), "{} differs", name.display());
+    for (name, bytes) in &one {
+        assert!(other.get(name) == Some(bytes), "{} differs", name.display());
     }
     assert_eq!(one.len(), other.len());
 }

@@ -14,7 +14,7 @@ use support::tap::Shape;
 
 const USER_DATA: usize = 16 * 1024;
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Octets of a frame's headers over IPv4 and over IPv6, without options.
+/// Bytes of a frame's headers over IPv4 and over IPv6, without options.
 const HEADERS: [usize; 2] = [14 + 20 + 20, 14 + 40 + 20];
 /// MTUs, each with the segment sizes announced and used, over IPv4 and over IPv6.
 const SIZES: [(u16, [(u16, usize); 2]); 4] = [
@@ -71,7 +71,7 @@ fn all_segments_fit_the_mtu_of_a_tap_even_after_it_changes() {
                 station.transcript();
                 let request = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
                 let answer = station.ask(to, request).unwrap_or_else(|error| panic!("{name}: {error:#}"));
-                assert!(answer.len() > USER_DATA, "{name}: {} octets", answer.len());
+                assert!(answer.len() > USER_DATA, "{name}: {} bytes", answer.len());
                 let longest = station.transcript().iter().map(Vec::len).max();
                 assert_eq!(longest, Some(headers + used), "{name}");
             }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use metadata_datapath::stack::StackConfig;
 use support::client::{Client, Habits};
 use support::network::{Fault, Network, Path, Station};
-use support::pattern::{octets, responses, stack};
+use support::pattern::{bytes, responses, stack};
 use support::seed;
 use support::wire::Rng;
 
@@ -17,7 +17,7 @@ use support::wire::Rng;
 const SEEDS: u64 = 60;
 const CLIENTS_MOST: u64 = 12;
 const TALKS_MOST: u64 = 4;
-/// Length of the longest answer, in octets.
+/// Length of the longest answer, in bytes.
 const ANSWER_MOST: u64 = 40_000;
 /// Limit of a simulation.
 ///
@@ -98,7 +98,7 @@ fn simulate(seed: u64) -> (u64, u64) {
     for (slot, (plan, station)) in plans.iter().zip(&network.stations).enumerate() {
         for (talk, asked) in plan.asked.iter().enumerate() {
             let received = &station.client.talks[talk].received;
-            assert_exact_or_clean(&format!("client {slot}, {asked} octets"), plan, *asked, received);
+            assert_exact_or_clean(&format!("client {slot}, {asked} bytes"), plan, *asked, received);
         }
     }
     assert!(over, "a client still waits after {LIMIT:?}");
@@ -117,7 +117,7 @@ fn assert_exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) 
     if plan.corrupts_requests {
         return;
     }
-    let expected = octets(asked);
+    let expected = bytes(asked);
     if let Some(answer) = responses(received, &[]).first() {
         if answer.status == TOO_SLOW {
             return;
@@ -126,10 +126,10 @@ fn assert_exact_or_clean(who: &str, plan: &Plan, asked: usize, received: &[u8]) 
         assert!(answer.body == expected, "{who}: the body differs");
         return;
     }
-    // A reset ended the connection early: the octets received before must belong to the answer.
+    // A reset ended the connection early: the bytes received before must belong to the answer.
     if let Some(head) = received.windows(4).position(|four| four == b"\r\n\r\n") {
         let body = &received[head + 4..];
-        assert!(expected.starts_with(body), "{who}: octets that do not belong to the answer");
+        assert!(expected.starts_with(body), "{who}: bytes that do not belong to the answer");
     }
 }
 
@@ -168,7 +168,7 @@ fn equal_seeds_give_equal_networks_frame_by_frame() {
     assert_eq!(digests.len(), 6, "different seeds must give different networks");
 }
 
-/// Length of the answer in the table, in octets.
+/// Length of the answer in the table, in bytes.
 const TABLE_BODY: usize = 200_000;
 /// Number of networks of which each figure is the median.
 const TABLE_SEEDS: u64 = 7;

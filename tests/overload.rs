@@ -94,7 +94,7 @@ fn withstand_one(arena: &mut Arena<'_>, attack: &Attack) -> Result<Vec<usize>> {
     );
     ensure!(attack.leaves || seen.bridge.is_empty(), "frames reached the bridge: {:02x?}", seen.bridge);
     eprintln!(
-        "{}: {} octets sent, {} received",
+        "{}: {} bytes sent, {} received",
         attack.name,
         arena.attacker.sent.get().1 - heard.0,
         arena.attacker.received.1 - heard.1

@@ -97,8 +97,8 @@ fn has_no_token(question: &Question, answer: &Response) -> bool {
     }
 }
 
-fn contains(octets: &[u8], part: &str) -> bool {
-    octets.windows(part.len()).any(|octets| octets == part.as_bytes())
+fn contains(bytes: &[u8], part: &str) -> bool {
+    bytes.windows(part.len()).any(|bytes| bytes == part.as_bytes())
 }
 
 const EC2: Tree =
@@ -229,14 +229,14 @@ proptest! {
     #[test]
     fn every_record_reads_back_from_its_serialized_form(given in any_record()) {
         let kept = given.record.to_json().expect("JSON");
-        let limits = Limits { record_octets: usize::MAX, ..Limits::DEFAULT };
+        let limits = Limits { record_bytes: usize::MAX, ..Limits::DEFAULT };
         let (found, _) = Record::parse_within(&limits, "kept.json", &kept).expect("a record");
         prop_assert_eq!(found, given.record);
     }
 
     #[test]
     fn user_data_arrives_unchanged_in_every_dialect(given in any_record()) {
-        let Some(octets) = given.user_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
+        let Some(bytes) = given.user_data.filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
         let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         for (host, target) in [
@@ -252,14 +252,14 @@ proptest! {
         ] {
             let answer = insider.get(host, target);
             prop_assert_eq!(answer.status(), Status(200), "{}", target);
-            // GCE's attributes are text; other octets are in base64.
-            let encoded = target.ends_with("attributes/user-data") && std::str::from_utf8(&octets).is_err();
+            // GCE's attributes are text; other bytes are in base64.
+            let encoded = target.ends_with("attributes/user-data") && std::str::from_utf8(&bytes).is_err();
             let found = if encoded { STANDARD.decode(body(&answer)).expect("base64") } else { body(&answer) };
-            prop_assert_eq!(&found, &octets, "{}", target);
+            prop_assert_eq!(&found, &bytes, "{}", target);
         }
         if given.record.credentials.maas.is_none() {
             let maas = insider.get(Host::Metadata, "/MAAS/metadata/2012-03-01/user-data");
-            prop_assert_eq!(body(&maas), &octets[..]);
+            prop_assert_eq!(body(&maas), &bytes[..]);
         }
         let akamai = insider.tokens().iter().find(|(_, field, _)| *field == "Metadata-Token");
         let (_, field, token) = akamai.expect("a token");
@@ -268,14 +268,14 @@ proptest! {
         let azure = insider.get(Host::Metadata, azure);
         let oracle = insider.get(Host::Metadata, "/opc/v2/instance/metadata/user_data");
         for answer in [akamai, azure, oracle] {
-            prop_assert_eq!(STANDARD.decode(body(&answer)).expect("base64"), &octets[..]);
+            prop_assert_eq!(STANDARD.decode(body(&answer)).expect("base64"), &bytes[..]);
         }
     }
 
-    /// A document holds gzip as a MIME part, which cloud-init unpacks. Other octets have no text form.
+    /// A document holds gzip as a MIME part, which cloud-init unpacks. Other bytes have no text form.
     #[test]
     fn user_data_arrives_in_text_documents(given in any_record()) {
-        let Some(octets) = given.user_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
+        let Some(bytes) = given.user_data.filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
         let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         let cloudcix = STANDARD.decode(body(&insider.get(Host::Metadata, "/v1/userdata"))).expect("base64");
@@ -291,10 +291,10 @@ proptest! {
         ] {
             let head = "MIME-Version: 1.0\nContent-Type: application/gzip\n\
                         Content-Transfer-Encoding: base64\n\n";
-            let wanted = match std::str::from_utf8(&octets) {
+            let wanted = match std::str::from_utf8(&bytes) {
                 Ok(text) => text.to_owned(),
-                Err(_) if octets.starts_with(&[0x1f, 0x8b]) => {
-                    format!("{head}{}\n", STANDARD.encode(&octets))
+                Err(_) if bytes.starts_with(&[0x1f, 0x8b]) => {
+                    format!("{head}{}\n", STANDARD.encode(&bytes))
                 }
                 Err(_) => String::new(),
             };
@@ -304,7 +304,7 @@ proptest! {
 
     #[test]
     fn vendor_data_arrives_unchanged(given in any_record()) {
-        let Some(octets) = given.vendor_data.filter(|octets| !octets.is_empty()) else { return Ok(()) };
+        let Some(bytes) = given.vendor_data.filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
         let responses = responses_of(&given.record);
         let insider = Insider::of(&responses);
         for (host, target) in [
@@ -312,7 +312,7 @@ proptest! {
             (Host::Metadata, "/metadata/v1/vendor-data"),
             (Host::AliYun, "/latest/vendor-data"),
         ] {
-            prop_assert_eq!(body(&insider.get(host, target)), &octets[..], "{}", target);
+            prop_assert_eq!(body(&insider.get(host, target)), &bytes[..], "{}", target);
         }
     }
 

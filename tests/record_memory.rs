@@ -12,9 +12,9 @@ use support::privileged;
 use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// The smallest limit that can be configured, in octets.
+/// The smallest limit that can be configured, in bytes.
 const MEMORY: u64 = 16 << 20;
-/// Length of user-data in a large record, in octets.
+/// Length of user-data in a large record, in bytes.
 const LARGE: usize = 60_000;
 /// Number of large records, which need several times the memory.
 const OTHERS: u16 = 300;
@@ -54,7 +54,7 @@ fn records_beyond_the_memory_limit_are_refused_until_others_are_removed() {
     let (refused, taken) =
         (count("xdp_imds_record_memory_refused_total"), count("xdp_imds_record_memory_bytes"));
     assert!(refused > 200, "{refused} of {OTHERS} records were refused");
-    assert!((MEMORY / 2..=MEMORY).contains(&taken), "the records take {taken} octets");
+    assert!((MEMORY / 2..=MEMORY).contains(&taken), "the records take {taken} bytes");
     assert!(agent.log().contains("Raise `record_memory`"), "{}", agent.log());
 
     // The larger version of the guest's record is refused, and the smaller one is still served.

@@ -17,7 +17,7 @@ use support::process;
 use support::record::{Identity, replace};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Length of an answer that takes its reader some time, in octets.
+/// Length of an answer that takes its reader some time, in bytes.
 const LONG: usize = 1 << 20;
 
 /// A node, a guest with large user-data, and a directory for a configuration.
@@ -84,7 +84,7 @@ impl Node {
     }
 }
 
-/// All octets until the service closes.
+/// All bytes until the service closes.
 fn read_to_end_of(stream: &mut TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     stream.read_to_end(&mut rest).expect("an end without a reset");
@@ -119,7 +119,7 @@ fn a_stopping_agent_completes_the_answers_to_requests_in_progress() {
     let answer = String::from_utf8(read_to_end_of(&mut asking)).expect("text").to_ascii_lowercase();
     assert!(answer.starts_with("http/1.1 200") && answer.contains("\r\nconnection: close\r\n"), "{answer}");
     let answer = read_to_end_of(&mut reader);
-    assert!(answer.len() > LONG && answer.ends_with(&[b'x'; LONG]), "{} octets", answer.len());
+    assert!(answer.len() > LONG && answer.ends_with(&[b'x'; LONG]), "{} bytes", answer.len());
     drop((reader, asking, idle));
     let (status, said) = agent.ended(PATIENCE).expect("the agent ends");
     assert!(status.success() && !said.contains("cut off"), "{status}\n{said}");

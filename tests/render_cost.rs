@@ -29,7 +29,7 @@ use support::typical;
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// Most octets that one VM may take for itself with all dialects rendered: responses, mailbox, and its part of the
+/// Most bytes that one VM may take for itself with all dialects rendered: responses, mailbox, and its part of the
 /// tables that hold them. Its record is not included.
 const MOST_PER_VM: usize = 32 << 10;
 /// Number of VMs in the measurements by dialect.
@@ -46,14 +46,14 @@ const ASKED: [(&str, &[&str]); 6] = [
 ];
 /// Numbers of VMs in the measurements by size of user-data.
 const BY_USER_DATA: [u32; 2] = [64, 256];
-/// Sizes of user-data, in octets.
+/// Sizes of user-data, in bytes.
 const USER_DATA: [usize; 4] = [2 << 10, 16 << 10, 64 << 10, 1 << 20];
 
 /// The dialects and user-data of the VMs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Load<'a> {
     dialects: Option<&'a [Dialect]>,
-    /// Size of each VM's own user-data in octets; without it, the 300 octets of the typical VM.
+    /// Size of each VM's own user-data in bytes; without it, the 300 bytes of the typical VM.
     user_data: Option<usize>,
     /// True if the user-data is not text.
     binary: bool,
@@ -64,16 +64,16 @@ struct Load<'a> {
 impl Load<'_> {
     fn record(&self, number: u32) -> String {
         let mut record = typical::record(number, self.dialects);
-        let Some(octets) = self.user_data else { return record.to_string() };
+        let Some(bytes) = self.user_data else { return record.to_string() };
         let mut rng = fastrand::Rng::with_seed(number.into());
         let text: Vec<u8> = match self.binary {
             // The magic number of gzip (RFC 1952 §2.3.1).
             true => {
-                [0x1f, 0x8b].into_iter().chain(std::iter::repeat_with(|| rng.u8(..))).take(octets).collect()
+                [0x1f, 0x8b].into_iter().chain(std::iter::repeat_with(|| rng.u8(..))).take(bytes).collect()
             }
             false => {
                 let line = format!("# a line of \"VM\" {number}, {}\n", rng.u64(..));
-                line.bytes().cycle().take(octets).collect()
+                line.bytes().cycle().take(bytes).collect()
             }
         };
         record["user_data"] = json!({ "base64": STANDARD.encode(text) });
@@ -82,10 +82,10 @@ impl Load<'_> {
     }
 }
 
-/// Allocated octets and blocks.
+/// Allocated bytes and blocks.
 #[derive(Clone, Copy, Debug, Default)]
 struct Heap {
-    octets: usize,
+    bytes: usize,
     blocks: usize,
 }
 
@@ -93,18 +93,18 @@ impl Heap {
     fn now() -> Self {
         let stats = ALLOCATOR.stats();
         Self {
-            octets: stats.bytes_allocated - stats.bytes_deallocated,
+            bytes: stats.bytes_allocated - stats.bytes_deallocated,
             blocks: stats.allocations - stats.deallocations,
         }
     }
 
     fn since(self, earlier: Self) -> Self {
-        let octets = self.octets.saturating_sub(earlier.octets);
-        Self { octets, blocks: self.blocks.saturating_sub(earlier.blocks) }
+        let bytes = self.bytes.saturating_sub(earlier.bytes);
+        Self { bytes, blocks: self.blocks.saturating_sub(earlier.blocks) }
     }
 
     fn plus(self, other: Self) -> Self {
-        Self { octets: self.octets + other.octets, blocks: self.blocks + other.blocks }
+        Self { bytes: self.bytes + other.bytes, blocks: self.blocks + other.blocks }
     }
 }
 
@@ -118,26 +118,26 @@ struct Cost {
     records: Heap,
     /// Remaining heap of the further VMs: responses, mailboxes, and the tables of interner and store.
     served: Heap,
-    /// Growth of the process's resident memory, in octets.
+    /// Growth of the process's resident memory, in bytes.
     resident: usize,
     /// Time for rendering and publishing.
     rendering: Duration,
     /// Time from the first requests of the VMs until their dialects were rendered.
     asking: Duration,
     routes: usize,
-    /// Octets that `record_memory` counts for one VM with shared vendor-data.
+    /// Bytes that `record_memory` counts for one VM with shared vendor-data.
     counted: usize,
 }
 
 impl Cost {
-    /// Octets one more VM takes without its record.
+    /// Bytes one more VM takes without its record.
     fn served_per_vm(&self) -> usize {
-        self.served.octets / self.vms
+        self.served.bytes / self.vms
     }
 
-    /// Octets one more VM takes with its record.
+    /// Bytes one more VM takes with its record.
     fn per_vm(&self) -> usize {
-        (self.served.octets + self.records.octets) / self.vms
+        (self.served.bytes + self.records.bytes) / self.vms
     }
 }
 
@@ -157,7 +157,7 @@ impl Node {
         let text = load.record(number);
         let before = Heap::now();
         let mut record = Record::parse("vm.json", &text).expect("a good record").0;
-        record.compact(|octets| self.interner.octets(octets));
+        record.compact(|bytes| self.interner.bytes(bytes));
         let record = Arc::new(record);
         let kept = Heap::now().since(before);
         let start = Instant::now();
@@ -227,7 +227,7 @@ fn measure(vms: u32, load: Load<'_>) -> Cost {
     }
 }
 
-/// Resident memory of the process, in octets.
+/// Resident memory of the process, in bytes.
 fn resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("status of the process");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("VmRSS");
@@ -240,7 +240,7 @@ fn print(name: &str, cost: &Cost, as_json: bool) {
     if as_json {
         let line = json!({
             "name": name, "vms": cost.vms, "served_per_vm": cost.served_per_vm(), "routes": cost.routes,
-            "record_per_vm": cost.records.octets / cost.vms, "first_vm": cost.first.octets,
+            "record_per_vm": cost.records.bytes / cost.vms, "first_vm": cost.first.bytes,
             "counted_per_vm": cost.counted, "resident_per_vm": cost.resident / cost.vms, "records_per_second": rate,
             "first_request_us": cost.asking.as_secs_f64() * 1e6 / cost.vms as f64,
         });
@@ -248,15 +248,15 @@ fn print(name: &str, cost: &Cost, as_json: bool) {
         return;
     }
     println!(
-        "{name:22} {:6} VMs: {:7} octets in {:4} blocks to serve one ({:3} routes), {:7} for its record, {:7} counted; \
+        "{name:22} {:6} VMs: {:7} bytes in {:4} blocks to serve one ({:3} routes), {:7} for its record, {:7} counted; \
          first VM {:7}; {:7} resident; {rate:6.0} records rendered a second; {:5.1} µs at the first request",
         cost.vms,
         cost.served_per_vm(),
         cost.served.blocks / cost.vms,
         cost.routes,
-        cost.records.octets / cost.vms,
+        cost.records.bytes / cost.vms,
         cost.counted,
-        cost.first.octets,
+        cost.first.bytes,
         cost.resident / cost.vms,
         cost.asking.as_secs_f64() * 1e6 / cost.vms as f64,
     );
@@ -273,7 +273,7 @@ fn main() -> ExitCode {
         let cost = measure(vms, load);
         print(name, &cost, as_json);
         if cost.counted < cost.per_vm() {
-            less.push(format!("{name}: {} octets counted, {} taken", cost.counted, cost.per_vm()));
+            less.push(format!("{name}: {} bytes counted, {} taken", cost.counted, cost.per_vm()));
         }
         cost.served_per_vm()
     };
@@ -288,13 +288,13 @@ fn main() -> ExitCode {
     for dialect in Dialect::ALL {
         show(dialect.as_str(), FEW, Load { dialects: Some(&[*dialect]), ..Load::default() });
     }
-    for octets in USER_DATA {
+    for bytes in USER_DATA {
         for (binary, kind) in [(false, "text"), (true, "gzip")] {
-            let load = Load { user_data: Some(octets), binary, ..Load::default() };
+            let load = Load { user_data: Some(bytes), binary, ..Load::default() };
             for vms in &counts {
-                show(&format!("{} KiB of {kind}", octets >> 10), *vms, load);
+                show(&format!("{} KiB of {kind}", bytes >> 10), *vms, load);
             }
-            if octets == 64 << 10 {
+            if bytes == 64 << 10 {
                 for dialect in Dialect::ALL {
                     let load = Load { dialects: Some(&[*dialect]), ..load };
                     show(&format!("64 KiB {kind}, {}", dialect.as_str()), BY_USER_DATA[0], load);
@@ -304,7 +304,7 @@ fn main() -> ExitCode {
     }
     less.iter().for_each(|line| eprintln!("`record_memory` counts less than is taken: {line}"));
     if most > MOST_PER_VM {
-        eprintln!("{most} octets to serve a VM: expected at most {MOST_PER_VM}");
+        eprintln!("{most} bytes to serve a VM: expected at most {MOST_PER_VM}");
     }
     if most > MOST_PER_VM || !less.is_empty() {
         return ExitCode::FAILURE;

@@ -44,16 +44,16 @@ fn canary(name: &str) -> String {
     format!("{CANARY}-{name}")
 }
 
-/// True if `text` contains a canary: in plain, in base64 at any offset, or as octets in decimal or hex.
+/// True if `text` contains a canary: in plain, in base64 at any offset, or as bytes in decimal or hex.
 fn shows(text: &str) -> bool {
     use base64::Engine as _;
     let packed: String = text.chars().filter(|c| !c.is_whitespace()).collect();
-    let listed = |octets: &[u8]| octets.iter().map(|octet| format!("{octet},")).collect::<String>();
-    let hex: String = CANARY.bytes().map(|octet| format!("{octet:02x}")).collect();
+    let listed = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte},")).collect::<String>();
+    let hex: String = CANARY.bytes().map(|byte| format!("{byte:02x}")).collect();
     let encoded = (0..3).map(|offset| {
-        let octets = [&b"   "[..offset], CANARY.as_bytes()].concat();
-        let text = base64::engine::general_purpose::STANDARD_NO_PAD.encode(octets);
-        // The first and last characters depend on the octets beside the canary.
+        let bytes = [&b"   "[..offset], CANARY.as_bytes()].concat();
+        let text = base64::engine::general_purpose::STANDARD_NO_PAD.encode(bytes);
+        // The first and last characters depend on the bytes beside the canary.
         text[(offset * 4).div_ceil(3)..text.len() - 1].to_owned()
     });
     let list = listed(CANARY.as_bytes());
@@ -172,11 +172,11 @@ fn no_debug_output_of_connections_or_settings_shows_a_secret() {
         format!("POST /v1/phone-home HTTP/1.1\r\nHost: x\r\nContent-Length: 500\r\n\r\n{}", canary("body")),
         "GET /latest/user-data HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(),
     ];
-    for octets in asked {
+    for bytes in asked {
         let mut talk = serve.open(NOW, CONNECTION);
-        talk.receive(NOW, octets.as_bytes());
-        assert_hides(&octets, &talk);
-        assert_hides(&octets, &talk.next(NOW));
+        talk.receive(NOW, bytes.as_bytes());
+        assert_hides(&bytes, &talk);
+        assert_hides(&bytes, &talk.next(NOW));
     }
     assert_hides("service", &serve);
     assert_hides("step", &Step::SendWithin { bytes: canary("token").into(), hop_limit: 1 });

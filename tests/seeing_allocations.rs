@@ -32,14 +32,14 @@ fn request(serve: &mut Serve) -> usize {
     let region = Region::new(ALLOCATOR);
     let mut exchange = serve.open(at(Duration::ZERO), connection);
     assert_eq!(exchange.receive(at(Duration::ZERO), GET), GET.len());
-    let mut octets = 0;
+    let mut sent = 0;
     while let Step::Send(bytes) = exchange.next(at(Duration::ZERO)) {
-        octets += bytes.len();
+        sent += bytes.len();
     }
     drop(exchange);
     serve.turned(Duration::from_micros(3));
     let change = region.change();
-    assert!(octets > 300, "{octets} octets");
+    assert!(sent > 300, "{sent} bytes");
     change.allocations + change.reallocations
 }
 

@@ -1,4 +1,4 @@
-//! The CPU time of a request from its octets to the pieces of its answer, without TCP:
+//! The CPU time of a request from its bytes to the pieces of its answer, without TCP:
 //! `cargo bench -p xdp-imds-tests --bench serve_cost`.
 //!
 //! The guests send cloud-init's requests in turn. The responses of a VM have therefore left the CPU's cache before its
@@ -68,34 +68,34 @@ fn main() {
             );
             let rounds = (REQUESTS / guests).max(1);
             let start = on_cpu();
-            let mut octets = 0;
+            let mut bytes = 0;
             for _ in 0..rounds {
                 now += Duration::from_millis(1);
                 for slot in 0..guests {
-                    octets += ask(&mut serve, slot, at(now), get.as_bytes());
+                    bytes += ask(&mut serve, slot, at(now), get.as_bytes());
                 }
             }
             let requests = f64::from(rounds) * f64::from(guests);
             let ns = on_cpu().saturating_sub(start).as_nanos() as f64 / requests;
             println!(
-                "{guests:5} guests, {path:48} {ns:5.0} ns per request, {:5.0} octets",
-                octets as f64 / requests
+                "{guests:5} guests, {path:48} {ns:5.0} ns per request, {:5.0} bytes",
+                bytes as f64 / requests
             );
         }
     }
 }
 
-/// Sends one request over its own connection; returns the length of the answer in octets.
+/// Sends one request over its own connection; returns the length of the answer in bytes.
 fn ask(serve: &mut Serve, slot: u32, now: metadata_base::time::Now, get: &[u8]) -> usize {
     let connection =
         Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 40_000) };
     let mut exchange = serve.open(now, connection);
     assert_eq!(exchange.receive(now, get), get.len());
-    let mut octets = 0;
+    let mut sent = 0;
     loop {
         match black_box(exchange.next(now)) {
-            Step::Send(bytes) | Step::SendWithin { bytes, .. } => octets += bytes.len(),
-            Step::Wait { .. } | Step::Close | Step::Abort => return octets,
+            Step::Send(bytes) | Step::SendWithin { bytes, .. } => sent += bytes.len(),
+            Step::Wait { .. } | Step::Close | Step::Abort => return sent,
         }
     }
 }

@@ -153,7 +153,7 @@ fn systemds_client_gets_each_key_it_knows_from_each_cloud() {
     let expected = expected(&identity);
     let (mut asked, mut wrong) = (BTreeMap::<String, usize>::new(), Vec::new());
     each_key(&record(&identity), |cloud, key, found| {
-        let text = |octets: Vec<u8>| String::from_utf8_lossy(&octets).into_owned();
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let found = found.map(|found| found.map(text)).map_err(|error| format!("{error:#}"));
         let Some(keys) = expected.get(cloud) else {
             wrong.push(format!("{cloud} is new in the table; its {key} is {found:?}"));

@@ -56,7 +56,7 @@ fn frames_that_start_no_connection_or_request_allocate_nothing() {
         ("a segment of no connection", Segment::ack(3, 5, 5).with(b"x")),
         ("an acknowledgement of part of an answer", Segment::ack(1, seq, end - 5)),
         ("a repeated acknowledgement", Segment::ack(1, seq, end - 5)),
-        ("an acknowledgement of octets that were not sent", Segment::ack(1, seq, end + 5)),
+        ("an acknowledgement of bytes that were not sent", Segment::ack(1, seq, end + 5)),
         ("a repeated request", Segment::ack(1, 1001, next).with(GET)),
         ("a segment after a gap", Segment::ack(1, seq + 10, end).with(b"x")),
         ("an acknowledgement of the whole answer", Segment::ack(1, seq, end)),

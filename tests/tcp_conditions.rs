@@ -7,7 +7,7 @@ use std::time::Duration;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{Ledger, NARROW_FOR, Service, StackConfig};
 use support::client::{Client, Habits};
-use support::pattern::{octets, responses, stack};
+use support::pattern::{bytes, responses, stack};
 use support::wire::{Faults, World};
 
 const BODY: usize = 64 * 1024;
@@ -70,7 +70,7 @@ fn cases() -> Vec<Case> {
             faults: Faults { longest: 1_464, ..Faults::NONE },
             ..base
         },
-        Case { name: "request in segments of one octet", habits: Habits { write: 1, ..habits }, ..base },
+        Case { name: "request in segments of one byte", habits: Habits { write: 1, ..habits }, ..base },
         Case { name: "small MTU", habits: Habits { mtu: 576, ..habits }, ..base },
         Case {
             name: "small window",
@@ -105,14 +105,14 @@ fn every_answer_arrives_whole_whatever_the_link_does() {
             let received = &world.client.talks[talk].received;
             assert!(
                 done,
-                "{} (seed {seed}): {} octets after {:?}",
+                "{} (seed {seed}): {} bytes after {:?}",
                 case.name,
                 received.len(),
                 world.now().mono
             );
             let answers = responses(received, &[]);
             assert_eq!(answers.len(), 1, "{} (seed {seed})", case.name);
-            assert!(answers[0].body == octets(BODY), "{} (seed {seed}): the body differs", case.name);
+            assert!(answers[0].body == bytes(BODY), "{} (seed {seed}): the body differs", case.name);
 
             world.client.close(talk);
             world.wait(SETTLED);
@@ -144,8 +144,8 @@ fn a_mebibyte_arrives_whole_and_in_time_through_windows_of_any_size() {
             let talk = world.client.begin(40_000, request.as_bytes());
             let done = world.run(Duration::from_secs(seconds), |world| world.client.talks[talk].ended);
             let received = &world.client.talks[talk].received;
-            assert!(done, "{name} (seed {seed}): {} octets", received.len());
-            assert!(responses(received, &[])[0].body == octets(MEBIBYTE), "{name} (seed {seed})");
+            assert!(done, "{name} (seed {seed}): {} bytes", received.len());
+            assert!(responses(received, &[])[0].body == bytes(MEBIBYTE), "{name} (seed {seed})");
             world.client.close(talk);
             world.wait(SETTLED);
             let stats = world.stack.stats();
@@ -247,7 +247,7 @@ fn a_hundred_and_twenty_connections_at_once_are_all_served() {
     let all_ended = |world: &mut World<_>| world.client.talks.iter().all(|talk| talk.ended);
     assert!(world.run(CLEAN_LIMIT, all_ended));
     for talk in &world.client.talks {
-        assert_eq!(responses(&talk.received, &[])[0].body, octets(9000));
+        assert_eq!(responses(&talk.received, &[])[0].body, bytes(9000));
     }
 }
 
@@ -262,14 +262,14 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
 }
 
 /// Fetches an answer. Returns the length of the longest frame sent meanwhile, and the time until the answer was whole.
-fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, octets: usize) -> (usize, Duration) {
+fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, bytes: usize) -> (usize, Duration) {
     world.sent = Some(Vec::new());
     let start = world.now().mono;
-    let request = format!("GET /bytes/{octets} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    let request = format!("GET /bytes/{bytes} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
     let talk = world.client.begin(port, request.as_bytes());
     assert!(world.run(CLEAN_LIMIT, |world| world.client.talks[talk].ended), "port {port}");
     let answers = responses(&world.client.talks[talk].received, &[]);
-    assert_eq!(answers[0].body.len(), octets, "port {port}");
+    assert_eq!(answers[0].body.len(), bytes, "port {port}");
     let took = world.now().mono - start;
     world.client.close(talk);
     world.wait(Duration::from_secs(1));

@@ -28,7 +28,7 @@ use support::wire::at;
 const ROUNDS: u32 = 40;
 const GET: &[u8] = b"GET /v1/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nUser-Agent: Cloud-Init/25.1\r\n\
     Accept-Encoding: gzip, deflate\r\nAccept: */*\r\nConnection: keep-alive\r\n\r\n";
-/// Where a frame's TCP header starts: behind 14 octets of Ethernet and 20 of IPv4.
+/// Where a frame's TCP header starts: behind 14 bytes of Ethernet and 20 of IPv4.
 const TCP: usize = 34;
 
 /// Discards frames, and records the service's next sequence number.
@@ -64,31 +64,31 @@ enum Sums {
 
 /// A frame with variable port, acknowledgement number and checksum.
 struct Frame {
-    octets: Vec<u8>,
-    /// The sum of the constant octets, and the value of a partial checksum.
+    bytes: Vec<u8>,
+    /// The sum of the constant bytes, and the value of a partial checksum.
     rest: u32,
     partial: [u8; 2],
 }
 
 impl Frame {
     fn of(segment: &Segment) -> Self {
-        let mut octets = segment.frame(0);
-        checksum::partial(&mut octets);
-        let partial = [octets[TCP + 16], octets[TCP + 17]];
-        octets[TCP..TCP + 2].fill(0);
-        octets[TCP + 8..TCP + 12].fill(0);
-        let words = octets[TCP..].chunks(2);
+        let mut bytes = segment.frame(0);
+        checksum::partial(&mut bytes);
+        let partial = [bytes[TCP + 16], bytes[TCP + 17]];
+        bytes[TCP..TCP + 2].fill(0);
+        bytes[TCP + 8..TCP + 12].fill(0);
+        let words = bytes[TCP..].chunks(2);
         let rest = words.map(|w| u32::from(w[0]) << 8 | u32::from(w.get(1).copied().unwrap_or(0))).sum();
-        Self { octets, rest, partial }
+        Self { bytes, rest, partial }
     }
 
     fn take_port(&mut self, port: u16) {
-        self.octets[TCP..TCP + 2].copy_from_slice(&port.to_be_bytes());
+        self.bytes[TCP..TCP + 2].copy_from_slice(&port.to_be_bytes());
     }
 
     fn acknowledges(&mut self, ack: u32, sums: Sums) {
-        self.octets[TCP + 8..TCP + 12].copy_from_slice(&ack.to_be_bytes());
-        let port = u32::from(self.octets[TCP]) << 8 | u32::from(self.octets[TCP + 1]);
+        self.bytes[TCP + 8..TCP + 12].copy_from_slice(&ack.to_be_bytes());
+        let port = u32::from(self.bytes[TCP]) << 8 | u32::from(self.bytes[TCP + 1]);
         let sum = self.rest + port + (ack >> 16) + (ack & 0xffff);
         let sum = (sum & 0xffff) + (sum >> 16);
         let complete = !((sum & 0xffff) + (sum >> 16)) as u16;
@@ -96,7 +96,7 @@ impl Frame {
             Sums::Complete => complete.to_be_bytes(),
             Sums::Partial => self.partial,
         };
-        self.octets[TCP + 16..TCP + 18].copy_from_slice(&field);
+        self.bytes[TCP + 16..TCP + 18].copy_from_slice(&field);
     }
 }
 
@@ -183,7 +183,7 @@ fn measure(content: &Arc<OnDemand>, guests: u32, sums: Sums, size: usize) -> [f6
             for guests in order.chunks(size) {
                 for (guest, buffer) in guests.iter().zip(&mut buffers) {
                     frame.acknowledges(next_numbers[*guest as usize], sums);
-                    buffer.clone_from(&frame.octets);
+                    buffer.clone_from(&frame.bytes);
                 }
                 let mut group: [(u32, &[u8]); GROUP] = [(0, &[]); GROUP];
                 for ((guest, buffer), place) in guests.iter().zip(&buffers).zip(&mut group) {
@@ -191,9 +191,9 @@ fn measure(content: &Arc<OnDemand>, guests: u32, sums: Sums, size: usize) -> [f6
                 }
                 let group = &group[..guests.len()];
                 stack.read_ahead(group);
-                for (guest, octets) in group {
+                for (guest, bytes) in group {
                     tally.next = next_numbers[*guest as usize];
-                    stack.receive(now, *guest, octets, &mut tally);
+                    stack.receive(now, *guest, bytes, &mut tally);
                     next_numbers[*guest as usize] = tally.next;
                 }
             }

@@ -170,24 +170,24 @@ const PIECES: &[&str] = &[
 ];
 
 fn dialogue(rng: &mut Rng) -> Vec<u8> {
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     for _ in 0..1 + rng.below(6) {
-        octets.extend(PIECES[rng.below(PIECES.len() as u64) as usize].bytes());
+        bytes.extend(PIECES[rng.below(PIECES.len() as u64) as usize].bytes());
     }
     for _ in 0..rng.below(4).saturating_sub(1) {
-        let at = rng.below(octets.len() as u64) as usize;
-        octets[at] = rng.draw() as u8;
+        let at = rng.below(bytes.len() as u64) as usize;
+        bytes[at] = rng.draw() as u8;
     }
-    octets
+    bytes
 }
 
-/// All answers of a connection to `octets`, sent in segments of the sizes that `cut` returns.
-fn answers(octets: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
+/// All answers of a connection to `bytes`, sent in segments of the sizes that `cut` returns.
+fn answers(bytes: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
     let mut raw = Raw::new(stack(StackConfig::default()).0);
     let theirs = raw.connect(1);
     let (mut sent, mut received, mut ours) = (0, Vec::new(), 1001_u32);
-    while sent < octets.len() {
-        let piece = &octets[sent..octets.len().min(sent + cut())];
+    while sent < bytes.len() {
+        let piece = &bytes[sent..bytes.len().min(sent + cut())];
         let ack = theirs.wrapping_add(received.len() as u32);
         let replies = raw.send(&Segment::ack(1, ours, ack).with(piece));
         sent += piece.len();
@@ -203,20 +203,20 @@ fn answers(octets: &[u8], mut cut: impl FnMut() -> usize) -> Vec<u8> {
 }
 
 #[test]
-fn an_exchange_does_not_depend_on_how_its_octets_are_segmented() {
+fn an_exchange_does_not_depend_on_how_its_bytes_are_segmented() {
     for seed in 0..600 {
         let mut rng = Rng::new(seed);
-        let octets = dialogue(&mut rng);
-        let whole = answers(&octets, || 1400);
-        let single = answers(&octets, || 1);
-        let shown = String::from_utf8_lossy(&octets);
+        let bytes = dialogue(&mut rng);
+        let whole = answers(&bytes, || 1400);
+        let single = answers(&bytes, || 1);
+        let shown = String::from_utf8_lossy(&bytes);
         assert!(
             whole == single,
             "seed {seed}: {shown:?}\n{:?}\n{:?}",
             responses(&whole, &[]),
             responses(&single, &[])
         );
-        let random = answers(&octets, || 1 + rng.below(40) as usize);
+        let random = answers(&bytes, || 1 + rng.below(40) as usize);
         assert!(whole == random, "seed {seed}: {shown:?}");
     }
 }

@@ -66,7 +66,7 @@ impl Guest {
     }
 }
 
-/// Octets and hop limit of each reply.
+/// Bytes and hop limit of each reply.
 fn shape(replies: &[Reply]) -> Vec<(usize, u8)> {
     replies.iter().map(|reply| (reply.payload.len(), reply.ttl)).collect()
 }
@@ -126,7 +126,7 @@ fn a_fin_sent_alone_after_a_token_has_the_usual_hop_limit() {
 }
 
 #[test]
-fn a_segment_with_any_octet_of_a_token_has_the_low_hop_limit() {
+fn a_segment_with_any_byte_of_a_token_has_the_low_hop_limit() {
     for family in families() {
         let mut guest = Guest::connect(family);
         let most = if family.0.is_ipv4() { 1460 } else { 1440 };
@@ -161,7 +161,7 @@ fn pieces_beyond_the_limit_wait_until_the_guest_has_read_others() {
     assert!(replies.iter().chain(&rest).all(|reply| reply.ttl == NEAR), "each segment has some of both");
 }
 
-/// Asserts that every segment has the hop limit of its octets. Returns how many segments carried octets of `near` for
+/// Asserts that every segment has the hop limit of its bytes. Returns how many segments carried bytes of `near` for
 /// the first time, and how many repeated them. Offsets count from the start of the stream.
 fn assert_limits(frames: &[Vec<u8>], near: &[Range<u32>], context: &str) -> (usize, usize) {
     let replies = frames.iter().filter(|frame| is_tcp(frame)).map(|frame| Reply::read(frame));
@@ -173,15 +173,15 @@ fn assert_limits(frames: &[Vec<u8>], near: &[Range<u32>], context: &str) -> (usi
             first = first.or(Some(reply.seq.wrapping_add(1)));
         }
         let start = reply.seq.wrapping_sub(first.unwrap_or(reply.seq));
-        let octets = start..start.wrapping_add(reply.payload.len() as u32);
-        let touches = |near: &Range<u32>| near.start < octets.end && octets.start < near.end;
-        let is_near = !octets.is_empty() && near.iter().any(touches);
-        assert_eq!(reply.ttl, if is_near { NEAR } else { USUAL }, "{context}: {octets:?} {:?}", reply.flags);
+        let bytes = start..start.wrapping_add(reply.payload.len() as u32);
+        let touches = |near: &Range<u32>| near.start < bytes.end && bytes.start < near.end;
+        let is_near = !bytes.is_empty() && near.iter().any(touches);
+        assert_eq!(reply.ttl, if is_near { NEAR } else { USUAL }, "{context}: {bytes:?} {:?}", reply.flags);
         if is_near {
-            if octets.start < end { again += 1 } else { sent += 1 }
+            if bytes.start < end { again += 1 } else { sent += 1 }
         }
-        if !octets.is_empty() {
-            end = end.max(octets.end);
+        if !bytes.is_empty() {
+            end = end.max(bytes.end);
         }
     }
     (sent, again)
@@ -196,7 +196,7 @@ fn is_tcp(frame: &[u8]) -> bool {
 }
 
 #[test]
-fn every_segment_has_the_hop_limit_of_its_octets_over_any_link() {
+fn every_segment_has_the_hop_limit_of_its_bytes_over_any_link() {
     const SEEDS: u64 = 20;
     const ORDERS: [(&str, u32); 7] = [
         ("far", 4000),
@@ -207,14 +207,14 @@ fn every_segment_has_the_hop_limit_of_its_octets_over_any_link() {
         ("far", 1),
         ("near", 9000),
     ];
-    let orders: String = ORDERS.iter().map(|(word, octets)| format!("{word} {octets}\n")).collect();
+    let orders: String = ORDERS.iter().map(|(word, bytes)| format!("{word} {bytes}\n")).collect();
     let mut near: Vec<Range<u32>> = Vec::new();
     let mut end = 0;
-    for (word, octets) in ORDERS {
+    for (word, bytes) in ORDERS {
         if word == "near" {
-            near.push(end..end + octets);
+            near.push(end..end + bytes);
         }
-        end += octets;
+        end += bytes;
     }
     let faults = Faults { loss: 15, duplicate: 5, reorder: 10, ..Faults::NONE };
     let mut repeated = 0;

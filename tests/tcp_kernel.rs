@@ -9,7 +9,7 @@ use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::Fin;
 use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};
-use support::pattern::{Pattern, octets, responses};
+use support::pattern::{Pattern, bytes, responses};
 use support::raw::{ACK, FIN_ACK, Raw, Reply, SYN_ACK, Segment};
 use support::wire::{Faults, Sent, World};
 
@@ -382,7 +382,7 @@ fn every_answer_arrives_whole_over_a_bad_link_with_kernel_and_stack() {
             for (port, talk) in world.client.talks.iter().enumerate() {
                 let answers = responses(&talk.received, &[]);
                 assert_eq!(answers.len(), 2 - port % 2, "{places} places, seed {seed}");
-                assert!(answers.iter().all(|answer| answer.body == octets(BODY)), "seed {seed}");
+                assert!(answers.iter().all(|answer| answer.body == bytes(BODY)), "seed {seed}");
             }
             for talk in 0..6 {
                 world.client.close(talk);

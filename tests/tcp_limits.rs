@@ -316,7 +316,7 @@ fn answers_are_not_produced_far_ahead_of_a_guest_that_reads_nothing() {
     let next = raw.connect(1);
     let orders = b"far 10000\nfar 10000\nwrite 5\n";
     let mut replies = raw.send(&Segment::ack(1, 1001, next).with(orders));
-    assert_eq!(board.read(raw.slot), 0, "the service pauses after 20,000 unread octets");
+    assert_eq!(board.read(raw.slot), 0, "the service pauses after 20,000 unread bytes");
     let end = |replies: &[Reply]| replies.last().map(|r| r.seq.wrapping_add(r.payload.len() as u32));
     while let Some(ack) = end(&replies) {
         replies = raw.send(&Segment::ack(1, 1001 + orders.len() as u32, ack));
@@ -476,7 +476,7 @@ fn echo_requests_with_a_wrong_bit_are_dropped_and_counted() {
         for at in message + 1..whole.len() {
             let mut wrong = whole.clone();
             wrong[at] ^= 1;
-            assert!(raw.frame(&wrong).is_empty(), "{name}, octet {at}");
+            assert!(raw.frame(&wrong).is_empty(), "{name}, byte {at}");
         }
         let stats = raw.stack.stats();
         let dropped = (whole.len() - message - 1) as u64;

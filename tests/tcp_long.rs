@@ -10,7 +10,7 @@ use metadata_serve::Serve;
 use smoltcp::wire::TcpControl::None as Plain;
 use support::client::{Client, Habits};
 use support::cut::cut;
-use support::pattern::{Pattern, octets, responses, stack};
+use support::pattern::{Pattern, bytes, responses, stack};
 use support::raw::{Reply, Segment};
 use support::wire::{Faults, World, at};
 
@@ -38,7 +38,7 @@ struct Sent {
 }
 
 impl Sent {
-    fn octets(&self) -> u32 {
+    fn bytes(&self) -> u32 {
         self.segments.iter().map(|reply| reply.payload.len() as u32).sum()
     }
 }
@@ -55,26 +55,26 @@ impl Transmit for Recorder {
 }
 
 impl Recorder {
-    /// The frames with payload since the last call: whether each is long, and its octets of payload.
+    /// The frames with payload since the last call: whether each is long, and its bytes of payload.
     fn take(&mut self) -> Vec<(bool, u32)> {
         let sent = std::mem::take(&mut self.0);
-        sent.iter().map(|sent| (sent.is_long, sent.octets())).filter(|(_, octets)| *octets > 0).collect()
+        sent.iter().map(|sent| (sent.is_long, sent.bytes())).filter(|(_, bytes)| *bytes > 0).collect()
     }
 }
 
-/// A connection on which the guest has asked for `octets` octets.
+/// A connection on which the guest has asked for `bytes` bytes.
 struct Talk<S: Service> {
     stack: Stack<S>,
     recorder: Recorder,
     now: Duration,
-    /// The number of the answer's first octet, and the guest's next number.
+    /// The number of the answer's first byte, and the guest's next number.
     first: u32,
     next: u32,
 }
 
 impl Talk<Serve<Pattern>> {
-    fn asking(octets: usize) -> Self {
-        Self::with(stack(taking(&[SLOT])).0, &format!("GET /bytes/{octets} HTTP/1.1\r\nHost: x\r\n\r\n"))
+    fn asking(bytes: usize) -> Self {
+        Self::with(stack(taking(&[SLOT])).0, &format!("GET /bytes/{bytes} HTTP/1.1\r\nHost: x\r\n\r\n"))
     }
 }
 
@@ -89,9 +89,9 @@ impl<S: Service> Talk<S> {
         Self { stack, recorder, now, first, next: 1001 + request.len() as u32 }
     }
 
-    /// Acknowledges the first `octets` octets of the answer.
-    fn acknowledge(&mut self, octets: u32) -> Vec<(bool, u32)> {
-        let ack = Segment::ack(40_000, self.next, self.first.wrapping_add(octets)).control(Plain);
+    /// Acknowledges the first `bytes` bytes of the answer.
+    fn acknowledge(&mut self, bytes: u32) -> Vec<(bool, u32)> {
+        let ack = Segment::ack(40_000, self.next, self.first.wrapping_add(bytes)).control(Plain);
         self.stack.receive(at(self.now), SLOT, &ack.frame(SLOT), &mut self.recorder);
         self.recorder.take()
     }
@@ -120,7 +120,7 @@ fn only_devices_that_take_long_frames_get_them() {
             world.client.begin(40_000, format!("GET /bytes/{BODY} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes());
         let is_whole = |world: &mut World<_>| world.client.talks[talk].received.len() > BODY;
         assert!(world.run(Duration::from_secs(5), is_whole));
-        assert!(responses(&world.client.talks[talk].received, &[])[0].body == octets(BODY));
+        assert!(responses(&world.client.talks[talk].received, &[])[0].body == bytes(BODY));
         let sent = world.stack.stats().sent;
         assert!(
             (least..=most).contains(&sent),
@@ -134,7 +134,7 @@ fn a_long_frame_has_whole_segments_and_ends_an_answer_with_a_short_one() {
     let mut talk = Talk::asking(20_000);
     assert_eq!(talk.recorder.take(), [(true, FIRST_FLIGHT)]);
     let [(is_long, rest)] = talk.acknowledge(FIRST_FLIGHT)[..] else { panic!("one frame") };
-    assert!(is_long && rest % SEGMENT != 0 && FIRST_FLIGHT + rest > 20_000, "{rest} octets");
+    assert!(is_long && rest % SEGMENT != 0 && FIRST_FLIGHT + rest > 20_000, "{rest} bytes");
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn an_answer_of_one_segment_is_no_long_frame() {
 }
 
 #[test]
-fn slow_start_counts_the_octets_of_a_single_acknowledgement() {
+fn slow_start_counts_the_bytes_of_a_single_acknowledgement() {
     let mut talk = Talk::asking(1 << 20);
     let mut acknowledged = 0;
     let mut flight = FIRST_FLIGHT;
@@ -152,9 +152,9 @@ fn slow_start_counts_the_octets_of_a_single_acknowledgement() {
     for _ in 0..2 {
         acknowledged += flight;
         let sent = talk.acknowledge(acknowledged);
-        let octets: u32 = sent.iter().map(|(_, octets)| octets).sum();
-        assert_eq!((octets, sent.len()), (2 * flight, 1), "{sent:?}");
-        flight = octets;
+        let bytes: u32 = sent.iter().map(|(_, bytes)| bytes).sum();
+        assert_eq!((bytes, sent.len()), (2 * flight, 1), "{sent:?}");
+        flight = bytes;
     }
 }
 
@@ -165,7 +165,7 @@ fn a_retransmission_has_one_segment_and_new_data_is_long_again() {
     assert_eq!(talk.time_out(), [(false, SEGMENT)]);
     assert_eq!(talk.stack.stats().timed_out, 1);
     let sent = talk.acknowledge(FIRST_FLIGHT);
-    assert!(matches!(sent[..], [(true, octets)] if octets >= 2 * SEGMENT), "{sent:?}");
+    assert!(matches!(sent[..], [(true, bytes)] if bytes >= 2 * SEGMENT), "{sent:?}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_device_that_loses_long_frames_is_served_segment_by_segment() {
     for _ in 0..20 {
         let sent = talk.acknowledge(acknowledged);
         assert!(!sent.is_empty() && sent.iter().all(|(is_long, _)| !is_long), "{sent:?}");
-        acknowledged += sent.iter().map(|(_, octets)| octets).sum::<u32>();
+        acknowledged += sent.iter().map(|(_, bytes)| bytes).sum::<u32>();
     }
 }
 
@@ -189,12 +189,12 @@ fn no_long_frame_exceeds_the_limit_of_a_packet() {
     let (mut acknowledged, mut longest) = (0, 0);
     let mut sent = talk.recorder.take();
     for _ in 0..40 {
-        longest = sent.iter().map(|(_, octets)| *octets).max().unwrap_or(0).max(longest);
-        acknowledged += sent.iter().map(|(_, octets)| octets).sum::<u32>();
+        longest = sent.iter().map(|(_, bytes)| *bytes).max().unwrap_or(0).max(longest);
+        acknowledged += sent.iter().map(|(_, bytes)| bytes).sum::<u32>();
         // The guest's window is 64 KiB without the window scale option, which `Segment` lacks.
         sent = talk.acknowledge(acknowledged);
     }
-    assert!(longest <= LONG_MAX && longest > LONG_MAX - SEGMENT, "{longest} octets");
+    assert!(longest <= LONG_MAX && longest > LONG_MAX - SEGMENT, "{longest} bytes");
 }
 
 /// Sends three pieces in turn: one with a hop limit of 1 between two with the usual one.
@@ -221,7 +221,7 @@ impl Exchange for Limited {
 
     fn next(&mut self, _: Now) -> Step {
         self.0 += 1;
-        let bytes = octets(4_000).into();
+        let bytes = bytes(4_000).into();
         match self.0 {
             1 | 3 => Step::Send(bytes),
             2 => Step::SendWithin { bytes, hop_limit: 1 },
@@ -231,14 +231,14 @@ impl Exchange for Limited {
 }
 
 #[test]
-fn the_octets_of_a_long_frame_share_one_hop_limit() {
+fn the_bytes_of_a_long_frame_share_one_hop_limit() {
     let talk = Talk::with(Stack::new(taking(&[SLOT]), Limited(0)), "x");
     let mut limited = 0;
     for Sent { segments, .. } in &talk.recorder.0 {
         let limits: Vec<u8> = segments.iter().map(|reply| reply.ttl).collect();
         assert!(limits.iter().all(|limit| *limit == limits[0]), "{limits:?}");
-        let octets: usize = segments.iter().map(|reply| reply.payload.len()).sum();
-        limited += if limits[0] == 1 { octets } else { 0 };
+        let bytes: usize = segments.iter().map(|reply| reply.payload.len()).sum();
+        limited += if limits[0] == 1 { bytes } else { 0 };
     }
-    assert!((4_000..4_000 + 2 * SEGMENT as usize).contains(&limited), "{limited} octets with a limit of 1");
+    assert!((4_000..4_000 + 2 * SEGMENT as usize).contains(&limited), "{limited} bytes with a limit of 1");
 }

@@ -1,14 +1,14 @@
 //! Scripted conversations for each TCP state.
 //!
 //! Each script starts after the handshake. Sequence numbers are relative to the initial ones, so that the first
-//! octet of either side is 1.
+//! byte of either side is 1.
 //!
 //! | line | meaning |
 //! |---|---|
 //! | `> FLAGS seq ack "orders"` | the guest sends orders to the [toy service](support::toy), one per line |
-//! | `> FLAGS seq ack (n)` | the guest sends n octets without a line end, so the service does nothing |
+//! | `> FLAGS seq ack (n)` | the guest sends n bytes without a line end, so the service does nothing |
 //! | `win n` at the end of a `>` line | sets the guest's window for this and later segments |
-//! | `< FLAGS seq ack n` | the service must have sent this segment, with n octets |
+//! | `< FLAGS seq ack n` | the service must have sent this segment, with n bytes |
 //! | `+ ms` | time passes |
 //! | `= n` | the stack must hold n connections |
 //!
@@ -70,7 +70,7 @@ impl Player {
         }
         let payload = match (line.split('"').nth(1), line.split(['(', ')']).nth(1)) {
             (Some(orders), _) => orders.split(';').map(|order| format!("{order}\n")).collect(),
-            (None, Some(octets)) => "?".repeat(octets.parse().expect("a number")),
+            (None, Some(bytes)) => "?".repeat(bytes.parse().expect("a number")),
             _ => String::new(),
         };
         let control = match flags.trim_end_matches('.') {
@@ -127,7 +127,7 @@ fn play(scripts: &[(&'static str, &str)]) {
 }
 
 #[test]
-fn established_accepts_the_next_octets_and_acknowledges_up_to_a_gap() {
+fn established_accepts_the_next_bytes_and_acknowledges_up_to_a_gap() {
     play(&[
         ("the end of the handshake", "> . 1 1\n = 0"),
         ("a request", "> P. 1 1 \"far 300\"\n < . 1 9 300\n > . 9 301\n = 1\n + 5000"),
@@ -137,8 +137,8 @@ fn established_accepts_the_next_octets_and_acknowledges_up_to_a_gap() {
             "> P. 1 1 \"far 1\"\n < . 1 7 1\n > P. 13 2 \"far 9\"\n < . 2 7 0
              > P. 7 2 \"far 5\"\n < . 2 13 5\n > P. 13 7 \"far 9\"\n < . 7 19 9",
         ),
-        ("known octets are cut off", "> P. 1 1 (3)\n < . 1 4 0\n > P. 1 1 (5)\n < . 1 6 0"),
-        ("old octets", "> P. 1 1 (5)\n < . 1 6 0\n > P. 1 1 (5)\n < . 1 6 0\n = 1"),
+        ("known bytes are cut off", "> P. 1 1 (3)\n < . 1 4 0\n > P. 1 1 (5)\n < . 1 6 0"),
+        ("old bytes", "> P. 1 1 (5)\n < . 1 6 0\n > P. 1 1 (5)\n < . 1 6 0\n = 1"),
         ("a keep-alive probe", "> P. 1 1 (5)\n < . 1 6 0\n > . 5 1\n < . 1 6 0"),
         ("no ACK bit", "> P. 1 1 (5)\n < . 1 6 0\n > P 6 0 (5)\n = 1"),
         ("more than the window", "> P. 1 1 (3500)\n < . 1 3073 0"),
@@ -271,7 +271,7 @@ fn small_windows_are_respected_and_closed_ones_probed() {
              > . 9 1 win 1000\n < . 1 9 300\n > . 9 301\n = 1\n + 5000",
         ),
         (
-            "the guest accepts the octet of the probe",
+            "the guest accepts the byte of the probe",
             "> P. 1 1 \"far 300\" win 0\n < . 1 9 0\n + 200\n < . 1 9 1\n > . 9 2 win 1000\n < . 2 9 299",
         ),
         (

@@ -246,7 +246,7 @@ fn a_connection_that_may_still_exist_is_not_reset() {
     // Three situations: sequence numbers change each time, pauses are long, or the agent took over another agent's
     // guests.
     let cases = [
-        ("new octets each time", 1, Duration::from_millis(200)),
+        ("new bytes each time", 1, Duration::from_millis(200)),
         ("a minute apart", 0, Duration::from_secs(61)),
     ];
     for (name, step, pause) in cases {

@@ -93,7 +93,7 @@ fn an_invalid_or_readable_key_file_is_refused_without_leaking_it() {
     fs::write(&second, "hunter2 hunter2").expect("written");
     fs::set_permissions(&second, Permissions::from_mode(0o600)).expect("changed");
     let secret = fs::read_to_string(&first).expect("a key");
-    let secret = secret.split('"').find(|part| part.len() == 44).expect("32 octets in base64").to_owned();
+    let secret = secret.split('"').find(|part| part.len() == 44).expect("32 bytes in base64").to_owned();
     for (path, mode, expected) in [
         (&first, 0o640, "for its owner alone, found mode 0640"),
         (&second, 0o600, "found something else"),

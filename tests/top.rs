@@ -152,7 +152,7 @@ fn only_the_vms_that_match_a_filter_are_listed() {
     let long = "x".repeat(300);
     let refused = top(&scene.records.path().join("run"), &["--json", "--filter", &long]);
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("256 octets"), "{said}");
+    assert!(!refused.status.success() && said.contains("256 bytes"), "{said}");
 }
 
 #[test]
@@ -206,10 +206,10 @@ impl InTerminal {
     }
 
     fn text(&self) -> String {
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let file = std::fs::File::open(self.room.path().join("output"));
-        file.and_then(|mut file| file.read_to_end(&mut octets)).expect("what the terminal got");
-        String::from_utf8_lossy(&octets).into_owned()
+        file.and_then(|mut file| file.read_to_end(&mut bytes)).expect("what the terminal got");
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Waits for the end; returns the exit code and what the terminal got.

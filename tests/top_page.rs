@@ -1,7 +1,7 @@
 //! The page at `/` of the metrics address, in a real browser: Debian's Chromium, without a display.
 //!
 //! The test speaks the DevTools protocol (<https://chromedevtools.github.io/devtools-protocol/>) over pipes: JSON
-//! documents, each ended by a zero octet. The shell gives the browser the pipes as descriptors 3 and 4.
+//! documents, each ended by a zero byte. The shell gives the browser the pipes as descriptors 3 and 4.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -68,10 +68,10 @@ impl Browser {
         }
         self.to.write_all(format!("{message}\0").as_bytes()).expect("the browser reads");
         for _ in 0..MESSAGES {
-            let mut octets = Vec::new();
-            self.from.read_until(0, &mut octets).expect("the browser writes");
-            assert_eq!(octets.pop(), Some(0), "the browser has ended; is Debian's `chromium` installed?");
-            let message: Value = serde_json::from_slice(&octets).expect("JSON");
+            let mut bytes = Vec::new();
+            self.from.read_until(0, &mut bytes).expect("the browser writes");
+            assert_eq!(bytes.pop(), Some(0), "the browser has ended; is Debian's `chromium` installed?");
+            let message: Value = serde_json::from_slice(&bytes).expect("JSON");
             match message["method"].as_str() {
                 Some("Log.entryAdded" | "Runtime.exceptionThrown") => self.complaints.push(message),
                 _ if message["id"] == self.asked => {

@@ -262,8 +262,8 @@ fn printed_lines_hold_no_token_and_files_only_with_the_payload_option() {
         let lines = trace.stop();
         at(&lines, &["GET /latest/meta-data/"]);
         assert!(!lines.join("\n").contains(SECRET), "{lines:#?}");
-        let octets = fs::read(&file).expect("a file");
-        let holds = octets.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
+        let bytes = fs::read(&file).expect("a file");
+        let holds = bytes.windows(SECRET.len()).any(|window| window == SECRET.as_bytes());
         assert_eq!(holds, payload, "{name}");
         assert_eq!(fs::metadata(&file).expect("a file").permissions().mode() & 0o777, 0o600);
         let frames = lines.iter().filter(|line| line.contains(" win ")).count();

@@ -3,7 +3,7 @@
 use metadata_common::mac::Mac;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, Guest, Identity, Port, PortKey, program};
 use metadata_common::stamp::stamp;
-use metadata_common::trace::{Event, FROM_GUEST, NO_SLOT, OCTETS, PASSING_TOO, TO_GUEST, Trace};
+use metadata_common::trace::{BYTES, Event, FROM_GUEST, NO_SLOT, PASSING_TOO, TO_GUEST, Trace};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::{ethernet, protocol, tcp};
 use support::frames::{self, GUEST, OTHER_V4, SERVED_V4};
@@ -60,7 +60,7 @@ fn verdict_and_slot(programs: &mut Programs, by: &str, frame: &[u8]) -> (Verdict
     let length = frame.len() as u32;
     assert_eq!((event.netns, event.ifindex, event.mac), (PORT.netns, PORT.ifindex, GUEST.0), "by {by}");
     assert_eq!((event.direction, event.length), (FROM_GUEST, length), "by {by}");
-    assert_eq!(event.frame(), &frame[..frame.len().min(OCTETS)], "by {by}");
+    assert_eq!(event.frame(), &frame[..frame.len().min(BYTES)], "by {by}");
     assert_ne!(event.time_ns, 0);
     (Verdict::from_index(event.verdict).expect("a verdict"), event.slot)
 }
@@ -93,14 +93,14 @@ fn each_frame_of_a_guest_is_reported_as_it_was_sent_with_its_verdict() {
 }
 
 #[test]
-fn the_first_octets_of_a_frame_of_any_length_are_reported() {
+fn the_first_bytes_of_a_frame_of_any_length_are_reported() {
     if !privileged::or_skip() {
         return;
     }
     in_empty_namespace(|| {
         let mut programs = node();
         programs.watch(Trace::of(Some(PORT), None, 0)).expect("a watch");
-        for length in (60..=80).chain(OCTETS - 9..=OCTETS + 9).chain([1_514]) {
+        for length in (60..=80).chain(BYTES - 9..=BYTES + 9).chain([1_514]) {
             let mut frame = steered();
             frame.extend((frame.len()..length).map(|n| n as u8));
             frame.truncate(length);
@@ -108,7 +108,7 @@ fn the_first_octets_of_a_frame_of_any_length_are_reported() {
                 assert_eq!(
                     verdict_and_slot(&mut programs, by, &frame).0,
                     Verdict::SteerIpv4Tcp,
-                    "{length} octets"
+                    "{length} bytes"
                 );
             }
         }

@@ -82,7 +82,7 @@ fn vm_of(record: &Value, issuer: Option<&Issuer>) -> Result<Vm> {
 
 impl Ask for Vm {
     fn ask(&mut self, asked: &Asked) -> Result<Vec<u8>> {
-        let talk = self.world.client.begin_to(asked.to, asked.source_port, &asked.octets);
+        let talk = self.world.client.begin_to(asked.to, asked.source_port, &asked.bytes);
         let ended = self.world.run(SOON, |world| world.client.talks[talk].ended);
         self.world.client.close(talk);
         let closed = self.world.run(SOON, |world| world.client.is_over(talk));
@@ -133,8 +133,8 @@ fn azures_agent_is_answered_on_both_ports_of_the_wireserver() {
 fn all_dialects_of_one_vm_are_served_on_their_addresses() {
     let mut vm = vm(&serde_yaml::from_str(vectors::RECORD).expect("YAML")).expect("a VM");
     for to in addresses::ALL.into_iter().filter(IpAddr::is_ipv4) {
-        let octets = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_vec();
-        let received = vm.ask(&Asked { source_port: 40_000, to: (to, 80), octets }).expect("an answer");
+        let bytes = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".to_vec();
+        let received = vm.ask(&Asked { source_port: 40_000, to: (to, 80), bytes }).expect("an answer");
         assert!(received.starts_with(b"HTTP/1.1 "), "{to}");
     }
 }

@@ -72,13 +72,13 @@ fn connection(asked: &Asked) -> Result<TcpStream> {
 fn exchange(asked: &Asked) -> Result<Vec<u8>> {
     let mut stream = connection(asked)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    stream.write_all(&asked.octets)?;
+    stream.write_all(&asked.bytes)?;
     let (mut received, start) = (Vec::new(), Instant::now());
     while start.elapsed() < PATIENCE {
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(received),
-            Ok(octets) => received.extend_from_slice(&buffer[..octets]),
+            Ok(bytes) => received.extend_from_slice(&buffer[..bytes]),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error).context("reading the answer"),
         }

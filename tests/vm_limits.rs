@@ -19,7 +19,7 @@ use std::time::Duration;
 use support::raw::{Raw, Reply, Segment};
 use support::record::Identity;
 
-/// Octets of payload in one segment.
+/// Bytes of payload in one segment.
 const SEGMENT: usize = 1460;
 const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
 
@@ -41,12 +41,12 @@ impl Node {
         self.content.store().publish(slot, Arc::new(responses)).expect("a slot");
     }
 
-    /// Sends octets on a new connection of a slot. Returns the immediate replies.
-    fn send(&mut self, slot: Slot, port: u16, octets: &[u8]) -> Vec<Reply> {
+    /// Sends bytes on a new connection of a slot. Returns the immediate replies.
+    fn send(&mut self, slot: Slot, port: u16, bytes: &[u8]) -> Vec<Reply> {
         self.raw.slot = slot;
         let next = self.raw.connect(port);
         let mut replies = Vec::new();
-        for (n, part) in octets.chunks(SEGMENT).enumerate() {
+        for (n, part) in bytes.chunks(SEGMENT).enumerate() {
             let seq = 1001 + (n * SEGMENT) as u32;
             replies.extend(self.raw.send(&Segment::ack(port, seq, next).with(part)));
         }
@@ -54,8 +54,8 @@ impl Node {
     }
 
     /// The status of the immediate answer; 0 if there is none yet.
-    fn ask(&mut self, slot: Slot, port: u16, octets: &[u8]) -> u16 {
-        status(&self.send(slot, port, octets))
+    fn ask(&mut self, slot: Slot, port: u16, bytes: &[u8]) -> u16 {
+        status(&self.send(slot, port, bytes))
     }
 }
 
@@ -160,7 +160,7 @@ fn the_buffer_limit_for_half_received_requests_is_per_vm() {
     for slot in 0..2 {
         node.serve(slot as Slot, &vms[slot], &known[slot]);
     }
-    // The request lacks the last octet of the largest body.
+    // The request lacks the last byte of the largest body.
     let mut half =
         format!("POST /v1/phone-home HTTP/1.1\r\nHost: x\r\nContent-Length: {BODY_MAX}\r\n\r\n").into_bytes();
     half.resize(half.len() + BODY_MAX - 1, b'x');
@@ -178,7 +178,7 @@ fn the_buffer_limit_for_half_received_requests_is_per_vm() {
     assert_eq!(vms[0].mailbox.account().used(Resource::Buffered), 0);
 }
 
-/// Answers with this many octets, which are computed for each request.
+/// Answers with this many bytes, which are computed for each request.
 #[derive(Debug)]
 struct Large(usize);
 
@@ -229,12 +229,12 @@ fn unread_computed_answers_are_limited_and_shared_ones_are_free() {
 
 #[test]
 fn connections_beyond_a_slots_share_are_displaced_for_other_slots() {
-    for octets in [&b"GET / HT"[..], GET] {
+    for bytes in [&b"GET / HT"[..], GET] {
         let mut node = Node::new(StackConfig { connections: 20, share: 8, ..StackConfig::default() });
         let known = record(0, |_| ());
         node.serve(1, &vm(&known), &known);
         for port in 1..=20 {
-            node.send(1, port, octets);
+            node.send(1, port, bytes);
             node.raw.now += Duration::from_millis(1);
         }
         for (slot, displaced) in (10..).zip(1..=12) {

@@ -219,7 +219,7 @@ fn an_acknowledgement_is_never_attributed_to_another_connection() {
         // A late store of the kernel may reach the entry of connection 2, which expects another number.
         let found = cell.look(2).expect("the later entry is present");
         assert!(found.acknowledged == !2 || found.acknowledged == 1, "{found:?}");
-        assert_ne!(found.acknowledged, entry(2).sent, "acknowledged octets that were never sent");
+        assert_ne!(found.acknowledged, entry(2).sent, "acknowledged bytes that were never sent");
         cell.withdraw(1);
         assert!(cell.look(2).is_some(), "connection 1 must not withdraw the entry of connection 2");
         cell.withdraw(2);

@@ -69,7 +69,7 @@ prepare() {
   trap 'exit 130' HUP INT TERM
   room=$(mktemp -d)
   console=$room/console
-  [ "${#name}" -le 15 ] || fail "expected a NAME of at most 15 octets, which the tap has too; found $name"
+  [ "${#name}" -le 15 ] || fail "expected a NAME of at most 15 bytes, which the tap has too; found $name"
   ip tuntap add "$name" mode tap || fail "cannot make the tap $name; is there one, or are you not root?"
   tap=$name
   [ -z "${BRIDGE:-}" ] || ip link set "$tap" master "$BRIDGE"

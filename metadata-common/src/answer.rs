@@ -33,23 +33,23 @@ use crate::wire::{ipv4, ipv6, tcp as tcp_header};
 /// The TCP port for HTTP. The kernel answers SYNs to this port; SYNs to other ports are steered.
 pub const PORT: u16 = 80;
 
-/// The window of a SYN-ACK in octets, which is the room user space has for a request.
+/// The window of a SYN-ACK in bytes, which is the room user space has for a request.
 pub const WINDOW: u16 = 3072;
 
-/// Largest TCP payload in octets that we accept in one segment over IPv4, for an MTU of 1500.
+/// Largest TCP payload in bytes that we accept in one segment over IPv4, for an MTU of 1500.
 pub const SEGMENT_V4: u16 = 1460;
 
 /// Like [`SEGMENT_V4`], over IPv6.
 pub const SEGMENT_V6: u16 = 1440;
 
-/// Segment size in octets over IPv4 of a guest that does not send the option (RFC 9293 §3.7.1). It is also
+/// Segment size in bytes over IPv4 of a guest that does not send the option (RFC 9293 §3.7.1). It is also
 /// the least segment size we offer, whatever the MTU.
 pub const SEGMENT_UNSAID_V4: u16 = 536;
 
 /// Like [`SEGMENT_UNSAID_V4`], over IPv6.
 pub const SEGMENT_UNSAID_V6: u16 = 1220;
 
-/// TCP payload in octets of one segment over IPv4 for a device with this MTU in octets; an `mtu` of 0 means
+/// TCP payload in bytes of one segment over IPv4 for a device with this MTU in bytes; an `mtu` of 0 means
 /// unknown. The result is the MTU less both headers without options (RFC 9293 §3.7.1), at least
 /// [`SEGMENT_UNSAID_V4`] and at most [`SEGMENT_V4`].
 #[inline(always)]
@@ -81,14 +81,14 @@ pub const HOP_LIMIT: u8 = 64;
 
 /// Bounded reads from and writes to a frame.
 pub trait Editor: Reader {
-    /// Writes `N` octets at `offset`. Returns false and writes nothing if the frame ends before that.
-    fn write<const N: usize>(&mut self, offset: usize, octets: [u8; N]) -> bool;
+    /// Writes `N` bytes at `offset`. Returns false and writes nothing if the frame ends before that.
+    fn write<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) -> bool;
 }
 
 impl Editor for [u8] {
-    fn write<const N: usize>(&mut self, offset: usize, octets: [u8; N]) -> bool {
+    fn write<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) -> bool {
         let place = self.get_mut(offset..).and_then(<[u8]>::first_chunk_mut);
-        place.map(|place| *place = octets).is_some()
+        place.map(|place| *place = bytes).is_some()
     }
 }
 
@@ -117,7 +117,7 @@ pub trait Entry {
 /// What to do with a frame that the kernel has handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reply {
-    /// Truncate the frame to this length in octets and send it back; it now holds the answer.
+    /// Truncate the frame to this length in bytes and send it back; it now holds the answer.
     Send(Verdict, usize),
     /// Discard the frame; it needs no answer.
     Absorb(Verdict),
@@ -172,10 +172,10 @@ pub fn answer_sound(
     }
 }
 
-/// Writes octets and returns the offset after them.
+/// Writes bytes and returns the offset after them.
 #[inline(always)]
-fn put<const N: usize>(frame: &mut (impl Editor + ?Sized), at: usize, octets: [u8; N]) -> Option<usize> {
-    frame.write(at, octets).then_some(at + N)
+fn put<const N: usize>(frame: &mut (impl Editor + ?Sized), at: usize, bytes: [u8; N]) -> Option<usize> {
+    frame.write(at, bytes).then_some(at + N)
 }
 
 #[cfg(test)]

@@ -30,7 +30,7 @@ use crate::wire::{arp, ethernet, ipv4, snap};
 
 /// Bounded reads from a frame.
 pub trait Reader {
-    /// The `N` octets at `offset`; `None` if the frame ends before that.
+    /// The `N` bytes at `offset`; `None` if the frame ends before that.
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
 
     /// Like [`read`](Self::read), for an offset known at run time only. An implementation must not reuse the
@@ -41,7 +41,7 @@ pub trait Reader {
         self.read(offset)
     }
 
-    /// True if the frame had a VLAN tag that was removed from its octets. A priority tag does not count.
+    /// True if the frame had a VLAN tag that was removed from its bytes. A priority tag does not count.
     #[inline(always)]
     fn is_tagged(&self) -> bool {
         false
@@ -98,9 +98,9 @@ pub fn classify(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict
 }
 
 /// True for most traffic of guests: IPv4 without tags and options whose source and destination do not end in
-/// an octet for which `may_be_served` returns true. [`classify`] returns [`Verdict::PassIpv4`] for such a
+/// a byte for which `may_be_served` returns true. [`classify`] returns [`Verdict::PassIpv4`] for such a
 /// frame, but needs a kernel call for each read if the frame is not linear in memory. This function reads
-/// only `first`, the first octets of the frame, and returns false if they end within the IPv4 header.
+/// only `first`, the first bytes of the frame, and returns false if they end within the IPv4 header.
 #[inline(always)]
 pub fn is_ordinary(first: &(impl Reader + ?Sized), may_be_served: impl Fn(u8) -> bool) -> bool {
     const AT: usize = ethernet::HEADER;
@@ -133,7 +133,7 @@ fn look_behind(frame: &(impl Reader + ?Sized), served: &impl Served) -> Verdict 
             break;
         }
         tagged = true;
-        // The last two octets of a tag are the next type.
+        // The last two bytes of a tag are the next type.
         match frame.read_afresh(at + ethernet::TAG - 2) {
             Some(inner) => ethertype = u16::from_be_bytes(inner),
             None => return Verdict::PassTruncated,
@@ -181,7 +181,7 @@ const TAGGED: usize = 1;
 /// A bit of `wrapping`: the frame has LLC and SNAP headers.
 const IN_SNAP: usize = 2;
 
-/// No header after tags and SNAP starts beyond this offset, in octets.
+/// No header after tags and SNAP starts beyond this offset, in bytes.
 const WRAPPED_MASK: usize = 0x3f;
 
 const _: () = assert!(ethernet::HEADER + ethernet::MAX_TAGS * ethernet::TAG + snap::HEADER <= WRAPPED_MASK);
@@ -202,7 +202,7 @@ type Outcome = Result<Verdict, Pass>;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Now(Verdict),
-    /// The addresses are not served, but the frame has options or extension headers to parse. The octet is
+    /// The addresses are not served, but the frame has options or extension headers to parse. The byte is
     /// the version and header length (IPv4) or the next header (IPv6).
     LookBehind(u8),
 }

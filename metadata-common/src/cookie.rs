@@ -40,13 +40,13 @@ impl core::fmt::Debug for Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flow(u64);
 
-/// The segment sizes that a number can encode, in octets of TCP payload. A smaller size counts as the first,
+/// The segment sizes that a number can encode, in bytes of TCP payload. A smaller size counts as the first,
 /// which every host accepts (RFC 9293 §3.7.1). Otherwise one frame of a guest could cause many frames in
 /// answer.
 ///
 /// The sizes fit the common MTUs. MTUs of 1280, 1400, 1420 (WireGuard), 1442 (Geneve), 1450 (VXLAN) and 1500
-/// octets leave 1240, 1360, 1380, 1402, 1410 and 1460 octets over IPv4, and 20 octets less over IPv6. The
-/// next lower size is at most 32 octets less.
+/// bytes leave 1240, 1360, 1380, 1402, 1410 and 1460 bytes over IPv4, and 20 bytes less over IPv6. The
+/// next lower size is at most 32 bytes less.
 pub const SEGMENT_SIZES: [u16; 8] = [536, 1220, 1340, 1360, 1380, 1400, 1440, 1460];
 
 /// The greatest window shift (RFC 7323 §2.3).
@@ -55,7 +55,7 @@ pub const SCALE_MAX: u8 = 14;
 /// The TCP abilities that a guest announces in its SYN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
-    /// The most payload in octets that the guest accepts in one segment. After decoding from a number it is
+    /// The most payload in bytes that the guest accepts in one segment. After decoding from a number it is
     /// one of [`SEGMENT_SIZES`].
     pub segment: u16,
     /// The guest's window shift, 0 to [`SCALE_MAX`]; `None` if it does not support the option.
@@ -65,7 +65,7 @@ pub struct Abilities {
 /// What the numbers of a segment show about its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// The segment acknowledges our SYN-ACK and starts at the first octet of the connection.
+    /// The segment acknowledges our SYN-ACK and starts at the first byte of the connection.
     First(Abilities),
     /// The connection may be ours, but an earlier segment is missing.
     Later,
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn every_common_mtu_has_a_class_within_32_octets() {
+    fn every_common_mtu_has_a_class_within_32_bytes() {
         for (mtu, headers) in
             [1280, 1400, 1420, 1442, 1450, 1492, 1500].map(|mtu| [(mtu, 40), (mtu, 60)]).concat()
         {

@@ -80,7 +80,7 @@ mod tests {
         }
     }
 
-    /// A frame of 80 octets; the value of each is its offset.
+    /// A frame of 80 bytes; the value of each is its offset.
     fn frame() -> Vec<u8> {
         (0..80).collect()
     }

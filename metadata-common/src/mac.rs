@@ -6,7 +6,7 @@
 pub struct Mac(pub [u8; Mac::LEN]);
 
 impl Mac {
-    /// Length in octets.
+    /// Length in bytes.
     pub const LEN: usize = 6;
     /// The broadcast address, all ones.
     pub const BROADCAST: Self = Self([0xff; Self::LEN]);
@@ -40,7 +40,7 @@ mod text {
 
     impl fmt::Display for ParseMacError {
         fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "expected a MAC address as six hex octets (52:54:00:12:34:56), found `{}`", self.0)
+            write!(f, "expected a MAC address as six hex bytes (52:54:00:12:34:56), found `{}`", self.0)
         }
     }
 
@@ -49,16 +49,16 @@ mod text {
     impl FromStr for Mac {
         type Err = ParseMacError;
 
-        /// Parses six two-digit hexadecimal octets separated by colons, in either case.
+        /// Parses six two-digit hexadecimal bytes separated by colons, in either case.
         fn from_str(text: &str) -> Result<Self, Self::Err> {
             let refuse = || ParseMacError(text.into());
-            let mut octets = [0; Mac::LEN];
+            let mut bytes = [0; Mac::LEN];
             let mut parts = text.split(':');
-            for octet in &mut octets {
+            for byte in &mut bytes {
                 let part = parts.next().filter(|p| p.len() == 2 && p.bytes().all(|b| b.is_ascii_hexdigit()));
-                *octet = u8::from_str_radix(part.ok_or_else(refuse)?, 16).map_err(|_| refuse())?;
+                *byte = u8::from_str_radix(part.ok_or_else(refuse)?, 16).map_err(|_| refuse())?;
             }
-            if parts.next().is_some() { Err(refuse()) } else { Ok(Mac(octets)) }
+            if parts.next().is_some() { Err(refuse()) } else { Ok(Mac(bytes)) }
         }
     }
 }

@@ -42,11 +42,11 @@ pub const MAX_DRAINING: u32 = 65_536;
 /// The value of a flow in `DRAINING`.
 pub const CLAIMED: u32 = 1;
 
-/// Size in octets of the ring of trace events. One event takes the size of [`Event`](crate::trace::Event)
+/// Size in bytes of the ring of trace events. One event takes the size of [`Event`](crate::trace::Event)
 /// plus 8.
 pub const EVENT_BYTES: u32 = 256 * 1024;
 
-/// Length in octets of the longest frame a hub accepts. It exceeds any guest's MTU and is the limit up to
+/// Length in bytes of the longest frame a hub accepts. It exceeds any guest's MTU and is the limit up to
 /// which a veth runs XDP natively.
 pub const MAX_STEERED: u32 = 3_400 + crate::wire::ethernet::HEADER as u32;
 
@@ -54,14 +54,14 @@ pub const MAX_STEERED: u32 = 3_400 + crate::wire::ethernet::HEADER as u32;
 /// positive `i32`, so they never have it.
 pub const BARE: u32 = 1 << 31;
 
-/// Size in octets of a hub's ring. The ring carries steered frames from namespaces out of which a classifier
+/// Size in bytes of a hub's ring. The ring carries steered frames from namespaces out of which a classifier
 /// cannot redirect. It has room for 1,800 first segments or 75 of the longest frames.
 pub const RING_BYTES: u32 = 256 * 1024;
 
-/// Octets before a frame in a ring. They hold the frame's length in native byte order.
+/// Bytes before a frame in a ring. They hold the frame's length in native byte order.
 pub const RING_HEADER: usize = 8;
 
-/// Sizes in octets of the records in a ring, with the length header. They fit the segments of a handshake,
+/// Sizes in bytes of the records in a ring, with the length header. They fit the segments of a handshake,
 /// most requests, and the longest steered frame. There are three because the kernel reserves constant sizes
 /// only.
 pub const RING_RECORDS: [usize; 3] = [136, 648, MAX_STEERED as usize + 2 + RING_HEADER];
@@ -101,14 +101,14 @@ pub const ANSWER_TCP: u64 = 2;
 /// The position of the MTU in [`Port::answers`]. The bits below it select what is answered.
 const MTU_SHIFT: u32 = 32;
 
-/// [`Port::answers`] for a device with an MTU of `mtu` octets; 0 means that the MTU is unknown.
+/// [`Port::answers`] for a device with an MTU of `mtu` bytes; 0 means that the MTU is unknown.
 #[inline(always)]
 #[must_use]
 pub const fn answers_within(answers: u64, mtu: u32) -> u64 {
     answers & (u32::MAX as u64) | (mtu as u64) << MTU_SHIFT
 }
 
-/// The MTU in [`Port::answers`], in octets; 0 if it is unknown.
+/// The MTU in [`Port::answers`], in bytes; 0 if it is unknown.
 #[inline(always)]
 #[must_use]
 pub const fn mtu_of(answers: u64) -> u32 {
@@ -137,14 +137,14 @@ pub mod name {
     pub const HUB_DEVICES: &str = "HUB_DEVICES";
     /// `XSKMAP` [`socket_index`](super::socket_index) → AF_XDP socket on a queue of the hub's inner veth.
     pub const SOCKETS: &str = "SOCKETS";
-    /// `HASH` IPv4 address (4 octets, wire order) → [`SERVED`](super::SERVED) or
+    /// `HASH` IPv4 address (4 bytes, wire order) → [`SERVED`](super::SERVED) or
     /// [`ARP_ONLY`](super::ARP_ONLY).
     pub const SERVED_V4: &str = "SERVED_V4";
-    /// `HASH` IPv6 address (16 octets, wire order) → [`SERVED`](super::SERVED).
+    /// `HASH` IPv6 address (16 bytes, wire order) → [`SERVED`](super::SERVED).
     pub const SERVED_V6: &str = "SERVED_V6";
-    /// The data section `.data.ordinary`, an `ARRAY` of one `[u8; 256]`: 1 for each octet with which no address in
-    /// `SERVED_V4` and `SERVED_V6` ends, else 0. Classifiers pass a frame whose addresses end with such octets. All
-    /// octets are 0 while a trace includes frames that pass.
+    /// The data section `.data.ordinary`, an `ARRAY` of one `[u8; 256]`: 1 for each byte with which no address in
+    /// `SERVED_V4` and `SERVED_V6` ends, else 0. Classifiers pass a frame whose addresses end with such bytes. All
+    /// bytes are 0 while a trace includes frames that pass.
     pub const ORDINARY: &str = ".data.ordinary";
     /// The constant of the program in that section.
     pub const ORDINARY_SYMBOL: &str = "ORDINARY";
@@ -180,7 +180,7 @@ pub mod name {
     /// `PROG_ARRAY` hub number → the instance of `ring` that writes to that hub's `RING`.
     pub const RINGS: &str = "RINGS";
     /// `RINGBUF` of one hub: frames that a classifier cannot redirect to the hub, each after
-    /// [`RING_HEADER`](super::RING_HEADER) octets.
+    /// [`RING_HEADER`](super::RING_HEADER) bytes.
     pub const RING: &str = "RING";
     /// Global constant of one program instance: the agent's number for the namespace the instance is loaded
     /// for.
@@ -192,11 +192,11 @@ pub mod name {
 }
 
 /// A value of `NETNS`: the stub passes the namespace number with each frame. An XDP stub writes it in native
-/// byte order to the first octets of [`NUMBER_OCTETS`] octets before the frame. A classifier stub writes it
+/// byte order to the first bytes of [`NUMBER_BYTES`] bytes before the frame. A classifier stub writes it
 /// to [`NUMBER_WORD`].
 pub const IN_FRONT: u32 = u32::MAX;
-/// Octets that an XDP stub adds before a frame.
-pub const NUMBER_OCTETS: usize = 8;
+/// Bytes that an XDP stub adds before a frame.
+pub const NUMBER_BYTES: usize = 8;
 
 /// The word of a socket buffer's control block (`cb` of `__sk_buff`) in which a classifier stub passes the
 /// namespace number.
@@ -250,7 +250,7 @@ pub struct Port {
     /// clock.
     pub full_at_ns: u64,
     /// What the kernel answers by itself, if the device can send a frame back: [`ANSWER_LINK`],
-    /// [`ANSWER_TCP`]. The upper half is the device's MTU in octets ([`answers_within`]), or 0 if the agent
+    /// [`ANSWER_TCP`]. The upper half is the device's MTU in bytes ([`answers_within`]), or 0 if the agent
     /// did not write it.
     pub answers: u64,
     /// State: frames steered since the port was registered. Concurrent updates on several CPUs may lose
@@ -333,7 +333,7 @@ pub struct AllSent {
     pub flow: u64,
     /// SND.NXT: the acknowledgement number that covers everything sent, including our FIN if it is sent.
     pub sent: u32,
-    /// RCV.NXT: the sequence number of the guest's next octet.
+    /// RCV.NXT: the sequence number of the guest's next byte.
     pub received: u32,
     /// How the kernel handles the guest's FIN: [`FIN_IS_NEWS`], [`FIN_ENDS`] or [`FIN_ENDS_BOTH`].
     pub finished: u16,

@@ -8,7 +8,7 @@
 use crate::mac::Mac;
 use crate::maps::Slot;
 
-/// The first two octets of every stamp. The prefix is locally administered, unicast and different from
+/// The first two bytes of every stamp. The prefix is locally administered, unicast and different from
 /// [`Mac::SERVICE`].
 pub const STAMP_PREFIX: [u8; 2] = [0x02, 0x5d];
 

@@ -29,8 +29,8 @@ pub const TO_GUEST: u32 = 1;
 /// [`Event::slot`]: the frame passed or was dropped before its sender was looked up.
 pub const NO_SLOT: Slot = Slot::MAX;
 
-/// Maximum number of octets of a frame in an event.
-pub const OCTETS: usize = 256;
+/// Maximum number of bytes of a frame in an event.
+pub const BYTES: usize = 256;
 
 /// The filter of the trace. All zero means off.
 #[repr(C)]
@@ -58,9 +58,9 @@ pub struct Event {
     pub ifindex: u32,
     /// [`Verdict::index`](crate::verdict::Verdict::index).
     pub verdict: u32,
-    /// Length of the frame in octets.
+    /// Length of the frame in bytes.
     pub length: u32,
-    /// Number of captured octets: the lesser of `length` and [`OCTETS`].
+    /// Number of captured bytes: the lesser of `length` and [`BYTES`].
     pub captured: u32,
     /// [`FROM_GUEST`] or [`TO_GUEST`].
     pub direction: u32,
@@ -71,8 +71,8 @@ pub struct Event {
     /// Always zero.
     pub reserved: [u8; 6],
     /// The start of the frame as the guest sends or receives it, without a VLAN tag that was removed before
-    /// `port_tcx`. Octets from `captured` on are undefined.
-    pub octets: [u8; OCTETS],
+    /// `port_tcx`. Bytes from `captured` on are undefined.
+    pub bytes: [u8; BYTES],
 }
 
 /// The event a program builds on one CPU until the verdict is known.
@@ -161,29 +161,29 @@ impl Event {
             slot: word(32)?,
             mac: *bytes.get(36..)?.first_chunk()?,
             reserved: *bytes.get(42..)?.first_chunk()?,
-            octets: *bytes.get(48..)?.first_chunk()?,
+            bytes: *bytes.get(48..)?.first_chunk()?,
         })
     }
 
-    /// The captured octets of the frame.
+    /// The captured bytes of the frame.
     #[must_use]
     pub fn frame(&self) -> &[u8] {
-        self.octets.get(..self.captured as usize).unwrap_or(&self.octets)
+        self.bytes.get(..self.captured as usize).unwrap_or(&self.bytes)
     }
 }
 
 const _: () = {
     assert!(size_of::<Trace>() == 20);
-    assert!(size_of::<Event>() == 48 + OCTETS);
+    assert!(size_of::<Event>() == 48 + BYTES);
     assert!(size_of::<Scratch>() == 16 + size_of::<Event>());
     assert!(core::mem::offset_of!(Event, slot) == 32);
     assert!(core::mem::offset_of!(Event, mac) == 36);
-    assert!(core::mem::offset_of!(Event, octets) == 48);
+    assert!(core::mem::offset_of!(Event, bytes) == 48);
 };
 
 #[cfg(test)]
 mod tests {
-    use super::{Event, OCTETS, PASSING_TOO, Trace};
+    use super::{BYTES, Event, PASSING_TOO, Trace};
     use crate::maps::PortKey;
     use std::vec::Vec;
 
@@ -222,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_is_decoded_from_its_octets() {
-        let bytes: Vec<u8> = (0..48 + OCTETS).map(|n| n as u8).collect();
+    fn an_event_is_decoded_from_its_bytes() {
+        let bytes: Vec<u8> = (0..48 + BYTES).map(|n| n as u8).collect();
         let event = Event::from_bytes(&bytes).expect("an event");
         assert_eq!(event.ifindex, u32::from_ne_bytes([12, 13, 14, 15]));
-        assert_eq!((event.mac, event.octets[0]), ([36, 37, 38, 39, 40, 41], 48));
-        assert_eq!(event.frame().len(), OCTETS, "an impossible length is limited");
+        assert_eq!((event.mac, event.bytes[0]), ([36, 37, 38, 39, 40, 41], 48));
+        assert_eq!(event.frame().len(), BYTES, "an impossible length is limited");
         assert_eq!(Event::from_bytes(&bytes[1..]), None);
     }
 }

@@ -58,7 +58,7 @@ verdicts! {
     /// `port`: ARP for a protocol other than IPv4 or for hardware other than Ethernet or IEEE 802.
     PassArpFormat => Pass, "pass_arp_format";
     /// `port`: IPv4 to an address that is not served. Classifiers count only few of these frames: those with
-    /// options or tags, those to or from an address whose last octet a served address has too, and those that a
+    /// options or tags, those to or from an address whose last byte a served address has too, and those that a
     /// trace includes.
     PassIpv4 => Pass, "pass_ipv4";
     /// `port`: IPv6 to an address that is not served, or a solicitation for one.

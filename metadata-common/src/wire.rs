@@ -1,18 +1,18 @@
 //! Offsets and values of the header fields that the classifier reads.
 //!
-//! Offsets are in octets from the start of the header. Numbers are in host byte order.
+//! Offsets are in bytes from the start of the header. Numbers are in host byte order.
 
 /// Ethernet (IEEE 802.3-2022 §3.1.1) and its VLAN tags (IEEE 802.1Q-2022 §9).
 pub mod ethernet {
-    /// Length in octets of an untagged header.
+    /// Length in bytes of an untagged header.
     pub const HEADER: usize = 14;
-    /// Destination address, 6 octets.
+    /// Destination address, 6 bytes.
     pub const DESTINATION: usize = 0;
-    /// Source address, 6 octets.
+    /// Source address, 6 bytes.
     pub const SOURCE: usize = 6;
-    /// Type, 2 octets.
+    /// Type, 2 bytes.
     pub const TYPE: usize = 12;
-    /// Length in octets of a VLAN tag.
+    /// Length in bytes of a VLAN tag.
     pub const TAG: usize = 4;
     /// Maximum number of VLAN tags the classifier parses. Bridges stack two. On our ports, a frame with more tags is
     /// dropped, whatever its payload.
@@ -46,66 +46,66 @@ pub mod ethernet {
 
 /// LLC with SNAP (IEEE 802-2014 §9.5): carries a type in a frame that has a length field.
 pub mod snap {
-    /// Length in octets of both headers.
+    /// Length in bytes of both headers.
     pub const HEADER: usize = 8;
-    /// Type, 2 octets.
+    /// Type, 2 bytes.
     pub const TYPE: usize = 6;
-    /// The first octets if a type follows (RFC 1042).
+    /// The first bytes if a type follows (RFC 1042).
     pub const RFC1042: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0];
-    /// The first octets in the variant of bridges (IEEE 802.1H).
+    /// The first bytes in the variant of bridges (IEEE 802.1H).
     pub const BRIDGE_TUNNEL: [u8; 6] = [0xaa, 0xaa, 0x03, 0, 0, 0xf8];
 }
 
 /// ARP for IPv4 over Ethernet (RFC 826, "Packet format").
 pub mod arp {
-    /// Length in octets of a packet.
+    /// Length in bytes of a packet.
     pub const LEN: usize = 28;
-    /// The first octets: hardware type Ethernet, protocol IPv4, address lengths 6 and 4.
+    /// The first bytes: hardware type Ethernet, protocol IPv4, address lengths 6 and 4.
     pub const ETHERNET_IPV4: [u8; 6] = [0, 1, 0x08, 0x00, 6, 4];
-    /// The first octets with hardware type IEEE 802, which Linux treats as Ethernet (RFC 1042; `arp_process`,
+    /// The first bytes with hardware type IEEE 802, which Linux treats as Ethernet (RFC 1042; `arp_process`,
     /// net/ipv4/arp.c).
     pub const IEEE802_IPV4: [u8; 6] = [0, 6, 0x08, 0x00, 6, 4];
-    /// Operation, 2 octets: 1 is a request, 2 a reply.
+    /// Operation, 2 bytes: 1 is a request, 2 a reply.
     pub const OPERATION: usize = 6;
-    /// Sender hardware address, 6 octets.
+    /// Sender hardware address, 6 bytes.
     pub const SENDER_MAC: usize = 8;
-    /// Sender protocol address, 4 octets.
+    /// Sender protocol address, 4 bytes.
     pub const SENDER_IP: usize = 14;
-    /// Target hardware address, 6 octets.
+    /// Target hardware address, 6 bytes.
     pub const TARGET_MAC: usize = 18;
-    /// Target protocol address, 4 octets.
+    /// Target protocol address, 4 bytes.
     pub const TARGET_IP: usize = 24;
 }
 
 /// IPv4 (RFC 791 §3.1).
 pub mod ipv4 {
-    /// Length in octets of a header without options.
+    /// Length in bytes of a header without options.
     pub const HEADER: usize = 20;
-    /// The first octet of a header without options: version and header length.
+    /// The first byte of a header without options: version and header length.
     pub const VERSION_IHL: u8 = 0x45;
     /// The version.
     pub const VERSION: u8 = 4;
     /// Least header length, in 32-bit words.
     pub const MIN_IHL: u8 = 5;
-    /// Total length of the datagram, 2 octets.
+    /// Total length of the datagram, 2 bytes.
     pub const TOTAL_LENGTH: usize = 2;
-    /// Flags and fragment offset, 2 octets.
+    /// Flags and fragment offset, 2 bytes.
     pub const FRAGMENT: usize = 6;
     /// The bits of `FRAGMENT` for "more fragments" and the offset. Both are zero in an unfragmented datagram.
     pub const FRAGMENT_BITS: u16 = 0x3fff;
     /// The bit of `FRAGMENT` for "don't fragment".
     pub const DONT_FRAGMENT: u16 = 0x4000;
-    /// Time to live, 1 octet.
+    /// Time to live, 1 byte.
     pub const TTL: usize = 8;
-    /// Protocol, 1 octet.
+    /// Protocol, 1 byte.
     pub const PROTOCOL: usize = 9;
-    /// Header checksum, 2 octets.
+    /// Header checksum, 2 bytes.
     pub const CHECKSUM: usize = 10;
-    /// Source address, 4 octets.
+    /// Source address, 4 bytes.
     pub const SOURCE: usize = 12;
-    /// Destination address, 4 octets.
+    /// Destination address, 4 bytes.
     pub const DESTINATION: usize = 16;
-    /// Greatest header length, in octets.
+    /// Greatest header length, in bytes.
     pub const MAX_HEADER: usize = 60;
     /// Option kind: loose source and record route.
     pub const LOOSE_ROUTE: u8 = 131;
@@ -115,19 +115,19 @@ pub mod ipv4 {
 
 /// IPv6 (RFC 8200 §3).
 pub mod ipv6 {
-    /// Length in octets of the fixed header.
+    /// Length in bytes of the fixed header.
     pub const HEADER: usize = 40;
     /// The version.
     pub const VERSION: u8 = 6;
-    /// Payload length, 2 octets.
+    /// Payload length, 2 bytes.
     pub const PAYLOAD_LENGTH: usize = 4;
-    /// Next header, 1 octet.
+    /// Next header, 1 byte.
     pub const NEXT_HEADER: usize = 6;
-    /// Hop limit, 1 octet.
+    /// Hop limit, 1 byte.
     pub const HOP_LIMIT: usize = 7;
-    /// Source address, 16 octets.
+    /// Source address, 16 bytes.
     pub const SOURCE: usize = 8;
-    /// Destination address, 16 octets.
+    /// Destination address, 16 bytes.
     pub const DESTINATION: usize = 24;
     /// Maximum number of extension headers that the classifier parses in a datagram to another address. Senders need
     /// three. On our ports, a datagram with more is dropped.
@@ -137,7 +137,7 @@ pub mod ipv6 {
     /// Maximum number of addresses the classifier reads from a routing header. On our ports, a datagram with more is
     /// dropped.
     pub const MAX_SEGMENTS: usize = 16;
-    /// The bits of the fragment offset in the third and fourth octet of a fragment header (RFC 8200 §4.5).
+    /// The bits of the fragment offset in the third and fourth byte of a fragment header (RFC 8200 §4.5).
     pub const FRAGMENT_OFFSET: u16 = 0xfff8;
 }
 
@@ -203,15 +203,15 @@ pub mod neighbour {
     pub const LAST: u8 = 137;
     /// ICMPv6 type of a solicitation.
     pub const SOLICITATION: u8 = 135;
-    /// Length in octets of a message without options.
+    /// Length in bytes of a message without options.
     pub const LEN: usize = 24;
-    /// Type, 1 octet.
+    /// Type, 1 byte.
     pub const TYPE: usize = 0;
-    /// Code, 1 octet; always 0.
+    /// Code, 1 byte; always 0.
     pub const CODE: usize = 1;
-    /// Checksum, 2 octets (RFC 4443 §2.3).
+    /// Checksum, 2 bytes (RFC 4443 §2.3).
     pub const CHECKSUM: usize = 2;
-    /// Target address, 16 octets.
+    /// Target address, 16 bytes.
     pub const TARGET: usize = 8;
     /// The hop limit of a solicitation that has not crossed a router (RFC 4861 §7.1.1).
     pub const HOP_LIMIT: u8 = 255;
@@ -225,9 +225,9 @@ pub mod neighbour {
 
 /// TCP (RFC 9293 §3.1).
 pub mod tcp {
-    /// Length in octets of a header without options.
+    /// Length in bytes of a header without options.
     pub const HEADER: usize = 20;
-    /// Flags, 1 octet.
+    /// Flags, 1 byte.
     pub const FLAGS: usize = 13;
 
     /// Sender has no more data.
@@ -243,12 +243,12 @@ pub mod tcp {
     /// The urgent pointer is valid.
     pub const URG: u8 = 0x20;
 
-    /// Option kind: end of the list, 1 octet (§3.2).
+    /// Option kind: end of the list, 1 byte (§3.2).
     pub const END_OF_OPTIONS: u8 = 0;
-    /// Option kind: padding, 1 octet.
+    /// Option kind: padding, 1 byte.
     pub const NO_OPERATION: u8 = 1;
-    /// Option kind: maximum segment size, 4 octets.
+    /// Option kind: maximum segment size, 4 bytes.
     pub const SEGMENT_SIZE: u8 = 2;
-    /// Option kind: window scale, 3 octets (RFC 7323 §2.2).
+    /// Option kind: window scale, 3 bytes (RFC 7323 §2.2).
     pub const WINDOW_SCALE: u8 = 3;
 }

@@ -1,7 +1,7 @@
 //! Classifiers: `port_tcx`, which replaces the XDP program `port` at the entry of the network stack, and
 //! `hub_tcx`.
 //!
-//! `port_tcx` sees a frame as a socket buffer. Only its first part is linear in memory; octets after it are
+//! `port_tcx` sees a frame as a socket buffer. Only its first part is linear in memory; bytes after it are
 //! copied out. The kernel removes one VLAN tag; a removed tag counts as a tag, unless it is a priority tag.
 //!
 //! `hub_tcx` sends what XDP cannot redirect: answers to ports whose device does not accept redirected frames,
@@ -177,26 +177,26 @@ impl Buffer<'_> {
 impl Reader for Buffer<'_> {
     #[inline(always)]
     fn read<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
-        if let Some(octets) = self.first.read(offset) {
-            return Some(octets);
+        if let Some(bytes) = self.first.read(offset) {
+            return Some(bytes);
         }
-        // The sender decides where the linear part ends, so octets after it must be read too.
+        // The sender decides where the linear part ends, so bytes after it must be read too.
         self.read_afresh(offset)
     }
 
     #[inline(always)]
     fn read_afresh<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
-        let mut octets = [0; N];
-        // SAFETY: the destination is N octets local to this function; the helper checks the range in the frame.
+        let mut bytes = [0; N];
+        // SAFETY: the destination is N bytes local to this function; the helper checks the range in the frame.
         let outcome = unsafe {
             bpf_skb_load_bytes(
                 self.context.skb.skb.cast(),
                 offset as u32,
-                octets.as_mut_ptr().cast(),
+                bytes.as_mut_ptr().cast(),
                 N as u32,
             )
         };
-        if outcome == 0 { Some(octets) } else { None }
+        if outcome == 0 { Some(bytes) } else { None }
     }
 
     #[inline(always)]

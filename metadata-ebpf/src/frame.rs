@@ -17,7 +17,7 @@ pub(crate) fn anonymous(verdict: Verdict, salt: u32) -> u32 {
     black_box(verdict.index().wrapping_add(salt)).wrapping_sub(salt) & MASK
 }
 
-/// A frame, by the addresses of its first octet and its end from the kernel.
+/// A frame, by the addresses of its first byte and its end from the kernel.
 pub(crate) struct Frame {
     start: usize,
     end: usize,
@@ -53,19 +53,19 @@ impl Frame {
         Self { start, end, context: None }
     }
 
-    /// The address of the first octet.
+    /// The address of the first byte.
     #[inline(always)]
     pub(crate) fn start(&self) -> usize {
         self.start
     }
 
-    /// The address after the last octet.
+    /// The address after the last byte.
     #[inline(always)]
     pub(crate) fn end(&self) -> usize {
         self.end
     }
 
-    /// The address of `N` octets at `offset`, if the frame contains them.
+    /// The address of `N` bytes at `offset`, if the frame contains them.
     ///
     /// The code is the only form of comparison with the end of the frame that the verifier recognises.
     #[inline(always)]
@@ -74,7 +74,7 @@ impl Frame {
         if address + N > self.end { None } else { Some(address as *mut [u8; N]) }
     }
 
-    /// Length of the frame in octets.
+    /// Length of the frame in bytes.
     #[inline(always)]
     pub(crate) fn len(&self) -> usize {
         self.end - self.start
@@ -83,13 +83,13 @@ impl Frame {
 
 impl Editor for Frame {
     #[inline(always)]
-    fn write<const N: usize>(&mut self, offset: usize, octets: [u8; N]) -> bool {
+    fn write<const N: usize>(&mut self, offset: usize, bytes: [u8; N]) -> bool {
         let Some(place) = self.at(offset) else {
             return false;
         };
-        // SAFETY: `at` has found all N octets inside the frame, which is this program's alone while it
-        // runs; octets have no alignment and any value is valid.
-        unsafe { place.write(octets) };
+        // SAFETY: `at` has found all N bytes inside the frame, which is this program's alone while it
+        // runs; bytes have no alignment and any value is valid.
+        unsafe { place.write(bytes) };
         true
     }
 }

@@ -97,7 +97,7 @@ fn may_be_answered(context: &XdpContext, verdict: Verdict, answers: u64) -> bool
 }
 
 /// Answers or steers a frame. Returns the verdict's index and the action in one number ([`dealt`]). It is not
-/// inlined, because `decide` already uses much of the 512 octets of stack.
+/// inlined, because `decide` already uses much of the 512 bytes of stack.
 #[inline(never)]
 fn deal_with(
     context: &XdpContext,

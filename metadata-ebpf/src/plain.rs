@@ -8,7 +8,7 @@ use aya_ebpf::programs::TcContext;
 use metadata_common::classify::{Reader, is_ordinary};
 use metadata_common::wire::ethernet;
 
-/// The octets with which no served address ends. A data section, because a look-up in an array costs more than the
+/// The bytes with which no served address ends. A data section, because a look-up in an array costs more than the
 /// rest of the check.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = ".data.ordinary")]
@@ -21,13 +21,13 @@ pub(crate) fn passes(context: &TcContext) -> bool {
     is_ordinary(&FirstPiece::of(context), may_be_served) && !is_tagged(context)
 }
 
-/// False if no served address ends with this octet.
+/// False if no served address ends with this byte.
 #[inline(always)]
 pub(crate) fn may_be_served(last: u8) -> bool {
     let table = (&raw const ORDINARY).cast::<u8>();
-    // SAFETY: the table has 256 octets.
+    // SAFETY: the table has 256 bytes.
     let place = unsafe { table.add(last as usize) };
-    // SAFETY: as above; the agent may change an octet meanwhile, and each value is valid.
+    // SAFETY: as above; the agent may change a byte meanwhile, and each value is valid.
     let ordinary = unsafe { place.read_volatile() };
     ordinary == 0
 }
@@ -71,7 +71,7 @@ impl Reader for FirstPiece {
         if address + N > self.end {
             return None;
         }
-        // SAFETY: all N octets lie before the end, as checked above; octets have no alignment and any value is valid.
+        // SAFETY: all N bytes lie before the end, as checked above; bytes have no alignment and any value is valid.
         Some(unsafe { (address as *const [u8; N]).read() })
     }
 }

@@ -68,7 +68,7 @@ pub fn ring(context: TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Copies a frame into a record of `N` octets.
+/// Copies a frame into a record of `N` bytes.
 #[inline(always)]
 fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
     // `black_box` makes the compiler compare the value that is used later, from which the verifier derives
@@ -83,11 +83,11 @@ fn put<const N: usize>(context: &TcContext, length: usize) -> Verdict {
         return Verdict::RingDropFull;
     };
     let start = record.as_mut_ptr();
-    // SAFETY: the record has N octets, more than RING_HEADER, and the kernel aligns records to 8.
+    // SAFETY: the record has N bytes, more than RING_HEADER, and the kernel aligns records to 8.
     unsafe { start.cast::<u64>().write(length as u64) };
     // SAFETY: as above.
     let frame = unsafe { start.add(RING_HEADER) };
-    // SAFETY: there is room for N - RING_HEADER octets, at least `length`; the helper checks the range in the frame.
+    // SAFETY: there is room for N - RING_HEADER bytes, at least `length`; the helper checks the range in the frame.
     let read = unsafe { bpf_skb_load_bytes(context.skb.skb.cast(), 0, frame.cast(), length as u32) };
     if read != 0 {
         record.discard(0);

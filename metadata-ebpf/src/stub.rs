@@ -19,7 +19,7 @@ use aya_ebpf::helpers::generated::bpf_xdp_adjust_head;
 use aya_ebpf::macros::{classifier, map, xdp};
 use aya_ebpf::maps::ProgramArray;
 use aya_ebpf::programs::{TcContext, XdpContext};
-use metadata_common::maps::{NUMBER_OCTETS, NUMBER_WORD};
+use metadata_common::maps::{NUMBER_BYTES, NUMBER_WORD};
 
 /// The namespace's number; set by the loader.
 #[unsafe(no_mangle)]
@@ -35,23 +35,23 @@ static PORT_CLASSIFIERS: ProgramArray = ProgramArray::with_max_entries(1, 0);
 #[xdp]
 pub fn port_stub(context: XdpContext) -> u32 {
     // SAFETY: the context belongs to this run; nothing has been derived from it.
-    if unsafe { bpf_xdp_adjust_head(context.ctx, -(NUMBER_OCTETS as i32)) } != 0 {
-        // This does not happen, because every driver leaves 256 octets (XDP_PACKET_HEADROOM). An unclassified
+    if unsafe { bpf_xdp_adjust_head(context.ctx, -(NUMBER_BYTES as i32)) } != 0 {
+        // This does not happen, because every driver leaves 256 bytes (XDP_PACKET_HEADROOM). An unclassified
         // frame must not pass.
         return XDP_ABORTED;
     }
     let start = context.data();
-    if start + NUMBER_OCTETS > context.data_end() {
+    if start + NUMBER_BYTES > context.data_end() {
         return XDP_ABORTED;
     }
     let place = start as *mut u32;
-    // SAFETY: the octets lie inside the frame, as checked above; the kernel requires no alignment there.
+    // SAFETY: the bytes lie inside the frame, as checked above; the kernel requires no alignment there.
     unsafe { place.write_unaligned(NETNS.load()) };
     // SAFETY: the entry is an XDP program like this one, loaded by the same agent.
     unsafe { PORT_PROGRAMS.tail_call(&context, 0) };
     // Without an agent and without pins the frame passes, as on a port without a program.
     // SAFETY: as above; what was derived from the context is not used after this.
-    if unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_OCTETS as i32) } != 0 {
+    if unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_BYTES as i32) } != 0 {
         return XDP_ABORTED;
     }
     XDP_PASS

@@ -15,7 +15,7 @@ use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
     self, Agent, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey,
-    MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_OCTETS, NUMBER_WORD, PortKey, SERVED,
+    MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey, SERVED,
     Slot,
 };
 use metadata_common::trace::{Scratch, Trace};
@@ -144,10 +144,10 @@ impl Ingress {
 /// Removes the number that an XDP stub has added before the frame, and returns it.
 #[inline(always)]
 fn take_number(context: &XdpContext) -> Option<u32> {
-    let octets: [u8; 4] = Frame::new(context).read(0)?;
+    let bytes: [u8; 4] = Frame::new(context).read(0)?;
     // SAFETY: the context belongs to this run; what was derived from it is not used after this.
-    let rc = unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_OCTETS as i32) };
-    if rc == 0 { Some(u32::from_ne_bytes(octets)) } else { None }
+    let rc = unsafe { bpf_xdp_adjust_head(context.ctx, NUMBER_BYTES as i32) };
+    if rc == 0 { Some(u32::from_ne_bytes(bytes)) } else { None }
 }
 
 /// True for the instance that handles frames of other namespaces than the hub's.
@@ -257,7 +257,7 @@ impl answer::Entry for Entry {
     #[inline(always)]
     fn load(&self) -> AllSent {
         // SAFETY: the map returned this pointer to a live, aligned AllSent; arrays stay as long as the program,
-        // and any octets are a valid AllSent.
+        // and any bytes are a valid AllSent.
         unsafe { self.0.read_volatile() }
     }
 
@@ -296,7 +296,7 @@ impl decide::Bucket for Bucket {
     #[inline(always)]
     fn load(&self) -> maps::Port {
         // SAFETY: the map returned this pointer to a live, aligned Port; the kernel keeps the memory
-        // until the program ends, and any octets are a valid Port.
+        // until the program ends, and any bytes are a valid Port.
         unsafe { self.0.read_volatile() }
     }
 

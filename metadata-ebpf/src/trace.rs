@@ -10,7 +10,7 @@ use aya_ebpf::programs::TcContext;
 use core::hint::black_box;
 use metadata_common::classify::Reader;
 use metadata_common::maps::{PortKey, Slot};
-use metadata_common::trace::{Event, FROM_GUEST, OCTETS, Scratch, Trace};
+use metadata_common::trace::{BYTES, Event, FROM_GUEST, Scratch, Trace};
 use metadata_common::wire::ethernet;
 
 use crate::frame::Frame;
@@ -19,7 +19,7 @@ use crate::tables::{EVENTS, TRACE, TRACED};
 /// The port of events from `hub`, which does not know the port. No interface has this index.
 pub(crate) const NO_PORT: PortKey = PortKey { netns: 0, ifindex: 0 };
 
-/// Number of octets per copy.
+/// Number of bytes per copy.
 const CHUNK: usize = 8;
 
 /// Whether a trace is active.
@@ -68,7 +68,7 @@ impl Watched {
 #[inline(always)]
 pub(crate) fn note(frame: &Frame, port: PortKey, passes: bool, direction: u32) {
     let port = (port.netns as u64) << 32 | port.ifindex as u64;
-    note_octets(frame.start(), frame.end(), port, passes as u32, direction);
+    note_bytes(frame.start(), frame.end(), port, passes as u32, direction);
 }
 
 /// Begins an event for a frame of a classifier.
@@ -79,7 +79,7 @@ pub(crate) fn note_buffer(context: &TcContext, port: PortKey, passes: bool, dire
 }
 
 #[inline(never)]
-fn note_octets(start: usize, end: usize, port: u64, passes: u32, direction: u32) {
+fn note_bytes(start: usize, end: usize, port: u64, passes: u32, direction: u32) {
     let frame = Frame::between(start, end);
     let at = if direction == FROM_GUEST { ethernet::SOURCE } else { ethernet::DESTINATION };
     let Some(mac) = frame.read(at) else {
@@ -89,22 +89,22 @@ fn note_octets(start: usize, end: usize, port: u64, passes: u32, direction: u32)
     let Some(scratch) = open(port, mac, passes, direction, length) else {
         return;
     };
-    let octets = &mut scratch.event.octets;
+    let bytes = &mut scratch.event.bytes;
     let mut at = 0;
-    while at < OCTETS {
+    while at < BYTES {
         let Some(chunk) = frame.read::<CHUNK>(at) else {
             break;
         };
-        if let Some(place) = octets.get_mut(at..at + CHUNK) {
+        if let Some(place) = bytes.get_mut(at..at + CHUNK) {
             place.copy_from_slice(&chunk);
         }
         at += CHUNK;
     }
-    // The last octets are copied together with octets before them. The mask shows the verifier that they lie
+    // The last bytes are copied together with bytes before them. The mask shows the verifier that they lie
     // inside.
-    if length > CHUNK && length < OCTETS {
-        let at = black_box(length - CHUNK) & (OCTETS - 1);
-        if let (Some(chunk), Some(place)) = (frame.read::<CHUNK>(at), octets.get_mut(at..at + CHUNK)) {
+    if length > CHUNK && length < BYTES {
+        let at = black_box(length - CHUNK) & (BYTES - 1);
+        if let (Some(chunk), Some(place)) = (frame.read::<CHUNK>(at), bytes.get_mut(at..at + CHUNK)) {
             place.copy_from_slice(&chunk);
         }
     }
@@ -117,7 +117,7 @@ fn note_pieces(buffer: usize, port: u64, passes: u32, direction: u32) {
     let length = unsafe { (*buffer).len } as usize;
     let at = if direction == FROM_GUEST { ethernet::SOURCE } else { ethernet::DESTINATION };
     let mut mac = [0; 6];
-    // SAFETY: the destination is six octets local to this function; the helper checks the range in the frame.
+    // SAFETY: the destination is six bytes local to this function; the helper checks the range in the frame.
     let read =
         unsafe { bpf_skb_load_bytes(buffer.cast(), at as u32, mac.as_mut_ptr().cast(), mac.len() as u32) };
     if read != 0 {
@@ -126,15 +126,15 @@ fn note_pieces(buffer: usize, port: u64, passes: u32, direction: u32) {
     let Some(scratch) = open(port, mac, passes, direction, length) else {
         return;
     };
-    let captured = black_box(if length < OCTETS { length } else { OCTETS });
+    let captured = black_box(if length < BYTES { length } else { BYTES });
     // The frame has at least the MAC read above. Before Linux 6.8 the verifier does not infer from a comparison with zero
     // that a length is greater, and then refuses the helper.
-    if captured < mac.len() || captured > OCTETS {
+    if captured < mac.len() || captured > BYTES {
         return;
     }
-    let octets = &mut scratch.event.octets;
+    let bytes = &mut scratch.event.bytes;
     // SAFETY: as above; the destination has room for all of them.
-    unsafe { bpf_skb_load_bytes(buffer.cast(), 0, octets.as_mut_ptr().cast(), captured as u32) };
+    unsafe { bpf_skb_load_bytes(buffer.cast(), 0, bytes.as_mut_ptr().cast(), captured as u32) };
 }
 
 /// Begins an event if the filter matches the frame.
@@ -145,7 +145,7 @@ fn open(port: u64, mac: [u8; 6], passes: u32, direction: u32, length: usize) -> 
     // neither XDP programs nor classifiers preempt each other on a CPU.
     let scratch = unsafe { &mut *place };
     scratch.pending = 0;
-    // SAFETY: as in `begin`; any octets are a valid Trace, and a partially updated one affects one frame
+    // SAFETY: as in `begin`; any bytes are a valid Trace, and a partially updated one affects one frame
     // only.
     let trace: Trace = unsafe { TRACE.get_ptr(0)?.read_volatile() };
     let from = PortKey { netns: (port >> 32) as u32, ifindex: port as u32 };
@@ -163,7 +163,7 @@ fn open(port: u64, mac: [u8; 6], passes: u32, direction: u32, length: usize) -> 
     event.netns = from.netns;
     event.ifindex = from.ifindex;
     event.length = length as u32;
-    event.captured = if length < OCTETS { length as u32 } else { OCTETS as u32 };
+    event.captured = if length < BYTES { length as u32 } else { BYTES as u32 };
     event.direction = direction;
     event.mac = mac;
     event.reserved = [0; 6];

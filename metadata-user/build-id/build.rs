@@ -76,9 +76,9 @@ impl Fnv {
         Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
     }
 
-    fn add(&mut self, octets: &[u8]) {
-        for &octet in octets {
-            self.0 = (self.0 ^ u128::from(octet)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
         }
     }
 }

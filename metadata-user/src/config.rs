@@ -74,10 +74,10 @@ pub struct Config {
     pub arp_only: Option<Vec<Ipv4Addr>>,
     /// How much one port may send to the metadata service. The kernel enforces the limits.
     pub limits: Limits,
-    /// Memory limit for all rendered records, in octets or as text (`"512MiB"`), at least [`room::LEAST_OCTETS`].
+    /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), at least [`room::LEAST_BYTES`].
     /// Records beyond the limit are refused. Default (`None`): the control group's memory limit when the configuration
-    /// is read, less the agent's own needs ([`room::within`]), or [`room::DEFAULT_OCTETS`] without such a limit.
-    #[serde(deserialize_with = "read::octets_field")]
+    /// is read, less the agent's own needs ([`room::within`]), or [`room::DEFAULT_BYTES`] without such a limit.
+    #[serde(deserialize_with = "read::bytes_field")]
     pub record_memory: Option<usize>,
     /// Limits of a record's custom `metadata`. Records that exceed them are refused.
     pub metadata: MetadataLimits,
@@ -88,7 +88,7 @@ pub struct Config {
     /// in the agent's namespace and in those with served ports; `none` is the default. Do not use `all` if two agents
     /// share a namespace: each would close the other's taps.
     pub guard: Guarded,
-    /// Prefix of the hub's device names, 1 to 11 octets. Agents in the same namespace need different prefixes.
+    /// Prefix of the hub's device names, 1 to 11 bytes. Agents in the same namespace need different prefixes.
     pub hub: String,
     /// Address and port that serve Prometheus metrics; `None` (default) serves none.
     pub metrics: Option<SocketAddr>,
@@ -227,9 +227,9 @@ impl Config {
         self.api.clone().unwrap_or_default()
     }
 
-    /// Returns the memory limit for all records, in octets: `record_memory` or its default.
+    /// Returns the memory limit for all records, in bytes: `record_memory` or its default.
     #[must_use]
-    pub fn record_octets(&self) -> usize {
+    pub fn record_bytes(&self) -> usize {
         self.record_memory.unwrap_or_else(|| room::within(room::cgroup::memory_limit(), self.workers))
     }
 

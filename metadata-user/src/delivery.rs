@@ -17,7 +17,7 @@ use metadata_content::record::Sink;
 use metadata_content::sink::{Message, Outbox};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-pub use file::FILE_OCTETS as SINK_FILE_OCTETS;
+pub use file::FILE_BYTES as SINK_FILE_BYTES;
 
 /// Attempts to deliver a message to a socket.
 const TRIES: u32 = 2;
@@ -37,7 +37,7 @@ pub(super) enum SinkError {
     File(std::io::Error),
     #[error("expected a regular file, found another kind; name a file, or `unix:` and a socket")]
     NotAFile,
-    #[error("expected a file below {limit} octets, found it full; rotate it", limit = file::FILE_OCTETS)]
+    #[error("expected a file below {limit} bytes, found it full; rotate it", limit = file::FILE_BYTES)]
     Full,
     #[error("expected a receiver that listens, found: {0}; start the receiver")]
     Socket(std::io::Error),

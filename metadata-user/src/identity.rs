@@ -14,7 +14,7 @@ pub use publish::{Publication, SignerReport, configuration, routes};
 
 use metadata_common::maps::Slot;
 use metadata_content::identity::{Issuer, Order, Token, Work};
-use metadata_signer::wire::{Operation, PACKET_OCTETS, decode, encode, receive_packet, send_packet};
+use metadata_signer::wire::{Operation, PACKET_BYTES, decode, encode, receive_packet, send_packet};
 use metadata_signer::{CertificateFiles, Reply, Request, Setup};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
@@ -166,7 +166,7 @@ struct Dispatcher {
 
 impl Dispatcher {
     async fn serve(&mut self, socket: &UnixDatagram) -> io::Result<()> {
-        let mut buffer = vec![0; PACKET_OCTETS];
+        let mut buffer = vec![0; PACKET_BYTES];
         loop {
             let has_room = self.waiting.len() < IN_FLIGHT;
             tokio::select! {
@@ -312,5 +312,5 @@ fn first(socket: &OwnedFd) -> io::Result<Option<Reply>> {
     if ready == 0 {
         return Ok(None);
     }
-    receive_packet(socket, &mut vec![0; PACKET_OCTETS])
+    receive_packet(socket, &mut vec![0; PACKET_BYTES])
 }

@@ -14,7 +14,7 @@ use metadata_control::status::RecentWarning;
 
 /// Maximum number of warnings kept.
 pub const KEPT: usize = 16;
-/// Maximum length of one warning, in octets; the rest is cut off.
+/// Maximum length of one warning, in bytes; the rest is cut off.
 pub const TEXT_MAX: usize = 512;
 
 static LAST: Mutex<VecDeque<Warning>> = Mutex::new(VecDeque::new());
@@ -68,7 +68,7 @@ pub fn last() -> Vec<RecentWarning> {
     last.iter().map(said).collect()
 }
 
-/// The message and fields of an event, at most [`TEXT_MAX`] octets.
+/// The message and fields of an event, at most [`TEXT_MAX`] bytes.
 #[derive(Default)]
 struct Text(String);
 

@@ -309,9 +309,9 @@ impl Case {
 }
 
 /// Returns UTF-8 unchanged and anything else as base64.
-fn lossless(octets: &[u8]) -> String {
-    match std::str::from_utf8(octets) {
+fn lossless(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
-        Err(_) => STANDARD.encode(octets),
+        Err(_) => STANDARD.encode(bytes),
     }
 }

@@ -120,7 +120,7 @@ def replace_machine(machine):
     replace_dhcp(machine["lease"])
 
 
-def octets(data):
+def bytes(data):
     if data is None:
         data = b""
     if isinstance(data, (dict, list)):
@@ -183,8 +183,8 @@ def crawl(name, machine, directory):
             "instance_id": str(source.get_instance_id()),
             "hostname": str(getattr(hostname, "hostname", hostname)),
             "ssh_keys": list(source.get_public_ssh_keys()),
-            "user_data": octets(source.get_userdata_raw()),
-            "vendor_data": octets(source.get_vendordata_raw()),
+            "user_data": bytes(source.get_userdata_raw()),
+            "vendor_data": bytes(source.get_vendordata_raw()),
             "own_config": source.get_config_obj() or {},
             "network": network,
             "network_trouble": network_trouble,

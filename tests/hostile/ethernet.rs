@@ -166,7 +166,7 @@ fn lengths() -> Vec<Case> {
         Case::of("runts of another protocol", short, PassEthertype).leaving(count),
         Case::of("an arp request cut before its target", cut_arp, PassTruncated).leaving(cut),
         Case::of(
-            "octets behind the packet",
+            "bytes behind the packet",
             vec![[frame(&[], ethernet::IPV4, &ping(SERVED_V4)), vec![0xa5; 900]].concat()],
             SteerIpv4Icmp,
         )

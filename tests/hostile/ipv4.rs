@@ -67,7 +67,7 @@ fn udp_header(port: u16) -> Vec<u8> {
     [[0x9c, 0x40], port.to_be_bytes(), [0, 24], [0, 0]].concat().into_iter().chain([0; 16]).collect()
 }
 
-/// Sets the flag and offset (in units of 8 octets) of a fragment.
+/// Sets the flag and offset (in units of 8 bytes) of a fragment.
 fn fragment(packet: Vec<u8>, more: bool, offset: u16) -> Vec<u8> {
     altered(packet, ipv4::FRAGMENT, &(u16::from(more) << 13 | offset).to_be_bytes())
 }
@@ -108,13 +108,13 @@ fn headers() -> Vec<Case> {
         let frames = to_all_v4(|to| with_options(&syn(to, 80), options));
         Case::of(format!("option {name}"), frames, DropIpv4Options)
     };
-    let first = |octet: u8| to_all_v4(move |to| with(syn(to, 80), 0, &[octet]));
+    let first = |byte: u8| to_all_v4(move |to| with(syn(to, 80), 0, &[byte]));
     let length =
-        |octets: u16| vec![v4(&altered(syn(SERVED_V4, 80), ipv4::TOTAL_LENGTH, &octets.to_be_bytes()))];
+        |bytes: u16| vec![v4(&altered(syn(SERVED_V4, 80), ipv4::TOTAL_LENGTH, &bytes.to_be_bytes()))];
     let mut cases: Vec<Case> = OPTIONS.iter().map(optioned).collect();
     cases.extend([
         Case::of(
-            "forty octets of options",
+            "forty bytes of options",
             to_all_v4(|to| with_options(&syn(to, 80), &[1; 40])),
             DropIpv4Options,
         ),

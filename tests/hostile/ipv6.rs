@@ -9,7 +9,7 @@ use support::frames::{self, OTHER_V6, SERVED_V6, SOLICITED, with};
 
 use crate::make::{datagram6, mac, ping6, served_v6, syn6, to_all_v6, v6};
 
-/// Extension headers (IANA "IPv6 Extension Header Types"), each 8 octets long and followed by TCP.
+/// Extension headers (IANA "IPv6 Extension Header Types"), each 8 bytes long and followed by TCP.
 const EXTENSIONS: [(&str, u8); 9] = [
     ("hop-by-hop options", protocol::HOP_BY_HOP),
     ("a routing header", protocol::ROUTING),
@@ -35,9 +35,9 @@ fn protocols() -> Vec<Case> {
     let of = |number: u8| to_all_v6(move |to| datagram6(to, number, &[0; 24]));
     let icmp = |kind: u8| to_all_v6(move |to| datagram6(to, protocol::ICMPV6, &[kind, 0, 0, 0, 0, 0, 0, 0]));
     let closed = |port: u16| to_all_v6(move |to| syn6(to, port));
-    let version = |octet: u8| to_all_v6(move |to| with(syn6(to, 80), 0, &[octet]));
+    let version = |byte: u8| to_all_v6(move |to| with(syn6(to, 80), 0, &[byte]));
     let length =
-        |octets: u16| vec![v6(&with(syn6(SERVED_V6, 80), ipv6::PAYLOAD_LENGTH, &octets.to_be_bytes()))];
+        |bytes: u16| vec![v6(&with(syn6(SERVED_V6, 80), ipv6::PAYLOAD_LENGTH, &bytes.to_be_bytes()))];
     vec![
         Case::of("udp to every v6 address", of(protocol::UDP), DropIpv6Udp),
         Case::of("sctp to every v6 address", of(132), DropIpv6Protocol),
@@ -104,7 +104,7 @@ fn discovery() -> Vec<Case> {
         packet[at..].copy_from_slice(&mac().0);
         packet
     };
-    let set = |offset, octets: &[u8]| vec![v6(&with(ours.clone(), offset, octets))];
+    let set = |offset, bytes: &[u8]| vec![v6(&with(ours.clone(), offset, bytes))];
     vec![
         Case::of("solicitations for every address", to_all_v6(hosts), AnswerNeighbour)
             .by_tcx(SteerNeighbour)
@@ -130,7 +130,7 @@ fn cut() -> Vec<Case> {
     let whole = v6(&syn6(SERVED_V6, 80));
     let at =
         |lengths: std::ops::Range<usize>| lengths.map(|length| whole[..length].to_vec()).collect::<Vec<_>>();
-    let group = |octets: &[u8], packet: &[u8]| with(v6(packet), 0, octets);
+    let group = |bytes: &[u8], packet: &[u8]| with(v6(packet), 0, bytes);
     let nobodys = at(14..54);
     let leaves = nobodys.len();
     vec![

@@ -100,9 +100,9 @@ pub(crate) fn summed(mut packet: Vec<u8>) -> Vec<u8> {
     packet
 }
 
-/// Replaces octets from `offset` on and corrects the header checksum.
-pub(crate) fn altered(packet: Vec<u8>, offset: usize, octets: &[u8]) -> Vec<u8> {
-    summed(frames::with(packet, offset, octets))
+/// Replaces bytes from `offset` on and corrects the header checksum.
+pub(crate) fn altered(packet: Vec<u8>, offset: usize, bytes: &[u8]) -> Vec<u8> {
+    summed(frames::with(packet, offset, bytes))
 }
 
 /// An echo request.

@@ -50,10 +50,10 @@ fn take_addresses(host: &Host, guest: Mac) -> Result<()> {
 /// True for a frame with a metadata address as its source.
 fn is_from_served_address(frame: &[u8]) -> bool {
     let part = |at: usize, length: usize| frame.get(at..at + length).unwrap_or_default();
-    let served = |octets: &[u8]| {
+    let served = |bytes: &[u8]| {
         addresses::ALL.iter().any(|address| match address {
-            IpAddr::V4(v4) => octets == v4.octets(),
-            IpAddr::V6(v6) => octets == v6.octets(),
+            IpAddr::V4(v4) => bytes == v4.octets(),
+            IpAddr::V6(v6) => bytes == v6.octets(),
         })
     };
     let at = ethernet::HEADER;

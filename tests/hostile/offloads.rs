@@ -28,10 +28,10 @@ fn header(kind: u8, size: u16, (start, offset): (u16, u16)) -> Header {
     [NEEDS_CSUM, kind, h0, h1, s0, s1, c0, c1, o0, o1]
 }
 
-/// A segment with `octets` of payload.
-fn segment(to: std::net::Ipv4Addr, octets: usize) -> Vec<u8> {
+/// A segment with `bytes` of payload.
+fn segment(to: std::net::Ipv4Addr, bytes: usize) -> Vec<u8> {
     let mut packet = frames::tcp(to, tcp::ACK);
-    packet.resize(ipv4::HEADER + tcp::HEADER + octets, b'x');
+    packet.resize(ipv4::HEADER + tcp::HEADER + bytes, b'x');
     v4(&sized(packet))
 }
 
@@ -43,8 +43,8 @@ fn with_partial_checksum(mut frame: Vec<u8>) -> Vec<u8> {
 
 pub(crate) fn cases() -> Vec<Case> {
     let syn = || with_partial_checksum(v4(&frames::tcp(SERVED_V4, tcp::SYN)));
-    let ours = |octets| segment(SERVED_V4, octets);
-    let udp = |octets: usize| v4(&datagram(SERVED_V4, protocol::UDP, &vec![0; octets]));
+    let ours = |bytes| segment(SERVED_V4, bytes);
+    let udp = |bytes: usize| v4(&datagram(SERVED_V4, protocol::UDP, &vec![0; bytes]));
     let case = |name: &str, verdict, frame: Vec<u8>, header: Header| {
         Case::of(name, vec![frame], verdict).sent(|shot| shot.header = Some(header))
     };
@@ -79,11 +79,7 @@ pub(crate) fn cases() -> Vec<Case> {
         reset("a frame of 3 kB", ours(3_000), [0; 10]),
         Case {
             by_tcx: Some(case("", DropOversize, ours(3_000), [0; 10]).outcome),
-            ..reset(
-                "3 kB in segments of one octet",
-                with_partial_checksum(ours(3_000)),
-                header(TCPV4, 1, SUM),
-            )
+            ..reset("3 kB in segments of one byte", with_partial_checksum(ours(3_000)), header(TCPV4, 1, SUM))
         },
         case("segments of 60 kB", DropOversize, ours(60_000), header(TCPV4, 1_460, SUM)),
         case("segments of 3.5 kB", DropOversize, ours(3_500), header(TCPV4, 1_460, SUM)),

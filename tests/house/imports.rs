@@ -278,7 +278,7 @@ fn raw_string(text: &str) -> Option<usize> {
     inside[hashes..].starts_with('"').then_some(hashes)
 }
 
-/// The length of a string literal, in octets.
+/// The length of a string literal, in bytes.
 fn quoted(text: &str) -> usize {
     let mut escaped = false;
     let end = text.char_indices().skip(1).find(|(_, c)| {
@@ -289,7 +289,7 @@ fn quoted(text: &str) -> usize {
     end.map_or(text.len(), |(at, _)| at + 1)
 }
 
-/// The length of a character literal, in octets; 1 for the quote of a lifetime.
+/// The length of a character literal, in bytes; 1 for the quote of a lifetime.
 fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     let Some((_, first)) = chars.next() else { return 1 };

@@ -38,7 +38,7 @@ fn text(scene: &Scene, guest: usize, path: &str) -> String {
 
 /// Verifies a signature of EC2's document as AWS documents it.
 fn verify_signature(authority: &Authority, document: &str, signature: &str) -> bool {
-    let write = |name: &str, octets: &[u8]| fs::write(authority.path().join(name), octets).expect("written");
+    let write = |name: &str, bytes: &[u8]| fs::write(authority.path().join(name), bytes).expect("written");
     write("document", document.as_bytes());
     write("signature", &STANDARD.decode(signature.replace('\n', "")).expect("base64"));
     let public = openssl(authority.path(), &["x509", "-in", "node.pem", "-pubkey", "-noout"]).stdout;
@@ -195,9 +195,9 @@ fn the_certificates_key_is_in_the_signer_alone_and_each_document_in_the_audit_lo
     let [_, key] = authority.files();
     let pem = fs::read_to_string(key).expect("a key");
     let body: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
-    let octets = STANDARD.decode(body).expect("base64");
-    // The last octets of PKCS#8 are a private number; those of the chain's PEM file are public.
-    let private = &octets[octets.len() - 32..];
+    let bytes = STANDARD.decode(body).expect("base64");
+    // The last bytes of PKCS#8 are a private number; those of the chain's PEM file are public.
+    let private = &bytes[bytes.len() - 32..];
     let line = eventually(PATIENCE, || {
         let audit = fs::read_to_string(scene.audit())?;
         let line = audit.lines().find(|line| line.contains("\"signed\":\"signature\""));

@@ -27,8 +27,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Secret {
     /// A line of its PEM file.
     pub(crate) text: String,
-    /// Its octets that are not public: the last ones of an Ed25519 key in PKCS#8 version 1.
-    pub(crate) octets: Vec<u8>,
+    /// Its bytes that are not public: the last ones of an Ed25519 key in PKCS#8 version 1.
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// Makes a key by OpenSSL, as an operator would who looks after keys.
@@ -47,9 +47,9 @@ pub(crate) fn make_key(path: &Path, algorithm: &str) -> Secret {
     fs::rename(&aside, path).expect("renamed");
     let pem = String::from_utf8(output.stdout).expect("text");
     let body: String = pem.lines().filter(|line| !line.starts_with('-')).collect();
-    let octets = STANDARD.decode(&body).expect("base64");
-    let from = octets.len().saturating_sub(32);
-    Secret { text: body[..40].to_owned(), octets: octets[from..].to_vec() }
+    let bytes = STANDARD.decode(&body).expect("base64");
+    let from = bytes.len().saturating_sub(32);
+    Secret { text: body[..40].to_owned(), bytes: bytes[from..].to_vec() }
 }
 
 /// Returns the header of a token.
@@ -212,16 +212,15 @@ pub(crate) fn in_memory(pid: u32, wanted: &[&[u8]]) -> Vec<bool> {
     for line in maps.lines().filter(|line| line.split(' ').nth(1).is_some_and(|mode| mode == "rw-p")) {
         let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
         let number = |text| u64::from_str_radix(text, 16).expect("an address");
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         memory.seek(SeekFrom::Start(number(from))).expect("an address");
         // Parts of a range that cannot be read hold nothing.
-        if (&mut memory).take(number(to) - number(from)).read_to_end(&mut octets).is_err()
-            && octets.is_empty()
+        if (&mut memory).take(number(to) - number(from)).read_to_end(&mut bytes).is_err() && bytes.is_empty()
         {
             continue;
         }
         for (found, wanted) in found.iter_mut().zip(wanted) {
-            *found |= octets.windows(wanted.len()).any(|window| window == *wanted);
+            *found |= bytes.windows(wanted.len()).any(|window| window == *wanted);
         }
     }
     found

@@ -139,7 +139,7 @@ fn learns_nothing(
         let asked = || format!("{} {}", question.method.as_str(), question.target);
         // One answer contains the packet's source address, which the spy itself claimed.
         let claimed = if claim.spoofs { VICTIM.address().to_string() } else { String::new() };
-        let leaked = |octets: &[u8]| marks.within(&without(octets, &claimed)).map(str::to_owned);
+        let leaked = |bytes: &[u8]| marks.within(&without(bytes, &claimed)).map(str::to_owned);
         if let Some(mark) = leaked(&body) {
             anyhow::bail!("the victim's `{mark}` is in the answer to {}", asked());
         }
@@ -155,9 +155,9 @@ fn learns_nothing(
     Ok(good)
 }
 
-/// Removes `text`, which the asking guest knows, from the octets.
-fn without(octets: &[u8], text: &str) -> Vec<u8> {
-    let mut rest = octets.to_vec();
+/// Removes `text`, which the asking guest knows, from the bytes.
+fn without(bytes: &[u8], text: &str) -> Vec<u8> {
+    let mut rest = bytes.to_vec();
     while let Some(at) = rest.windows(text.len().max(1)).position(|part| part == text.as_bytes()) {
         rest.drain(at..at + text.len());
     }
@@ -165,7 +165,7 @@ fn without(octets: &[u8], text: &str) -> Vec<u8> {
 }
 
 #[test]
-fn no_claim_in_any_dialect_gets_an_octet_of_another_vm() {
+fn no_claim_in_any_dialect_gets_an_byte_of_another_vm() {
     if !privileged::or_skip() {
         return;
     }

@@ -116,7 +116,7 @@ fn a_recreated_tap_with_the_same_name_and_index_serves_its_new_guest() {
             }
             // The previous guest's own MAC gets nothing either: its record is gone.
             let mut stale = Station::new(Arc::clone(station.tap()), gone.mac, gone.address);
-            let received = stale.ask(SERVICE, &get(PATHS[1])).and_then(|octets| answer(&octets));
+            let received = stale.ask(SERVICE, &get(PATHS[1])).and_then(|bytes| answer(&bytes));
             let refused = received.map_or(true, |(status, body)| {
                 (status == 404 || status == 503) && !body.windows(5).any(|part| part == b"guest")
             });
@@ -207,18 +207,18 @@ fn taps_that_swap_names_serve_no_guest_the_others_record() {
 
 #[test]
 fn an_answer_in_progress_comes_from_one_record_whatever_happens_to_it() {
-    const OCTETS: usize = 60_000;
+    const BYTES: usize = 60_000;
     if !privileged::or_skip() {
         return;
     }
     let mut guests = Guests::new(1, Shape::default());
     let ports = guests.ports();
-    let first = guests.identities[0].clone().with_user_data_of(OCTETS);
+    let first = guests.identities[0].clone().with_user_data_of(BYTES);
     first.write(guests.node.records.path(), 2).expect("a record");
     let agent = guests.node.agent(&ports).expect("an agent");
     let station = &mut guests.stations[0];
     // Another VM with the same MAC on the same port.
-    let other = Identity { mac: first.mac, ..Identity::of(9).with_user_data_of(OCTETS) };
+    let other = Identity { mac: first.mac, ..Identity::of(9).with_user_data_of(BYTES) };
     let swaps: [(&str, &dyn Fn()); 3] = [
         ("it changes", &|| {
             let changed = Identity { user_data: other.user_data.clone(), ..first.clone() };

@@ -19,12 +19,12 @@ const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01
 fn near(token: &str) -> Vec<(String, String)> {
     let mut tokens = Vec::new();
     for at in 0..token.len() {
-        let value = ALPHABET.iter().position(|octet| *octet == token.as_bytes()[at]).expect("base64");
+        let value = ALPHABET.iter().position(|byte| *byte == token.as_bytes()[at]).expect("base64");
         for bit in 0..6 {
-            let mut octets = token.as_bytes().to_vec();
-            octets[at] = ALPHABET[value ^ 1 << bit];
+            let mut bytes = token.as_bytes().to_vec();
+            bytes[at] = ALPHABET[value ^ 1 << bit];
             let name = format!("bit {bit} of character {at}");
-            tokens.push((name, String::from_utf8(octets).expect("base64 is text")));
+            tokens.push((name, String::from_utf8(bytes).expect("base64 is text")));
         }
     }
     let swapped = token.chars().rev().collect();
@@ -52,7 +52,7 @@ fn flip_case(letter: char) -> char {
 fn ensure_refused(station: &mut Station, question: &Question, field: &str, token: &str) -> Result<()> {
     let (status, body) = ask(station, question, &[(field, token)])?;
     ensure!(matches!(status, 400 | 401 | 403), "answered {status}");
-    ensure!(body.len() < 256, "{} octets of refusal", body.len());
+    ensure!(body.len() < 256, "{} bytes of refusal", body.len());
     Ok(())
 }
 

@@ -88,10 +88,10 @@ impl Vm {
             format!("{a}.{b}.{c}"),
             self.address_v6(),
         ];
-        // A base64 group may start 0, 1 or 2 octets before the text; drop edge characters shared with other octets.
+        // A base64 group may start 0, 1 or 2 bytes before the text; drop edge characters shared with other bytes.
         let encoded = (0..3).map(|before| {
-            let octets = [vec![b'?'; before], text.clone().into_bytes(), vec![b'?'; 3]].concat();
-            let whole = STANDARD.encode(octets);
+            let bytes = [vec![b'?'; before], text.clone().into_bytes(), vec![b'?'; 3]].concat();
+            let whole = STANDARD.encode(bytes);
             let (first, last) = ((before * 8).div_ceil(6), (before + text.len()) * 8 / 6);
             whole[first..last].to_owned()
         });
@@ -111,9 +111,9 @@ impl Marks {
         self.plain.push(mark.into());
     }
 
-    /// The first mark found in these octets.
-    pub(crate) fn within(&self, octets: &[u8]) -> Option<&str> {
-        let text: String = octets.iter().map(|octet| char::from(*octet)).collect();
+    /// The first mark found in these bytes.
+    pub(crate) fn within(&self, bytes: &[u8]) -> Option<&str> {
+        let text: String = bytes.iter().map(|byte| char::from(*byte)).collect();
         let lower = text.to_ascii_lowercase();
         let plain = self.plain.iter().find(|mark| lower.contains(&mark.to_ascii_lowercase()));
         plain.or_else(|| self.encoded.iter().find(|mark| text.contains(mark.as_str()))).map(String::as_str)
@@ -153,8 +153,8 @@ impl Node {
     }
 }
 
-/// A request as octets, with more fields. Adds a `Host` unless a field has that name.
-pub(crate) fn octets(question: &Question, fields: &[(&str, &str)]) -> Vec<u8> {
+/// A request as bytes, with more fields. Adds a `Host` unless a field has that name.
+pub(crate) fn bytes(question: &Question, fields: &[(&str, &str)]) -> Vec<u8> {
     let mut request = format!("{} {} HTTP/1.1\r\n", question.method.as_str(), question.target).into_bytes();
     if fields.iter().all(|(name, _)| *name != "Host") {
         request.extend(b"Host: x\r\n");
@@ -183,7 +183,7 @@ pub(crate) fn ask(
     if question.source_port < 1024 {
         talk.local.1 = question.source_port;
     }
-    let request = octets(question, fields);
+    let request = bytes(question, fields);
     let received = station.exchange(&mut talk, &request);
     let received = received.with_context(|| String::from_utf8_lossy(&request).into_owned())?;
     answer(received).with_context(|| format!("{} {}", question.method.as_str(), question.target))

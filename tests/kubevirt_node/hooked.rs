@@ -14,15 +14,15 @@ const PATH: &str = "/v1/user-data";
 const METHOD: &str = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook";
 
 /// A length-delimited field of a protobuf message (wire type 2).
-fn field(number: u8, octets: &[u8]) -> Vec<u8> {
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
     let mut field = vec![number << 3 | 2];
-    let mut length = octets.len();
+    let mut length = bytes.len();
     while length >= 0x80 {
         field.push(length as u8 | 0x80);
         length >>= 7;
     }
     field.push(length as u8);
-    field.extend(octets);
+    field.extend(bytes);
     field
 }
 

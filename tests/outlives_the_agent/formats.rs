@@ -22,9 +22,9 @@ fn files() -> [(&'static str, String); 5] {
     ]
 }
 
-fn write(path: &Path, octets: &[u8]) {
+fn write(path: &Path, bytes: &[u8]) {
     std::fs::create_dir_all(path.parent().expect("a directory")).expect("a directory");
-    std::fs::write(path, octets).expect("a file");
+    std::fs::write(path, bytes).expect("a file");
     std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).expect("a private file");
 }
 
@@ -47,7 +47,7 @@ fn an_agent_starts_with_the_state_of_every_release() {
         let node = Node::new(&[]);
         let state = |file: &str| -> PathBuf { node.records.path().join("state").join(file) };
         for (format, file) in files() {
-            write(&state(&file), &golden::of_release(format, &release).octets);
+            write(&state(&file), &golden::of_release(format, &release).bytes);
         }
         let current = |text: &[u8]| -> String {
             let keys: serde_json::Value = serde_json::from_slice(text).expect("token keys");

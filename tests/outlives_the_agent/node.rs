@@ -86,7 +86,7 @@ pub(crate) fn metadata_frames(tap: &Tap) -> usize {
     let mut buffer = [0; 2048];
     let mut frames = 0;
     while let Some(len) = tap.receive(0, &mut buffer).expect("the tap is there") {
-        frames += usize::from(buffer[..len].windows(4).any(|octets| octets == METADATA.octets()));
+        frames += usize::from(buffer[..len].windows(4).any(|bytes| bytes == METADATA.octets()));
     }
     frames
 }

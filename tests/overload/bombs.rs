@@ -6,9 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use metadata_content::account::BUFFERED_PER_VM;
 use metadata_content::http::body::BODY_MAX;
 use metadata_content::http::parse::{FIELDS_MAX, TARGET_MAX};
-use metadata_content::mailbox::{
-    ATTRIBUTE_OCTETS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, WAITS_PER_VM,
-};
+use metadata_content::mailbox::{ATTRIBUTE_BYTES, ATTRIBUTES_BYTES_PER_VM, ATTRIBUTES_PER_VM, WAITS_PER_VM};
 use support::agent::Agent;
 use support::answers::PATHS;
 use support::arena::{ATTACKER, Arena, Scene, serves};
@@ -27,11 +25,11 @@ use crate::withstand;
 
 /// Longest time to send an oversized request and receive its answer on a busy machine.
 const MOST: Duration = Duration::from_secs(60);
-/// Octets the service may accept beyond a limit before its refusal arrives: one window.
+/// Bytes the service may accept beyond a limit before its refusal arrives: one window.
 const WINDOW: usize = 3_072;
 /// Connections of one port.
 const PER_PORT: usize = 128;
-/// Octets of a large request.
+/// Bytes of a large request.
 const LARGE: usize = 2 << 20;
 
 /// The status of each answer on a connection, up to the first incomplete answer.
@@ -53,38 +51,38 @@ fn statuses(mut received: &[u8]) -> Vec<u16> {
     found
 }
 
-/// Sends `octets` of a request over one connection.
+/// Sends `bytes` of a request over one connection.
 ///
-/// The service must answer with `status` alone and close before it has accepted more than `limit` octets.
+/// The service must answer with `status` alone and close before it has accepted more than `limit` bytes.
 fn expect_refusal(
     station: &mut Station,
     status: u16,
     limit: usize,
-    octets: usize,
+    bytes: usize,
     make: impl Fn(usize) -> u8,
 ) -> Result<()> {
     let mut mob = Mob::open(station, SERVICE, 1)?;
-    let taken = mob.pour(octets, MOST, make)? as usize;
+    let taken = mob.pour(bytes, MOST, make)? as usize;
     let over = mob.until(MOST, |talks| talks.iter().all(|talk| talk.ended || talk.reset))?;
     ensure!(over, "the connection does not end");
     let talk = &mob.talks[0];
     ensure!(statuses(&talk.received) == [status], "answered {:?}", statuses(&talk.received));
-    ensure!(taken <= limit + WINDOW, "{taken} octets were accepted; the limit is {limit}");
+    ensure!(taken <= limit + WINDOW, "{taken} bytes were accepted; the limit is {limit}");
     mob.leave()
 }
 
 /// Sends one short request; its answers must have exactly these statuses.
-fn expect_answers(station: &mut Station, octets: &[u8], expected: &[u16]) -> Result<()> {
+fn expect_answers(station: &mut Station, bytes: &[u8], expected: &[u16]) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
-    let said = talk.transmit(octets);
+    let said = talk.transmit(bytes);
     station.until(&mut talk, &said, |talk| talk.ended)?;
     station.transmit(&talk.finish())?;
     let found = statuses(&talk.received);
-    ensure!(found == expected, "{:?} is answered {found:?}", String::from_utf8_lossy(octets));
+    ensure!(found == expected, "{:?} is answered {found:?}", String::from_utf8_lossy(bytes));
     Ok(())
 }
 
-/// The octets of `start`, followed by `over` without end.
+/// The bytes of `start`, followed by `over` without end.
 fn endless<'a>(start: &'a [u8], over: &'a [u8]) -> impl Fn(usize) -> u8 + 'a {
     move |at| start.get(at).copied().unwrap_or_else(|| over[(at - start.len()) % over.len()])
 }
@@ -117,7 +115,7 @@ fn chunks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     expect_refusal(station, 413, head.len() + BODY_MAX * 2, LARGE, endless(head, &chunk))
 }
 
-fn chunks_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+fn chunks_of_one_byte(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let head = b"PUT /v1/x HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n";
     expect_refusal(station, 413, head.len() + BODY_MAX * 6, LARGE, endless(head, b"1\r\nx\r\n"))
 }
@@ -135,7 +133,7 @@ fn lengths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The octets after a request with two framings must not count as another request.
+/// The bytes after a request with two framings must not count as another request.
 fn smuggling(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let hidden = "GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
     let framings = [
@@ -209,7 +207,7 @@ fn deep_paths(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         station.transmit(&talk.finish())?;
         let (found, body) = answer(&talk.received)?;
         ensure!(found == status, "{path:.60} is answered {found}");
-        ensure!(found != 404 || body.len() < 64, "{path:.60}: {} octets of error", body.len());
+        ensure!(found != 404 || body.len() < 64, "{path:.60}: {} bytes of error", body.len());
     }
     Ok(())
 }
@@ -242,7 +240,7 @@ fn pipelining(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 
 /// Sends a body of the largest size on every connection a port may have.
 ///
-/// The service buffers as many octets as one VM may use and answers the other requests with 503. How many bodies it
+/// The service buffers as many bytes as one VM may use and answers the other requests with 503. How many bodies it
 /// accepts in all depends on the order of their segments. A body that takes too long gets 408. No request lacks an
 /// answer.
 fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
@@ -255,7 +253,7 @@ fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let held_most = BUFFERED_PER_VM + PER_PORT * WINDOW;
     ensure!(
         mob.most_held <= held_most,
-        "{} octets are buffered at once; the limit is {held_most}",
+        "{} bytes are buffered at once; the limit is {held_most}",
         mob.most_held
     );
     let found: Vec<_> = mob.talks.iter().map(|talk| statuses(&talk.received)).collect();
@@ -265,7 +263,7 @@ fn bodies(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         mob.talks.iter().zip(&found).filter(|(_, it)| !matches!(it[..], [405 | 408 | 503])).collect();
     ensure!(others.is_empty(), "{accepted} accepted, {deferred} deferred, {late} late, others: {others:?}");
     eprintln!(
-        "{accepted} accepted, {deferred} deferred, {late} late; {} octets buffered at once",
+        "{accepted} accepted, {deferred} deferred, {late} late; {} bytes buffered at once",
         mob.most_held
     );
     ensure!(accepted > 0 && deferred > 0, "{accepted} accepted, {deferred} deferred, {late} late");
@@ -291,11 +289,11 @@ fn status_of(station: &mut Station, request: &[u8]) -> Result<u16> {
     Ok(found[0])
 }
 
-/// Writes `keys` attributes of `octets` each; returns how many the service stores. It must refuse the others.
-fn count_stored(station: &mut Station, name: &str, keys: usize, octets: usize) -> Result<usize> {
+/// Writes `keys` attributes of `bytes` each; returns how many the service stores. It must refuse the others.
+fn count_stored(station: &mut Station, name: &str, keys: usize, bytes: usize) -> Result<usize> {
     let mut stored = 0;
     for key in 0..keys {
-        let status = status_of(station, &attribute("PUT", &format!("flood/{name}-{key}"), octets))?;
+        let status = status_of(station, &attribute("PUT", &format!("flood/{name}-{key}"), bytes))?;
         ensure!(status < 500, "{name} {key} is answered {status}");
         stored += usize::from(status < 300);
     }
@@ -304,8 +302,8 @@ fn count_stored(station: &mut Station, name: &str, keys: usize, octets: usize) -
 
 /// Guest attributes are limited in number, in size and in total.
 fn mailboxes(station: &mut Station, _: &Agent<'_>) -> Result<()> {
-    let few = ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS;
-    let large = count_stored(station, "large", 2 * few, ATTRIBUTE_OCTETS)?;
+    let few = ATTRIBUTES_BYTES_PER_VM / ATTRIBUTE_BYTES;
+    let large = count_stored(station, "large", 2 * few, ATTRIBUTE_BYTES)?;
     // Names count towards the total.
     ensure!((few - 1..=few).contains(&large), "{large} large attributes were stored");
     let small = count_stored(station, "small", 2 * ATTRIBUTES_PER_VM, 1)?;
@@ -313,7 +311,7 @@ fn mailboxes(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         large + small == ATTRIBUTES_PER_VM,
         "{small} small attributes were stored beside {large} large ones"
     );
-    let status = status_of(station, &attribute("PUT", "flood/large-0", ATTRIBUTE_OCTETS + 1))?;
+    let status = status_of(station, &attribute("PUT", "flood/large-0", ATTRIBUTE_BYTES + 1))?;
     ensure!((400..500).contains(&status), "an attribute too large is answered {status}");
     Ok(())
 }
@@ -349,7 +347,7 @@ fn oversized_and_ambiguous_requests_cost_only_their_sender() {
             attack("an endless target", target),
             attack("an endless method", method),
             attack("endless chunks", chunks),
-            attack("endless chunks of one octet", chunks_of_one_octet),
+            attack("endless chunks of one byte", chunks_of_one_byte),
             attack("an endless chunk extension", extensions),
             attack("a content length beyond all limits", lengths),
             attack("smuggling", smuggling),

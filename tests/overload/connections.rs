@@ -21,7 +21,7 @@ const PER_PORT: usize = 128;
 const HOARD: usize = 300;
 /// Size of the smallest full segment that the service sends, for any announced MSS (RFC 9293 §3.7.1).
 const SAFE_SEGMENT: usize = 536;
-/// Maximum number of window probes within [`CLOSED`], of one octet each. The shortest timeout allows one per 200 ms;
+/// Maximum number of window probes within [`CLOSED`], of one byte each. The shortest timeout allows one per 200 ms;
 /// the limit is doubled for a slow machine.
 const PROBES: usize = 40;
 /// How long a window stays closed.
@@ -32,7 +32,7 @@ const HEAD_PATIENCE: Duration = Duration::from_secs(40);
 const REFILL: Duration = Duration::from_millis(250);
 /// Longest time until a worker has counted all frames.
 const COUNTED: Duration = Duration::from_secs(10);
-/// Length of the attacker's user-data, in octets.
+/// Length of the attacker's user-data, in bytes.
 pub(crate) const USER_DATA: usize = 60_000;
 const LARGE: &str = "/v1/user-data";
 
@@ -40,7 +40,7 @@ fn gauge(agent: &Agent<'_>, name: &str) -> Result<u64> {
     Ok(total(&agent.metrics()?, &format!("xdp_imds_stack_{name}"), None))
 }
 
-/// A connection takes room from its first octet; connections beyond the port's limit are refused.
+/// A connection takes room from its first byte; connections beyond the port's limit are refused.
 fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     let refused = gauge(agent, "refused_port_connections_total")?;
     let mut mob = Mob::open(station, SERVICE, HOARD)?;
@@ -59,14 +59,14 @@ fn hoarding(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// Sends a head on every connection, one octet per `each`; all must end with 408 within [`HEAD_PATIENCE`].
-fn timed_out(mob: &mut Mob<'_>, each: Duration, octets: &[u8]) -> Result<()> {
+/// Sends a head on every connection, one byte per `each`; all must end with 408 within [`HEAD_PATIENCE`].
+fn timed_out(mob: &mut Mob<'_>, each: Duration, bytes: &[u8]) -> Result<()> {
     let start = Instant::now();
     let mut said = 0;
     while start.elapsed() < HEAD_PATIENCE && mob.talks.iter().any(|talk| !talk.ended && !talk.reset) {
-        if said < octets.len() && start.elapsed() >= each * said as u32 {
+        if said < bytes.len() && start.elapsed() >= each * said as u32 {
             for talk in mob.talks.iter_mut().filter(|talk| talk.is_live()) {
-                let part = talk.transmit(&octets[said..=said]);
+                let part = talk.transmit(&bytes[said..=said]);
                 part.iter().try_for_each(|segment| mob.station.transmit(segment))?;
             }
             said += 1;
@@ -102,13 +102,13 @@ fn asking<'s>(station: &'s mut Station, count: usize, change: impl Fn(&mut Talk)
     Ok(mob)
 }
 
-/// A window that stays closed receives only probes of one octet.
+/// A window that stays closed receives only probes of one byte.
 fn closed_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = asking(station, PER_PORT, |talk| talk.window = 0)?;
     mob.until(CLOSED, |_| false)?;
     for talk in &mob.talks {
         let came = talk.received.len();
-        ensure!(came <= PROBES, "{came} octets arrived through a closed window");
+        ensure!(came <= PROBES, "{came} bytes arrived through a closed window");
     }
     mob.leave()
 }
@@ -123,16 +123,16 @@ fn closing_windows(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     mob.until(CLOSED, |_| false)?;
     for talk in &mob.talks {
         let came = talk.received.len();
-        ensure!(came <= usize::from(FIRST) + PROBES, "{came} octets arrived through a window of {FIRST}");
+        ensure!(came <= usize::from(FIRST) + PROBES, "{came} bytes arrived through a window of {FIRST}");
     }
     mob.leave()
 }
 
-fn windows_of_one_octet(station: &mut Station, _: &Agent<'_>) -> Result<()> {
+fn windows_of_one_byte(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut mob = asking(station, 16, |talk| talk.window = 1)?;
     mob.until(Duration::from_secs(5), |talks| talks.iter().all(|talk| talk.received.len() > 200))?;
     for talk in &mob.talks {
-        ensure!(talk.received.starts_with(b"H"), "nothing arrived through a window of one octet");
+        ensure!(talk.received.starts_with(b"H"), "nothing arrived through a window of one byte");
         ensure!(
             b"HTTP/1.1 200 OK\r\n".starts_with(&talk.received[..talk.received.len().min(17)]),
             "not an answer"
@@ -153,11 +153,11 @@ fn tiny_segments(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         station.until(&mut talk, &said, |talk| talk.ended)?;
         station.transmit(&talk.finish())?;
         let (status, body) = answer(&talk.received)?;
-        ensure!((status, body.len()) == (200, USER_DATA), "mss {mss}: {status}, {} octets", body.len());
+        ensure!((status, body.len()) == (200, USER_DATA), "mss {mss}: {status}, {} bytes", body.len());
         let segments = (station.received.0 - heard) as usize;
         // The limit is doubled, because a busy machine causes retransmissions.
         let most = 2 * (talk.received.len() / SAFE_SEGMENT + 8);
-        ensure!(segments <= most, "mss {mss}: {segments} segments for {} octets", talk.received.len());
+        ensure!(segments <= most, "mss {mss}: {segments} segments for {} bytes", talk.received.len());
     }
     Ok(())
 }
@@ -168,7 +168,7 @@ fn hang_up(station: &Station, talk: &Talk) -> Result<()> {
     station.transmit(&talk.reset())
 }
 
-/// Repeated acknowledgements must not cause more octets of retransmissions than they contain.
+/// Repeated acknowledgements must not cause more bytes of retransmissions than they contain.
 fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     const TIMES: usize = 2_000;
     let mut talk = station.open(SERVICE)?;
@@ -181,11 +181,11 @@ fn repeated_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         station.receive()?;
     }
     let (sent, heard) = (station.sent.get().1 - sent, station.received.1 - heard);
-    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of old acknowledgements");
+    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} bytes for {sent} of old acknowledgements");
     hang_up(station, &talk)
 }
 
-/// Sends acknowledgements of octets before and after the service's window.
+/// Sends acknowledgements of bytes before and after the service's window.
 fn invalid_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let said = talk.transmit(&get(LARGE));
@@ -197,7 +197,7 @@ fn invalid_acks(station: &mut Station, _: &Agent<'_>) -> Result<()> {
         station.receive()?;
     }
     let (sent, heard) = (station.sent.get().1 - sent, station.received.1 - heard);
-    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} octets for {sent} of invalid acknowledgements");
+    ensure!(heard <= sent + 2 * USER_DATA as u64, "{heard} bytes for {sent} of invalid acknowledgements");
     hang_up(station, &talk)
 }
 
@@ -246,7 +246,7 @@ fn closed_at_once(station: &mut Station, _: &Agent<'_>) -> Result<()> {
 }
 
 /// Payload after a missing first byte is dropped.
-fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
+fn first_byte_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     const COUNT: u64 = 500;
     // 16 bits of a SYN cookie cover the guest's sequence number, so one segment in 65,536 counts as a first one.
     const BY_CHANCE: u64 = 3;
@@ -267,7 +267,7 @@ fn first_octet_missing(station: &mut Station, agent: &Agent<'_>) -> Result<()> {
     mob.leave()
 }
 
-/// A retransmission with other octets does not replace the octets received first.
+/// A retransmission with other bytes does not replace the bytes received first.
 fn changed_retransmissions(station: &mut Station, _: &Agent<'_>) -> Result<()> {
     let mut talk = station.open(SERVICE)?;
     let first = talk.transmit(b"GET /v1/meta-data HTTP/1.1\r\nHost: x\r\nA: ");
@@ -302,15 +302,15 @@ fn attacks() -> Vec<Attack> {
         attack("hoarding", hoarding),
         attack("handshakes without data", bare_handshakes),
         attack("closed at once", closed_at_once),
-        attack("the first octet missing", first_octet_missing),
+        attack("the first byte missing", first_byte_missing),
         attack("tiny segments", tiny_segments),
-        attack("windows of one octet", windows_of_one_octet),
+        attack("windows of one byte", windows_of_one_byte),
         attack("closed windows", closed_windows),
         attack("closing windows", closing_windows),
         attack("repeated acknowledgements", repeated_acks),
         attack("invalid acknowledgements", invalid_acks),
         attack("resets and syns with wrong sequence numbers", near_misses),
-        attack("retransmissions with other octets", changed_retransmissions),
+        attack("retransmissions with other bytes", changed_retransmissions),
         attack("one port again and again", one_port_again_and_again),
     ]
 }
@@ -326,6 +326,6 @@ fn slow_requests_get_408_and_cost_only_their_sender() {
     withstand(
         "slow",
         "",
-        &[attack("an incomplete head", incomplete_heads), attack("an octet a second", slow_writers)],
+        &[attack("an incomplete head", incomplete_heads), attack("a byte a second", slow_writers)],
     );
 }

@@ -23,7 +23,7 @@ const GARBAGE: usize = 100_000;
 /// Number of frames after which the guest reads the answers.
 const BURST: usize = 64;
 
-/// Sends `count` frames and receives the answers, which must not have more octets than the frames.
+/// Sends `count` frames and receives the answers, which must not have more bytes than the frames.
 fn flood(station: &mut Station, count: usize, make: impl Fn(&Station, usize) -> Vec<u8>) -> Result<()> {
     let (sent, heard) = (station.sent.get().1, station.received.1);
     for number in 0..count {
@@ -34,7 +34,7 @@ fn flood(station: &mut Station, count: usize, make: impl Fn(&Station, usize) -> 
     }
     station.receive()?;
     let (sent, heard) = (station.sent.get().1 - sent, station.received.1 - heard);
-    ensure!(heard <= sent, "{heard} octets of answers to {sent} octets");
+    ensure!(heard <= sent, "{heard} bytes of answers to {sent} bytes");
     Ok(())
 }
 
@@ -59,7 +59,7 @@ fn opening(v6: bool) -> Segment {
     Segment { ack: None, mss: Some(1400), ..any(v6, TcpControl::Syn) }
 }
 
-/// A frame for the service with random octets changed, removed or appended.
+/// A frame for the service with random bytes changed, removed or appended.
 fn garbled(station: &Station) -> Vec<u8> {
     let whole = match fastrand::u8(..4) {
         0 => frames::frame(&[], ethernet::IPV4, &frames::tcp(SERVED_V4, fastrand::u8(..))),

@@ -16,7 +16,7 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Given {
     pub(crate) value: Value,
     pub(crate) record: Record,
-    /// User-data in octets, before any encoding.
+    /// User-data in bytes, before any encoding.
     pub(crate) user_data: Option<Vec<u8>>,
     pub(crate) vendor_data: Option<Vec<u8>>,
 }
@@ -30,8 +30,8 @@ fn label() -> impl Strategy<Value = String> {
     "[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?"
 }
 
-/// Octets of user-data: text, text that looks like base64, gzip, and random octets.
-fn octets() -> impl Strategy<Value = Vec<u8>> {
+/// Bytes of user-data: text, text that looks like base64, gzip, and random bytes.
+fn bytes() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         Just(Vec::new()),
         "#cloud-config\n[ -~]{0,60}\n".prop_map(String::into_bytes),
@@ -45,10 +45,10 @@ fn octets() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// Data as text if it is UTF-8 and `as_text` is set, otherwise in base64.
-fn payload(octets: &[u8], as_text: bool) -> Value {
-    match std::str::from_utf8(octets) {
+fn payload(bytes: &[u8], as_text: bool) -> Value {
+    match std::str::from_utf8(bytes) {
         Ok(text) if as_text => json!({ "text": text }),
-        _ => json!({ "base64": STANDARD.encode(octets) }),
+        _ => json!({ "base64": STANDARD.encode(bytes) }),
     }
 }
 
@@ -232,7 +232,7 @@ fn disks() -> impl Strategy<Value = Vec<Value>> {
 
 fn files() -> impl Strategy<Value = Vec<Value>> {
     let file = (line(), vec(any::<u8>(), 0..40));
-    vec(file.prop_map(|(path, octets)| json!({ "path": path, "base64": STANDARD.encode(octets) })), 0..3)
+    vec(file.prop_map(|(path, bytes)| json!({ "path": path, "base64": STANDARD.encode(bytes) })), 0..3)
 }
 
 /// A time after or before the time of the requests.
@@ -330,7 +330,7 @@ pub(crate) fn bare() -> impl Strategy<Value = Record> {
 
 /// Any record that serves every dialect.
 pub(crate) fn any_record() -> impl Strategy<Value = Given> {
-    let data = (option::of(octets()), option::of(octets()), option::of(octets()), any::<bool>());
+    let data = (option::of(bytes()), option::of(bytes()), option::of(bytes()), any::<bool>());
     let admin = option::of((option::of(line()), option::of("[!-~]{6,20}")));
     let lists = (keys(), metadata(), vec(line(), 0..3), disks(), files());
     let rest = (option::of(vec(any::<u8>(), 0..40)), credentials(), serving());
@@ -345,7 +345,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Given> {
         )| {
             let (keys, metadata, labels, disks, files) = lists;
             let mut set = |name: &str, value: Value| record[name] = value;
-            let payload = |octets: &Option<Vec<u8>>| octets.as_ref().map(|octets| payload(octets, as_text));
+            let payload = |bytes: &Option<Vec<u8>>| bytes.as_ref().map(|bytes| payload(bytes, as_text));
             set("user_data", json!(payload(&user)));
             set("vendor_data", json!(payload(&vendor)));
             set("vendor_data2", json!(payload(&vendor2)));

@@ -243,12 +243,12 @@ impl Vm {
 
 /// Percent-encoded as by Perl's `URI::Escape`.
 fn encoded(text: &str) -> String {
-    let octet = |octet: u8| match octet {
-        b'-' | b'_' | b'.' | b'!' | b'~' | b'*' | b'\'' | b'(' | b')' => char::from(octet).to_string(),
-        _ if octet.is_ascii_alphanumeric() => char::from(octet).to_string(),
-        _ => format!("%{octet:02X}"),
+    let byte = |byte: u8| match byte {
+        b'-' | b'_' | b'.' | b'!' | b'~' | b'*' | b'\'' | b'(' | b')' => char::from(byte).to_string(),
+        _ if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
     };
-    text.bytes().map(octet).collect()
+    text.bytes().map(byte).collect()
 }
 
 fn sorted(keys: &[String]) -> String {

@@ -132,7 +132,7 @@ fn the_classifier_enforces_the_limit_of_each_port() {
     assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
 }
 
-/// A TCP segment of `len` octets for the service, after a virtio header with the other arguments as fields.
+/// A TCP segment of `len` bytes for the service, after a virtio header with the other arguments as fields.
 fn tcp_segment(len: usize, kind: u8, header: u16, segment: u16) -> Vec<u8> {
     let mut syn = frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, 80));
     syn[6..12].copy_from_slice(&ALICE.0);
@@ -161,7 +161,7 @@ fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
         ("whole", tcp_segment(1_514, 0, 0, 0), Verdict::SteerIpv4Tcp, 1),
         ("two segments", tcp_segment(2_000, TCP, 54, 1_448), Verdict::SteerIpv4Tcp, 2),
         ("the longest", tcp_segment(most, 0, 0, 0), Verdict::SteerIpv4Tcp, 1),
-        ("one octet too long", tcp_segment(most + 1, 0, 0, 0), Verdict::DropOversize, 0),
+        ("one byte too long", tcp_segment(most + 1, 0, 0, 0), Verdict::DropOversize, 0),
         ("only its MACs in the first piece", tcp_segment(9_000, 0, 14, 0), Verdict::DropOversize, 0),
         ("60 KB of segments", tcp_segment(60_000, TCP, 54, 1_448), Verdict::DropOversize, 0),
         ("thousands of segments", tcp_segment(3_000, TCP, 54, 1), Verdict::DropOversize, 0),

@@ -136,7 +136,7 @@ fn only_the_bound_mac_of_a_port_in_a_pod_is_steered() {
     assert!(frames_in(&mut ring).is_empty());
 }
 
-/// A TCP frame of `len` octets for the service.
+/// A TCP frame of `len` bytes for the service.
 fn frame_of(len: usize) -> Vec<u8> {
     let mut frame = frames::frame(&[], ethernet::IPV4, &frames::syn(SERVED_V4, 80));
     frame[6..12].copy_from_slice(&ALICE.0);
@@ -186,7 +186,7 @@ fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
     node.steering.bind(&greedy.name, ALICE, 0).expect("bound");
     node.steering.bind(&modest.name, BOB, 1).expect("bound");
     let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
-    // The kernel adds a header of eight octets to each record.
+    // The kernel adds a header of eight bytes to each record.
     let records = u64::from(RING_BYTES) / (RING_RECORDS[0] as u64 + 8);
     (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
     let (taken, dropped) = (count(&node, Verdict::RingDelivered), count(&node, Verdict::RingDropFull));

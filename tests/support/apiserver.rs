@@ -30,7 +30,7 @@ use crate::schema::Schemas;
 
 /// Limit of connections that wait to be accepted.
 const BACKLOG: u32 = 128;
-/// Octets of a chunk before the pause within it.
+/// Bytes of a chunk before the pause within it.
 const PART: usize = 40;
 
 /// The server's behaviour for VMI requests. A change to any value but [`Well`](Self::Well) ends all watches.

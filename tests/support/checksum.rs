@@ -6,9 +6,9 @@ use smoltcp::wire::{
 };
 use std::ops::Range;
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
-/// Octets of the shortest IPv4 header.
+/// Bytes of the shortest IPv4 header.
 const IPV4: usize = 20;
 
 /// A segment or message: source, destination, protocol, and its position in the frame.
@@ -29,40 +29,40 @@ pub fn complete(frame: &mut [u8]) {
 
 /// Writes only the sum of the pseudo-header into a TCP segment, as a guest with checksum offload does.
 pub fn partial(frame: &mut [u8]) {
-    let Some((source, destination, IpProtocol::Tcp, octets)) = upper(frame) else { return };
-    let length = octets.len() as u32;
+    let Some((source, destination, IpProtocol::Tcp, bytes)) = upper(frame) else { return };
+    let length = bytes.len() as u32;
     let sum = words(&address(source))
         + words(&address(destination))
         + u32::from(u8::from(IpProtocol::Tcp))
         + length;
-    frame[octets][16..18].copy_from_slice(&fold(sum).to_be_bytes());
+    frame[bytes][16..18].copy_from_slice(&fold(sum).to_be_bytes());
 }
 
 fn upper(frame: &[u8]) -> Option<Upper> {
     let packet = frame.get(ETHERNET..)?;
-    let (source, destination, protocol, octets) = match frame[ETHERNET - 2..ETHERNET] {
+    let (source, destination, protocol, bytes) = match frame[ETHERNET - 2..ETHERNET] {
         [0x08, 0x00] => {
             let ip = Ipv4Packet::new_checked(packet).ok()?;
-            let octets = usize::from(ip.header_len())..usize::from(ip.total_len());
-            (ip.src_addr().into(), ip.dst_addr().into(), ip.next_header(), octets)
+            let bytes = usize::from(ip.header_len())..usize::from(ip.total_len());
+            (ip.src_addr().into(), ip.dst_addr().into(), ip.next_header(), bytes)
         }
         [0x86, 0xdd] => {
             let ip = Ipv6Packet::new_checked(packet).ok()?;
-            let octets = ip.header_len()..ip.total_len();
-            (ip.src_addr().into(), ip.dst_addr().into(), ip.next_header(), octets)
+            let bytes = ip.header_len()..ip.total_len();
+            (ip.src_addr().into(), ip.dst_addr().into(), ip.next_header(), bytes)
         }
         _ => return None,
     };
-    Some((source, destination, protocol, ETHERNET + octets.start..ETHERNET + octets.end))
+    Some((source, destination, protocol, ETHERNET + bytes.start..ETHERNET + bytes.end))
 }
 
-fn fill(frame: &mut [u8], (source, destination, protocol, octets): Upper) -> Option<()> {
-    let octets = frame.get_mut(octets)?;
+fn fill(frame: &mut [u8], (source, destination, protocol, bytes): Upper) -> Option<()> {
+    let bytes = frame.get_mut(bytes)?;
     match (protocol, source, destination) {
-        (IpProtocol::Tcp, ..) => TcpPacket::new_checked(octets).ok()?.fill_checksum(&source, &destination),
-        (IpProtocol::Icmp, ..) => Icmpv4Packet::new_checked(octets).ok()?.fill_checksum(),
+        (IpProtocol::Tcp, ..) => TcpPacket::new_checked(bytes).ok()?.fill_checksum(&source, &destination),
+        (IpProtocol::Icmp, ..) => Icmpv4Packet::new_checked(bytes).ok()?.fill_checksum(),
         (IpProtocol::Icmpv6, IpAddress::Ipv6(source), IpAddress::Ipv6(destination)) => {
-            Icmpv6Packet::new_checked(octets).ok()?.fill_checksum(&source, &destination);
+            Icmpv6Packet::new_checked(bytes).ok()?.fill_checksum(&source, &destination);
         }
         _ => {}
     }
@@ -76,8 +76,8 @@ fn address(address: IpAddress) -> Vec<u8> {
     }
 }
 
-fn words(octets: &[u8]) -> u32 {
-    octets.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0))).sum()
+fn words(bytes: &[u8]) -> u32 {
+    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0))).sum()
 }
 
 fn fold(sum: u32) -> u16 {

@@ -21,13 +21,13 @@ pub const CLIENT_V6: [u16; 8] = [0xfe80, 0, 0, 0, 0, 0, 0, 0x10];
 /// The TCP behaviour of a client.
 #[derive(Clone, Copy, Debug)]
 pub struct Habits {
-    /// The MTU in octets, which determines the announced MSS.
+    /// The MTU in bytes, which determines the announced MSS.
     pub mtu: usize,
-    /// Octets of the receive buffer, which is the offered window.
+    /// Bytes of the receive buffer, which is the offered window.
     pub window: usize,
-    /// Octets per write. Each write is a segment of its own.
+    /// Bytes per write. Each write is a segment of its own.
     pub write: usize,
-    /// Octets per read.
+    /// Bytes per read.
     pub read: usize,
     /// Pause between two reads.
     pub read_pause: Duration,
@@ -39,13 +39,13 @@ impl Default for Habits {
     }
 }
 
-/// One connection: the octets to send and the octets received.
+/// One connection: the bytes to send and the bytes received.
 #[derive(Debug)]
 pub struct Talk {
     handle: SocketHandle,
     outgoing: VecDeque<u8>,
     close_after_sending: bool,
-    /// All octets that the service has sent.
+    /// All bytes that the service has sent.
     pub received: Vec<u8>,
     /// Whether the service has closed its side.
     pub ended: bool,
@@ -89,21 +89,21 @@ impl Client {
         self.slot
     }
 
-    /// Opens a connection from `port` and sends `octets`. Returns the connection's index.
-    pub fn begin(&mut self, port: u16, octets: &[u8]) -> usize {
-        self.begin_to((IpAddr::from(SERVICE), 80), port, octets)
+    /// Opens a connection from `port` and sends `bytes`. Returns the connection's index.
+    pub fn begin(&mut self, port: u16, bytes: &[u8]) -> usize {
+        self.begin_to((IpAddr::from(SERVICE), 80), port, bytes)
     }
 
     /// Like [`begin`](Self::begin), to another address or port.
-    pub fn begin_to(&mut self, remote: (IpAddr, u16), port: u16, octets: &[u8]) -> usize {
-        let buffer = |octets| SocketBuffer::new(vec![0; octets]);
+    pub fn begin_to(&mut self, remote: (IpAddr, u16), port: u16, bytes: &[u8]) -> usize {
+        let buffer = |bytes| SocketBuffer::new(vec![0; bytes]);
         let mut socket = Socket::new(buffer(self.habits.window), buffer(65_535));
         socket.set_nagle_enabled(false);
         let remote = (IpAddress::from(remote.0), remote.1);
         socket.connect(self.interface.context(), remote, port).expect("an address to connect from");
         self.talks.push(Talk {
             handle: self.sockets.add(socket),
-            outgoing: octets.iter().copied().collect(),
+            outgoing: bytes.iter().copied().collect(),
             close_after_sending: false,
             received: Vec::new(),
             ended: false,
@@ -112,9 +112,9 @@ impl Client {
         self.talks.len() - 1
     }
 
-    /// Sends more octets.
-    pub fn transmit(&mut self, talk: usize, octets: &[u8]) {
-        self.talks[talk].outgoing.extend(octets);
+    /// Sends more bytes.
+    pub fn transmit(&mut self, talk: usize, bytes: &[u8]) {
+        self.talks[talk].outgoing.extend(bytes);
     }
 
     /// Closes the client's side after everything is sent.
@@ -185,9 +185,9 @@ impl Talk {
         if self.read_at <= now && socket.can_recv() {
             let received = &mut self.received;
             let most = habits.read;
-            let _ = socket.recv(|octets| {
-                let taken = octets.len().min(most);
-                received.extend_from_slice(&octets[..taken]);
+            let _ = socket.recv(|bytes| {
+                let taken = bytes.len().min(most);
+                received.extend_from_slice(&bytes[..taken]);
                 (taken, ())
             });
             self.read_at = now + habits.read_pause;
@@ -202,8 +202,8 @@ impl Talk {
         // A limited write waits until the previous one is acknowledged, so that each write is one segment.
         if !self.outgoing.is_empty() && socket.can_send() && (most == usize::MAX || socket.send_queue() == 0)
         {
-            let octets: Vec<u8> = self.outgoing.iter().copied().take(most).collect();
-            let taken = socket.send_slice(&octets).unwrap_or(0);
+            let bytes: Vec<u8> = self.outgoing.iter().copied().take(most).collect();
+            let taken = socket.send_slice(&bytes).unwrap_or(0);
             self.outgoing.drain(..taken);
         }
         if self.close_after_sending && self.outgoing.is_empty() && socket.may_send() {

@@ -121,11 +121,11 @@ pub struct Crawl {
     /// The keys that cloud-init would give the default user.
     #[serde(default)]
     pub ssh_keys: Vec<String>,
-    /// The octets of user-data.
-    #[serde(default, deserialize_with = "octets")]
+    /// The bytes of user-data.
+    #[serde(default, deserialize_with = "bytes")]
     pub user_data: Vec<u8>,
-    /// The octets of vendor-data; JSON if it is a map or a list.
-    #[serde(default, deserialize_with = "octets")]
+    /// The bytes of vendor-data; JSON if it is a map or a list.
+    #[serde(default, deserialize_with = "bytes")]
     pub vendor_data: Vec<u8>,
     /// Cloud-config that the datasource adds to the machine's, such as a password.
     #[serde(default)]
@@ -418,7 +418,7 @@ impl Crawl {
     }
 }
 
-fn octets<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<u8>, D::Error> {
+fn bytes<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<u8>, D::Error> {
     let text = String::deserialize(deserializer)?;
     STANDARD.decode(text).map_err(serde::de::Error::custom)
 }

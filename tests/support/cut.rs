@@ -16,7 +16,7 @@ pub fn cut(long: &Long<'_>) -> Vec<Vec<u8>> {
     let tcp_at = usize::from(long.tcp_at);
     assert_eq!(tcp_at, ETHERNET + if long.is_ipv4 { 20 } else { 40 });
     let whole = [long.headers, &payload].concat();
-    assert!(whole.len() < 65_536, "the kernel cuts frames of {} octets itself", whole.len());
+    assert!(whole.len() < 65_536, "the kernel cuts frames of {} bytes itself", whole.len());
     assert_partial(&whole, tcp_at, long.is_ipv4);
     let segments = payload.chunks(long.segment.into());
     let last = segments.len() - 1;

@@ -31,7 +31,7 @@ pub fn attach(ifindex: u32) -> Result<OwnedFd> {
 
 /// A command that returns a descriptor.
 fn bpf(command: bpf_cmd, attributes: &mut [u64]) -> io::Result<OwnedFd> {
-    // SAFETY: the kernel reads these octets and the memory they point to, which outlives the call. It keeps no pointer.
+    // SAFETY: the kernel reads these bytes and the memory they point to, which outlives the call. It keeps no pointer.
     let returned = unsafe {
         libc::syscall(libc::SYS_bpf, command as u32, attributes.as_mut_ptr(), size_of_val(attributes))
     };

@@ -83,7 +83,7 @@ pub fn arp_request(target: Ipv4Addr) -> Vec<u8> {
     packet
 }
 
-/// An IPv4 datagram with its header checksum (RFC 1071) and 20 octets of payload.
+/// An IPv4 datagram with its header checksum (RFC 1071) and 20 bytes of payload.
 #[must_use]
 pub fn datagram(destination: Ipv4Addr, protocol: u8) -> Vec<u8> {
     let mut packet = vec![0; ipv4::HEADER + 20];
@@ -110,7 +110,7 @@ pub fn syn(destination: Ipv4Addr, port: u16) -> Vec<u8> {
     summed(packet, ethernet::IPV4)
 }
 
-/// The TCP options of a Linux guest's SYN: segments of 1460 octets, SACK, timestamps, windows shifted by 7.
+/// The TCP options of a Linux guest's SYN: segments of 1460 bytes, SACK, timestamps, windows shifted by 7.
 const OFFERS: [u8; 20] = [2, 4, 0x05, 0xb4, 4, 2, 8, 10, 1, 2, 3, 4, 0, 0, 0, 0, 1, 3, 3, 7];
 
 /// A segment without payload from port 40,000 to port 80 over IPv4. A SYN has the options of Linux.
@@ -119,7 +119,7 @@ pub fn tcp(destination: Ipv4Addr, flags: u8) -> Vec<u8> {
     let segment = segment(flags);
     let mut packet = datagram(destination, protocol::TCP);
     packet.truncate(ipv4::HEADER);
-    // Each octet of length reduces the checksum by one.
+    // Each byte of length reduces the checksum by one.
     let more = segment.len() as u16 - 20;
     let checksum = u16::from_be_bytes([packet[ipv4::CHECKSUM], packet[ipv4::CHECKSUM + 1]]);
     packet[ipv4::TOTAL_LENGTH + 1] += more as u8;
@@ -159,7 +159,7 @@ pub fn introduced(destination: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     summed(packet, ethernet::IPV6)
 }
 
-/// An IPv6 datagram with 24 octets of payload.
+/// An IPv6 datagram with 24 bytes of payload.
 #[must_use]
 pub fn datagram6(destination: Ipv6Addr, next_header: u8) -> Vec<u8> {
     let mut packet = vec![0; ipv6::HEADER + neighbour::LEN];
@@ -188,10 +188,10 @@ fn summed(packet: Vec<u8>, ethertype: u16) -> Vec<u8> {
     frame.split_off(ethernet::HEADER)
 }
 
-/// The packet with the octets at `offset` replaced. Its checksums do not change.
+/// The packet with the bytes at `offset` replaced. Its checksums do not change.
 #[must_use]
-pub fn with(mut packet: Vec<u8>, offset: usize, octets: &[u8]) -> Vec<u8> {
-    packet[offset..offset + octets.len()].copy_from_slice(octets);
+pub fn with(mut packet: Vec<u8>, offset: usize, bytes: &[u8]) -> Vec<u8> {
+    packet[offset..offset + bytes.len()].copy_from_slice(bytes);
     packet
 }
 
@@ -246,7 +246,7 @@ fn arp_cases() -> Vec<Case> {
 
 fn ipv4_cases() -> Vec<Case> {
     let ours = syn(SERVED_V4, 80);
-    let set = |offset, octets: &[u8]| with(ours.clone(), offset, octets);
+    let set = |offset, bytes: &[u8]| with(ours.clone(), offset, bytes);
     rows(
         ethernet::IPV4,
         [
@@ -286,7 +286,7 @@ fn ipv4_cases() -> Vec<Case> {
     )
 }
 
-/// The datagram with one extension header of `8 + 8 * units` octets.
+/// The datagram with one extension header of `8 + 8 * units` bytes.
 fn behind(kind: u8, units: u8, packet: &[u8]) -> Vec<u8> {
     let mut packet = packet.to_vec();
     let mut header = vec![0; 8 + 8 * usize::from(units)];
@@ -302,7 +302,7 @@ fn routed(stations: u8, last: Ipv6Addr) -> Vec<u8> {
     with(packet, ipv6::HEADER + 8 + 16 * usize::from(stations - 1), &last.octets())
 }
 
-/// A datagram to another address with these octets as IPv4 options.
+/// A datagram to another address with these bytes as IPv4 options.
 fn optioned(options: [u8; 8]) -> Vec<u8> {
     let mut packet = syn(OTHER_V4, 80);
     packet[0] += 2;

@@ -6,7 +6,7 @@ use anyhow::{Result, ensure};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-/// Payload of one segment, in octets.
+/// Payload of one segment, in bytes.
 const SEGMENT: usize = 1_400;
 /// Time until an unacknowledged segment is sent again.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -20,7 +20,7 @@ pub struct Mob<'s> {
     pub station: &'s mut Station,
     /// Its connections, by index.
     pub talks: Vec<Talk>,
-    /// Peak number of octets that the service had acknowledged on connections without an answer.
+    /// Peak number of bytes that the service had acknowledged on connections without an answer.
     pub most_held: usize,
 }
 
@@ -111,12 +111,12 @@ impl<'s> Mob<'s> {
         Ok(done(&self.talks))
     }
 
-    /// Sends this many octets on every open connection while the service accepts them, for `most` at the longest. The
-    /// octets are produced on demand. Returns the number of acknowledged octets.
+    /// Sends this many bytes on every open connection while the service accepts them, for `most` at the longest. The
+    /// bytes are produced on demand. Returns the number of acknowledged bytes.
     ///
     /// # Errors
     /// As for [`Station::receive`].
-    pub fn pour(&mut self, octets: usize, most: Duration, make: impl Fn(usize) -> u8) -> Result<u64> {
+    pub fn pour(&mut self, bytes: usize, most: Duration, make: impl Fn(usize) -> u8) -> Result<u64> {
         let first: Vec<u32> = self.talks.iter().map(|talk| talk.seq).collect();
         // Unacknowledged segments, and when each was last sent.
         let mut waiting: Vec<(Vec<Segment>, Instant)> =
@@ -136,10 +136,10 @@ impl<'s> Mob<'s> {
                     end.wrapping_sub(talk.acknowledged) as i32 > 0
                 });
                 let done = said(talk, first[at]);
-                is_over &= done >= octets && segments.is_empty();
+                is_over &= done >= bytes && segments.is_empty();
                 let room = talk.room.saturating_sub(talk.in_flight()).min(SEGMENT);
-                if done < octets && room > 0 {
-                    let part: Vec<u8> = (done..octets.min(done + room)).map(&make).collect();
+                if done < bytes && room > 0 {
+                    let part: Vec<u8> = (done..bytes.min(done + room)).map(&make).collect();
                     segments.extend(talk.transmit(&part));
                     *sent = Instant::now() - AGAIN;
                 }

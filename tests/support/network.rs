@@ -22,7 +22,7 @@ use crate::wire::{Rng, Sent, at};
 
 /// Maximum number of turns at one virtual time. More turns mean an endless loop.
 const TURNS_PER_INSTANT: usize = 10_000;
-/// Octets of an Ethernet header. Corruption does not change it: a frame that nobody receives tests nothing.
+/// Bytes of an Ethernet header. Corruption does not change it: a frame that nobody receives tests nothing.
 const ETHERNET: usize = 14;
 
 /// A fault of a path.
@@ -38,13 +38,13 @@ pub enum Fault {
     Reorder(u64, Duration),
     /// Flips one bit in this percentage of frames.
     Corrupt(u64),
-    /// Loses frames longer than this many octets.
+    /// Loses frames longer than this many bytes.
     Mtu(usize),
     /// Limits the rate. Loses frames that do not fit into the queue.
     TailDrop {
-        /// Rate, in octets per second.
+        /// Rate, in bytes per second.
         rate: u64,
-        /// Size of the queue, in octets.
+        /// Size of the queue, in bytes.
         room: usize,
     },
 }
@@ -382,7 +382,7 @@ mod tests {
         ] {
             let (arrived, path) = carried(&[fault], 100);
             assert!(some.contains(&arrived.len()), "{fault:?}: {}", arrived.len());
-            let changed = arrived.iter().filter(|(_, frame)| frame.iter().any(|octet| *octet != frame[0]));
+            let changed = arrived.iter().filter(|(_, frame)| frame.iter().any(|byte| *byte != frame[0]));
             assert_eq!(changed.count() as u64, path.counts().corrupted);
             assert_eq!(path.counts().corrupted > 0, none > 0, "{fault:?}");
         }
@@ -399,7 +399,7 @@ mod tests {
 
     #[test]
     fn a_narrow_link_passes_its_rate_and_loses_frames_beyond_its_queue() {
-        // 100 octets per millisecond enter a link that passes 50. Half of them are lost once 1,000 octets wait.
+        // 100 bytes per millisecond enter a link that passes 50. Half of them are lost once 1,000 bytes wait.
         let (arrived, path) = carried(&[Fault::TailDrop { rate: 50_000, room: 1_000 }], 100);
         let Some((last, _)) = arrived.last() else { panic!("nothing arrived") };
         assert_eq!(*last, MS * 2 * arrived.len() as u32);

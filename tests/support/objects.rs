@@ -136,7 +136,7 @@ fn numbers(next: bpf_cmd) -> impl Iterator<Item = u32> {
 fn next_number(next: bpf_cmd, after: u32) -> Option<u32> {
     // `start_id`, `next_id` and `open_flags` of the kernel's `union bpf_attr`.
     let mut attributes = [after, 0, 0];
-    // SAFETY: the kernel reads and writes these twelve octets and does not keep the pointer.
+    // SAFETY: the kernel reads and writes these twelve bytes and does not keep the pointer.
     let returned = unsafe {
         libc::syscall(libc::SYS_bpf, next as u32, attributes.as_mut_ptr(), size_of_val(&attributes))
     };

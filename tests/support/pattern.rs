@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Answers by path:
 ///
-/// * `/bytes/<n>`: n octets, see [`octets`];
+/// * `/bytes/<n>`: n bytes, see [`bytes`];
 /// * `/echo`: method, path, query and body, one per line;
 /// * `/close`: closes the connection after the answer;
 /// * `/some`: a few bytes;
@@ -29,7 +29,7 @@ pub struct Pattern {
 
 /// The body of `/bytes/<n>`.
 #[must_use]
-pub fn octets(n: usize) -> Vec<u8> {
+pub fn bytes(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
@@ -58,7 +58,7 @@ impl Pattern {
                 Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body)
             }
             (_, path) => match path.strip_prefix("/bytes/").and_then(|n| n.parse().ok()) {
-                Some(n) => Response::new(Status(200), Some("application/octet-stream"), &[], octets(n)),
+                Some(n) => Response::new(Status(200), Some("application/octet-stream"), &[], bytes(n)),
                 None => Response::error(Status(404), &[]),
             },
         };

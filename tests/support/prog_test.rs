@@ -52,7 +52,7 @@ const LOG: &str = "AYA_LOGS";
 /// Interface index of the loopback in every namespace. It is the default ingress interface of a test run.
 pub const LOOPBACK: u32 = 1;
 
-/// Size of the output buffer for a frame, in octets.
+/// Size of the output buffer for a frame, in bytes.
 const OUT_LEN: usize = 4_096;
 
 /// Runs a test on a thread in an empty network namespace. The namespace ends with the thread.
@@ -108,7 +108,7 @@ impl SharedMaps {
     }
 }
 
-/// A table of ordinary octets without any: programs inspect every frame.
+/// A table of ordinary bytes without any: programs inspect every frame.
 const NOTHING: [u8; 256] = [0; 256];
 
 /// The programs that see a frame as a socket buffer.
@@ -187,7 +187,7 @@ impl Programs {
     /// Runs one program on one frame from the loopback.
     ///
     /// # Errors
-    /// When the kernel refuses the run, for example of a frame of less than 14 octets.
+    /// When the kernel refuses the run, for example of a frame of less than 14 bytes.
     pub fn run(&mut self, program: &str, frame: &[u8]) -> Result<Outcome> {
         let before = self.counters()?;
         let (action, frame) = self.run_uncounted(program, frame)?;
@@ -271,12 +271,12 @@ impl Programs {
 
     fn may_be_served(&mut self, last: u8) -> Result<()> {
         let mut table = self.ordinary()?;
-        let mut octets = match table.get(&0, 0)? {
+        let mut bytes = match table.get(&0, 0)? {
             NOTHING => [1; 256],
-            octets => octets,
+            bytes => bytes,
         };
-        octets[usize::from(last)] = 0;
-        Ok(table.set(0, octets, 0)?)
+        bytes[usize::from(last)] = 0;
+        Ok(table.set(0, bytes, 0)?)
     }
 
     fn ordinary(&mut self) -> Result<Array<&mut MapData, [u8; 256]>> {

@@ -208,10 +208,10 @@ impl<'r> Insider<'r> {
 #[must_use]
 pub fn quoted(path: &str) -> String {
     path.bytes()
-        .map(|octet| match octet {
-            b'%' | b'?' | b'#' => format!("%{octet:02x}"),
-            0x21..=0x7e => char::from(octet).into(),
-            _ => format!("%{octet:02x}"),
+        .map(|byte| match byte {
+            b'%' | b'?' | b'#' => format!("%{byte:02x}"),
+            0x21..=0x7e => char::from(byte).into(),
+            _ => format!("%{byte:02x}"),
         })
         .collect()
 }

@@ -145,7 +145,7 @@ impl Reply {
     /// Parses a frame of the service, and checks its checksums.
     #[must_use]
     pub fn read(frame: &[u8]) -> Self {
-        let mac = |at: usize| Mac(frame[at..at + 6].try_into().expect("six octets"));
+        let mac = |at: usize| Mac(frame[at..at + 6].try_into().expect("six bytes"));
         let packet = &frame[14..];
         let (source, destination, ttl, at): (IpAddr, IpAddr, u8, usize) = if packet[0] >> 4 == 4 {
             let ip = Ipv4Packet::new_checked(packet).expect("an IPv4 packet");
@@ -236,7 +236,7 @@ impl<S: Service, L: Ledger> Raw<S, L> {
         next
     }
 
-    /// Opens a connection from `port` with an octet that the service ignores, because no request starts with it.
+    /// Opens a connection from `port` with a byte that the service ignores, because no request starts with it.
     /// Returns the service's next sequence number; the guest's is 1002.
     pub fn open(&mut self, port: u16) -> u32 {
         let next = self.connect(port);

@@ -139,7 +139,7 @@ const LOG: &str = "daemon.log";
 
 /// Standard output and standard error of a program.
 fn text_of(output: &Output) -> String {
-    let text = |octets: &[u8]| String::from_utf8_lossy(octets).into_owned();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
 }
 

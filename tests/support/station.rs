@@ -36,9 +36,9 @@ pub struct Station {
     pub address: Ipv4Addr,
     /// The default header before a frame.
     pub header: Header,
-    /// Frames that the tap accepted, and their octets.
+    /// Frames that the tap accepted, and their bytes.
     pub sent: Cell<(u64, u64)>,
-    /// Received frames, and their octets.
+    /// Received frames, and their bytes.
     pub received: (u64, u64),
     /// Whether to keep every received frame.
     pub remembers: bool,
@@ -109,9 +109,9 @@ impl Station {
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
             other => {
                 let taken = other.with_context(|| format!("sending by {}", self.tap.name()))?;
-                let (frames, octets) = self.sent.get();
+                let (frames, bytes) = self.sent.get();
                 if taken {
-                    self.sent.set((frames + 1, octets + frame.len() as u64));
+                    self.sent.set((frames + 1, bytes + frame.len() as u64));
                 }
                 Ok(taken)
             }
@@ -224,9 +224,9 @@ impl Station {
     ///
     /// # Errors
     /// The connection is refused or reset, or does not end within [`PATIENCE`].
-    pub fn ask(&mut self, to: (IpAddr, u16), octets: &[u8]) -> Result<Vec<u8>> {
+    pub fn ask(&mut self, to: (IpAddr, u16), bytes: &[u8]) -> Result<Vec<u8>> {
         let mut talk = self.talk(to);
-        self.exchange(&mut talk, octets)?;
+        self.exchange(&mut talk, bytes)?;
         Ok(talk.received)
     }
 
@@ -234,9 +234,9 @@ impl Station {
     ///
     /// # Errors
     /// As for [`Station::ask`].
-    pub fn exchange<'t>(&mut self, talk: &'t mut Talk, octets: &[u8]) -> Result<&'t [u8]> {
+    pub fn exchange<'t>(&mut self, talk: &'t mut Talk, bytes: &[u8]) -> Result<&'t [u8]> {
         self.begin(talk)?;
-        let said = talk.transmit(octets);
+        let said = talk.transmit(bytes);
         self.until(talk, &said, |talk| talk.ended)?;
         self.transmit(&talk.finish())?;
         Ok(&talk.received)
@@ -268,7 +268,7 @@ impl Station {
                 return Ok(());
             }
         }
-        bail!("{:?} to {:?}: {} octets, no end in {PATIENCE:?}", talk.local, talk.remote, talk.received.len())
+        bail!("{:?} to {:?}: {} bytes, no end in {PATIENCE:?}", talk.local, talk.remote, talk.received.len())
     }
 }
 
@@ -307,7 +307,7 @@ pub struct Talk {
     pub reset: bool,
     /// The acknowledgement number of the service's last segment.
     pub acknowledged: u32,
-    /// The service's window, in octets.
+    /// The service's window, in bytes.
     pub room: usize,
     /// The payload received.
     pub received: Vec<u8>,
@@ -368,11 +368,11 @@ impl Talk {
         self.bare().control(TcpControl::Rst)
     }
 
-    /// The segments that carry these octets. Advances the next sequence number.
+    /// The segments that carry these bytes. Advances the next sequence number.
     #[must_use]
-    pub fn transmit(&mut self, octets: &[u8]) -> Vec<Segment> {
+    pub fn transmit(&mut self, bytes: &[u8]) -> Vec<Segment> {
         const SEGMENT: usize = 1400;
-        octets
+        bytes
             .chunks(SEGMENT)
             .map(|part| {
                 let said = self.bare().with(part);
@@ -382,7 +382,7 @@ impl Talk {
             .collect()
     }
 
-    /// Number of unacknowledged octets.
+    /// Number of unacknowledged bytes.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.seq.wrapping_sub(self.acknowledged) as usize

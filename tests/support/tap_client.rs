@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 /// Ethernet header and the usual MTU.
 const FRAME_MAX: usize = 1_514;
-/// Receive buffer of a client, in octets.
+/// Receive buffer of a client, in bytes.
 const RECEIVE_BUFFER: usize = 32_768;
-/// Maximum size of a request, in octets.
+/// Maximum size of a request, in bytes.
 const SEND_BUFFER: usize = 1_024;
-/// Maximum size of an answer with its head, in octets.
+/// Maximum size of an answer with its head, in bytes.
 const ANSWER_MAX: usize = 1 << 20;
 /// First source port of a client (RFC 6335 §6).
 const FIRST_PORT: u16 = 49_152;
@@ -359,7 +359,7 @@ impl Client {
             Stage::Connecting if socket.may_send() => {
                 let request = format!("GET {path} HTTP/1.1\r\nHost: {METADATA}\r\nConnection: close\r\n\r\n");
                 let sent = socket.send_slice(request.as_bytes()).context("send")?;
-                ensure!(sent == request.len(), "the request for {path} is longer than {SEND_BUFFER} octets");
+                ensure!(sent == request.len(), "the request for {path} is longer than {SEND_BUFFER} bytes");
                 self.stage = Stage::Receiving;
                 return Ok(true);
             }
@@ -371,7 +371,7 @@ impl Client {
                 while socket.can_recv() {
                     let received = &mut self.received;
                     socket.recv(|data| (data.len(), received.extend_from_slice(data))).context("recv")?;
-                    ensure!(received.len() <= ANSWER_MAX, "{path}: more than {ANSWER_MAX} octets");
+                    ensure!(received.len() <= ANSWER_MAX, "{path}: more than {ANSWER_MAX} bytes");
                 }
                 if let Some(answer) = parse(path, &self.received)? {
                     socket.close();
@@ -381,7 +381,7 @@ impl Client {
                 }
                 ensure!(
                     socket.may_recv(),
-                    "{path}: the connection ended ({state}) after {} octets",
+                    "{path}: the connection ended ({state}) after {} bytes",
                     self.received.len()
                 );
                 self.stage = Stage::Receiving;
@@ -417,7 +417,7 @@ impl Client {
         let answers = match (self.failure, missing) {
             (Some(error), _) => Err(error),
             (None, Some(path)) => {
-                Err(anyhow!("{path}: {} octets, no whole answer in {patience:?}", self.received.len()))
+                Err(anyhow!("{path}: {} bytes, no whole answer in {patience:?}", self.received.len()))
             }
             (None, None) => Ok(self.answers),
         };
@@ -443,7 +443,7 @@ fn parse(path: &str, received: &[u8]) -> Result<Option<Answer>> {
         None => bail!("{path}: answered {status} without Content-Length"),
     };
     let body = &received[head..];
-    ensure!(body.len() <= length, "{path}: {} octets after a body of {length}", body.len() - length);
+    ensure!(body.len() <= length, "{path}: {} bytes after a body of {length}", body.len() - length);
     let whole = body.len() == length;
     Ok(whole.then(|| Answer { path: path.to_owned(), status, body: body.to_vec() }))
 }
@@ -451,7 +451,7 @@ fn parse(path: &str, received: &[u8]) -> Result<Option<Answer>> {
 /// A tap as smoltcp's device.
 struct TapDevice {
     tap: Arc<Tap>,
-    /// Size of the virtio header before each frame, in octets.
+    /// Size of the virtio header before each frame, in bytes.
     prefix: usize,
     /// The VLAN tag of sent frames.
     tag: Option<[u8; ethernet::TAG]>,

@@ -2,8 +2,8 @@
 //!
 //! | command | effect |
 //! |---|---|
-//! | `far N` | sends N octets |
-//! | `near N` | sends N octets with a hop limit of 1 |
+//! | `far N` | sends N bytes |
+//! | `near N` | sends N bytes with a hop limit of 1 |
 //! | `park N` | waits for a change of the board, for at most N seconds, then sends the board's value in a line |
 //! | `write N` | sets the board to N, wakes waiting exchanges, and sends `ok` |
 //! | `close` | closes its side and reads no more |
@@ -93,7 +93,7 @@ enum Doing {
 
 impl Puppet {
     fn line(&mut self) -> Option<String> {
-        let end = self.heard.iter().position(|octet| *octet == b'\n')?;
+        let end = self.heard.iter().position(|byte| *byte == b'\n')?;
         let line = self.heard.drain(..=end).collect();
         Some(String::from_utf8(line).expect("a test speaks text"))
     }
@@ -107,10 +107,10 @@ impl Puppet {
         let (word, number) = line.trim().split_once(' ').unwrap_or((line.trim(), "0"));
         let number: u64 = number.parse().expect("a number");
         let seen = self.board.read(self.slot);
-        let octets = || Bytes::from(vec![b'.'; number as usize]);
+        let bytes = || Bytes::from(vec![b'.'; number as usize]);
         match word {
-            "far" => return Some(Step::Send(octets())),
-            "near" => return Some(Step::SendWithin { bytes: octets(), hop_limit: NEAR }),
+            "far" => return Some(Step::Send(bytes())),
+            "near" => return Some(Step::SendWithin { bytes: bytes(), hop_limit: NEAR }),
             "park" => self.doing = Doing::Parked { seen, until: now.mono + Duration::from_secs(number) },
             "close" => return Some(Step::Close),
             "abort" => return Some(Step::Abort),

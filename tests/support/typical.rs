@@ -1,4 +1,4 @@
-//! The record of a typical VM: its own name, keys, MACs, addresses and 300 octets of user-data, and 16 KiB of
+//! The record of a typical VM: its own name, keys, MACs, addresses and 300 bytes of user-data, and 16 KiB of
 //! vendor-data that all VMs share.
 
 use metadata_content::record::Dialect;
@@ -14,8 +14,8 @@ pub fn record(number: u32, dialects: Option<&[Dialect]>) -> Value {
     let vendor_data = format!("#cloud-config\n{}", "# the same for every \"VM\"\n".repeat(VENDOR_DATA));
     let [_, a, b, c] = number.to_be_bytes();
     let key = |name: &str| {
-        let octets = format!("AAAAC3NzaC1lZDI1NTE5AAAAI{name:0<8}{number:035}");
-        json!({ "name": name, "key": format!("ssh-ed25519 {octets} {name}@{number}") })
+        let bytes = format!("AAAAC3NzaC1lZDI1NTE5AAAAI{name:0<8}{number:035}");
+        json!({ "name": name, "key": format!("ssh-ed25519 {bytes} {name}@{number}") })
     };
     let nic = |n: usize, network: &str, addresses: Value| {
         json!({

@@ -126,9 +126,9 @@ fn serve(ebpf: &mut Ebpf, ifindex: u32) -> Result<()> {
         0,
     )?;
     let ordinary = ebpf.map_mut(name::ORDINARY).context(name::ORDINARY)?;
-    let mut octets = [1; 256];
-    octets[254] = 0;
-    Array::<_, [u8; 256]>::try_from(ordinary)?.set(0, octets, 0)?;
+    let mut bytes = [1; 256];
+    bytes[254] = 0;
+    Array::<_, [u8; 256]>::try_from(ordinary)?.set(0, bytes, 0)?;
     let ports = ebpf.map_mut(name::PORTS).context(name::PORTS)?;
     HashMap::<_, [u8; 8], [u8; 72]>::try_from(ports)?.insert(
         PortKey { netns: NETNS, ifindex }.to_bytes(),

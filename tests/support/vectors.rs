@@ -79,7 +79,7 @@ pub struct Asked {
     /// Destination address and port.
     pub to: (IpAddr, u16),
     /// The request, with `Connection: close`.
-    pub octets: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 /// A VM that answers requests.
@@ -298,14 +298,14 @@ impl Vector {
         let asked = Asked {
             source_port: self.sp.unwrap_or(40_000),
             to: (to, self.port.unwrap_or(80)),
-            octets: head.into_bytes(),
+            bytes: head.into_bytes(),
         };
         let received = vm.ask(&asked)?;
         let answers = responses(&received, &[method == "HEAD"]);
-        let octets: usize = answers.iter().map(|answer| answer.head.len() + 2 + answer.body.len()).sum();
+        let bytes: usize = answers.iter().map(|answer| answer.head.len() + 2 + answer.body.len()).sum();
         let text = String::from_utf8_lossy(&received);
         ensure!(
-            answers.len() == 1 && octets == received.len(),
+            answers.len() == 1 && bytes == received.len(),
             "expected exactly one complete answer: {text:?}"
         );
         Ok(answers.into_iter().next().expect("there is one"))

@@ -107,7 +107,7 @@ impl Daemon {
     /// Its output so far.
     #[must_use]
     pub fn log(&self) -> String {
-        fs::read(&self.log).map(|octets| String::from_utf8_lossy(&octets).into_owned()).unwrap_or_default()
+        fs::read(&self.log).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
     }
 
     /// The warnings and errors so far, without timestamps and without those that a namespace causes.

@@ -72,7 +72,7 @@ pub struct Faults {
     pub reorder: u64,
     /// Delay in one direction.
     pub delay: Duration,
-    /// Maximum length of a delivered frame, in octets.
+    /// Maximum length of a delivered frame, in bytes.
     pub longest: usize,
 }
 

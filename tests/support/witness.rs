@@ -10,9 +10,9 @@ use std::io::{self, Read as _};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::path::Path;
 
-/// Maximum length of a captured frame, in octets; longer frames are cut off.
+/// Maximum length of a captured frame, in bytes; longer frames are cut off.
 const LONGEST: usize = 65_549;
-/// Receive buffer of the capture, in octets: room for all frames of a flood that reach the bridge.
+/// Receive buffer of the capture, in bytes: room for all frames of a flood that reach the bridge.
 static ROOM: libc::c_int = 32 << 20;
 
 /// A capture on the bridge, and a tap that the agent does not serve.

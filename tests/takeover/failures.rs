@@ -119,7 +119,7 @@ fn the_next_agent_of_each_release_is_handed_the_ports() {
         let agent = node.agent(&guests, &[]);
         assert!(guest.fetch("/v1/meta-data", PATIENCE).is_ok());
         let before = node.identities();
-        let text = String::from_utf8(sample.octets).expect("text");
+        let text = String::from_utf8(sample.bytes).expect("text");
         let said = |line: &str| serde_json::from_str::<serde_json::Value>(line).expect("JSON")["say"].clone();
         let mut taker = node.taker();
         // The messages after these belong to connections that the previous agent still serves; here it has none.

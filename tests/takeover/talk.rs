@@ -64,9 +64,9 @@ impl Client {
     pub(crate) fn answer(&mut self) -> (u16, String, Vec<u8>) {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            let mut octet = [0];
-            self.0.read_exact(&mut octet).expect("a head in time");
-            head.push(octet[0]);
+            let mut byte = [0];
+            self.0.read_exact(&mut byte).expect("a head in time");
+            head.push(byte[0]);
         }
         let head = String::from_utf8(head).expect("text").to_ascii_lowercase();
         let field = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

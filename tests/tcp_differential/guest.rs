@@ -22,7 +22,7 @@ const LATER: Duration = Duration::from_millis(100);
 /// The outcome of a connection, as the guest's program sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// The octets received. Empty if the guest abandoned the connection, because their number is then random.
+    /// The bytes received. Empty if the guest abandoned the connection, because their number is then random.
     pub(super) received: Vec<u8>,
     pub(super) how: How,
 }
@@ -45,10 +45,10 @@ pub(super) struct Talk {
     una: u32,
     nxt: u32,
     end: u32,
-    /// The sequence number of the first octet to send, and the octets.
+    /// The sequence number of the first byte to send, and the bytes.
     first: u32,
-    octets: Vec<u8>,
-    /// Whether a FIN follows the octets.
+    bytes: Vec<u8>,
+    /// Whether a FIN follows the bytes.
     closing: bool,
     /// The next expected sequence number; `None` before the service's SYN.
     rcv: Option<u32>,
@@ -72,7 +72,7 @@ impl Talk {
             nxt: isn,
             end: isn.wrapping_add(1),
             first: isn.wrapping_add(1),
-            octets: Vec::new(),
+            bytes: Vec::new(),
             closing: false,
             rcv: None,
             received: Vec::new(),
@@ -104,8 +104,8 @@ impl Talk {
     }
 
     fn ask(&mut self) {
-        self.octets.extend(self.plan.request());
-        self.end = self.first.wrapping_add(self.octets.len() as u32);
+        self.bytes.extend(self.plan.request());
+        self.end = self.first.wrapping_add(self.bytes.len() as u32);
     }
 
     fn close(&mut self) {
@@ -143,7 +143,7 @@ impl Talk {
         out.push(self.segment(self.nxt));
     }
 
-    /// Sends everything that is queued: the SYN, or the octets and the FIN.
+    /// Sends everything that is queued: the SYN, or the bytes and the FIN.
     fn send(&mut self, now: Duration, out: &mut Vec<Segment>) {
         let Some(_) = self.rcv else {
             if self.nxt == self.una && self.how.is_none() {
@@ -157,7 +157,7 @@ impl Talk {
             return;
         }
         let from = self.nxt.wrapping_sub(self.first) as usize;
-        let mut segment = self.segment(self.nxt).with(self.octets.get(from..).unwrap_or_default());
+        let mut segment = self.segment(self.nxt).with(self.bytes.get(from..).unwrap_or_default());
         if self.closing {
             segment = segment.control(TcpControl::Fin);
         }
@@ -302,7 +302,7 @@ impl Talk {
     }
 
     fn sent_requests(&self) -> usize {
-        self.octets.len() / self.plan.request().len()
+        self.bytes.len() / self.plan.request().len()
     }
 }
 

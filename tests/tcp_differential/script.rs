@@ -15,7 +15,7 @@ pub(super) const KEY: Key = Key([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321]);
 /// The port of the first lane; each further lane has the next one.
 pub(super) const FIRST_PORT: u16 = 40_000;
 
-/// Octets of the requested bodies: within one segment, within the initial window, and far beyond it.
+/// Bytes of the requested bodies: within one segment, within the initial window, and far beyond it.
 const BODIES: [usize; 4] = [10, 9_000, 40_000, 70_000];
 
 /// Segment size that guests announce.

@@ -46,7 +46,7 @@ pub(crate) fn with_guest(mut programs: Programs) -> Programs {
 /// The programs that give verdicts on the frames of guests: one by XDP, one as a classifier.
 pub(crate) const BOTH_WAYS: [&str; 2] = [program::PORT, program::PORT_TCX];
 
-/// The outcome of a frame under `port`: the verdict decides the action and the octets.
+/// The outcome of a frame under `port`: the verdict decides the action and the bytes.
 pub(crate) fn outcome(frame: &[u8], verdict: Verdict) -> Outcome {
     outcome_by(program::PORT, frame, verdict)
 }

@@ -126,7 +126,7 @@ fn only_ip_arp_and_tagged_ethertypes_are_parsed() {
         return;
     }
     // Each frame is a SYN to the service with another EtherType. The packet is no valid ARP or IPv6. After a VLAN
-    // EtherType, its first octets are read as a tag and another EtherType. After a length, it lacks LLC and SNAP.
+    // EtherType, its first bytes are read as a tag and another EtherType. After a length, it lacks LLC and SNAP.
     let totals = [
         (Verdict::SteerIpv4Tcp, 1),
         (Verdict::PassArpFormat, 1),

@@ -31,7 +31,7 @@ pub(super) fn arp(frame: &mut (impl Editor + ?Sized)) -> Option<Reply> {
     Some(Reply::Send(Verdict::AnswerArp, at))
 }
 
-/// Length in octets of a solicitation with one option of eight octets, the sender's link-layer address. Every
+/// Length in bytes of a solicitation with one option of eight bytes, the sender's link-layer address. Every
 /// stack sends this option. It leaves the room for the option of our answer.
 pub(super) const SOLICITATION: usize = neighbour::LEN + 8;
 const NEIGHBOUR_LAST: usize = ethernet::HEADER + ipv6::HEADER + SOLICITATION - 1;

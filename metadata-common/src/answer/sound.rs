@@ -1,7 +1,7 @@
 //! Validates the checksum of a frame that the kernel might answer.
 //!
 //! Such a frame is a segment without payload or a solicitation with one option, so the checksum covers at
-//! most 60 octets. For any other frame the result is not `Some(true)`, and user space validates the checksum.
+//! most 60 bytes. For any other frame the result is not `Some(true)`, and user space validates the checksum.
 
 use super::{Editor, link::SOLICITATION, sum};
 use crate::wire::{ethernet, ipv4, ipv6, neighbour, protocol, tcp};
@@ -40,7 +40,7 @@ pub(super) fn neighbour(frame: &(impl Editor + ?Sized)) -> Option<bool> {
     Some(sum::is_sound(pseudo, words(frame, AT, SOLICITATION)?, field))
 }
 
-/// Validates a TCP segment of `length` octets at offset `at`; `None` for a segment with payload.
+/// Validates a TCP segment of `length` bytes at offset `at`; `None` for a segment with payload.
 #[inline(always)]
 fn segment(frame: &(impl Editor + ?Sized), at: usize, length: usize, addresses: u32) -> Option<bool> {
     let [offset]: [u8; 1] = frame.read(at + tcp::FLAGS - 1)?;
@@ -61,7 +61,7 @@ fn addresses(frame: &(impl Editor + ?Sized)) -> Option<u32> {
     Some(sum::address(guest) + sum::address(local))
 }
 
-/// The sum of `length` octets from `at` on. `length` is a multiple of 4 and at most 60. `None` if the frame
+/// The sum of `length` bytes from `at` on. `length` is a multiple of 4 and at most 60. `None` if the frame
 /// ends before.
 #[inline(always)]
 fn words(frame: &(impl Editor + ?Sized), at: usize, length: usize) -> Option<u32> {

@@ -12,8 +12,8 @@ pub(super) const fn long(value: u32) -> u32 {
 
 /// The sum of the 16-bit words of an IPv6 address.
 #[inline(always)]
-pub(super) const fn address(octets: [u8; 16]) -> u32 {
-    let value = u128::from_be_bytes(octets);
+pub(super) const fn address(bytes: [u8; 16]) -> u32 {
+    let value = u128::from_be_bytes(bytes);
     long((value >> 96) as u32) + long((value >> 64) as u32) + long((value >> 32) as u32) + long(value as u32)
 }
 

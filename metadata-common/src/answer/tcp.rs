@@ -25,7 +25,7 @@ struct Segment {
     seq: u32,
     ack: u32,
     flags: u8,
-    /// Length in octets of its header with options: 20 to 60.
+    /// Length in bytes of its header with options: 20 to 60.
     header: usize,
 }
 
@@ -42,7 +42,7 @@ struct Response {
 /// The TCP options of an answer.
 enum Options {
     None,
-    /// The largest segment we accept, in octets.
+    /// The largest segment we accept, in bytes.
     Segment(u16),
     /// The largest segment, and a window scale of 0.
     SegmentAndScale(u16),
@@ -129,7 +129,7 @@ pub(super) fn ipv6(
     emit(frame, at, sum::address(guest) + sum::address(local), &segment, &answer)
 }
 
-/// Parses a segment of `length` octets at offset `at`; `None` for a segment with payload.
+/// Parses a segment of `length` bytes at offset `at`; `None` for a segment with payload.
 #[inline(always)]
 fn segment(
     frame: &(impl Editor + ?Sized),
@@ -167,7 +167,7 @@ fn act_on(
     const FIN_ACK: u8 = tcp::FIN | tcp::ACK;
     // This check comes after the answer is known. If it came first, the compiler would remove the bounds
     // checks of reads inside the header, which the verifier requires.
-    let whole = || octet_after(frame, at + segment.header - 2);
+    let whole = || byte_after(frame, at + segment.header - 2);
     match segment.flags & (tcp::URG | tcp::ACK | tcp::RST | tcp::SYN | tcp::FIN) {
         tcp::SYN if segment.flags & tcp::PSH == 0 => {
             let answer = syn(frame, at, segment, sizes, ledger)?;
@@ -213,7 +213,7 @@ fn syn(
     })
 }
 
-/// Parses the options of a SYN, which are the last `rest` octets before `end`. `None` for more than
+/// Parses the options of a SYN, which are the last `rest` bytes before `end`. `None` for more than
 /// [`OPTIONS_MAX`] options and for invalid lengths. A segment size of 0 counts as absent, because RFC 9293
 /// §3.7.1 does not define it.
 #[inline(always)]
@@ -233,10 +233,10 @@ fn abilities(
         if rest == 0 {
             break;
         }
-        // The octet before the option, at most 53 + 60; the mask shows this to the verifier. `black_box` as in
+        // The byte before the option, at most 53 + 60; the mask shows this to the verifier. `black_box` as in
         // `sound::words`.
         let before = black_box(end - 1 - rest) & 0x7f;
-        let kind = octet_after(frame, before)?;
+        let kind = byte_after(frame, before)?;
         if kind == tcp::END_OF_OPTIONS {
             rest = 0;
             break;
@@ -247,7 +247,7 @@ fn abilities(
             rest = black_box(rest - 1) & 0x3f;
             continue;
         }
-        let length = octet_after(frame, before + 1)? as usize;
+        let length = byte_after(frame, before + 1)? as usize;
         if length < 2 || length > rest {
             return None;
         }
@@ -263,7 +263,7 @@ fn abilities(
             if length != 3 {
                 return None;
             }
-            scale = octet_after(frame, before + 2)?.into();
+            scale = byte_after(frame, before + 2)?.into();
         }
     }
     if rest != 0 {
@@ -274,13 +274,13 @@ fn abilities(
     Some(Abilities { segment, scale })
 }
 
-/// Reads the octet after a variable offset, together with the octet at it. A compiler turns the read of a
-/// single octet into a comparison of the pointer with the end of the frame, from which the verifier derives
-/// no bound. The offset is that of the first octet, because Linux 7.3 refuses a pointer below the start of
+/// Reads the byte after a variable offset, together with the byte at it. A compiler turns the read of a
+/// single byte into a comparison of the pointer with the end of the frame, from which the verifier derives
+/// no bound. The offset is that of the first byte, because Linux 7.3 refuses a pointer below the start of
 /// the frame.
 #[inline(always)]
-fn octet_after(frame: &(impl Editor + ?Sized), before: usize) -> Option<u8> {
-    frame.read::<2>(before).map(|[_, octet]| octet)
+fn byte_after(frame: &(impl Editor + ?Sized), before: usize) -> Option<u8> {
+    frame.read::<2>(before).map(|[_, byte]| byte)
 }
 
 /// True for an acknowledgement that user space does not need.
@@ -362,10 +362,10 @@ impl Options {
     }
 }
 
-/// Swaps the MAC addresses of a frame of at least `length` octets. Returns the offset of the IP header.
+/// Swaps the MAC addresses of a frame of at least `length` bytes. Returns the offset of the IP header.
 #[inline(always)]
 fn swap(frame: &mut (impl Editor + ?Sized), length: usize) -> Option<usize> {
-    octet_after(frame, length - 2)?;
+    byte_after(frame, length - 2)?;
     let to: [u8; 6] = frame.read(ethernet::SOURCE)?;
     let from: [u8; 6] = frame.read(ethernet::DESTINATION)?;
     let at = put(frame, ethernet::DESTINATION, to)?;

@@ -53,7 +53,7 @@ impl Entry for &Cell<AllSent> {
 
 fn flow() -> Flow {
     let ports = [FROM.to_be_bytes(), PORT.to_be_bytes()].concat();
-    Flow::v4(&KEY, SLOT, GUEST, LOCAL, ports.try_into().expect("four octets"))
+    Flow::v4(&KEY, SLOT, GUEST, LOCAL, ports.try_into().expect("four bytes"))
 }
 
 /// A segment from the guest, in its frame.
@@ -83,7 +83,7 @@ fn segment(flags: u8, seq: u32, ack: u32, options: &[u8], payload: &[u8]) -> Vec
 /// Offset of the TCP checksum.
 const FIELD: core::ops::Range<usize> = 50..52;
 
-/// The sum of the pseudo-header for `length` octets.
+/// The sum of the pseudo-header for `length` bytes.
 fn pseudo(frame: &[u8], length: usize) -> u32 {
     sum_of(&frame[26..34]) + u32::from(protocol::TCP) + length as u32
 }
@@ -105,9 +105,9 @@ fn complete(ip: &mut [u8]) {
     ip[ipv4::CHECKSUM..ipv4::SOURCE].copy_from_slice(&sum::finish(sum));
 }
 
-/// The sum of octets as RFC 1071 §1 defines it.
-fn sum_of(octets: &[u8]) -> u32 {
-    octets.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
+/// The sum of bytes as RFC 1071 §1 defines it.
+fn sum_of(bytes: &[u8]) -> u32 {
+    bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0))).sum()
 }
 
 fn ask(frame: &mut [u8], book: &Book) -> Option<Reply> {
@@ -214,9 +214,9 @@ fn unusual_syns_are_left_to_user_space_unchanged() {
         ("syn and ack", segment(header::SYN | header::ACK, ISN, 0, LINUX, &[])),
         ("no flags", segment(0, ISN, 0, LINUX, &[])),
     ];
-    let mut set = |name, at: usize, octets: &[u8], sum: bool| {
+    let mut set = |name, at: usize, bytes: &[u8], sum: bool| {
         let mut frame = syn(LINUX);
-        frame[at..at + octets.len()].copy_from_slice(octets);
+        frame[at..at + bytes.len()].copy_from_slice(bytes);
         if sum {
             complete(&mut frame[ethernet::HEADER..]);
         }
@@ -273,7 +273,7 @@ fn a_partial_checksum_gets_the_same_answer_as_a_complete_one() {
 #[test]
 fn a_segment_with_one_wrong_bit_is_left_to_user_space() {
     for (name, frame, entry) in dealt_with() {
-        // The IPv4 header has its own checksum; the last octets of the pseudo-header are in it.
+        // The IPv4 header has its own checksum; the last bytes of the pseudo-header are in it.
         for bit in 34 * 8..frame.len() * 8 {
             let mut wrong = frame.clone();
             wrong[bit / 8] ^= 1 << (bit % 8);

@@ -25,7 +25,7 @@ impl Served for One {
     }
 }
 
-/// True if a served IPv4 address ends with this octet.
+/// True if a served IPv4 address ends with this byte.
 fn ends_served(last: u8) -> bool {
     last == SERVED_V4[3]
 }
@@ -108,9 +108,9 @@ fn solicitation(target: [u8; 16]) -> Vec<u8> {
     packet
 }
 
-/// Returns the frame with one octet changed.
-fn with(mut frame: Vec<u8>, offset: usize, octet: u8) -> Vec<u8> {
-    frame[offset] = octet;
+/// Returns the frame with one byte changed.
+fn with(mut frame: Vec<u8>, offset: usize, byte: u8) -> Vec<u8> {
+    frame[offset] = byte;
     frame
 }
 
@@ -119,8 +119,8 @@ fn arp_is_steered_by_its_target() {
     let frame = |packet: &[u8]| ethernet(&[], ethernet::ARP, packet);
     assert_eq!(verdict(&frame(&ask_for(SERVED_V4))), Verdict::SteerArp);
     assert_eq!(verdict(&frame(&ask_for(OTHER_V4))), Verdict::PassArp);
-    for (offset, octet) in [(1, 32), (2, 0x86), (4, 8), (5, 16)] {
-        assert_eq!(verdict(&frame(&with(ask_for(SERVED_V4), offset, octet))), Verdict::PassArpFormat);
+    for (offset, byte) in [(1, 32), (2, 0x86), (4, 8), (5, 16)] {
+        assert_eq!(verdict(&frame(&with(ask_for(SERVED_V4), offset, byte))), Verdict::PassArpFormat);
     }
     let ieee802 = |target| verdict(&frame(&with(ask_for(target), 1, 6)));
     assert_eq!(ieee802(SERVED_V4), Verdict::DropArpFormat);
@@ -342,7 +342,7 @@ fn no_source_route_leads_through_a_served_address() {
         }
         for before in 0..=33 {
             let frame = with_options(&padded(before, route(kind, &[SERVED_V4])));
-            assert_eq!(verdict(&frame), Verdict::DropIpv4SourceRoute, "behind {before} octets");
+            assert_eq!(verdict(&frame), Verdict::DropIpv4SourceRoute, "behind {before} bytes");
         }
         assert_eq!(verdict(&with_options(&route(kind, &[OTHER_V4; 9]))), Verdict::PassIpv4);
     }
@@ -350,7 +350,7 @@ fn no_source_route_leads_through_a_served_address() {
     assert_eq!(verdict(&with_options(&[148, 4, 0, 0])), Verdict::PassIpv4, "router alert");
 }
 
-/// The datagram with these extension headers before its payload; each is its type and its octets.
+/// The datagram with these extension headers before its payload; each is its type and its bytes.
 fn extended(headers: &[(u8, Vec<u8>)], last: u8, payload: &[u8]) -> Vec<u8> {
     let kinds: Vec<u8> = headers.iter().map(|(kind, _)| *kind).chain([last]).collect();
     let mut packet = datagram6(OTHER_V6, kinds[0]);
@@ -361,7 +361,7 @@ fn extended(headers: &[(u8, Vec<u8>)], last: u8, payload: &[u8]) -> Vec<u8> {
     ethernet(&[], ethernet::IPV6, &packet)
 }
 
-/// An extension header with this length field: `8 * (units + 1)` octets.
+/// An extension header with this length field: `8 * (units + 1)` bytes.
 fn header(units: u8) -> Vec<u8> {
     with(std::vec![0; 8 + 8 * units as usize], 1, units)
 }
@@ -433,7 +433,7 @@ fn no_ipv6_address_leads_to_a_served_ipv4_address() {
         ("compatible", [0; 12]),
     ];
     let to = |address: &[u8]| {
-        let packet = datagram6(address.try_into().expect("16 octets"), protocol::TCP);
+        let packet = datagram6(address.try_into().expect("16 bytes"), protocol::TCP);
         verdict(&ethernet(&[], ethernet::IPV6, &packet))
     };
     for (name, prefix) in prefixes {

@@ -42,7 +42,7 @@ pub(super) fn classify(frame: &(impl Reader + ?Sized), at: usize, served: &impl 
 }
 
 /// Like [`classify`], with options (RFC 791 §3.1). In a datagram to another address, it searches for a served
-/// address after any octet that may begin a source route. It does not parse option by option, so malformed
+/// address after any byte that may begin a source route. It does not parse option by option, so malformed
 /// options hide nothing.
 #[inline(always)]
 pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &impl Served) -> Outcome {
@@ -57,11 +57,11 @@ pub(super) fn look_behind(frame: &(impl Reader + ?Sized), at: usize, served: &im
         if from + 4 > header {
             break;
         }
-        let octets: [u8; 4] = frame.read_afresh(at + from).ok_or(TRUNCATED)?;
-        if routed != 0 && served.serves_v4(octets) {
+        let bytes: [u8; 4] = frame.read_afresh(at + from).ok_or(TRUNCATED)?;
+        if routed != 0 && served.serves_v4(bytes) {
             return Ok(Verdict::DropIpv4SourceRoute);
         }
-        routed |= matches!(octets[0], ipv4::LOOSE_ROUTE | ipv4::STRICT_ROUTE) as u32;
+        routed |= matches!(bytes[0], ipv4::LOOSE_ROUTE | ipv4::STRICT_ROUTE) as u32;
         // `black_box` keeps this a loop; unrolled, it would be most of the program.
         from = black_box(from + 1);
     }

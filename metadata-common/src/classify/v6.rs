@@ -6,7 +6,7 @@ use super::{Outcome, Pass, Reader, Served, TRUNCATED, forget, sent_to_group};
 use crate::verdict::Verdict;
 use crate::wire::{ipv6, neighbour, protocol};
 
-/// No parsed extension header starts beyond this offset, in octets. Only jumbo frames are longer.
+/// No parsed extension header starts beyond this offset, in bytes. Only jumbo frames are longer.
 const REACH_MASK: usize = 0x3fff;
 
 const ELSEWHERE: Pass = Pass::Now(Verdict::PassIpv6);
@@ -130,7 +130,7 @@ pub(super) fn look_behind(
             return Ok(Verdict::DropIpv6Routing);
         }
         kind = next;
-        // A header's length does not count its first eight octets. Its unit is eight octets, for AH four (RFC
+        // A header's length does not count its first eight bytes. Its unit is eight bytes, for AH four (RFC
         // 4302 §2.2).
         at = forget(at + 8 + units as usize * length, salt, REACH_MASK);
     }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 
-/// Longest interface name, in octets (`IFNAMSIZ` less its NUL).
+/// Longest interface name, in bytes (`IFNAMSIZ` less its NUL).
 pub const MAX_IFNAME: usize = 15;
 
 /// A tap, named by interface and network namespace.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortName {
-    /// The interface name inside its namespace, at most 15 octets.
+    /// The interface name inside its namespace, at most 15 bytes.
     pub ifname: String,
     /// The namespace: a name under `/run/netns`, or an absolute path such as `/proc/4242/ns/net`. `None` means the
     /// agent's own.

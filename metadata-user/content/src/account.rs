@@ -14,20 +14,20 @@ pub const CONNECTIONS_PER_VM: usize = 128;
 /// Maximum number of requests of one VM that wait for its record or its rate limit. Each one is retried 20 times per
 /// second. Usual clients send at most a few requests in parallel.
 pub const HELD_PER_VM: usize = 32;
-/// Maximum octets buffered for incomplete and held requests of one VM: sixteen bodies of maximum size. Buffers grow by
+/// Maximum bytes buffered for incomplete and held requests of one VM: sixteen bodies of maximum size. Buffers grow by
 /// doubling, so memory use is up to twice as much.
 pub const BUFFERED_PER_VM: usize = 16 * BODY_MAX;
-/// Maximum octets buffered for all VMs of a worker. Beyond it each VM can still buffer [`BUFFERED_ALWAYS`], so that
+/// Maximum bytes buffered for all VMs of a worker. Beyond it each VM can still buffer [`BUFFERED_ALWAYS`], so that
 /// heavy users do not displace others.
 pub const BUFFERED_PER_WORKER: usize = 64 << 20;
-/// Octets that a VM can always buffer: one request with head and body of maximum size.
+/// Bytes that a VM can always buffer: one request with head and body of maximum size.
 pub const BUFFERED_ALWAYS: usize = BODY_MAX + (32 << 10);
-/// Maximum octets of unacknowledged answers computed for one VM. One answer may contain the VM's user-data.
+/// Maximum bytes of unacknowledged answers computed for one VM. One answer may contain the VM's user-data.
 pub const COMPUTED_PER_VM: usize = 4 << 20;
-/// Maximum octets of unacknowledged computed answers of all VMs of a worker. Beyond it each VM can still have one
+/// Maximum bytes of unacknowledged computed answers of all VMs of a worker. Beyond it each VM can still have one
 /// answer, so that the unread answers of others do not block it.
 pub const COMPUTED_PER_WORKER: usize = 64 << 20;
-/// Minimum size of a computed answer that is counted, in octets.
+/// Minimum size of a computed answer that is counted, in bytes.
 /// The stack limits smaller answers per connection (`SEND_AHEAD` of `metadata-datapath`).
 pub const COMPUTED_FROM: usize = 4 << 10;
 
@@ -38,9 +38,9 @@ pub enum Resource {
     Connections,
     /// Requests that wait for the record or the rate limit.
     Held,
-    /// Octets buffered for incomplete and held requests.
+    /// Bytes buffered for incomplete and held requests.
     Buffered,
-    /// Octets of computed answers that are not acknowledged.
+    /// Bytes of computed answers that are not acknowledged.
     Computed,
 }
 
@@ -63,7 +63,7 @@ impl Account {
         Self { used: Default::default(), limits: limits.map(AtomicUsize::new) }
     }
 
-    /// Creates the account of a worker, which limits buffered and computed octets only.
+    /// Creates the account of a worker, which limits buffered and computed bytes only.
     #[must_use]
     pub fn of_worker() -> Self {
         Self::with([usize::MAX, usize::MAX, BUFFERED_PER_WORKER, COMPUTED_PER_WORKER])
@@ -134,10 +134,10 @@ impl Tab {
         }
     }
 
-    /// Sets the number of buffered octets. Returns false and changes nothing if there is no room.
-    pub fn buffer(&mut self, octets: usize) -> bool {
-        let Some(more) = octets.checked_sub(self.buffered) else {
-            self.give_back(self.buffered - octets);
+    /// Sets the number of buffered bytes. Returns false and changes nothing if there is no room.
+    pub fn buffer(&mut self, bytes: usize) -> bool {
+        let Some(more) = bytes.checked_sub(self.buffered) else {
+            self.give_back(self.buffered - bytes);
             return true;
         };
         let few = self.vm.used(Resource::Buffered) + more <= BUFFERED_ALWAYS;
@@ -146,14 +146,14 @@ impl Tab {
             return false;
         }
         self.worker.enter(Resource::Buffered, more);
-        self.buffered = octets;
+        self.buffered = bytes;
         true
     }
 
-    fn give_back(&mut self, octets: usize) {
-        self.vm.give_back(Resource::Buffered, octets);
-        self.worker.give_back(Resource::Buffered, octets);
-        self.buffered -= octets;
+    fn give_back(&mut self, bytes: usize) {
+        self.vm.give_back(Resource::Buffered, bytes);
+        self.worker.give_back(Resource::Buffered, bytes);
+        self.buffered -= bytes;
     }
 
     /// Counts an answer that only this connection uses until its last reference is dropped; `None` if there is no room.
@@ -181,7 +181,7 @@ impl Drop for Tab {
     }
 }
 
-/// Octets counted on the accounts of a VM and its worker.
+/// Bytes counted on the accounts of a VM and its worker.
 struct Charged {
     bytes: Bytes,
     vm: Arc<Account>,

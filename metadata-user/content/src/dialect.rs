@@ -13,20 +13,20 @@
 macro_rules! each_dialect {
     ($table:ident) => {
         $table! {
-            nocloud: NoCloud "nocloud" "NoCloud" Octets Octets ["nocloud", "nocloud-net"];
+            nocloud: NoCloud "nocloud" "NoCloud" Bytes Bytes ["nocloud", "nocloud-net"];
             kubevirt: Kubevirt "kubevirt" "kubevirt-imds" Absent Absent [];
-            openstack: OpenStack "openstack" "OpenStack" Octets InDocument ["openstack"];
+            openstack: OpenStack "openstack" "OpenStack" Bytes InDocument ["openstack"];
             cloudstack:
-                CloudStack "cloudstack" "CloudStack" Octets Absent ["cloudstack"],
-                Exoscale "exoscale" "Exoscale" Octets Absent ["exoscale"];
-            ec2: Ec2 "ec2" "EC2" Octets Absent ["ec2"];
-            aliyun: AliYun "aliyun" "AliYun" Octets Octets ["aliyun"];
+                CloudStack "cloudstack" "CloudStack" Bytes Absent ["cloudstack"],
+                Exoscale "exoscale" "Exoscale" Bytes Absent ["exoscale"];
+            ec2: Ec2 "ec2" "EC2" Bytes Absent ["ec2"];
+            aliyun: AliYun "aliyun" "AliYun" Bytes Bytes ["aliyun"];
             gce: Gce "gce" "GCE" InDocumentOrBase64 Absent ["gce"];
             azure: Azure "azure" "Azure" Base64 Absent ["azure"];
             digitalocean:
                 DigitalOcean "digitalocean" "DigitalOcean" InDocument InDocument ["digitalocean"],
                 UpCloud "upcloud" "UpCloud" InDocument InDocument ["upcloud"];
-            hetzner: Hetzner "hetzner" "Hetzner" Octets InDocument ["hetzner"];
+            hetzner: Hetzner "hetzner" "Hetzner" Bytes InDocument ["hetzner"];
             vultr: Vultr "vultr" "Vultr" InDocument InDocument ["vultr"];
             oracle: Oracle "oracle" "Oracle" Base64 Absent ["oracle"];
             akamai: Akamai "akamai" "Akamai" Base64 Absent ["akamai"];
@@ -34,8 +34,8 @@ macro_rules! each_dialect {
             bigstep: Bigstep "bigstep" "Bigstep" InDocument InDocument [];
             cloudcix: CloudCix "cloudcix" "CloudCIX" Base64Text Absent ["cloudcix"];
             scaleway: Scaleway "scaleway" "Scaleway" Text Text ["scaleway"];
-            maas: Maas "maas" "MAAS" Octets InDocument [];
-            eve: Eve "eve" "EVE" Octets InDocument [];
+            maas: Maas "maas" "MAAS" Bytes InDocument [];
+            eve: Eve "eve" "EVE" Bytes InDocument [];
         }
     };
 }

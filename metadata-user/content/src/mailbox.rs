@@ -29,28 +29,28 @@ use crate::record::values::is_uuid;
 use crate::record::vm::Sinks;
 use crate::sink::{MessageKind, Outbox, VmOutbox};
 
-/// Maximum length of a posted password in octets (OpenStack accepts 1,020).
-pub const PASSWORD_OCTETS: usize = 1_020;
-/// Maximum length of a document, in octets.
-pub const DOCUMENT_OCTETS: usize = 32 << 10;
+/// Maximum length of a posted password in bytes (OpenStack accepts 1,020).
+pub const PASSWORD_BYTES: usize = 1_020;
+/// Maximum length of a document, in bytes.
+pub const DOCUMENT_BYTES: usize = 32 << 10;
 
 /// Why a posted password is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PasswordRefused {
     /// The password is empty.
-    #[error("expected a password of 1 to {PASSWORD_OCTETS} octets, found none")]
+    #[error("expected a password of 1 to {PASSWORD_BYTES} bytes, found none")]
     Empty,
-    /// The password is longer than [`PASSWORD_OCTETS`].
-    #[error("expected a password of at most {PASSWORD_OCTETS} octets, found more")]
+    /// The password is longer than [`PASSWORD_BYTES`].
+    #[error("expected a password of at most {PASSWORD_BYTES} bytes, found more")]
     TooLarge,
     /// The guest has already posted a password, which it can do only once.
     #[error("expected the first password of this VM, found one that is already set")]
     AlreadySet,
 }
 
-/// A document is larger than [`DOCUMENT_OCTETS`].
+/// A document is larger than [`DOCUMENT_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("expected a document of at most {DOCUMENT_OCTETS} octets, found more")]
+#[error("expected a document of at most {DOCUMENT_BYTES} bytes, found more")]
 pub struct DocumentTooLarge;
 
 /// A document that guests of EVE write.
@@ -80,7 +80,7 @@ struct Noted {
     /// The instance-id; `None` before the first record.
     instance: Option<Box<str>>,
     /// SHA-256 over a salt ([`State`]) and `admin.password`; empty without a password.
-    password: Octets,
+    password: Base64,
 }
 
 impl fmt::Debug for Mailbox {
@@ -105,7 +105,7 @@ impl Mailbox {
     #[must_use]
     pub fn with(kept: Kept, outbox: &Outbox) -> Self {
         let outbox = outbox.for_vm(kept.vm());
-        let noted = Mutex::new(Noted { name: "".into(), instance: None, password: Octets(Bytes::new()) });
+        let noted = Mutex::new(Noted { name: "".into(), instance: None, password: Base64(Bytes::new()) });
         Self {
             kept: Arc::new(kept),
             outbox,
@@ -148,7 +148,7 @@ impl Mailbox {
     /// Stores `vm.name`, for messages, and `admin.password` of the VM's record. A changed password is served again
     /// even if the guest confirmed the former one.
     pub fn note_record(&self, name: &str, admin_password: Option<&str>) {
-        let digest = Octets(admin_password.map_or_else(Bytes::new, |password| {
+        let digest = Base64(admin_password.map_or_else(Bytes::new, |password| {
             let salt = self.kept.read(|state| state.salt.clone());
             let salt = salt.as_deref().unwrap_or(self.vm());
             let salted = Sha256::new().chain_update(salt).chain_update(":").chain_update(password);
@@ -204,21 +204,21 @@ impl Mailbox {
         }
     }
 
-    /// Stores the password that the guest chose, once: 1 to [`PASSWORD_OCTETS`] octets.
+    /// Stores the password that the guest chose, once: 1 to [`PASSWORD_BYTES`] bytes.
     ///
     /// # Errors
     /// [`PasswordRefused`]. The size is checked first.
-    pub fn post_password(&self, octets: &[u8]) -> Result<(), PasswordRefused> {
-        if octets.is_empty() {
+    pub fn post_password(&self, bytes: &[u8]) -> Result<(), PasswordRefused> {
+        if bytes.is_empty() {
             return Err(PasswordRefused::Empty);
         }
-        if octets.len() > PASSWORD_OCTETS {
+        if bytes.len() > PASSWORD_BYTES {
             return Err(PasswordRefused::TooLarge);
         }
         self.kept.try_change(|state| match &state.posted_password {
             Some(_) => Err(PasswordRefused::AlreadySet),
             None => {
-                state.posted_password = Some(Octets(Bytes::copy_from_slice(octets)));
+                state.posted_password = Some(Base64(Bytes::copy_from_slice(bytes)));
                 Ok(true)
             }
         })
@@ -228,7 +228,7 @@ impl Mailbox {
     #[must_use]
     pub fn posted_password(&self) -> Bytes {
         self.kept
-            .read(|state| state.posted_password.as_ref().map(|octets| octets.0.clone()).unwrap_or_default())
+            .read(|state| state.posted_password.as_ref().map(|bytes| bytes.0.clone()).unwrap_or_default())
     }
 
     /// Returns whether the guest confirmed that it saved the record's password.
@@ -255,8 +255,8 @@ impl Mailbox {
     ///
     /// # Errors
     /// [`AttributeRefused`] if a limit would be exceeded; the attribute then does not change.
-    pub fn set_attribute(&self, namespace: &str, key: &str, octets: &[u8]) -> Result<(), AttributeRefused> {
-        self.kept.try_change(|state| state.attributes.set(namespace, key, octets))
+    pub fn set_attribute(&self, namespace: &str, key: &str, bytes: &[u8]) -> Result<(), AttributeRefused> {
+        self.kept.try_change(|state| state.attributes.set(namespace, key, bytes))
     }
 
     /// Removes a guest attribute; returns false if there was none.
@@ -282,22 +282,22 @@ impl Mailbox {
     /// Stores a document and replaces the former one.
     ///
     /// # Errors
-    /// [`DocumentTooLarge`] if it exceeds [`DOCUMENT_OCTETS`].
-    pub fn store_document(&self, document: Document, octets: &[u8]) -> Result<(), DocumentTooLarge> {
-        if octets.len() > DOCUMENT_OCTETS {
+    /// [`DocumentTooLarge`] if it exceeds [`DOCUMENT_BYTES`].
+    pub fn store_document(&self, document: Document, bytes: &[u8]) -> Result<(), DocumentTooLarge> {
+        if bytes.len() > DOCUMENT_BYTES {
             return Err(DocumentTooLarge);
         }
         self.kept.try_change(|state| {
-            let octets = Octets(Bytes::copy_from_slice(octets));
-            let before = state.documents.insert(document, octets.clone());
-            Ok(before != Some(octets))
+            let bytes = Base64(Bytes::copy_from_slice(bytes));
+            let before = state.documents.insert(document, bytes.clone());
+            Ok(before != Some(bytes))
         })
     }
 
     /// Returns a document that the guest wrote; `None` if it wrote none.
     #[must_use]
     pub fn document(&self, document: Document) -> Option<Bytes> {
-        self.kept.read(|state| state.documents.get(&document).map(|octets| octets.0.clone()))
+        self.kept.read(|state| state.documents.get(&document).map(|bytes| bytes.0.clone()))
     }
 
     /// Registers one parked request. Dropping the result removes it.
@@ -417,7 +417,7 @@ impl Kept {
         self.queued.store(false, Ordering::Release);
         let file = locked(&self.file);
         let Some(path) = file.as_deref() else { return Ok(()) };
-        // The copy shares the octets, so a guest that writes meanwhile does not wait for the serialization.
+        // The copy shares the bytes, so a guest that writes meanwhile does not wait for the serialization.
         let (state, revision) = {
             let changing = locked(&self.changing);
             if changing.revision == changing.saved {
@@ -476,14 +476,14 @@ impl Waits {
     }
 }
 
-// Guest attributes: octets by namespace and key.
+// Guest attributes: bytes by namespace and key.
 
 /// Maximum number of attributes of one VM, over all namespaces.
 pub const ATTRIBUTES_PER_VM: usize = 64;
-/// Maximum length of an attribute's value, in octets.
-pub const ATTRIBUTE_OCTETS: usize = 32 << 10;
-/// Maximum total octets of all attributes of one VM, names included. Guests typically store a few host keys and states.
-pub const ATTRIBUTES_OCTETS_PER_VM: usize = 256 << 10;
+/// Maximum length of an attribute's value, in bytes.
+pub const ATTRIBUTE_BYTES: usize = 32 << 10;
+/// Maximum total bytes of all attributes of one VM, names included. Guests typically store a few host keys and states.
+pub const ATTRIBUTES_BYTES_PER_VM: usize = 256 << 10;
 /// Maximum length of a namespace and of a key in characters: letters, digits, `.`, `_`, `:` and `-`.
 pub const ATTRIBUTE_NAME_CHARS: usize = 255;
 
@@ -495,12 +495,12 @@ pub enum AttributeRefused {
         "expected a namespace and a key of 1 to {ATTRIBUTE_NAME_CHARS} letters, digits, `.`, `_`, `:` and `-`"
     )]
     Name,
-    /// The value exceeds [`ATTRIBUTE_OCTETS`].
-    #[error("expected at most {ATTRIBUTE_OCTETS} octets, found more")]
+    /// The value exceeds [`ATTRIBUTE_BYTES`].
+    #[error("expected at most {ATTRIBUTE_BYTES} bytes, found more")]
     TooLarge,
-    /// All attributes together would exceed [`ATTRIBUTES_OCTETS_PER_VM`].
+    /// All attributes together would exceed [`ATTRIBUTES_BYTES_PER_VM`].
     #[error(
-        "expected at most {ATTRIBUTES_OCTETS_PER_VM} octets in all attributes, found more; delete one first"
+        "expected at most {ATTRIBUTES_BYTES_PER_VM} bytes in all attributes, found more; delete one first"
     )]
     TooMuch,
     /// The VM already has [`ATTRIBUTES_PER_VM`] attributes.
@@ -512,35 +512,35 @@ pub enum AttributeRefused {
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(transparent)]
 struct Attributes {
-    namespaces: BTreeMap<String, BTreeMap<String, Octets>>,
+    namespaces: BTreeMap<String, BTreeMap<String, Base64>>,
     #[serde(skip)]
     version: u64,
 }
 
 impl Attributes {
     fn get(&self, namespace: &str, key: &str) -> Option<Bytes> {
-        self.namespaces.get(namespace)?.get(key).map(|octets| octets.0.clone())
+        self.namespaces.get(namespace)?.get(key).map(|bytes| bytes.0.clone())
     }
 
     /// Returns whether the value changed.
-    fn set(&mut self, namespace: &str, key: &str, octets: &[u8]) -> Result<bool, AttributeRefused> {
+    fn set(&mut self, namespace: &str, key: &str, bytes: &[u8]) -> Result<bool, AttributeRefused> {
         if !is_name(namespace) || !is_name(key) {
             return Err(AttributeRefused::Name);
         }
-        if octets.len() > ATTRIBUTE_OCTETS {
+        if bytes.len() > ATTRIBUTE_BYTES {
             return Err(AttributeRefused::TooLarge);
         }
         match self.namespaces.get(namespace).and_then(|keys| keys.get(key)) {
-            Some(before) if before.0 == octets => return Ok(false),
+            Some(before) if before.0 == bytes => return Ok(false),
             None if self.len() >= ATTRIBUTES_PER_VM => return Err(AttributeRefused::Full),
             _ => {}
         }
-        let others = self.octets() - self.octets_of(namespace, key);
-        if others + namespace.len() + key.len() + octets.len() > ATTRIBUTES_OCTETS_PER_VM {
+        let others = self.bytes() - self.bytes_of(namespace, key);
+        if others + namespace.len() + key.len() + bytes.len() > ATTRIBUTES_BYTES_PER_VM {
             return Err(AttributeRefused::TooMuch);
         }
-        let octets = Octets(Bytes::copy_from_slice(octets));
-        self.namespaces.entry(namespace.to_owned()).or_default().insert(key.to_owned(), octets);
+        let bytes = Base64(Bytes::copy_from_slice(bytes));
+        self.namespaces.entry(namespace.to_owned()).or_default().insert(key.to_owned(), bytes);
         self.version += 1;
         Ok(true)
     }
@@ -568,7 +568,7 @@ impl Attributes {
     }
 
     fn list(&self) -> Vec<(String, Vec<String>)> {
-        let named = |(namespace, keys): (&String, &BTreeMap<String, Octets>)| {
+        let named = |(namespace, keys): (&String, &BTreeMap<String, Base64>)| {
             (namespace.clone(), keys.keys().cloned().collect())
         };
         self.namespaces.iter().map(named).collect()
@@ -578,16 +578,16 @@ impl Attributes {
         self.version
     }
 
-    /// Returns the octets of all attributes, names included.
-    fn octets(&self) -> usize {
+    /// Returns the bytes of all attributes, names included.
+    fn bytes(&self) -> usize {
         let each = self.namespaces.iter().flat_map(|(namespace, keys)| {
-            keys.iter().map(|(key, octets)| namespace.len() + key.len() + octets.0.len())
+            keys.iter().map(|(key, bytes)| namespace.len() + key.len() + bytes.0.len())
         });
         each.sum()
     }
 
-    fn octets_of(&self, namespace: &str, key: &str) -> usize {
-        self.get(namespace, key).map_or(0, |octets| namespace.len() + key.len() + octets.len())
+    fn bytes_of(&self, namespace: &str, key: &str) -> usize {
+        self.get(namespace, key).map_or(0, |bytes| namespace.len() + key.len() + bytes.len())
     }
 
     fn len(&self) -> usize {
@@ -602,21 +602,21 @@ fn is_name(text: &str) -> bool {
 
 // The state that outlives the agent, and its text form.
 
-/// Octets whose text form is base64.
+/// Bytes whose text form is base64.
 #[derive(Clone, PartialEq, Eq)]
-struct Octets(Bytes);
+struct Base64(Bytes);
 
-impl Serialize for Octets {
+impl Serialize for Base64 {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&STANDARD.encode(&self.0))
     }
 }
 
-impl<'de> Deserialize<'de> for Octets {
+impl<'de> Deserialize<'de> for Base64 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        let octets = STANDARD.decode(text).map_err(|_| de::Error::custom("expected base64"))?;
-        Ok(Self(octets.into()))
+        let bytes = STANDARD.decode(text).map_err(|_| de::Error::custom("expected base64"))?;
+        Ok(Self(bytes.into()))
     }
 }
 
@@ -635,10 +635,10 @@ pub struct State {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     instance: Option<Box<str>>,
     /// Digest of the record's password that the guest saved.
-    taken_password: Option<Octets>,
-    posted_password: Option<Octets>,
+    taken_password: Option<Base64>,
+    posted_password: Option<Base64>,
     attributes: Attributes,
-    documents: BTreeMap<Document, Octets>,
+    documents: BTreeMap<Document, Base64>,
 }
 
 impl State {
@@ -687,15 +687,15 @@ impl State {
     /// The version of the file format.
     pub const VERSION: u32 = 1;
 
-    /// The version of a file that begins with these octets, [`State::PREFIX`] at most; `None` if they are not a mailbox's.
+    /// The version of a file that begins with these bytes, [`State::PREFIX`] at most; `None` if they are not a mailbox's.
     #[must_use]
-    pub fn version_of(octets: &[u8]) -> Option<u32> {
-        let digits = octets.strip_prefix(br#"{"version":"#)?;
-        let end = digits.iter().position(|octet| !octet.is_ascii_digit())?;
+    pub fn version_of(bytes: &[u8]) -> Option<u32> {
+        let digits = bytes.strip_prefix(br#"{"version":"#)?;
+        let end = digits.iter().position(|byte| !byte.is_ascii_digit())?;
         std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
     }
 
-    /// Octets from which [`State::version_of`] reads the version.
+    /// Bytes from which [`State::version_of`] reads the version.
     pub const PREFIX: usize = 32;
 }
 

@@ -19,7 +19,7 @@ pub mod vm;
 #[cfg(test)]
 mod tests;
 
-pub use credentials::{CREDENTIAL_OCTETS, Credential, CredentialError};
+pub use credentials::{CREDENTIAL_BYTES, Credential, CredentialError};
 pub use dialects::{
     AbsentSeed, Carried, DateTree, Dialect, Dialects, Imdsv2, Serve, ServeLimits, Smbios, Switch,
     USER_DATA_DEFAULT, USER_DATA_MAX,
@@ -46,8 +46,8 @@ use vm::{
 /// Limits on the size of a record. The parser refuses a record that exceeds one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum length of the record's text, in octets.
-    pub record_octets: usize,
+    /// Maximum length of the record's text, in bytes.
+    pub record_bytes: usize,
     /// Maximum number of NICs.
     pub nics: usize,
     /// Maximum number of addresses per NIC.
@@ -64,8 +64,8 @@ pub struct Limits {
     pub disks: usize,
     /// Maximum number of injected files.
     pub files: usize,
-    /// Maximum total size of the injected files, in octets.
-    pub files_octets: usize,
+    /// Maximum total size of the injected files, in bytes.
+    pub files_bytes: usize,
     /// Maximum number of `metadata` keys; configurable.
     pub metadata_keys: usize,
     /// Maximum length of a `metadata` key or value, in characters; configurable.
@@ -80,7 +80,7 @@ impl Limits {
 
     /// The limits that apply when none are configured.
     pub const DEFAULT: Self = Self {
-        record_octets: 4 << 20,
+        record_bytes: 4 << 20,
         nics: 32,
         addresses: 32,
         routes: 64,
@@ -89,7 +89,7 @@ impl Limits {
         labels: 64,
         disks: 64,
         files: 64,
-        files_octets: 1 << 20,
+        files_bytes: 1 << 20,
         metadata_keys: 16,
         metadata_chars: 256,
     };
@@ -190,11 +190,11 @@ impl Record {
         source_name: &str,
         text: &str,
     ) -> Result<(Self, Vec<Warning>), RecordError> {
-        if text.len() > limits.record_octets {
+        if text.len() > limits.record_bytes {
             return Err(RecordError::TooLarge {
                 source_name: source_name.to_owned(),
                 found: text.len(),
-                limit: limits.record_octets,
+                limit: limits.record_bytes,
             });
         }
         let text = parse::Text { source: source_name, text };
@@ -253,8 +253,8 @@ impl Record {
         ]
     }
 
-    /// Reduces the record's memory. Replaces the octets of payloads and files by the result of `share`, so that records
-    /// can share equal octets. Shrinks lists to their length.
+    /// Reduces the record's memory. Replaces the bytes of payloads and files by the result of `share`, so that records
+    /// can share equal bytes. Shrinks lists to their length.
     pub fn compact(&mut self, mut share: impl FnMut(Bytes) -> Bytes) {
         let payloads = [&mut self.user_data, &mut self.vendor_data, &mut self.vendor_data2];
         payloads.into_iter().flatten().for_each(|payload| payload.share(&mut share));
@@ -323,17 +323,17 @@ impl fmt::Display for Place {
 /// Why the parser refuses a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The text exceeds [`Limits::record_octets`](Limits::record_octets).
+    /// The text exceeds [`Limits::record_bytes`](Limits::record_bytes).
     #[error(
-        "{source_name}: expected at most {limit} octets, found {found}; move large user-data to a separate file \
+        "{source_name}: expected at most {limit} bytes, found {found}; move large user-data to a separate file \
          and name that in `source: {{file: …}}`"
     )]
     TooLarge {
         /// Source of the record, such as its file name.
         source_name: String,
-        /// Size of the text in octets.
+        /// Size of the text in bytes.
         found: usize,
-        /// Maximum size in octets.
+        /// Maximum size in bytes.
         limit: usize,
     },
     /// The text is not YAML or JSON, or a value has the wrong form.

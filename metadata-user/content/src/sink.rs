@@ -50,9 +50,9 @@ impl MessageKind {
         }
     }
 
-    /// Returns the maximum length of a body, in octets. Messages with a longer body are dropped and counted.
+    /// Returns the maximum length of a body, in bytes. Messages with a longer body are dropped and counted.
     #[must_use]
-    pub const fn most_octets(self) -> usize {
+    pub const fn most_bytes(self) -> usize {
         match self {
             Self::PhoneHome => 16 << 10,
             Self::Ready | Self::Event | Self::Password => 64 << 10,
@@ -156,7 +156,7 @@ impl VmOutbox {
     pub(crate) fn send(&self, sinks: &Sinks, kind: MessageKind, name: Arc<str>, body: &[u8], now_unix: u64) {
         let Some(sink) = kind.sink(sinks) else { return };
         let counters = &self.outbox.counters;
-        let place = Some(()).filter(|()| body.len() <= kind.most_octets());
+        let place = Some(()).filter(|()| body.len() <= kind.most_bytes());
         let place = place.and_then(|()| Place::take(counters, &self.waiting));
         let sent = place.map(|place| {
             let (sink, vm, body) = (sink.clone(), Arc::clone(&self.vm), Bytes::copy_from_slice(body));
@@ -251,7 +251,7 @@ impl Message {
     }
 
     /// Returns the message as one line of JSON without a newline. It is at most six times as long as the body (the
-    /// escape of a control character), plus a few hundred octets.
+    /// escape of a control character), plus a few hundred bytes.
     #[must_use]
     pub fn json(&self) -> String {
         let seconds = i64::try_from(self.time_unix).unwrap_or(i64::MAX);
@@ -270,28 +270,28 @@ impl Message {
 
 /// Converts a body: a form to its fields, JSON objects and arrays unchanged, other text to a string, and anything else
 /// to `{"base64": …}`.
-fn body(kind: MessageKind, octets: &[u8]) -> Value {
+fn body(kind: MessageKind, bytes: &[u8]) -> Value {
     match kind {
-        MessageKind::PhoneHome => form(octets),
-        MessageKind::Password => text(octets),
-        MessageKind::Ready | MessageKind::Event => match parser::json(octets) {
+        MessageKind::PhoneHome => form(bytes),
+        MessageKind::Password => text(bytes),
+        MessageKind::Ready | MessageKind::Event => match parser::json(bytes) {
             Ok(value @ (Value::Object(_) | Value::Array(_))) => value,
-            _ => text(octets),
+            _ => text(bytes),
         },
     }
 }
 
-fn text(octets: &[u8]) -> Value {
-    match std::str::from_utf8(octets) {
+fn text(bytes: &[u8]) -> Value {
+    match std::str::from_utf8(bytes) {
         Ok(text) => text.into(),
-        Err(_) => json!({ "base64": STANDARD.encode(octets) }),
+        Err(_) => json!({ "base64": STANDARD.encode(bytes) }),
     }
 }
 
 /// Parses `application/x-www-form-urlencoded`. If two fields have one name, the first is kept.
-fn form(octets: &[u8]) -> Value {
+fn form(bytes: &[u8]) -> Value {
     let mut fields = Map::new();
-    for (name, value) in form_urlencoded::parse(octets).take(FORM_FIELDS) {
+    for (name, value) in form_urlencoded::parse(bytes).take(FORM_FIELDS) {
         fields.entry(name).or_insert_with(|| value.into_owned().into());
     }
     fields.into()

@@ -4,11 +4,11 @@
 //! table, accepts it after a restart, and refuses it from another VM or for another dialect.
 //!
 //! ```text
-//! version 1 │ kind 1 │ expiry, Unix seconds, big endian 8 │ nonce 8 │ HMAC-SHA-256, first 24 octets
+//! version 1 │ kind 1 │ expiry, Unix seconds, big endian 8 │ nonce 8 │ HMAC-SHA-256, first 24 bytes
 //! ```
 //!
-//! These 42 octets are 56 characters of standard base64 (RFC 4648 §4) without padding or newline, the length of AWS's
-//! tokens. The MAC (RFC 2104) covers the first 18 octets and the text of the VM's owner.
+//! These 42 bytes are 56 characters of standard base64 (RFC 4648 §4) without padding or newline, the length of AWS's
+//! tokens. The MAC (RFC 2104) covers the first 18 bytes and the text of the VM's owner.
 
 #[cfg(test)]
 mod tests;
@@ -33,10 +33,10 @@ pub const SHORTEST_ROTATION: Duration = Duration::from_secs(86_400);
 pub const CLOCK_BACK_SECONDS: u64 = 86_400;
 
 const VERSION: u8 = 1;
-const HEAD_OCTETS: usize = 18;
-const TAG_OCTETS: usize = 24;
-const TOKEN_OCTETS: usize = HEAD_OCTETS + TAG_OCTETS;
-const KEY_OCTETS: usize = 32;
+const HEAD_BYTES: usize = 18;
+const TAG_BYTES: usize = 24;
+const TOKEN_BYTES: usize = HEAD_BYTES + TAG_BYTES;
+const KEY_BYTES: usize = 32;
 
 /// The dialect a token is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,17 +63,17 @@ impl Kind {
 /// One secret key with its prepared MAC.
 #[derive(Clone)]
 struct Key {
-    octets: [u8; KEY_OCTETS],
+    bytes: [u8; KEY_BYTES],
     /// MAC state after the key block. Keeping it saves that step for each token.
     keyed: Hmac<Sha256>,
 }
 
 impl Key {
-    fn new(octets: [u8; KEY_OCTETS]) -> Self {
+    fn new(bytes: [u8; KEY_BYTES]) -> Self {
         // HMAC pads a key shorter than the hash's block with zeros (RFC 2104 §2).
         let mut block = [0; 64];
-        block[..KEY_OCTETS].copy_from_slice(&octets);
-        Self { octets, keyed: Hmac::new(&block.into()) }
+        block[..KEY_BYTES].copy_from_slice(&bytes);
+        Self { bytes, keyed: Hmac::new(&block.into()) }
     }
 
     /// Draws a key from the thread's generator (ChaCha, seeded by the kernel).
@@ -172,13 +172,13 @@ impl Keyring {
     #[must_use]
     pub fn mint(&self, kind: Kind, vm: &str, ttl_seconds: u32, now_unix: u64) -> String {
         let expiry = now_unix.saturating_add(ttl_seconds.min(kind.longest_ttl_seconds()).into());
-        let mut token = [0; TOKEN_OCTETS];
+        let mut token = [0; TOKEN_BYTES];
         token[0] = VERSION;
         token[1] = kind as u8;
         token[2..10].copy_from_slice(&expiry.to_be_bytes());
-        token[10..HEAD_OCTETS].copy_from_slice(&rand::random::<[u8; 8]>());
-        let tag = self.keys.load().current.mac(&token[..HEAD_OCTETS], vm).finalize().into_bytes();
-        token[HEAD_OCTETS..].copy_from_slice(&tag[..TAG_OCTETS]);
+        token[10..HEAD_BYTES].copy_from_slice(&rand::random::<[u8; 8]>());
+        let tag = self.keys.load().current.mac(&token[..HEAD_BYTES], vm).finalize().into_bytes();
+        token[HEAD_BYTES..].copy_from_slice(&tag[..TAG_BYTES]);
         STANDARD.encode(token)
     }
 
@@ -189,12 +189,12 @@ impl Keyring {
     /// the kind.
     #[must_use]
     pub fn verify(&self, kind: Kind, vm: &str, token: &[u8], now_unix: u64) -> bool {
-        let mut octets = [0; TOKEN_OCTETS];
-        if token.len() != TOKEN_CHARS || STANDARD.decode_slice(token, &mut octets) != Ok(TOKEN_OCTETS) {
+        let mut bytes = [0; TOKEN_BYTES];
+        if token.len() != TOKEN_CHARS || STANDARD.decode_slice(token, &mut bytes) != Ok(TOKEN_BYTES) {
             return false;
         }
-        let (head, tag) = octets.split_at(HEAD_OCTETS);
-        let expiry = head[2..10].iter().fold(0, |sum, octet| sum << 8 | u64::from(*octet));
+        let (head, tag) = bytes.split_at(HEAD_BYTES);
+        let expiry = head[2..10].iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
         let latest = now_unix.saturating_add(u64::from(kind.longest_ttl_seconds()) + CLOCK_BACK_SECONDS);
         if head[0] != VERSION || head[1] != kind as u8 || expiry <= now_unix || expiry > latest {
             return false;
@@ -254,14 +254,14 @@ impl Keys {
         let text = Text {
             form: format!("{FORM}{}", Self::VERSION),
             since_unix: self.since_unix,
-            current: STANDARD.encode(self.current.octets),
-            previous: self.previous.as_ref().map(|key| STANDARD.encode(key.octets)),
+            current: STANDARD.encode(self.current.bytes),
+            previous: self.previous.as_ref().map(|key| STANDARD.encode(key.bytes)),
         };
         serde_json::to_string(&text).expect("strings and numbers are JSON")
     }
 }
 
 fn key(text: &str) -> Option<Key> {
-    let octets: [u8; KEY_OCTETS] = STANDARD.decode(text).ok()?.try_into().ok()?;
-    Some(Key::new(octets))
+    let bytes: [u8; KEY_BYTES] = STANDARD.decode(text).ok()?.try_into().ok()?;
+    Some(Key::new(bytes))
 }

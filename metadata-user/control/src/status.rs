@@ -205,9 +205,9 @@ pub struct IssuerState {
 /// The memory of all records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordMemory {
-    /// Octets that records use.
+    /// Bytes that records use.
     pub used: u64,
-    /// Octets that records may use; the agent refuses records beyond.
+    /// Bytes that records may use; the agent refuses records beyond.
     pub limit: u64,
 }
 

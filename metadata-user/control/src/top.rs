@@ -18,7 +18,7 @@ pub const SCHEMA: &str = "top/1";
 pub const LISTED: usize = 64;
 /// Limit on the number of VMs that one answer lists.
 pub const LISTED_MOST: usize = 512;
-/// Limit on a filter or on the name of a VM, in octets.
+/// Limit on a filter or on the name of a VM, in bytes.
 pub const WORDS_MOST: usize = 256;
 /// Limit on [`Traffic::history`], in seconds.
 pub const HISTORY: usize = 60;
@@ -64,8 +64,8 @@ impl TopQuery {
 /// # Errors
 /// [`ClientError`] without an answer, or with one that this version cannot read.
 pub fn fetch<T: DeserializeOwned>(run: &Path, query: &TopQuery) -> Result<T, ClientError> {
-    let octets = status::get(run, &query.path())?;
-    serde_json::from_slice(&octets).map_err(|error| ClientError::Mute(error.into()))
+    let bytes = status::get(run, &query.path())?;
+    serde_json::from_slice(&bytes).map_err(|error| ClientError::Mute(error.into()))
 }
 
 /// The order of VMs.
@@ -158,7 +158,7 @@ pub struct Traffic {
     pub history: Vec<u64>,
 }
 
-/// Quantiles of the time from a request's last octet until TCP has its answer.
+/// Quantiles of the time from a request's last byte until TCP has its answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LatencyFigures {
     /// Seconds that the figures cover.
@@ -308,8 +308,8 @@ pub struct SeenRequest {
     pub dialect: String,
     /// The HTTP status.
     pub status: u16,
-    /// Octets of the body.
+    /// Bytes of the body.
     pub bytes: u64,
-    /// Microseconds from the turn that received the last octet until TCP had the answer.
+    /// Microseconds from the turn that received the last byte until TCP had the answer.
     pub us: u64,
 }

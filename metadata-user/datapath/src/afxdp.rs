@@ -22,7 +22,7 @@
 //!
 //! **Who owns a chunk.** The kernel owns a chunk from the push of its address onto the fill ring until the pop of its
 //! descriptor from the RX ring. During that time no reference into the chunk exists. Then we own it as a `Frame`, a
-//! value that cannot be copied. The caller sees its octets only during one closure call. After that the frame returns
+//! value that cannot be copied. The caller sees its bytes only during one closure call. After that the frame returns
 //! to the pool and the fill ring. Every chunk is in exactly one place: pool, fill ring, kernel, RX ring or lent.
 //! `receiver/tests.rs` checks this under random traffic.
 //!
@@ -95,7 +95,7 @@ pub enum AfxdpError {
          on locked memory (LimitMEMLOCK=), or configure fewer chunks"
     )]
     Memory {
-        /// Size of the region in octets.
+        /// Size of the region in bytes.
         bytes: usize,
         /// The kernel's error.
         source: Errno,

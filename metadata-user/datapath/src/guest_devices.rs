@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// The bit of an entry for a device that takes long answers. No MTU is that large.
 const TAKES_LONG: u32 = 1 << 31;
 
-/// A table of devices shared by the control side and workers. Clones share one table. It takes four octets per slot.
+/// A table of devices shared by the control side and workers. Clones share one table. It takes four bytes per slot.
 ///
 /// All accesses are relaxed: an entry carries no other data, and TCP retransmits what was sent by an old entry.
 #[derive(Clone, Default)]
@@ -20,7 +20,7 @@ impl GuestDevices {
         Self((0..slots).map(|_| AtomicU32::new(0)).collect())
     }
 
-    /// Sets the MTU of a slot's device: the octets of its longest IP packet, or 0 if unknown. A slot beyond the table
+    /// Sets the MTU of a slot's device: the bytes of its longest IP packet, or 0 if unknown. A slot beyond the table
     /// is ignored.
     pub fn set_mtu(&self, slot: Slot, mtu: u32) {
         self.change(slot, |entry| entry & TAKES_LONG | mtu & !TAKES_LONG);
@@ -31,7 +31,7 @@ impl GuestDevices {
         self.change(slot, |entry| if takes { entry | TAKES_LONG } else { entry & !TAKES_LONG });
     }
 
-    /// The MTU of a slot's device in octets; 0 if unknown.
+    /// The MTU of a slot's device in bytes; 0 if unknown.
     #[must_use]
     pub fn mtu(&self, slot: Slot) -> u32 {
         self.entry(slot) & !TAKES_LONG

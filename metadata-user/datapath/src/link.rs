@@ -23,7 +23,7 @@ use crate::GROUP;
 use crate::afxdp::{Queues, Socket, SocketStats};
 use crate::stack::{Long, PIECES_PER_CONNECTION, Transmit};
 
-/// Octets of an Ethernet header (IEEE 802.3-2018 §3.1.1): destination, source, type.
+/// Bytes of an Ethernet header (IEEE 802.3-2018 §3.1.1): destination, source, type.
 pub const HEADER_LEN: usize = 14;
 /// Longest frame sent: an MTU of 1,500 and the header. The kernel would accept a longer frame and drop it silently at
 /// the guest's port (`xdp_ok_fwd_dev`, `net/core/filter.c`).
@@ -159,7 +159,7 @@ impl<S: FrameSource> Link<S> {
 pub struct TapStats {
     /// Frames the kernel accepted.
     pub frames: u64,
-    /// Octets in the accepted frames.
+    /// Bytes in the accepted frames.
     pub bytes: u64,
     /// Accepted frames of more than one segment; `frames` counts them as well.
     pub long: u64,
@@ -226,7 +226,7 @@ impl Transmit for HubTap {
         parts[2..2 + frame.payload.len()].copy_from_slice(frame.payload);
         let sent = writev(fd, &parts[..2 + frame.payload.len()]);
         self.stats.long += u64::from(sent.is_ok());
-        self.stats.note(sent.map(|octets| octets.saturating_sub(preamble.len())));
+        self.stats.note(sent.map(|bytes| bytes.saturating_sub(preamble.len())));
     }
 }
 
@@ -252,13 +252,13 @@ fn virtio_net_header(frame: &Long<'_>) -> [u8; 10] {
 }
 
 impl TapStats {
-    /// Counts the outcome of a write: the octets of the frame, or the error.
+    /// Counts the outcome of a write: the bytes of the frame, or the error.
     fn note(&mut self, outcome: Result<usize, Errno>) {
         match outcome {
             // A tap takes a whole frame or nothing (`tun_get_user`, `drivers/net/tun.c`).
-            Ok(octets) => {
+            Ok(bytes) => {
                 self.frames += 1;
-                self.bytes += octets as u64;
+                self.bytes += bytes as u64;
             }
             Err(Errno::AGAIN) => self.full += 1,
             Err(Errno::NOBUFS | Errno::NOMEM) => self.no_memory += 1,

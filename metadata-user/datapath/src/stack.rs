@@ -7,7 +7,7 @@
 //!                                                                             ├─ timewait ─ answer
 //!                                                                             └─ its numbers ─ begin, or RST
 //!
-//! turn ── receive: new octets ── connection: Exchange ── send: segments ── ledger: all sent
+//! turn ── receive: new bytes ── connection: Exchange ── send: segments ── ledger: all sent
 //! ```
 //!
 //! The stack only responds: it opens no connection, and keeps no state before a guest sends data. The kernel or the

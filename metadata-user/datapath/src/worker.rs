@@ -134,7 +134,7 @@ pub trait Engine: Send + 'static {
 /// Configuration of a worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerConfig {
-    /// The thread's name; the kernel shows the first 15 octets.
+    /// The thread's name; the kernel shows the first 15 bytes.
     pub name: String,
     /// How long the thread polls after its last work before it sleeps; 0 sleeps at once.
     pub spin: Duration,

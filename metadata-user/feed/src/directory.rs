@@ -101,7 +101,7 @@ struct Directory {
     /// Most records to publish.
     limit: usize,
     known: BTreeMap<String, Known>,
-    /// Records refused for lack of memory, and the free octets that each needs.
+    /// Records refused for lack of memory, and the free bytes that each needs.
     crowded_out: BTreeMap<String, usize>,
 }
 

@@ -43,9 +43,9 @@ pub const DIRECTORY: &str = "hook.d";
 /// Default directory of files with parts of records.
 pub const DEFAULT_FILES: &str = "/etc/xdp-imds/libvirt";
 
-/// Most octets of a domain's XML. libvirt's protocol carries 4 MiB (REMOTE_STRING_MAX in src/remote/remote_protocol.x),
+/// Most bytes of a domain's XML. libvirt's protocol carries 4 MiB (REMOTE_STRING_MAX in src/remote/remote_protocol.x),
 /// and libvirt then formats the XML anew.
-pub const XML_OCTETS: usize = 8 << 20;
+pub const XML_BYTES: usize = 8 << 20;
 
 /// Most elements, texts and comments in the XML; a domain with hundreds of devices has about ten thousand.
 pub const XML_NODES: u32 = 1 << 18;

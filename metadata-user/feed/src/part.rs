@@ -15,8 +15,8 @@ use std::sync::Arc;
 /// The file that applies to all VMs of the host.
 pub const DEFAULTS: &str = "defaults.yaml";
 
-/// Most octets of a file with a part of a record.
-pub const FILE_OCTETS: usize = Limits::DEFAULT.record_octets;
+/// Most bytes of a file with a part of a record.
+pub const FILE_BYTES: usize = Limits::DEFAULT.record_bytes;
 
 /// Record fields that may be in a separate file.
 pub(crate) const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];
@@ -56,14 +56,14 @@ pub(crate) fn part(files: &Path, name: &str, mut saw: impl FnMut(&Path)) -> Resu
     let path = files.join(name);
     saw(&path);
     let unreadable = |error| io_error(&path, "a file that can be read", error);
-    let Some(octets) = read(&path, FILE_OCTETS).map_err(unreadable)? else { return Ok(None) };
+    let Some(bytes) = read(&path, FILE_BYTES).map_err(unreadable)? else { return Ok(None) };
     let wrong = |expected, found: &str| {
         Err(PartError::File { path: path.clone(), expected, found: found.to_owned() })
     };
-    if octets.len() > FILE_OCTETS {
+    if bytes.len() > FILE_BYTES {
         return wrong("at most 4 MiB; keep large user-data in a file of its own, named by `source`", "more");
     }
-    let mut value = match parser::yaml(&octets) {
+    let mut value = match parser::yaml(&bytes) {
         Ok(value @ Value::Object(_)) => value,
         // An empty file asks for a record, and adds nothing to it.
         Ok(Value::Null) => json!({}),
@@ -76,8 +76,8 @@ pub(crate) fn part(files: &Path, name: &str, mut saw: impl FnMut(&Path)) -> Resu
     for field in PAYLOADS {
         let Some(source) = value[field]["source"]["file"].as_str() else { continue };
         saw(&files.join(source));
-        let octets = payload(files, source)?;
-        value[field] = json!({"base64": STANDARD.encode(octets)});
+        let bytes = payload(files, source)?;
+        value[field] = json!({"base64": STANDARD.encode(bytes)});
     }
     Ok(Some(value))
 }
@@ -95,13 +95,13 @@ fn payload(files: &Path, source: &str) -> Result<Vec<u8>, PartError> {
     }
     let most = USER_DATA_MAX as usize;
     match read(&real, most).map_err(unreadable)? {
-        Some(octets) if octets.len() <= most => Ok(octets),
+        Some(bytes) if bytes.len() <= most => Ok(bytes),
         Some(_) => wrong("at most 1 MiB; gzip is taken by cloud-init", "more"),
         None => Err(unreadable(io::ErrorKind::NotFound.into())),
     }
 }
 
-/// Reads at most `limit + 1` octets of a regular file; `None` if it does not exist.
+/// Reads at most `limit + 1` bytes of a regular file; `None` if it does not exist.
 pub(crate) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
     // A FIFO must not block the reader: open without blocking, then check the file's type.
     let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
@@ -111,9 +111,9 @@ pub(crate) fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("not a regular file"));
     }
-    let mut octets = Vec::new();
-    File::take(file, limit as u64 + 1).read_to_end(&mut octets)?;
-    Ok(Some(octets))
+    let mut bytes = Vec::new();
+    File::take(file, limit as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 /// False if no source configures addresses. The guest then falls back to its defaults, mostly DHCP on its first NIC,

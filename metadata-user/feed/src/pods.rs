@@ -42,7 +42,7 @@ use metadata_links::inlet;
 pub use follow::AT_FIRST;
 pub use launcher::{NicNames, NotAPod, PodUid, names_of};
 pub use tend::{INLET_PAUSE, InletPause};
-pub use volumes::{Files, KEY_OCTETS, MAX_KEYS, VOLUME_OCTETS, VolumeError, Volumes};
+pub use volumes::{Files, KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeError, Volumes};
 pub(crate) use volumes::{Reading, Version};
 
 /// Most pods to watch; a node runs a few hundred.

@@ -1,7 +1,7 @@
 //! Publishes a feed's events to the agent.
 //!
 //! A feed reserves memory before it publishes a record, and drops a refused record, so that refusals cost no memory.
-//! The queue to the agent is limited both in octets and in events.
+//! The queue to the agent is limited both in bytes and in events.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,8 +14,8 @@ use crate::room::{NoRoom, Room};
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 
-/// Most octets of payloads in the queue, whatever the number of events. The queue always accepts one record.
-pub const QUEUED_OCTETS: usize = 16 << 20;
+/// Most bytes of payloads in the queue, whatever the number of events. The queue always accepts one record.
+pub const QUEUED_BYTES: usize = 16 << 20;
 
 /// Why a source cannot be read at present, for reports. Its last good records stay in force.
 #[derive(Clone, Debug, Default)]
@@ -91,13 +91,13 @@ impl Publisher {
         room.take(&RecordId::new(*source, &(self.name)(key.to_owned())), record)
     }
 
-    /// Octets free for records.
+    /// Bytes free for records.
     #[must_use]
     pub fn free(&self) -> usize {
         self.room.as_ref().map_or(usize::MAX, |(room, _)| room.free())
     }
 
-    /// Octets free for records of a tenant.
+    /// Bytes free for records of a tenant.
     #[must_use]
     pub fn free_for(&self, tenant: &Tenant) -> usize {
         self.room.as_ref().map_or(usize::MAX, |(room, _)| room.free_for(tenant))
@@ -122,7 +122,7 @@ impl Publisher {
     /// [`Closed`]: the agent has stopped, or has replaced this feed.
     pub async fn publish(&self, event: FeedEvent) -> Result<(), Closed> {
         let places = self.tx.max_capacity();
-        let most = QUEUED_OCTETS.checked_div(octets(&event)).unwrap_or(places).clamp(1, places);
+        let most = QUEUED_BYTES.checked_div(bytes(&event)).unwrap_or(places).clamp(1, places);
         // The free places must suffice if all queued events have this size.
         let mut permits = self.tx.reserve_many(places - most + 1).await.map_err(|_| Closed)?;
         let permit = permits.next().ok_or(Closed)?;
@@ -166,8 +166,8 @@ impl Freed {
     }
 }
 
-/// Octets of an event's payloads and files.
-fn octets(event: &FeedEvent) -> usize {
+/// Bytes of an event's payloads and files.
+fn bytes(event: &FeedEvent) -> usize {
     let FeedEvent::Upsert { record, .. } = event else { return 0 };
     let payloads =
         record.payloads().into_iter().filter_map(|(_, payload)| payload).map(|payload| payload.len());
@@ -176,46 +176,46 @@ fn octets(event: &FeedEvent) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{Publisher, QUEUED_OCTETS};
+    use super::{Publisher, QUEUED_BYTES};
     use crate::FeedEvent;
     use futures_util::FutureExt as _;
     use metadata_content::record::Record;
     use tokio::sync::mpsc;
 
-    fn event(octets: usize) -> FeedEvent {
+    fn event(bytes: usize) -> FeedEvent {
         let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
                     project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
                     placement: {region: r, zone: z}\n";
         let mut record = Record::parse("a", text).expect("a good record").0;
-        record.user_data = Some(bytes::Bytes::from(vec![b'x'; octets]).into());
+        record.user_data = Some(bytes::Bytes::from(vec![b'x'; bytes]).into());
         FeedEvent::Upsert { key: "a".into(), record: record.into() }
     }
 
     #[test]
-    fn events_wait_when_their_octets_fill_the_queue() {
+    fn events_wait_when_their_bytes_fill_the_queue() {
         const PLACES: usize = 1_024;
-        for (octets, waits_after) in [
+        for (bytes, waits_after) in [
             (0, PLACES),
-            (QUEUED_OCTETS / PLACES, PLACES),
-            (1 << 20, QUEUED_OCTETS >> 20),
-            (QUEUED_OCTETS * 2, 1),
+            (QUEUED_BYTES / PLACES, PLACES),
+            (1 << 20, QUEUED_BYTES >> 20),
+            (QUEUED_BYTES * 2, 1),
         ] {
             let (tx, mut events) = mpsc::channel(PLACES);
             let publisher = Publisher::from(tx);
             for n in 0..waits_after {
                 assert!(
-                    publisher.publish(event(octets)).now_or_never().is_some(),
-                    "event {n} of {octets} octets waits"
+                    publisher.publish(event(bytes)).now_or_never().is_some(),
+                    "event {n} of {bytes} bytes waits"
                 );
             }
             assert!(
-                publisher.publish(event(octets)).now_or_never().is_none(),
-                "{octets} octets: there is no limit"
+                publisher.publish(event(bytes)).now_or_never().is_none(),
+                "{bytes} bytes: there is no limit"
             );
             assert!(events.try_recv().is_ok());
             assert!(
-                publisher.publish(event(octets)).now_or_never().is_some(),
-                "{octets} octets: its place is free"
+                publisher.publish(event(bytes)).now_or_never().is_some(),
+                "{bytes} bytes: its place is free"
             );
         }
     }

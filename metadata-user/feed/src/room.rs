@@ -4,7 +4,7 @@
 //! before it renders it, and refuses one that does not fit. All others stay served, and a record that grew too much
 //! keeps its former version. Freed memory admits refused records.
 //!
-//! A charge is an upper estimate ([`Weight`]), which the bench `render_cost` compares with the allocations. Octets that
+//! A charge is an upper estimate ([`Weight`]), which the bench `render_cost` compares with the allocations. Bytes that
 //! several records share, such as a common vendor-data, are stored once and charged once.
 
 pub mod cgroup;
@@ -27,26 +27,26 @@ use tokio::sync::watch;
 
 use crate::registry::RecordId;
 
-/// Octets for records if neither the configuration nor a control group sets a limit.
-pub const DEFAULT_OCTETS: usize = 2 << 30;
-/// Least octets for records in a small control group: about 300 VMs with small user-data.
-pub const LEAST_OCTETS: usize = 16 << 20;
-/// Octets of the control group for everything else: the program, tables, VMIs (at most 32 MiB), pages of the API
+/// Bytes for records if neither the configuration nor a control group sets a limit.
+pub const DEFAULT_BYTES: usize = 2 << 30;
+/// Least bytes for records in a small control group: about 300 VMs with small user-data.
+pub const LEAST_BYTES: usize = 16 << 20;
+/// Bytes of the control group for everything else: the program, tables, VMIs (at most 32 MiB), pages of the API
 /// server's lists, and records during rendering.
-pub const RESERVED_OCTETS: usize = 128 << 20;
-/// Octets of the control group for each worker: up to 64 MiB of AF_XDP frames, 8 MiB of queued frames, the connections,
+pub const RESERVED_BYTES: usize = 128 << 20;
+/// Bytes of the control group for each worker: up to 64 MiB of AF_XDP frames, 8 MiB of queued frames, the connections,
 /// and a share of two pools of 64 MiB. The pools hold incomplete requests and unread computed answers, and fill only
 /// under attack.
-pub const WORKER_OCTETS: usize = 144 << 20;
+pub const WORKER_BYTES: usize = 144 << 20;
 
-/// Octets for records in a control group of `limit` octets, with this number of workers. An eighth of the rest stays
+/// Bytes for records in a control group of `limit` bytes, with this number of workers. An eighth of the rest stays
 /// free for fragmentation and for former versions during replacement.
 #[must_use]
 pub fn within(limit: Option<u64>, workers: u32) -> usize {
-    let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) else { return DEFAULT_OCTETS };
+    let Some(limit) = limit.and_then(|limit| usize::try_from(limit).ok()) else { return DEFAULT_BYTES };
     let workers = usize::try_from(workers).unwrap_or(usize::MAX);
-    let rest = limit.saturating_sub(RESERVED_OCTETS.saturating_add(WORKER_OCTETS.saturating_mul(workers)));
-    (rest - rest / 8).max(LEAST_OCTETS)
+    let rest = limit.saturating_sub(RESERVED_BYTES.saturating_add(WORKER_BYTES.saturating_mul(workers)));
+    (rest - rest / 8).max(LEAST_BYTES)
 }
 
 /// Bytes of records that each tenant may have while the limit is not reached: the part of the limit, and the least. A
@@ -63,28 +63,28 @@ const FLOOR_LEAST: usize = 256 << 10;
     Size(*wants), Size(*limit), Size(*used), Size(*held), Size(*share)
 )]
 pub struct NoRoom {
-    /// Octets the record needs beyond those of its former version.
+    /// Bytes the record needs beyond those of its former version.
     pub wants: usize,
-    /// Octets that all records use.
+    /// Bytes that all records use.
     pub used: usize,
-    /// Octets that all records may use.
+    /// Bytes that all records may use.
     pub limit: usize,
     /// Whose record it is.
     pub tenant: Tenant,
-    /// Octets that its tenant uses.
+    /// Bytes that its tenant uses.
     pub held: usize,
-    /// Octets that its tenant may use now.
+    /// Bytes that its tenant may use now.
     pub share: usize,
 }
 
-/// Formats octets as KiB or MiB.
+/// Formats bytes as KiB or MiB.
 struct Size(usize);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            octets if octets >= 1 << 20 => write!(f, "{} MiB", octets.div_ceil(1 << 20)),
-            octets => write!(f, "{} KiB", octets.div_ceil(1 << 10)),
+            bytes if bytes >= 1 << 20 => write!(f, "{} MiB", bytes.div_ceil(1 << 20)),
+            bytes => write!(f, "{} KiB", bytes.div_ceil(1 << 10)),
         }
     }
 }
@@ -92,9 +92,9 @@ impl fmt::Display for Size {
 /// The use of memory by records.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Octets that records may use.
+    /// Bytes that records may use.
     pub limit: usize,
-    /// Octets that records use.
+    /// Bytes that records use.
     pub used: usize,
     /// Refused records since the start.
     pub refusals: u64,
@@ -120,11 +120,11 @@ struct Ledger {
     least_refused: Option<usize>,
 }
 
-/// Octets that several records share. Their tenants pay equal parts of them, so that nobody is charged for what others
+/// Bytes that several records share. Their tenants pay equal parts of them, so that nobody is charged for what others
 /// have, and two tenants that share a content pay no less together than one alone.
 #[derive(Debug, Default)]
 struct Shared {
-    octets: usize,
+    bytes: usize,
     /// How many records of each tenant have them.
     records: BTreeMap<Tenant, usize>,
 }
@@ -132,7 +132,7 @@ struct Shared {
 impl Shared {
     /// The part of each tenant.
     fn part(&self) -> usize {
-        self.octets.div_ceil(self.records.len().max(1))
+        self.bytes.div_ceil(self.records.len().max(1))
     }
 
     /// Takes the parts of all tenants back, applies a change, and charges the new parts.
@@ -153,7 +153,7 @@ struct Charge {
 }
 
 impl Room {
-    /// Creates empty accounts of `limit` octets.
+    /// Creates empty accounts of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         let ledger = Mutex::new(Ledger { share: FairShare::new(limit, floor(limit)), ..Ledger::default() });
@@ -175,13 +175,13 @@ impl Room {
         Usage { limit, used, refusals: ledger.refusals }
     }
 
-    /// Octets that are free for the operator's records.
+    /// Bytes that are free for the operator's records.
     #[must_use]
     pub fn free(&self) -> usize {
         self.free_for(&Tenant::Operator)
     }
 
-    /// Octets that are free for a tenant's records.
+    /// Bytes that are free for a tenant's records.
     #[must_use]
     pub fn free_for(&self, tenant: &Tenant) -> usize {
         self.ledger().share.free_for(tenant)
@@ -322,10 +322,10 @@ impl Ledger {
     fn add(&mut self, id: &RecordId, charge: Charge) {
         let tenant = id.tenant();
         self.share.charge(&tenant, charge.weight.own());
-        for (content, octets) in charge.weight.contents() {
+        for (content, bytes) in charge.weight.contents() {
             self.contents.entry(*content).or_default().change(&mut self.share, |shared| {
                 // The charge of a content depends on the record's dialects; the largest charge counts.
-                shared.octets = shared.octets.max(*octets);
+                shared.bytes = shared.bytes.max(*bytes);
                 *shared.records.entry(tenant.clone()).or_default() += 1;
             });
         }
@@ -360,21 +360,21 @@ fn floor(limit: usize) -> usize {
 
 // Estimates from above how much memory a rendered record takes.
 
-/// Octets of any record and its responses: routes, heads, tables, a slot, a mailbox.
-pub const RECORD_OCTETS: usize = 20 << 10;
+/// Bytes of any record and its responses: routes, heads, tables, a slot, a mailbox.
+pub const RECORD_BYTES: usize = 20 << 10;
 /// Copies of a record's text (JSON, without payloads): the record itself, and the dialects' documents.
 pub const TEXT_FACTOR: usize = 10;
-/// Octets of a payload's allocations beside its content.
-const CONTENT_OCTETS: usize = 512;
+/// Bytes of a payload's allocations beside its content.
+const CONTENT_BYTES: usize = 512;
 
-/// Octets that wrap gzip data in a text field.
+/// Bytes that wrap gzip data in a text field.
 const WRAPPING: usize = 128;
 
 /// Distinguishes contents by a keyed hash, which no guest can predict. Two contents that collide by chance would be
 /// charged once.
 static HASHER: LazyLock<RandomState> = LazyLock::new(RandomState::default);
 
-/// Octets that several records may share, by hash and length.
+/// Bytes that several records may share, by hash and length.
 type Content = (u64, usize);
 
 /// The memory of a record.
@@ -391,19 +391,19 @@ impl Weight {
         let mut text = record.clone();
         let mut contents = Vec::new();
         for payload in [&mut text.user_data, &mut text.vendor_data, &mut text.vendor_data2] {
-            let octets = payload.take().and_then(|payload| payload.bytes());
-            contents.extend(octets.map(|octets| (octets, true)));
+            let bytes = payload.take().and_then(|payload| payload.bytes());
+            contents.extend(bytes.map(|bytes| (bytes, true)));
         }
         contents.extend(text.files.iter_mut().map(|file| (std::mem::take(&mut file.base64.0), false)));
         let mut seen = Vec::with_capacity(contents.len());
-        for (octets, in_documents) in contents {
-            let content = (HASHER.hash_one(&octets[..]), octets.len());
+        for (bytes, in_documents) in contents {
+            let content = (HASHER.hash_one(&bytes[..]), bytes.len());
             if seen.iter().all(|(other, _)| *other != content) {
-                seen.push((content, taken(&octets, in_documents, record)));
+                seen.push((content, taken(&bytes, in_documents, record)));
             }
         }
         let documents = [text.network.raw.as_ref(), text.network.network_data.as_ref()];
-        let mut own = RECORD_OCTETS + TEXT_FACTOR * length(&text);
+        let mut own = RECORD_BYTES + TEXT_FACTOR * length(&text);
         own += documents.into_iter().flatten().map(held).sum::<usize>();
         // The document of a text is kept beside it, and CloudCIX serves it.
         if let (Some(Value::String(_)), Some(document)) = (&text.network.raw, text.network.raw_document()) {
@@ -412,16 +412,16 @@ impl Weight {
         Self { own, contents: seen }
     }
 
-    /// Octets that it shares with no other record.
+    /// Bytes that it shares with no other record.
     #[must_use]
     pub fn own(&self) -> usize {
         self.own
     }
 
-    /// All its octets, as if it shared nothing.
+    /// All its bytes, as if it shared nothing.
     #[must_use]
     pub fn alone(&self) -> usize {
-        self.own + self.contents.iter().map(|(_, octets)| octets).sum::<usize>()
+        self.own + self.contents.iter().map(|(_, bytes)| bytes).sum::<usize>()
     }
 
     fn contents(&self) -> &[(Content, usize)] {
@@ -429,10 +429,10 @@ impl Weight {
     }
 }
 
-/// The memory of a payload: its octets, and its copies in the dialects' documents. Equal user-data and vendor-data
+/// The memory of a payload: its bytes, and its copies in the dialects' documents. Equal user-data and vendor-data
 /// share one content, so the charge includes the copies of both.
-fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
-    let mut taken = octets.len() + CONTENT_OCTETS;
+fn taken(bytes: &Bytes, in_documents: bool, record: &Record) -> usize {
+    let mut taken = bytes.len() + CONTENT_BYTES;
     if !in_documents {
         return taken;
     }
@@ -440,12 +440,12 @@ fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     let forms: Vec<Carried> =
         served.flat_map(|dialect| [dialect.user_data(), dialect.vendor_data()]).collect();
     // Dialects that carry the payload in the same form share one copy.
-    let mut add = |any_of: &[Carried], octets: usize| {
-        taken += if forms.iter().any(|form| any_of.contains(form)) { octets } else { 0 };
+    let mut add = |any_of: &[Carried], bytes: usize| {
+        taken += if forms.iter().any(|form| any_of.contains(form)) { bytes } else { 0 };
     };
-    let encoded = as_base64(octets.len());
-    if std::str::from_utf8(octets).is_ok() {
-        add(&[Carried::InDocument, Carried::InDocumentOrBase64], escaped(octets));
+    let encoded = as_base64(bytes.len());
+    if std::str::from_utf8(bytes).is_ok() {
+        add(&[Carried::InDocument, Carried::InDocumentOrBase64], escaped(bytes));
         add(&[Carried::Base64, Carried::Base64Text], encoded);
     } else {
         let wrapped = encoded + WRAPPING;
@@ -457,18 +457,18 @@ fn taken(octets: &Bytes, in_documents: bool, record: &Record) -> usize {
     taken
 }
 
-/// Octets of a text as a JSON string.
-fn escaped(octets: &[u8]) -> usize {
-    let written = |octet: &u8| match octet {
+/// Bytes of a text as a JSON string.
+fn escaped(bytes: &[u8]) -> usize {
+    let written = |byte: &u8| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
         0..0x20 => 6,
         _ => 1,
     };
-    octets.iter().map(written).sum()
+    bytes.iter().map(written).sum()
 }
 
-fn as_base64(octets: usize) -> usize {
-    octets.div_ceil(3) * 4
+fn as_base64(bytes: usize) -> usize {
+    bytes.div_ceil(3) * 4
 }
 
 /// Bytes of a node of a mapping, which has room for eleven members and at least five (`alloc::collections::btree`).
@@ -492,13 +492,13 @@ fn held(value: &Value) -> usize {
     }
 }
 
-/// Octets of a value as JSON, without writing the JSON.
+/// Bytes of a value as JSON, without writing the JSON.
 pub(crate) fn length(value: &impl Serialize) -> usize {
     struct Count(usize);
     impl io::Write for Count {
-        fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
-            self.0 += octets.len();
-            Ok(octets.len())
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
         }
 
         fn flush(&mut self) -> io::Result<()> {
@@ -506,7 +506,7 @@ pub(crate) fn length(value: &impl Serialize) -> usize {
         }
     }
     let mut count = Count(0);
-    // A path that is not UTF-8 fails the writer, but only the last few octets are then missing.
+    // A path that is not UTF-8 fails the writer, but only the last few bytes are then missing.
     _ = serde_json::to_writer(&mut count, value);
     count.0
 }

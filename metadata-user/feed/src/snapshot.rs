@@ -3,7 +3,7 @@
 //! ```text
 //!  {"xdp-imds":"records","version":1}
 //!  {"source":"file","key":"web-1.yaml","record":{"schema":"vmrecord/1", …}}     one line per record
-//!  {"records":1,"sha256":"…"}                                   of all octets before this line
+//!  {"records":1,"sha256":"…"}                                   of all bytes before this line
 //! ```
 //!
 //! Earlier versions wrote no source: a record without a source, or with an unknown source, counts as a file's.
@@ -31,10 +31,10 @@ use metadata_state::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "records.snapshot";
 
-/// Most octets of the file: 16,384 records of 16 KiB. Written in the order of ids, without those that do not fit.
-pub const MAX_OCTETS: usize = 256 << 20;
+/// Most bytes of the file: 16,384 records of 16 KiB. Written in the order of ids, without those that do not fit.
+pub const MAX_BYTES: usize = 256 << 20;
 
-const FORM: Form = Form { kind: "records", version: 1, oldest: 1, octets: MAX_OCTETS };
+const FORM: Form = Form { kind: "records", version: 1, oldest: 1, bytes: MAX_BYTES };
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -164,7 +164,7 @@ fn lines(records: &[(RecordId, Arc<Record>)]) -> impl Iterator<Item = io::Result
 
 fn decode(file: impl BufRead + Seek, limits: &Limits) -> Result<Vec<(RecordId, Record)>, FormError> {
     // The line includes payloads from other files, which the limit of a record's text does not cover.
-    let within = Limits { record_octets: MAX_OCTETS, ..limits.clone() };
+    let within = Limits { record_bytes: MAX_BYTES, ..limits.clone() };
     let mut records = Vec::new();
     FORM.read(file, |line| {
         let Line { source, key, record } =
@@ -194,14 +194,14 @@ mod tests {
     use std::sync::Arc;
 
     fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, Written) {
-        let mut octets = Vec::new();
-        let form = Form { octets: limit, ..FORM };
-        let written = form.write(lines(records), &mut octets).expect("encoded");
-        (octets, written)
+        let mut bytes = Vec::new();
+        let form = Form { bytes: limit, ..FORM };
+        let written = form.write(lines(records), &mut bytes).expect("encoded");
+        (bytes, written)
     }
 
-    fn decode(octets: &[u8]) -> Result<Vec<(RecordId, Record)>, FormError> {
-        super::decode(Cursor::new(octets), &Limits::DEFAULT)
+    fn decode(bytes: &[u8]) -> Result<Vec<(RecordId, Record)>, FormError> {
+        super::decode(Cursor::new(bytes), &Limits::DEFAULT)
     }
 
     fn record(name: &str) -> Record {
@@ -249,10 +249,10 @@ mod tests {
     fn formats_of_every_release_are_read() {
         let all = [("a.yaml", Source::File), ("ns/vm", Source::Kubevirt)]
             .map(|(key, source)| (RecordId::new(source, key), Arc::new(record("web-1"))));
-        let (octets, _) = encode(&all, usize::MAX);
-        golden::check(FILE, FORM.version, &octets);
+        let (bytes, _) = encode(&all, usize::MAX);
+        golden::check(FILE, FORM.version, &bytes);
         for sample in golden::all(FILE) {
-            let found = decode(&sample.octets).unwrap_or_else(|error| panic!("{}: {error}", sample.release));
+            let found = decode(&sample.bytes).unwrap_or_else(|error| panic!("{}: {error}", sample.release));
             let mut expected = record("web-1");
             expected.credentials.iam.as_mut().expect("it has one").source = None;
             assert_eq!(
@@ -300,14 +300,14 @@ mod tests {
     }
 
     #[test]
-    fn a_snapshot_with_any_octet_changed_or_cut_is_not_used() {
-        let (octets, _) = encode(&records(&["a", "b"]), usize::MAX);
-        assert_eq!(decode(&octets).expect("whole").len(), 2);
-        for at in 0..octets.len() {
-            let mut spoilt = octets.clone();
+    fn a_snapshot_with_any_byte_changed_or_cut_is_not_used() {
+        let (bytes, _) = encode(&records(&["a", "b"]), usize::MAX);
+        assert_eq!(decode(&bytes).expect("whole").len(), 2);
+        for at in 0..bytes.len() {
+            let mut spoilt = bytes.clone();
             spoilt[at] ^= 0x01;
-            assert!(decode(&spoilt).is_err(), "octet {at}");
-            assert!(decode(&octets[..at]).is_err(), "cut at {at}");
+            assert!(decode(&spoilt).is_err(), "byte {at}");
+            assert!(decode(&bytes[..at]).is_err(), "cut at {at}");
         }
     }
 
@@ -315,20 +315,20 @@ mod tests {
     fn records_beyond_the_snapshots_limit_are_omitted_and_counted() {
         let all = records(&["a", "b", "c"]);
         let (whole, _) = encode(&all, usize::MAX);
-        let (octets, written) = encode(&all, whole.len() - 10);
+        let (bytes, written) = encode(&all, whole.len() - 10);
         assert_eq!(written, Written { records: 2, left_out: 1 });
-        assert!(octets.len() < whole.len());
-        let found = decode(&octets).expect("whole");
+        assert!(bytes.len() < whole.len());
+        let found = decode(&bytes).expect("whole");
         assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
     }
 
     #[test]
     fn sources_read_back_and_a_line_without_one_is_a_files() {
         let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
-        let (octets, _) = encode(&kept, usize::MAX);
-        let read = |octets: &[u8]| decode(octets).expect("whole")[0].0.clone();
-        assert_eq!(read(&octets), kept[0].0);
-        let text = String::from_utf8(octets).expect("text");
+        let (bytes, _) = encode(&kept, usize::MAX);
+        let read = |bytes: &[u8]| decode(bytes).expect("whole")[0].0.clone();
+        assert_eq!(read(&bytes), kept[0].0);
+        let text = String::from_utf8(bytes).expect("text");
         for (now, earlier) in [(r#""source":"kubevirt","#, ""), ("kubevirt", "carrier-pigeon")] {
             let text = text.replace(now, earlier);
             let (body, _) = text.trim_end().rsplit_once('\n').expect("lines");

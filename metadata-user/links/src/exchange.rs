@@ -5,7 +5,7 @@ use std::io;
 
 use rtnetlink::sys::Socket;
 
-/// Maximum number of octets that the kernel returns in one read (Linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
+/// Maximum number of bytes that the kernel returns in one read (Linux: `NLMSG_GOODSIZE`, `netlink_recvmsg`).
 const ANSWER: usize = 32 << 10;
 /// Limit on reads for one request. The description of a device takes one to two kilobytes.
 const ANSWERS: usize = 1_024;
@@ -64,7 +64,7 @@ impl Exchange {
     ) -> io::Result<()> {
         self.asked = self.asked.wrapping_add(1);
         let mut question = Vec::with_capacity(HEAD + body.len());
-        // A request has a few dozen octets.
+        // A request has a few dozen bytes.
         question.extend(((HEAD + body.len()) as u32).to_ne_bytes());
         question.extend([kind.to_ne_bytes(), flags.to_ne_bytes()].concat());
         question.extend(self.asked.to_ne_bytes());

@@ -46,7 +46,7 @@ pub const PORT: &str = "imds0-port";
 const TABLE: u32 = 0x696d_6473;
 /// Priority of the rule: after the local table's (0), before the main table's (32,766).
 const PRIORITY: u32 = 169;
-/// Longest IP packet in octets, as on Ethernet.
+/// Longest IP packet in bytes, as on Ethernet.
 const MTU: u32 = 1_500;
 /// Packets from the namespace itself have its loopback as their input interface.
 const LOOPBACK: &str = "lo";

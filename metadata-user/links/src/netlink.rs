@@ -67,7 +67,7 @@ pub fn create_veth(outer: &str, inner: &str, queues: u32) -> Result<(), LinkErro
     )
 }
 
-/// Silences a device (no ARP, no multicast, no IPv6 address and hence no ND and MLD), sets its MTU in octets, and
+/// Silences a device (no ARP, no multicast, no IPv6 address and hence no ND and MLD), sets its MTU in bytes, and
 /// brings it up.
 pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError> {
     // Use both ways: the sysctl disables IPv6 on the device altogether, but is read-only in many containers.
@@ -79,7 +79,7 @@ pub fn quiet_and_up(name: &str, ifindex: u32, mtu: u32) -> Result<(), LinkError>
     let quiet = link(ifindex).arp(false).multicast(false).mtu(mtu).build();
     let silent = link(ifindex).append_extra_attribute(LinkAttribute::AfSpecUnspec(vec![no_address])).build();
     talk(
-        || format!("configure {name} with an MTU of {mtu} octets and bring it up"),
+        || format!("configure {name} with an MTU of {mtu} bytes and bring it up"),
         async |netlink| {
             netlink.link().set(quiet).execute().await?;
             // A kernel without IPv6 lacks this attribute and generates no addresses.
@@ -107,7 +107,7 @@ pub fn delete(name: &str, ifindex: u32) -> Result<(), LinkError> {
     }
 }
 
-/// The MTU of a device in octets.
+/// The MTU of a device in bytes.
 pub fn mtu(name: &str, ifindex: u32) -> Result<u32, LinkError> {
     look(name, ifindex).map(|message| mtu_of(&message))
 }
@@ -126,7 +126,7 @@ pub fn kind(name: &str, ifindex: u32) -> Result<String, LinkError> {
     kind_and_mtu(name, ifindex).map(|(kind, _)| kind)
 }
 
-/// The kind of a device, as from [`kind`], and its MTU in octets.
+/// The kind of a device, as from [`kind`], and its MTU in bytes.
 pub fn kind_and_mtu(name: &str, ifindex: u32) -> Result<(String, u32), LinkError> {
     let message = look(name, ifindex)?;
     let mtu = mtu_of(&message);

@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn a_missing_device_has_no_index() {
-        for name in ["no-such-device", "a-name-much-longer-than-fifteen-octets"] {
+        for name in ["no-such-device", "a-name-much-longer-than-fifteen-bytes"] {
             assert_eq!(index_of(name).expect("a look-up"), None, "{name}");
         }
     }

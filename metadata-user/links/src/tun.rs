@@ -13,12 +13,12 @@ use crate::error::LinkError;
 pub enum Preamble {
     /// Nothing.
     None,
-    /// A `virtio_net_hdr` of 10 octets (virtio 1.2 §5.1.6), which says where the frame is cut into segments.
+    /// A `virtio_net_hdr` of 10 bytes (virtio 1.2 §5.1.6), which says where the frame is cut into segments.
     VirtioNet,
 }
 
 /// Makes tap `name` in the calling thread's namespace: one queue, non-blocking, deleted with its descriptor. `name` has
-/// at most 15 octets.
+/// at most 15 bytes.
 ///
 /// The device must not exist: the tap is also the lock between two agents with the same hub name. It ends with its
 /// process and so is never left behind.
@@ -31,7 +31,7 @@ pub fn create(name: &str, preamble: Preamble) -> Result<OwnedFd, LinkError> {
         .map_err(|source| LinkError::device("open /dev/net/tun (`modprobe tun` may help)", source))?;
     // SAFETY: ifreq is plain data for which all zeroes is a value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    // The last octet stays 0 whatever the length: the kernel reads a terminated string. A C character is signed on
+    // The last byte stays 0 whatever the length: the kernel reads a terminated string. A C character is signed on
     // x86_64 and unsigned on aarch64.
     for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);

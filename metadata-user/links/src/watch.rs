@@ -14,7 +14,7 @@ const LINKS: u32 = 1;
 const MESSAGES_AT_ONCE: usize = 256;
 /// Mask without the two bits that describe the encoding of a value (linux/netlink.h).
 const NLA_TYPE_MASK: u16 = 0x3fff;
-/// Octets read of a message: enough for its headers, the name (the first attribute) and the MTU (soon after).
+/// Bytes read of a message: enough for its headers, the name (the first attribute) and the MTU (soon after).
 const MESSAGE: usize = 256;
 /// Offset of `struct ifinfomsg`: behind `struct nlmsghdr` (netlink(7)).
 const IFINFO: usize = 16;
@@ -41,7 +41,7 @@ pub struct Device {
     pub name: String,
     /// The device was deleted or left the namespace.
     pub gone: bool,
-    /// MTU in octets: the longest IP packet; `None` if the message has none.
+    /// MTU in bytes: the longest IP packet; `None` if the message has none.
     pub mtu: Option<u32>,
 }
 
@@ -166,7 +166,7 @@ pub fn attribute(mut all: &[u8], wanted: u16) -> Option<&[u8]> {
 
 /// The text in a value, up to its terminator.
 pub fn text(value: &[u8]) -> Option<String> {
-    let text = value.split(|octet| *octet == 0).next()?;
+    let text = value.split(|byte| *byte == 0).next()?;
     String::from_utf8(text.to_vec()).ok()
 }
 

@@ -77,7 +77,7 @@ async fn ask(client: &mut DuplexStream, byte: &[u8; 1]) -> bool {
     client.write_all(byte).await.is_ok() && is_answered(client).await
 }
 
-/// Waits for the server's octet; returns false if the connection is closed instead.
+/// Waits for the server's byte; returns false if the connection is closed instead.
 async fn is_answered(client: &mut DuplexStream) -> bool {
     client.read_u8().await.is_ok()
 }

@@ -8,7 +8,7 @@ use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use crate::figures::{count, micros, octets, time};
+use crate::figures::{byte_size, count, micros, time};
 use crate::{Look, Screen, Shown};
 
 /// What each key does.
@@ -241,7 +241,7 @@ impl Page<'_> {
             let text = format!(
                 "{:>7} {method:<7} {status:>3} {:>8} {:>8} {dialect:<12} {path}",
                 time(*ago),
-                octets(*bytes),
+                byte_size(*bytes),
                 micros(*us)
             );
             let failed = *status == 429 || *status >= 500;

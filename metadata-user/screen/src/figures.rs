@@ -57,9 +57,9 @@ fn trimmed(number: f64) -> String {
     text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
 }
 
-/// Octets.
+/// A number of bytes with its unit.
 #[must_use]
-pub fn octets(number: u64) -> String {
+pub fn byte_size(number: u64) -> String {
     match number {
         0..10_240 => format!("{number} B"),
         10_240..10_485_760 => format!("{} KiB", number >> 10),
@@ -80,7 +80,7 @@ pub fn bars(counts: &[u64], width: usize, bars: &[&str]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{bars, bound, count, micros, octets, rate, time};
+    use super::{bars, bound, byte_size, count, micros, rate, time};
 
     #[test]
     fn figures_are_short() {
@@ -102,7 +102,7 @@ mod tests {
         bounds.iter().for_each(|(us, text)| assert_eq!(bound(*us), *text));
         assert_eq!(micros(10_000), "10 ms");
         let sizes = [(300, "300 B"), (65_536, "64 KiB"), (20 << 20, "20 MiB")];
-        sizes.iter().for_each(|(number, text)| assert_eq!(octets(*number), *text));
+        sizes.iter().for_each(|(number, text)| assert_eq!(byte_size(*number), *text));
     }
 
     #[test]

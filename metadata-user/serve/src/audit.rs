@@ -76,14 +76,14 @@ pub struct Line<'a> {
     pub dialect: &'static str,
     /// The HTTP method; `?` for an unknown one and for an invalid request.
     pub method: &'static str,
-    /// The path as sent, without its query, at most [`PATH_MAX`] octets; absent if it could not be parsed.
+    /// The path as sent, without its query, at most [`PATH_MAX`] bytes; absent if it could not be parsed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<&'a str>,
     /// The HTTP status.
     pub status: u16,
-    /// Octets of the body of the answer.
+    /// Bytes of the body of the answer.
     pub bytes: u64,
-    /// Microseconds from the turn that received the last octet to passing the answer to TCP.
+    /// Microseconds from the turn that received the last byte to passing the answer to TCP.
     pub us: u64,
     /// Number of this VM's answers that the line stands for; absent if 1.
     #[serde(skip_serializing_if = "is_one")]

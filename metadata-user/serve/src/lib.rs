@@ -132,7 +132,7 @@ const HTTP: u16 = 80;
 const PASSWORD_SERVERS: [IpAddr; 2] =
     [IpAddr::V4(addresses::METADATA), IpAddr::V6(addresses::METADATA_LINK_LOCAL)];
 
-/// Limit from the first octet of a request to the end of its head.
+/// Limit from the first byte of a request to the end of its head.
 const HEAD_WITHIN: Duration = Duration::from_secs(10);
 /// Limit from the end of the head to the end of the body.
 const BODY_WITHIN: Duration = Duration::from_secs(30);

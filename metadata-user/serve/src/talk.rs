@@ -82,7 +82,7 @@ pub struct Talk<A> {
     deadline: Duration,
     /// The client has closed its side.
     ended: bool,
-    /// Octets have arrived after the current request.
+    /// Bytes have arrived after the current request.
     more: bool,
     /// Set in a drain: the connection begins no answer after this time.
     leaves_by: Option<Duration>,
@@ -96,7 +96,7 @@ impl<A> fmt::Debug for Talk<A> {
         let Self { connection, phase, head, body, .. } = self;
         let mut shown = f.debug_struct("Talk");
         shown.field("connection", connection).field("phase", phase);
-        shown.field("head_octets", &head.len()).field("body_octets", &body.len()).finish_non_exhaustive()
+        shown.field("head_bytes", &head.len()).field("body_bytes", &body.len()).finish_non_exhaustive()
     }
 }
 
@@ -207,32 +207,32 @@ impl<A: Answers> Talk<A> {
         self.send(now, response, without_body, Persistence::Close);
     }
 
-    /// Consumes octets of a head; returns how many.
-    fn take_head(&mut self, now: Now, octets: &[u8]) -> usize {
+    /// Consumes bytes of a head; returns how many.
+    fn take_head(&mut self, now: Now, bytes: &[u8]) -> usize {
         let before = self.head.len();
         if before == 0 {
-            match self.scanner.advance(octets) {
+            match self.scanner.advance(bytes) {
                 Ok(Some(length)) => {
-                    self.more = length < octets.len();
-                    self.complete_head(now, &octets[..length]);
+                    self.more = length < bytes.len();
+                    self.complete_head(now, &bytes[..length]);
                     return length;
                 }
                 Ok(None) => {
                     let deadline = now.mono + HEAD_WITHIN;
                     self.deadline = self.leaves_by.map_or(deadline, |by| by.min(deadline));
-                    self.head.extend_from_slice(octets);
+                    self.head.extend_from_slice(bytes);
                 }
-                Err(error) => self.refuse(now, error, is_head_request(octets)),
+                Err(error) => self.refuse(now, error, is_head_request(bytes)),
             }
-            return octets.len();
+            return bytes.len();
         }
         let mut head = std::mem::take(&mut self.head);
-        head.extend_from_slice(octets);
+        head.extend_from_slice(bytes);
         let scanned = self.scanner.advance(&head);
-        let mut taken = octets.len();
+        let mut taken = bytes.len();
         if let Ok(Some(length)) = scanned {
             taken = length - before;
-            self.more = taken < octets.len();
+            self.more = taken < bytes.len();
             head.truncate(length);
             self.complete_head(now, &head);
         }
@@ -250,18 +250,18 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Handles a complete head: answers the request, or prepares for its body.
-    fn complete_head(&mut self, now: Now, octets: &[u8]) {
+    fn complete_head(&mut self, now: Now, bytes: &[u8]) {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
-        if let Err(error) = Head::parse(octets, &mut fields).and_then(|head| self.start(now, &head, octets)) {
-            self.refuse(now, error, is_head_request(octets));
+        if let Err(error) = Head::parse(bytes, &mut fields).and_then(|head| self.start(now, &head, bytes)) {
+            self.refuse(now, error, is_head_request(bytes));
         }
     }
 
-    fn start(&mut self, now: Now, head: &Head<'_>, octets: &[u8]) -> Result<(), RequestError> {
+    fn start(&mut self, now: Now, head: &Head<'_>, bytes: &[u8]) -> Result<(), RequestError> {
         let framing = Framing::of(&head.headers, head.is_1_1)?;
         let waits = head.expects_continue()?;
         if framing == Framing::Absent {
-            return self.attempt(now, head, &[], octets);
+            return self.attempt(now, head, &[], bytes);
         }
         // Refuse an impossible target before requesting its body.
         if !asks_for_options(head) && normalise(head.target) == Err(TargetError::Malformed) {
@@ -273,12 +273,12 @@ impl<A: Answers> Talk<A> {
         let keep = !matches!(head.method, Method::Get | Method::Head);
         self.phase = Phase::Body(BodyReader::new(framing, keep));
         self.deadline = now.mono + BODY_WITHIN;
-        self.head.extend_from_slice(octets);
+        self.head.extend_from_slice(bytes);
         Ok(())
     }
 
     /// Tries to answer a complete request; keeps the request while it must wait.
-    fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], octets: &[u8]) -> Result<(), RequestError> {
+    fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], bytes: &[u8]) -> Result<(), RequestError> {
         if !self.is_waiting() {
             self.asked = now.mono;
         }
@@ -310,7 +310,7 @@ impl<A: Answers> Talk<A> {
                 self.phase = Phase::Parked(parked);
                 self.wait_for(Reason::Change);
                 if self.head.is_empty() {
-                    self.head.extend_from_slice(octets);
+                    self.head.extend_from_slice(bytes);
                 }
                 return Ok(());
             }
@@ -324,7 +324,7 @@ impl<A: Answers> Talk<A> {
                 self.phase = Phase::Held { retry_at, give_up };
                 self.wait_for(reason);
                 if self.head.is_empty() {
-                    self.head.extend_from_slice(octets);
+                    self.head.extend_from_slice(bytes);
                 }
                 return Ok(());
             }
@@ -342,7 +342,7 @@ impl<A: Answers> Talk<A> {
     /// Charges an answer that was computed for this request to its VM's account. Returns another answer if the VM has
     /// too many unread ones.
     fn charged(&self, response: Response) -> Response {
-        response.charged(|octets| self.tab.charge(octets)).unwrap_or_else(|| {
+        response.charged(|bytes| self.tab.charge(bytes)).unwrap_or_else(|| {
             self.shared.refused.computed.fetch_add(1, Ordering::Relaxed);
             self.shared.not_ready.clone()
         })
@@ -399,30 +399,30 @@ impl<A: Answers> Talk<A> {
 
     /// Tries to answer the request collected in `head` and `body`.
     fn attempt_gathered(&mut self, now: Now) {
-        let (octets, body) = (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
+        let (bytes, body) = (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
-        let done = Head::parse(&octets, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
+        let done = Head::parse(&bytes, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
         match done {
-            Err(error) => self.refuse(now, error, is_head_request(&octets)),
-            Ok(()) if self.is_waiting() => (self.head, self.body) = (octets, body),
+            Err(error) => self.refuse(now, error, is_head_request(&bytes)),
+            Ok(()) if self.is_waiting() => (self.head, self.body) = (bytes, body),
             Ok(()) => {}
         }
     }
 
-    /// Consumes octets of a body; returns how many.
-    fn take_body(&mut self, now: Now, octets: &[u8]) -> usize {
+    /// Consumes bytes of a body; returns how many.
+    fn take_body(&mut self, now: Now, bytes: &[u8]) -> usize {
         let Phase::Body(reader) = &mut self.phase else { return 0 };
-        match reader.take(octets, &mut self.body) {
+        match reader.take(bytes, &mut self.body) {
             Ok(taken) => {
                 if reader.is_done() {
-                    self.more = taken < octets.len();
+                    self.more = taken < bytes.len();
                     self.attempt_gathered(now);
                 }
                 taken
             }
             Err(error) => {
                 self.refuse(now, error, is_head_request(&self.head));
-                octets.len()
+                bytes.len()
             }
         }
     }

@@ -135,7 +135,7 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Counts an answer passed to TCP. `waited` runs from the start of the turn that received the last octet of the
+    /// Counts an answer passed to TCP. `waited` runs from the start of the turn that received the last byte of the
     /// request. It is zero in that same turn; the latency is then the turn's duration, see [`turned`](Self::turned).
     #[inline]
     pub(super) fn answered(&self, datasource: Datasource, status: Status, waited: Duration) {

@@ -1,7 +1,7 @@
 //! The operator's certificate, whose RSA key signs the documents of clouds.
 //!
 //! The key signs JSON objects only. So the agent cannot have it sign a certificate, a token or a part of a TLS
-//! handshake, which begin with other octets.
+//! handshake, which begin with other bytes.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _};
@@ -21,10 +21,10 @@ use crate::key::RsaKey;
 
 /// Maximum number of certificates in a chain.
 pub const CHAIN: usize = 8;
-/// Maximum size of a chain's certificates, in octets. Every PKCS#7 document has them.
-pub const CHAIN_OCTETS: usize = 12 << 10;
-/// Maximum size of a file, in octets: PEM takes a third more than the certificates, and may have comments.
-const FILE_OCTETS: usize = 64 << 10;
+/// Maximum size of a chain's certificates, in bytes. Every PKCS#7 document has them.
+pub const CHAIN_BYTES: usize = 12 << 10;
+/// Maximum size of a file, in bytes: PEM takes a third more than the certificates, and may have comments.
+const FILE_BYTES: usize = 64 << 10;
 /// The label of a certificate in a PEM file (RFC 7468 section 5).
 const LABEL: &str = "CERTIFICATE";
 
@@ -50,7 +50,7 @@ pub enum CertificateError {
         source: io::Error,
     },
     /// The file is too long or not a file.
-    #[error("expected a regular file of at most {FILE_OCTETS} octets at {}, found something else", path.display())]
+    #[error("expected a regular file of at most {FILE_BYTES} bytes at {}, found something else", path.display())]
     NotAFile {
         /// The file.
         path: PathBuf,
@@ -65,7 +65,7 @@ pub enum CertificateError {
     },
     /// The file has no chain.
     #[error(
-        "expected 1 to {CHAIN} PEM blocks `{LABEL}` of at most {CHAIN_OCTETS} octets in {}, found something else",
+        "expected 1 to {CHAIN} PEM blocks `{LABEL}` of at most {CHAIN_BYTES} bytes in {}, found something else",
         path.display()
     )]
     Chain {
@@ -182,9 +182,9 @@ fn load(files: &CertificateFiles) -> Result<Loaded, CertificateError> {
 /// Returns the certificates of a PEM file, and the thumbprint of the first.
 fn chain(text: &str) -> Option<(Vec<Certificate>, String)> {
     let blocks = pem::parse_many(text).ok()?;
-    let octets: usize = blocks.iter().map(|block| block.contents().len()).sum();
+    let bytes: usize = blocks.iter().map(|block| block.contents().len()).sum();
     let is_good = blocks.iter().all(|block| block.tag() == LABEL);
-    if !(1..=CHAIN).contains(&blocks.len()) || octets > CHAIN_OCTETS || !is_good {
+    if !(1..=CHAIN).contains(&blocks.len()) || bytes > CHAIN_BYTES || !is_good {
         return None;
     }
     let certificate = |block: &pem::Pem| {
@@ -202,7 +202,7 @@ fn text(path: &Path, is_private: bool) -> Result<String, CertificateError> {
     let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let status = file.metadata().map_err(failed)?;
-    if !status.is_file() || status.size() > FILE_OCTETS as u64 {
+    if !status.is_file() || status.size() > FILE_BYTES as u64 {
         return Err(CertificateError::NotAFile { path: path.to_owned() });
     }
     let mode = status.mode() & 0o7777;
@@ -210,7 +210,7 @@ fn text(path: &Path, is_private: bool) -> Result<String, CertificateError> {
         return Err(CertificateError::Exposed { path: path.to_owned(), mode });
     }
     let mut text = String::new();
-    file.take(FILE_OCTETS as u64).read_to_string(&mut text).map_err(failed)?;
+    file.take(FILE_BYTES as u64).read_to_string(&mut text).map_err(failed)?;
     Ok(text)
 }
 

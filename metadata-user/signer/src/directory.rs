@@ -20,8 +20,8 @@ use crate::key::{Algorithm, Key, KeyError};
 
 /// Maximum number of keys in a directory.
 pub const KEYS: usize = 16;
-/// Maximum size of a key file, in octets. RSA keys of 4,096 bits take 3.3 KiB.
-pub const KEY_OCTETS: usize = 16 << 10;
+/// Maximum size of a key file, in bytes. RSA keys of 4,096 bits take 3.3 KiB.
+pub const KEY_BYTES: usize = 16 << 10;
 /// Ending of key files. Other files are ignored.
 const ENDING: &str = ".pem";
 
@@ -72,7 +72,7 @@ pub enum DirectoryError {
         mode: u32,
     },
     /// The file is too long or not a file.
-    #[error("expected a regular file of at most {KEY_OCTETS} octets at {}, found something else", path.display())]
+    #[error("expected a regular file of at most {KEY_BYTES} bytes at {}, found something else", path.display())]
     NotAKeyFile {
         /// The file.
         path: PathBuf,
@@ -220,7 +220,7 @@ impl KeyDirectory {
         let file = OpenOptions::new().read(true).custom_flags(flags).open(&path);
         let file = file.map_err(io_error("open", &path))?;
         let status = file.metadata().map_err(io_error("inspect", &path))?;
-        if !status.is_file() || status.size() > KEY_OCTETS as u64 {
+        if !status.is_file() || status.size() > KEY_BYTES as u64 {
             return Err(DirectoryError::NotAKeyFile { path });
         }
         let mode = status.mode() & 0o7777;
@@ -228,7 +228,7 @@ impl KeyDirectory {
             return Err(DirectoryError::Exposed { path, mode });
         }
         let mut text = String::new();
-        file.take(KEY_OCTETS as u64).read_to_string(&mut text).map_err(io_error("read", &path))?;
+        file.take(KEY_BYTES as u64).read_to_string(&mut text).map_err(io_error("read", &path))?;
         Key::parse(self.algorithm, &text).map_err(|source| DirectoryError::Key { path, source })
     }
 }
@@ -277,7 +277,7 @@ fn name(now_unix: u64) -> String {
 fn birth(name: &str) -> Option<u64> {
     let stem = name.strip_suffix(ENDING)?;
     let (date, time) = stem.strip_suffix('Z')?.split_once('T')?;
-    let is_number = |text: &str| text.bytes().all(|octet| octet.is_ascii_digit());
+    let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
     if date.len() != 8 || time.len() != 6 || !is_number(date) || !is_number(time) {
         return None;
     }

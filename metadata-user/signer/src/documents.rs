@@ -22,8 +22,8 @@ use x509_cert::time::Time;
 use crate::certificate::Loaded;
 use crate::key::KeyError;
 
-/// Maximum size of a document, in octets. Documents of clouds have less than 2 KiB.
-pub const DOCUMENT_OCTETS: usize = 16 << 10;
+/// Maximum size of a document, in bytes. Documents of clouds have less than 2 KiB.
+pub const DOCUMENT_BYTES: usize = 16 << 10;
 /// The member of a statement that the signer sets.
 pub const TIMES: &str = "timeStamp";
 /// The member of a statement that makes it unique. The signer sets it to the time if the guest has not.
@@ -33,7 +33,7 @@ pub const NONCE: &str = "nonce";
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// The document has the wrong form.
-    #[error("expected a JSON object of at most {DOCUMENT_OCTETS} octets, found something else")]
+    #[error("expected a JSON object of at most {DOCUMENT_BYTES} bytes, found something else")]
     Form,
     /// The statement has times.
     #[error("expected a statement without `{TIMES}`, which the signer sets, found it")]
@@ -52,11 +52,11 @@ pub enum DocumentError {
 fn checked(document: &str) -> Result<&[u8], DocumentError> {
     let is_object = || serde_json::from_str::<Map<String, Value>>(document).is_ok();
     // White space before an object would be signed, too.
-    let is_good = document.len() <= DOCUMENT_OCTETS && document.starts_with('{') && is_object();
+    let is_good = document.len() <= DOCUMENT_BYTES && document.starts_with('{') && is_object();
     if is_good { Ok(document.as_bytes()) } else { Err(DocumentError::Form) }
 }
 
-/// Signs the octets of a document. Returns the signature in base64.
+/// Signs the bytes of a document. Returns the signature in base64.
 ///
 /// # Errors
 /// [`DocumentError`].

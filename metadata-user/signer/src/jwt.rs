@@ -14,8 +14,8 @@ pub const LIFETIME_MOST: u32 = 3_600;
 pub const LIFETIME_LEAST: u32 = 10;
 /// Claims that the signer sets. A request must not have them.
 pub const OWN: [&str; 5] = ["iss", "iat", "nbf", "exp", "jti"];
-/// Octets of randomness in `jti`.
-const ID_OCTETS: usize = 16;
+/// Bytes of randomness in `jti`.
+const ID_BYTES: usize = 16;
 
 /// What the signer adds to each token.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ pub fn sign(key: &Key, terms: Terms<'_>, mut claims: Map<String, Value>) -> Resu
     if let Some(lacks) = ["sub", "aud"].into_iter().find(|name| !is_text(name)) {
         return Err(JwtError::Lacks(lacks));
     }
-    let mut random = [0; ID_OCTETS];
+    let mut random = [0; ID_BYTES];
     SystemRandom::new().fill(&mut random).map_err(|_| KeyError::Library)?;
     let id = URL_SAFE_NO_PAD.encode(random);
     let issued = terms.now_unix;

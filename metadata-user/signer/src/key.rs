@@ -97,8 +97,8 @@ impl fmt::Debug for Key {
     }
 }
 
-fn encoded(octets: &[u8]) -> String {
-    URL_SAFE_NO_PAD.encode(octets)
+fn encoded(bytes: &[u8]) -> String {
+    URL_SAFE_NO_PAD.encode(bytes)
 }
 
 impl Key {
@@ -114,15 +114,15 @@ impl Key {
         Self::from_pkcs8(algorithm, block.contents())
     }
 
-    fn from_pkcs8(algorithm: Algorithm, octets: &[u8]) -> Result<Self, KeyError> {
+    fn from_pkcs8(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, KeyError> {
         let (random, kind) = (SystemRandom::new(), |_| KeyError::Kind(algorithm));
         let pair = match algorithm {
             Algorithm::Es256 => {
-                EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, octets, &random).map(Pair::Es256)
+                EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, bytes, &random).map(Pair::Es256)
             }
-            Algorithm::Rs256 => RsaKeyPair::from_pkcs8(octets).map(Pair::Rs256),
+            Algorithm::Rs256 => RsaKeyPair::from_pkcs8(bytes).map(Pair::Rs256),
             // OpenSSL writes version 1, which has no public key to compare.
-            Algorithm::EdDsa => Ed25519KeyPair::from_pkcs8_maybe_unchecked(octets).map(Pair::EdDsa),
+            Algorithm::EdDsa => Ed25519KeyPair::from_pkcs8_maybe_unchecked(bytes).map(Pair::EdDsa),
         }
         .map_err(kind)?;
         let public = public(&pair);
@@ -171,31 +171,31 @@ impl Key {
         jwk
     }
 
-    /// Signs octets.
+    /// Signs bytes.
     ///
     /// # Errors
     /// [`KeyError::Library`], if there are no random numbers.
-    pub fn sign(&self, octets: &[u8]) -> Result<Vec<u8>, KeyError> {
+    pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, KeyError> {
         match &self.pair {
             Pair::Es256(pair) => {
-                let signature = pair.sign(&self.random, octets).map_err(|_| KeyError::Library)?;
+                let signature = pair.sign(&self.random, bytes).map_err(|_| KeyError::Library)?;
                 Ok(signature.as_ref().to_vec())
             }
             Pair::Rs256(pair) => {
                 let mut signature = vec![0; pair.public().modulus_len()];
-                pair.sign(&RSA_PKCS1_SHA256, &self.random, octets, &mut signature)
+                pair.sign(&RSA_PKCS1_SHA256, &self.random, bytes, &mut signature)
                     .map_err(|_| KeyError::Library)?;
                 Ok(signature)
             }
-            Pair::EdDsa(pair) => Ok(pair.sign(octets).as_ref().to_vec()),
+            Pair::EdDsa(pair) => Ok(pair.sign(bytes).as_ref().to_vec()),
         }
     }
 }
 
 /// Returns both halves of an uncompressed point (SEC 1 section 2.3.3).
 fn point(pair: &EcdsaKeyPair) -> (String, String) {
-    let octets = pair.public_key().as_ref();
-    let (x, y) = octets[1..].split_at((octets.len() - 1) / 2);
+    let bytes = pair.public_key().as_ref();
+    let (x, y) = bytes[1..].split_at((bytes.len() - 1) / 2);
     (encoded(x), encoded(y))
 }
 
@@ -240,7 +240,7 @@ fn thumbprint(pair: &Pair) -> String {
     encoded(digest(&SHA256, text.as_bytes()).as_ref())
 }
 
-// An RSA key that signs octets: RSASSA-PKCS1-v1_5 with SHA-256, which each verifier of clouds' documents knows.
+// An RSA key that signs bytes: RSASSA-PKCS1-v1_5 with SHA-256, which each verifier of clouds' documents knows.
 
 /// The label of a PEM file with an unencrypted PKCS#1 key, the form of cert-manager's RSA keys.
 const PKCS1: &str = "RSA PRIVATE KEY";
@@ -278,13 +278,13 @@ impl RsaKey {
         self.pair.public_key().as_ref()
     }
 
-    /// Signs octets.
+    /// Signs bytes.
     ///
     /// # Errors
     /// [`KeyError::Library`], if there are no random numbers.
-    pub fn sign(&self, octets: &[u8]) -> Result<Vec<u8>, KeyError> {
+    pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, KeyError> {
         let mut signature = vec![0; self.pair.public().modulus_len()];
-        let signed = self.pair.sign(&RSA_PKCS1_SHA256, &self.random, octets, &mut signature);
+        let signed = self.pair.sign(&RSA_PKCS1_SHA256, &self.random, bytes, &mut signature);
         signed.map(|()| signature).map_err(|_| KeyError::Library)
     }
 }
@@ -313,13 +313,13 @@ mod tests {
         let cases: [Case; 2] = [(Algorithm::Es256, &ECDSA_P256_SHA256_FIXED), (Algorithm::EdDsa, &ED25519)];
         for (algorithm, verifies) in cases {
             let key = Key::parse(algorithm, &Key::generate(algorithm).expect("made")).expect("a key");
-            let octets = match &key.pair {
+            let bytes = match &key.pair {
                 super::Pair::Es256(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
                 super::Pair::EdDsa(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
                 super::Pair::Rs256(_) => unreachable!("no RSA key is made"),
             };
-            let signature = key.sign(b"octets").expect("signed");
-            UnparsedPublicKey::new(verifies, octets).verify(b"octets", &signature).expect("verified");
+            let signature = key.sign(b"bytes").expect("signed");
+            UnparsedPublicKey::new(verifies, bytes).verify(b"bytes", &signature).expect("verified");
             assert_eq!((key.algorithm(), &key.jwk()["alg"]), (algorithm, &algorithm.name().into()));
         }
     }

@@ -69,7 +69,7 @@ impl Operator {
         run(self.room.path(), arguments)
     }
 
-    pub(crate) fn write(&self, file: &str, octets: impl AsRef<[u8]>) {
-        fs::write(self.path(file), octets).expect("written");
+    pub(crate) fn write(&self, file: &str, bytes: impl AsRef<[u8]>) {
+        fs::write(self.path(file), bytes).expect("written");
     }
 }

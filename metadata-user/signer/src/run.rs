@@ -15,7 +15,7 @@ use crate::directory::{DirectoryError, KeyDirectory, Rotation};
 use crate::documents::{Content, DocumentError};
 use crate::jwt::{LIFETIME_MOST, Terms};
 use crate::wire::{
-    Operation, PACKET_OCTETS, Published, PublishedCertificate, Reply, Request, Setup, receive_packet,
+    Operation, PACKET_BYTES, Published, PublishedCertificate, Reply, Request, Setup, receive_packet,
     send_packet,
 };
 use crate::{documents, jwt};
@@ -47,7 +47,7 @@ fn unix_now() -> u64 {
 /// [`SignerError`]. The agent is told the reason if there is no key at the start.
 pub fn run(socket: impl AsFd) -> Result<(), SignerError> {
     let socket = socket.as_fd();
-    let mut buffer = vec![0; PACKET_OCTETS];
+    let mut buffer = vec![0; PACKET_BYTES];
     let Some(setup) = receive_packet::<Setup>(socket, &mut buffer)? else { return Ok(()) };
     let mut signer = match Signer::start(setup) {
         Ok(signer) => signer,

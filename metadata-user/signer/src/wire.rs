@@ -16,8 +16,8 @@ use serde_json::{Map, Value};
 use crate::certificate::CertificateFiles;
 use crate::key::Algorithm;
 
-/// Maximum size of a packet, in octets: sixteen public RSA keys of 4,096 bits take 15 KiB.
-pub const PACKET_OCTETS: usize = 64 << 10;
+/// Maximum size of a packet, in bytes: sixteen public RSA keys of 4,096 bits take 15 KiB.
+pub const PACKET_BYTES: usize = 64 << 10;
 
 /// What the signer signs, and with which keys. It accepts this once, before the agent reads anything of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -56,11 +56,11 @@ pub struct Request {
 pub enum Operation {
     /// Claims of a JWT, without those that the signer sets.
     Jwt(Map<String, Value>),
-    /// A JSON object, whose octets are signed by the certificate's key.
+    /// A JSON object, whose bytes are signed by the certificate's key.
     Signature(String),
-    /// A JSON object, whose octets are signed by the certificate's key and kept within the signature.
+    /// A JSON object, whose bytes are signed by the certificate's key and kept within the signature.
     Envelope(String),
-    /// A JSON object, whose octets are signed by the certificate's key in the same form, but not kept.
+    /// A JSON object, whose bytes are signed by the certificate's key in the same form, but not kept.
     Detached(String),
     /// Members of a statement, which the signer dates. Then as [`Envelope`](Self::Envelope).
     Attested(Map<String, Value>),
@@ -140,21 +140,21 @@ pub struct PublishedCertificate {
 /// Encodes a packet.
 ///
 /// # Errors
-/// If the packet is longer than [`PACKET_OCTETS`].
+/// If the packet is longer than [`PACKET_BYTES`].
 pub fn encode(packet: &impl Serialize) -> io::Result<Vec<u8>> {
-    let octets = serde_json::to_vec(packet)?;
-    if octets.len() > PACKET_OCTETS {
+    let bytes = serde_json::to_vec(packet)?;
+    if bytes.len() > PACKET_BYTES {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "packet too long"));
     }
-    Ok(octets)
+    Ok(bytes)
 }
 
 /// Decodes a packet.
 ///
 /// # Errors
 /// If the packet is malformed. The error does not repeat the packet, which may have what a guest asked for.
-pub fn decode<T: DeserializeOwned>(octets: &[u8]) -> io::Result<T> {
-    serde_json::from_slice(octets).map_err(|_| io::ErrorKind::InvalidData.into())
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
+    serde_json::from_slice(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// Sends a packet.
@@ -162,8 +162,8 @@ pub fn decode<T: DeserializeOwned>(octets: &[u8]) -> io::Result<T> {
 /// # Errors
 /// If the other end is closed, or the packet is too long.
 pub fn send_packet(socket: impl AsFd, packet: &impl Serialize) -> io::Result<()> {
-    let octets = encode(packet)?;
-    rustix::io::retry_on_intr(|| send(socket.as_fd(), &octets, SendFlags::NOSIGNAL))?;
+    let bytes = encode(packet)?;
+    rustix::io::retry_on_intr(|| send(socket.as_fd(), &bytes, SendFlags::NOSIGNAL))?;
     Ok(())
 }
 
@@ -178,6 +178,6 @@ pub fn receive_packet<T: DeserializeOwned>(socket: impl AsFd, buffer: &mut [u8])
         Ok((_, length)) => length,
         Err(error) => return Err(error.into()),
     };
-    let octets = buffer.get(..length).ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
-    decode(octets).map(Some)
+    let bytes = buffer.get(..length).ok_or_else(|| io::Error::from(io::ErrorKind::FileTooLarge))?;
+    decode(bytes).map(Some)
 }

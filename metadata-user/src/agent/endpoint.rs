@@ -55,7 +55,7 @@ pub(super) use socket::{ControlSocket, SocketError, gid_of, make_run};
 pub(super) const QUEUE: usize = 8;
 /// Limit on the time the control loop may take for an answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(5);
-/// Limit on a request's body, in octets.
+/// Limit on a request's body, in bytes.
 pub(super) const BODY_MAX: usize = 256 << 10;
 
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -202,7 +202,7 @@ async fn status(State(agent): State<Agent>, Query(query): Query<StatusQuery>) ->
 
 fn json<T: serde::Serialize>(value: &T) -> Response {
     match serde_json::to_vec(value) {
-        Ok(octets) => ([(header::CONTENT_TYPE, JSON)], octets).into_response(),
+        Ok(bytes) => ([(header::CONTENT_TYPE, JSON)], bytes).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

@@ -22,10 +22,10 @@ use metadata_state::private_file;
 
 /// The directory's name in the state directory.
 pub(super) const DIRECTORY: &str = "instances";
-/// Limit on a file, in octets.
-pub(super) const MAX_OCTETS: usize = 16 << 20;
+/// Limit on a file, in bytes.
+pub(super) const MAX_BYTES: usize = 16 << 20;
 
-const FORM: Form = Form { kind: "instance", version: 1, oldest: 1, octets: MAX_OCTETS };
+const FORM: Form = Form { kind: "instance", version: 1, oldest: 1, bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
@@ -111,14 +111,14 @@ fn file_of(id: &RecordId) -> String {
 
 /// Reads one record. The error text contains nothing from the file.
 fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
-    let octets = private_file::read(path, FORM.octets).map_err(|error| error.to_string())?;
-    let octets = octets.ok_or("the file is gone")?;
+    let bytes = private_file::read(path, FORM.bytes).map_err(|error| error.to_string())?;
+    let bytes = bytes.ok_or("the file is gone")?;
     let unknown = |_| "expected a file that the agent wrote".to_owned();
     // Another version may have other fields.
-    let head = serde_json::from_slice(&octets).map_err(unknown)?;
+    let head = serde_json::from_slice(&bytes).map_err(unknown)?;
     FORM.accept(&head).map_err(|error| error.to_string())?;
-    let stored: Stored<'_> = serde_json::from_slice(&octets).map_err(unknown)?;
-    let within = Limits { record_octets: FORM.octets, ..limits.clone() };
+    let stored: Stored<'_> = serde_json::from_slice(&bytes).map_err(unknown)?;
+    let within = Limits { record_bytes: FORM.bytes, ..limits.clone() };
     let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
         .map_err(|error| error.to_string())?;
     Ok((RecordId::new(stored.source, &stored.name), record))
@@ -177,9 +177,9 @@ mod tests {
         let id = RecordId::new(Source::Hook, "ns/web");
         shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
         let path = room.path().join(DIRECTORY).join(file_of(&id));
-        golden::check("instance", FORM.version, &fs::read(&path).expect("octets"));
+        golden::check("instance", FORM.version, &fs::read(&path).expect("bytes"));
         for sample in golden::all("instance") {
-            fs::write(&path, &sample.octets).expect("written");
+            fs::write(&path, &sample.bytes).expect("written");
             assert_eq!(shelf.read(&Limits::DEFAULT), [(id.clone(), record("web"))], "{}", sample.release);
         }
     }

@@ -140,8 +140,8 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
         tallies.push(serve.tally());
         workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
     }
-    let room = Room::new(config.record_octets());
-    info!(octets = room.usage().limit, "memory for records");
+    let room = Room::new(config.record_bytes());
+    info!(bytes = room.usage().limit, "memory for records");
     let catalogue = Catalogue::new(state, room, &config.ports);
     let (answers, guard) = (Answers::new(content, collector), Guard::new(config.guard, &config.hub));
     let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());

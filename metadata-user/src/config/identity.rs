@@ -7,10 +7,10 @@ use metadata_signer::{Algorithm, CertificateFiles};
 
 use super::{ConfigError, IdentityConfig};
 
-/// Maximum length of an issuer or a URL of keys, in octets.
-const URL_OCTETS: usize = 255;
-/// Maximum length of a trust domain, in octets (SPIFFE ID section 2.3).
-const TRUST_DOMAIN_OCTETS: usize = 255;
+/// Maximum length of an issuer or a URL of keys, in bytes.
+const URL_BYTES: usize = 255;
+/// Maximum length of a trust domain, in bytes (SPIFFE ID section 2.3).
+const TRUST_DOMAIN_BYTES: usize = 255;
 /// Longest time that a key may be published before it signs, in hours.
 const PUBLISH_HOURS_MOST: u32 = 720;
 /// Longest interval of rotation, in days.
@@ -20,13 +20,13 @@ const ROTATE_DAYS_MOST: u32 = 3_650;
 fn is_url(text: &str) -> bool {
     let Some(rest) = text.strip_prefix("https://") else { return false };
     let host = rest.split('/').next().unwrap_or_default();
-    let is_good = |octet: u8| octet.is_ascii_graphic() && !b"\"#<>?@\\^`{|}".contains(&octet);
-    text.len() <= URL_OCTETS && !host.is_empty() && text.bytes().all(is_good)
+    let is_good = |byte: u8| byte.is_ascii_graphic() && !b"\"#<>?@\\^`{|}".contains(&byte);
+    text.len() <= URL_BYTES && !host.is_empty() && text.bytes().all(is_good)
 }
 
 fn is_trust_domain(text: &str) -> bool {
-    let is_good = |octet: u8| octet.is_ascii_lowercase() || octet.is_ascii_digit() || b"-._".contains(&octet);
-    (1..=TRUST_DOMAIN_OCTETS).contains(&text.len()) && text.bytes().all(is_good)
+    let is_good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
+    (1..=TRUST_DOMAIN_BYTES).contains(&text.len()) && text.bytes().all(is_good)
 }
 
 impl IdentityConfig {

@@ -63,8 +63,8 @@ impl Config {
                 return value(field, format!("at most {most}"), found.to_string());
             }
         }
-        if let Some(found) = self.record_memory.filter(|octets| *octets < room::LEAST_OCTETS) {
-            let least = format!("at least {} octets", room::LEAST_OCTETS);
+        if let Some(found) = self.record_memory.filter(|bytes| *bytes < room::LEAST_BYTES) {
+            let least = format!("at least {} bytes", room::LEAST_BYTES);
             return value("record_memory", least, found.to_string());
         }
         let instances = self.api().instances;

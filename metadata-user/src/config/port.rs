@@ -35,14 +35,14 @@ impl FromStr for PortSpec {
 impl PortSpec {
     fn checked(ifname: String, netns: Option<String>, mac: Option<Mac>) -> Result<Self, String> {
         if !is_ifname(&ifname) {
-            return Err(format!("expected an interface name of 1 to {MAX_IFNAME} octets, found `{ifname}`"));
+            return Err(format!("expected an interface name of 1 to {MAX_IFNAME} bytes, found `{ifname}`"));
         }
         if netns.as_deref() == Some("") {
             return Err("expected a namespace after `@`: a name under /run/netns or an absolute path".into());
         }
         if let Some(mac) = mac.filter(|mac| mac.is_group()) {
             return Err(format!(
-                "expected a MAC address with an even first octet, found the group address {mac}"
+                "expected a MAC address with an even first byte, found the group address {mac}"
             ));
         }
         Ok(Self { name: PortName { ifname, netns }, mac })

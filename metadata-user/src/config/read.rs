@@ -105,8 +105,8 @@ pub fn workers(text: &str) -> Result<u32, String> {
     number.ok_or_else(|| format!("expected a number of workers from 1 to {HUBS_OF_A_SIDE}, found `{text}`"))
 }
 
-/// Parses octets: a number, optionally with the unit `KiB`, `MiB` or `GiB`.
-fn octets(text: &str) -> Result<usize, String> {
+/// Parses bytes: a number, optionally with the unit `KiB`, `MiB` or `GiB`.
+fn bytes(text: &str) -> Result<usize, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let shift = match text[digits..].trim_start() {
         "" => Some(0),
@@ -116,11 +116,11 @@ fn octets(text: &str) -> Result<usize, String> {
         _ => None,
     };
     let number = text[..digits].parse::<usize>().ok();
-    let octets = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
-    octets.ok_or_else(|| format!("expected bytes such as 536870912 or `512MiB`, found `{text}`"))
+    let bytes = number.zip(shift).and_then(|(number, shift)| number.checked_mul(1 << shift));
+    bytes.ok_or_else(|| format!("expected bytes such as 536870912 or `512MiB`, found `{text}`"))
 }
 
-pub(super) fn octets_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
+pub(super) fn bytes_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<usize>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected bytes such as 536870912 or `512MiB`")]
     enum Written {
@@ -130,7 +130,7 @@ pub(super) fn octets_field<'de, D: serde::Deserializer<'de>>(from: D) -> Result<
     match Option::<Written>::deserialize(from)? {
         None => Ok(None),
         Some(Written::Number(number)) => Ok(Some(number)),
-        Some(Written::Text(text)) => octets(&text).map(Some).map_err(serde::de::Error::custom),
+        Some(Written::Text(text)) => bytes(&text).map(Some).map_err(serde::de::Error::custom),
     }
 }
 

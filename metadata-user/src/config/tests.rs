@@ -32,8 +32,8 @@ fn workers_range_from_one_to_the_maximum_number_of_hubs() {
 }
 
 #[test]
-fn record_memory_accepts_octets_with_or_without_a_unit() {
-    for (text, octets) in [
+fn record_memory_accepts_bytes_with_or_without_a_unit() {
+    for (text, bytes) in [
         ("536870912", Some(Some(512 << 20))),
         ("512MiB", Some(Some(512 << 20))),
         ("2 GiB", Some(Some(2 << 30))),
@@ -45,7 +45,7 @@ fn record_memory_accepts_octets_with_or_without_a_unit() {
         ("99999999999999999999GiB", None),
     ] {
         let config = Config::parse(&format!("record_memory: {text}\n"));
-        assert_eq!(config.ok().map(|config| config.record_memory), octets, "{text}");
+        assert_eq!(config.ok().map(|config| config.record_memory), bytes, "{text}");
     }
 }
 

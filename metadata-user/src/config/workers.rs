@@ -1,6 +1,6 @@
 //! The default number of workers.
 
-use metadata_feed::room::{WORKER_OCTETS, cgroup};
+use metadata_feed::room::{WORKER_BYTES, cgroup};
 
 /// CPUs for which one worker suffices. By a model of a node with 62 VMs on each CPU that all run cloud-init at once
 /// (the bench `many_cores`), a worker is then busy for an eighth of the storm.
@@ -18,7 +18,7 @@ pub(super) fn by_default() -> u32 {
 
 fn for_machine(cpus: usize, memory: Option<u64>) -> u32 {
     let by_cpus = cpus.div_ceil(CPUS_OF_A_WORKER).clamp(1, MOST);
-    let by_memory = memory.map_or(u64::MAX, |octets| octets / PARTS / WORKER_OCTETS as u64);
+    let by_memory = memory.map_or(u64::MAX, |bytes| bytes / PARTS / WORKER_BYTES as u64);
     (by_cpus as u64).min(by_memory).max(1) as u32
 }
 
@@ -41,7 +41,7 @@ mod tests {
             (128, Some(3 * GIB), 2),
             (128, Some(16 * GIB), 4),
         ] {
-            assert_eq!(for_machine(cpus, memory), workers, "{cpus} CPUs, {memory:?} octets");
+            assert_eq!(for_machine(cpus, memory), workers, "{cpus} CPUs, {memory:?} bytes");
         }
     }
 }

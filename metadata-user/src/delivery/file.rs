@@ -10,8 +10,8 @@ use bytes::Bytes;
 use super::SinkError;
 use metadata_state::private_file::PRIVATE;
 
-/// Maximum size of a sink's file, in octets (16 MiB), so that guests cannot fill the disk.
-pub const FILE_OCTETS: u64 = 16 << 20;
+/// Maximum size of a sink's file, in bytes (16 MiB), so that guests cannot fill the disk.
+pub const FILE_BYTES: u64 = 16 << 20;
 
 /// Appends one line, on a thread for blocking calls.
 pub(super) async fn append(path: &Path, line: Bytes) -> Result<(), SinkError> {
@@ -31,7 +31,7 @@ fn append_line(path: &Path, line: &[u8]) -> Result<(), SinkError> {
     if !status.is_file() {
         return Err(SinkError::NotAFile);
     }
-    if status.len() + line.len() as u64 > FILE_OCTETS {
+    if status.len() + line.len() as u64 > FILE_BYTES {
         return Err(SinkError::Full);
     }
     file.write_all(&line).map_err(SinkError::File)

@@ -308,9 +308,9 @@ fn a_body_beyond_its_limit_is_dropped_and_counted() {
     for kind in [MessageKind::Ready, MessageKind::PhoneHome, MessageKind::Event, MessageKind::Password] {
         let (outbox, _deliveries) = outbox();
         let vm = vm(1, &outbox);
-        vm.send(&sinks, kind, &vec![b'x'; kind.most_octets()], NOW);
+        vm.send(&sinks, kind, &vec![b'x'; kind.most_bytes()], NOW);
         assert_eq!((outbox.counts().waiting, outbox.counts().dropped), (1, 0), "{kind:?}");
-        vm.send(&sinks, kind, &vec![b'x'; kind.most_octets() + 1], NOW);
+        vm.send(&sinks, kind, &vec![b'x'; kind.most_bytes() + 1], NOW);
         assert_eq!((outbox.counts().waiting, outbox.counts().dropped), (1, 1), "{kind:?}");
     }
 }
@@ -336,13 +336,13 @@ async fn a_file_grows_to_its_limit_and_no_further() {
     until(&outbox, |c| c.delivered == 1).await;
     let line = fs::metadata(&path).expect("there").len();
     let grow = |to: u64| fs::File::options().write(true).open(&path).expect("open").set_len(to);
-    grow(SINK_FILE_OCTETS - line).expect("grown");
+    grow(SINK_FILE_BYTES - line).expect("grown");
     vm.send(&sinks, MessageKind::Event, b"{}", NOW);
     until(&outbox, |c| c.delivered == 2).await;
-    assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_OCTETS);
+    assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_BYTES);
     vm.send(&sinks, MessageKind::Event, b"{}", NOW);
     let counts = until(&outbox, |c| c.waiting == 0).await;
     assert_eq!((counts.delivered, counts.failed), (2, 1));
-    assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_OCTETS);
+    assert_eq!(fs::metadata(&path).expect("there").len(), SINK_FILE_BYTES);
     task.abort();
 }

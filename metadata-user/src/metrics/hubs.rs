@@ -44,7 +44,7 @@ impl<'a, T> Hubs<'a, T> {
         self.one(
             out,
             "xdp_imds_received_bytes_total",
-            "Octets of the frames that the AF_XDP socket received.",
+            "Bytes of the frames that the AF_XDP socket received.",
             |w| w.socket.bytes,
         );
         let help = "Received frames that were lost, by reason; over_share: frames of VMs that exceed their share of a worker's time.";
@@ -77,7 +77,7 @@ impl<'a, T> Hubs<'a, T> {
         self.one(
             out,
             "xdp_imds_sent_bytes_total",
-            "Octets of the frames that the hub's taps accepted.",
+            "Bytes of the frames that the hub's taps accepted.",
             |w| w.tap.bytes,
         );
         let help = "Frames of more than one segment that the hub's taps accepted.";

@@ -11,9 +11,9 @@ use super::exposition::{Exposition, Kind};
 pub struct Process {
     /// CPU time of all threads.
     pub cpu: Duration,
-    /// Resident memory in octets.
+    /// Resident memory in bytes.
     pub resident: u64,
-    /// Virtual memory in octets.
+    /// Virtual memory in bytes.
     pub virtual_size: u64,
     /// Threads.
     pub threads: u64,

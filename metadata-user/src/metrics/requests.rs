@@ -33,7 +33,7 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
         tallies.iter().map(|tally| tally.latencies()).fold(Latencies::default(), std::ops::Add::add);
     out.histogram(
         "xdp_imds_request_duration_seconds",
-        "Time from the receipt of a request's last octet until its answer is passed to TCP, in steps of the worker's turns.",
+        "Time from the receipt of a request's last byte until its answer is passed to TCP, in steps of the worker's turns.",
         &BOUNDS_NS.map(Duration::from_nanos),
         &buckets,
         total,

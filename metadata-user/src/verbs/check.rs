@@ -451,8 +451,8 @@ mod tests {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let findings =
             run(dir.path(), &Limits::DEFAULT, false, &mut out, &mut err).expect("the directory can be read");
-        let text = |octets| {
-            let text = String::from_utf8(octets).expect("text is written");
+        let text = |bytes| {
+            let text = String::from_utf8(bytes).expect("text is written");
             text.replace(&format!("{}/", dir.path().display()), "")
         };
         (findings, text(out), text(err))

@@ -1,6 +1,6 @@
 //! `xdp-imds export` writes a VM's metadata to a disk image, for VMs that boot without a network.
 //!
-//! Each file of the image is the body that HTTP would serve at one path, octet for octet. A guest that finds such a disk
+//! Each file of the image is the body that HTTP would serve at one path, byte for byte. A guest that finds such a disk
 //! sends no HTTP requests of the same dialect.
 
 use std::fs::File;
@@ -144,8 +144,8 @@ impl Documents {
     fn files(&self, dir: &str, names: &[&str]) -> anyhow::Result<Vec<InputEntry>> {
         let mut files = Vec::new();
         for name in names {
-            if let Some(octets) = self.found(&format!("{dir}/{name}"))? {
-                files.push(InputEntry::file(*name, octets));
+            if let Some(bytes) = self.found(&format!("{dir}/{name}"))? {
+                files.push(InputEntry::file(*name, bytes));
             }
         }
         Ok(files)

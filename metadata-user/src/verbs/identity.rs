@@ -20,8 +20,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use crate::config::Sandbox;
 use metadata_content::parser;
 
-/// Maximum size of a file of public keys, in octets.
-pub const JWKS_OCTETS: u64 = 16 << 20;
+/// Maximum size of a file of public keys, in bytes.
+pub const JWKS_BYTES: u64 = 16 << 20;
 
 /// Arguments of the verb.
 #[derive(Args)]
@@ -157,16 +157,16 @@ fn of_directory(path: &Path, algorithm: Algorithm) -> anyhow::Result<serde_json:
 
 fn of_file(path: &Path) -> anyhow::Result<serde_json::Value> {
     let reading = || format!("reading {}", path.display());
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     let file = fs::File::open(path).with_context(reading)?;
-    file.take(JWKS_OCTETS + 1).read_to_end(&mut octets).with_context(reading)?;
+    file.take(JWKS_BYTES + 1).read_to_end(&mut bytes).with_context(reading)?;
     anyhow::ensure!(
-        octets.len() as u64 <= JWKS_OCTETS,
-        "{}: expected at most {JWKS_OCTETS} octets, found more",
+        bytes.len() as u64 <= JWKS_BYTES,
+        "{}: expected at most {JWKS_BYTES} bytes, found more",
         path.display()
     );
     // The parser's message could repeat a part of a private key.
-    parser::json(&octets).map_err(|error| {
+    parser::json(&bytes).map_err(|error| {
         anyhow::anyhow!("{}: expected JSON, found an error in line {}", path.display(), error.line())
     })
 }

@@ -361,7 +361,7 @@ fn read(path: &Path) -> anyhow::Result<Record> {
     };
     if path == Path::new("-") {
         let mut text = String::new();
-        let most = limits.record_octets as u64 + 1;
+        let most = limits.record_bytes as u64 + 1;
         io::stdin().lock().take(most).read_to_string(&mut text).context("standard input")?;
         let name = if text.trim_start().starts_with('{') { "-.json" } else { "-" };
         return Ok(Record::parse_within(&limits, name, &text)?.0);

@@ -3,7 +3,7 @@
 //! The agent owns the eBPF maps, so the verb asks the agent over a socket in its run directory (`wire`). The verb
 //! prints addresses, ports, flags and the first line of an HTTP message (`sketch`, `message`). It never prints header
 //! fields or bodies, because they hold tokens and passwords. `--write` writes only headers, or with
-//! `--payload` all captured octets.
+//! `--payload` all captured bytes.
 
 mod capture;
 mod print;
@@ -30,9 +30,9 @@ use crate::output;
 
 /// Maximum time without data from the agent. The agent sends an empty line each second.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum size of a refusal, in octets.
+/// Maximum size of a refusal, in bytes.
 const REFUSAL_MOST: u64 = 4_096;
-/// Maximum size of a trace, in octets; an hour of frames takes far less.
+/// Maximum size of a trace, in bytes; an hour of frames takes far less.
 const ANSWER_MOST: u64 = 64 << 30;
 
 /// The options of `xdp-imds trace`.

@@ -38,7 +38,7 @@ use certificate::Certificate;
 pub use certificate::CertificateError;
 pub use review::{Judge, ReviewError, Reviewed, answer};
 
-/// Maximum size of a review, in octets. A review holds the object before and after the change, and the API server
+/// Maximum size of a review, in bytes. A review holds the object before and after the change, and the API server
 /// limits the size of each.
 pub const BODY_MAX: usize = 8 << 20;
 /// Maximum number of connections. Beyond it, one that waits for its peer makes room: of the peer with the most

@@ -14,8 +14,8 @@ use crate::private_file;
 /// The file's name in the state directory.
 pub const FILE: &str = "dialects";
 
-/// About 100 octets per VM. VMs that do not fit are left out, in the order of their UUIDs.
-const FORM: Form = Form { kind: "dialects", version: 1, oldest: 1, octets: 16 << 20 };
+/// About 100 bytes per VM. VMs that do not fit are left out, in the order of their UUIDs.
+const FORM: Form = Form { kind: "dialects", version: 1, oldest: 1, bytes: 16 << 20 };
 
 /// Dialects by the UUID of the VM.
 pub type Asked = BTreeMap<String, Dialects>;
@@ -35,10 +35,10 @@ pub fn write(path: &Path, asked: &Asked) -> io::Result<()> {
         let dialects = dialects.iter().map(|dialect| dialect.as_str().into()).collect();
         Ok(serde_json::to_vec(&Line { vm: vm.clone(), dialects })?)
     };
-    let mut octets = Vec::new();
-    FORM.write(asked.iter().map(line), &mut octets)?;
+    let mut bytes = Vec::new();
+    FORM.write(asked.iter().map(line), &mut bytes)?;
     FORM.spare_other_version(path)?;
-    private_file::replace(path, &octets)
+    private_file::replace(path, &bytes)
 }
 
 /// Reads the file; no VM has asked if there is none. Skips dialects that this release does not have.
@@ -47,14 +47,14 @@ pub fn write(path: &Path, asked: &Asked) -> io::Result<()> {
 /// The file is unreadable, damaged, or of another kind.
 pub fn read(path: &Path) -> io::Result<Asked> {
     let mut asked = Asked::new();
-    let Some(octets) = private_file::read(path, FORM.octets)? else { return Ok(asked) };
+    let Some(bytes) = private_file::read(path, FORM.bytes)? else { return Ok(asked) };
     let take = |line: &[u8]| {
         let Line { vm, dialects } = serde_json::from_slice(line).map_err(|_| "a VM and its dialects")?;
         let known = dialects.into_iter().filter_map(|name| serde_json::from_value::<Dialect>(name).ok());
         asked.insert(vm, known.collect());
         Ok(())
     };
-    FORM.read(Cursor::new(octets), take).map_err(io::Error::other)?;
+    FORM.read(Cursor::new(bytes), take).map_err(io::Error::other)?;
     Ok(asked)
 }
 
@@ -68,9 +68,9 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join(FILE);
         write(&path, &asked()).expect("a file");
-        golden::check(FILE, FORM.version, &fs::read(&path).expect("octets"));
+        golden::check(FILE, FORM.version, &fs::read(&path).expect("bytes"));
         for sample in golden::all(FILE) {
-            fs::write(&path, &sample.octets).expect("a file");
+            fs::write(&path, &sample.bytes).expect("a file");
             assert_eq!(read(&path).expect("a table"), asked(), "{}", sample.release);
         }
     }
@@ -81,7 +81,7 @@ mod tests {
         let path = directory.path().join(FILE);
         let mut later = Vec::new();
         let line = br#"{"vm":"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d","dialects":"all"}"#;
-        Form { version: 2, ..FORM }.write([Ok(line.to_vec())], &mut later).expect("octets");
+        Form { version: 2, ..FORM }.write([Ok(line.to_vec())], &mut later).expect("bytes");
         fs::write(&path, &later).expect("a file");
         let text = read(&path).expect_err("a refusal").to_string();
         assert!(text.contains("dialects of version 1, found version 2"), "{text}");
@@ -114,12 +114,12 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join(FILE);
         let line = br#"{"vm":"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d","dialects":["ec2","new-cloud"]}"#;
-        let mut octets = Vec::new();
-        FORM.write([Ok(line.to_vec())], &mut octets).expect("octets");
-        fs::write(&path, &octets).expect("a file");
+        let mut bytes = Vec::new();
+        FORM.write([Ok(line.to_vec())], &mut bytes).expect("bytes");
+        fs::write(&path, &bytes).expect("a file");
         let (_, found) = read(&path).expect("a table").pop_first().expect("a VM");
         assert_eq!(found.iter().collect::<Vec<_>>(), [Dialect::Ec2]);
-        fs::write(&path, &octets[..octets.len() - 5]).expect("a file");
+        fs::write(&path, &bytes[..bytes.len() - 5]).expect("a file");
         read(&path).expect_err("the file is cut");
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!  {"xdp-imds":"records","version":1}        kind and version
 //!  {"key":"web-1.yaml", …}                   one line per entry
-//!  {"records":1,"sha256":"…"}                how many entries, and the digest of all octets before this line
+//!  {"records":1,"sha256":"…"}                how many entries, and the digest of all bytes before this line
 //! ```
 //!
 //! A file of one entry has kind and version among its fields ([`Head`]), and needs no digest: it is replaced as a
@@ -23,7 +23,7 @@ use metadata_base::hex::hex;
 
 use crate::private_file;
 
-/// Most octets of the last line.
+/// Most bytes of the last line.
 const TAIL: usize = 128;
 
 /// A kind of state file. The next release of the agent reads the files of this one, so a change of their content needs
@@ -36,8 +36,8 @@ pub struct Form {
     pub version: u32,
     /// The oldest version that this release reads.
     pub oldest: u32,
-    /// Limit on the file, in octets.
-    pub octets: usize,
+    /// Limit on the file, in bytes.
+    pub bytes: usize,
 }
 
 /// Kind and version, as fields of a file.
@@ -158,12 +158,12 @@ impl Form {
         entries: impl IntoIterator<Item = io::Result<Vec<u8>>>,
         out: impl Write,
     ) -> io::Result<Written> {
-        let mut out = Digesting { out, octets: 0, hash: Sha256::new() };
+        let mut out = Digesting { out, bytes: 0, hash: Sha256::new() };
         out.line(&serde_json::to_vec(&self.head())?)?;
         let mut written = Written { records: 0, left_out: 0 };
         for entry in entries {
             let line = entry?;
-            if out.octets + line.len() + 1 + TAIL > self.octets {
+            if out.bytes + line.len() + 1 + TAIL > self.bytes {
                 written.left_out += 1;
                 continue;
             }
@@ -201,11 +201,11 @@ impl Form {
     /// Compares a file with its first line and its last.
     fn check(&self, file: &mut impl BufRead) -> Result<(), FormError> {
         let damaged = |expected| Err(FormError::Damaged(expected));
-        let (mut hash, mut octets, mut lines) = (Sha256::new(), 0, 0);
+        let (mut hash, mut bytes, mut lines) = (Sha256::new(), 0, 0);
         let (mut line, mut last) = (Vec::new(), Vec::new());
         while self.next_line(file, &mut line)? {
-            octets += line.len();
-            if octets > self.octets {
+            bytes += line.len();
+            if bytes > self.bytes {
                 return damaged("a smaller file");
             }
             if !last.is_empty() {
@@ -235,7 +235,7 @@ impl Form {
     /// Reads a line with its end; returns false at the end of the file. Cuts a line that is longer than a file may be.
     fn next_line(&self, file: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
         line.clear();
-        file.take(self.octets as u64 + 1).read_until(b'\n', line)?;
+        file.take(self.bytes as u64 + 1).read_until(b'\n', line)?;
         Ok(!line.is_empty())
     }
 }
@@ -243,7 +243,7 @@ impl Form {
 /// Counts and digests what it writes.
 struct Digesting<W> {
     out: W,
-    octets: usize,
+    bytes: usize,
     hash: Sha256,
 }
 
@@ -252,7 +252,7 @@ impl<W: Write> Digesting<W> {
         for piece in [line, b"\n"] {
             self.out.write_all(piece)?;
             self.hash.update(piece);
-            self.octets += piece.len();
+            self.bytes += piece.len();
         }
         Ok(())
     }

@@ -25,8 +25,8 @@ use crate::private_file;
 use crate::save_queue::{SaveQueue, StateFile};
 pub use former::FormerRecords;
 
-/// Most octets to read from a VM's file: all attributes, documents and names, as base64.
-const FILE_OCTETS: usize = 4 << 20;
+/// Most bytes to read from a VM's file: all attributes, documents and names, as base64.
+const FILE_BYTES: usize = 4 << 20;
 
 /// Why mailboxes cannot be stored.
 #[derive(Debug, thiserror::Error)]
@@ -323,7 +323,7 @@ fn read(path: &Path, owner: &str) -> Result<State, Unreadable> {
 }
 
 fn read_any(path: &Path) -> Result<Option<State>, Unreadable> {
-    let Some(text) = private_file::read(path, FILE_OCTETS)? else { return Ok(None) };
+    let Some(text) = private_file::read(path, FILE_BYTES)? else { return Ok(None) };
     if let Some(found) = State::version_of(&text).filter(|found| *found != State::VERSION) {
         let (oldest, newest) = (State::VERSION, State::VERSION);
         return Err(Unreadable::Version(OtherVersion { kind: "a mailbox", found, oldest, newest }));
@@ -368,18 +368,18 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn write(kept: &Kept) -> io::Result<()> {
-    kept.save(|path, octets| {
+    kept.save(|path, bytes| {
         spare_other_version(path)?;
-        private_file::replace(path, octets)
+        private_file::replace(path, bytes)
     })
 }
 
 /// Keeps a file of another version, which a write would replace.
 fn spare_other_version(path: &Path) -> io::Result<()> {
     let Some(file) = private_file::open(path)? else { return Ok(()) };
-    let mut octets = Vec::new();
-    file.take(State::PREFIX as u64).read_to_end(&mut octets)?;
-    match State::version_of(&octets) {
+    let mut bytes = Vec::new();
+    file.take(State::PREFIX as u64).read_to_end(&mut bytes)?;
+    match State::version_of(&bytes) {
         Some(found) if found != State::VERSION => set_aside(path, found),
         _ => Ok(()),
     }

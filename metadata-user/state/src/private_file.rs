@@ -27,7 +27,7 @@ pub fn open(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Reads the file at `path`, at most `limit` octets; `None` if there is none.
+/// Reads the file at `path`, at most `limit` bytes; `None` if there is none.
 ///
 /// # Errors
 /// [`io::ErrorKind::FileTooLarge`] beyond the limit, or the file cannot be read.
@@ -35,17 +35,17 @@ pub fn read(path: &Path, limit: usize) -> io::Result<Option<Vec<u8>>> {
     open(path)?.map(|file| read_within(file, limit)).transpose()
 }
 
-/// Reads `from` to its end, at most `limit` octets.
+/// Reads `from` to its end, at most `limit` bytes.
 ///
 /// # Errors
 /// [`io::ErrorKind::FileTooLarge`] beyond the limit, or reading fails.
 pub fn read_within(from: impl Read, limit: usize) -> io::Result<Vec<u8>> {
-    let mut octets = Vec::new();
-    from.take((limit as u64).saturating_add(1)).read_to_end(&mut octets)?;
-    if octets.len() > limit {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("expected at most {limit} octets")));
+    let mut bytes = Vec::new();
+    from.take((limit as u64).saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("expected at most {limit} bytes")));
     }
-    Ok(octets)
+    Ok(bytes)
 }
 
 /// Removes the file at `path`; returns whether there was one.

@@ -13,8 +13,8 @@ use metadata_content::token::{Keyring, Keys};
 
 use crate::private_file;
 
-/// Most octets to read from a key file; a valid one has about 200.
-const FILE_OCTETS: usize = 4_096;
+/// Most bytes to read from a key file; a valid one has about 200.
+const FILE_BYTES: usize = 4_096;
 /// How many unusable files are kept beside a key file.
 const ASIDE_MOST: usize = 4;
 
@@ -266,7 +266,7 @@ fn read(path: &Path, of: KeyFile) -> Result<Option<Keys>, KeyError> {
         return Err(KeyError::Exposed { path: path.to_owned(), mode, of });
     }
     let malformed = || KeyError::Malformed { path: path.to_owned(), of };
-    let text = private_file::read_within(file, FILE_OCTETS).map_err(|error| match error.kind() {
+    let text = private_file::read_within(file, FILE_BYTES).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => malformed(),
         _ => io_error("read", path)(error),
     })?;

@@ -32,7 +32,7 @@ impl Default for Limits {
 /// Configuration of [`Steering::start`](super::Steering::start).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SteerConfig {
-    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`](super::HUB_PREFIX_MAX) octets: `imds` makes `imds-out`, `imds-in`,
+    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`](super::HUB_PREFIX_MAX) bytes: `imds` makes `imds-out`, `imds-in`,
     /// `imds-tap` and `imds-gso`.
     pub hub: String,
     /// The metadata addresses, at most 32 of each family.

@@ -141,7 +141,7 @@ fn features(body: &[u8]) -> Option<(u32, bool)> {
 /// A generic netlink request with one attribute.
 fn general(command: u8, kind: u16, value: &[u8]) -> Vec<u8> {
     let mut body = vec![command, 1, 0, 0];
-    // The longest value has seven octets.
+    // The longest value has seven bytes.
     let length = (4 + value.len()) as u16;
     body.extend(length.to_ne_bytes());
     body.extend(kind.to_ne_bytes());

@@ -46,7 +46,7 @@ pub enum SteerError {
     },
     /// The hub prefix cannot form an interface name.
     #[error(
-        "expected a hub name of 1 to {HUB_PREFIX_MAX} octets without spaces, `/` and `:`, found `{found}`; \
+        "expected a hub name of 1 to {HUB_PREFIX_MAX} bytes without spaces, `/` and `:`, found `{found}`; \
          interface names have at most 15"
     )]
     HubName {

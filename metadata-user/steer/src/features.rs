@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn the_table_holds_each_function_that_the_programs_call() {
         let mut called = BTreeSet::new();
-        for octets in [object::OBJECT, stubs::OBJECT] {
-            let object = aya_obj::Object::parse(octets).expect("the embedded object parses");
+        for bytes in [object::OBJECT, stubs::OBJECT] {
+            let object = aya_obj::Object::parse(bytes).expect("the embedded object parses");
             let instructions = object.functions.values().flat_map(|function| &function.instructions);
             called
                 .extend(instructions.filter(|one| one.code == CALL && one.src_reg() == 0).map(|one| one.imm));

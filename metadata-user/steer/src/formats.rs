@@ -8,7 +8,7 @@ use std::mem::offset_of;
 use super::object;
 use super::pins::{LinkName, On, PINS_VERSION};
 
-/// A key or value of each kind with a different number in each field, as octets.
+/// A key or value of each kind with a different number in each field, as bytes.
 fn values() -> [(&'static str, Vec<u8>); 5] {
     let port = PortKey { netns: 1, ifindex: 2 };
     let limits = Port {
@@ -55,9 +55,9 @@ fn formats_of_pins_change_only_with_their_version() {
         writeln!(text, "maps/{map}: kind {kind}, key {key}, value {value}, entries {entries}")
             .expect("memory");
     }
-    for (value, octets) in values() {
-        let octets: String = octets.iter().map(|octet| format!("{octet:02x}")).collect();
-        writeln!(text, "{value}: {octets}").expect("memory");
+    for (value, bytes) in values() {
+        let bytes: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        writeln!(text, "{value}: {bytes}").expect("memory");
     }
     for (value, fields) in offsets() {
         let fields: Vec<_> = fields.iter().map(|(field, at)| format!("{field} at {at}")).collect();

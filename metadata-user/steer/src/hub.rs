@@ -20,8 +20,8 @@ use metadata_links::netlink;
 use metadata_links::netns::{self, Netns};
 use metadata_links::tun::{self, Preamble};
 
-/// MTU of the hub's devices, in octets. A redirect drops frames above the target's MTU, so this exceeds the MTU of
-/// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 octets on x86.
+/// MTU of the hub's devices, in bytes. A redirect drops frames above the target's MTU, so this exceeds the MTU of
+/// any guest. A veth runs XDP natively up to a page less headroom and tailroom, 3,506 bytes on x86.
 pub const HUB_MTU: u32 = MAX_STEERED - ethernet::HEADER as u32;
 
 /// Receive queues of each hub: one for each CPU this process may use, up to [`HUB_QUEUES`].
@@ -201,7 +201,7 @@ impl Drop for Guard {
 }
 
 /// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive suffixes;
-/// the others put a number in the same four octets.
+/// the others put a number in the same four bytes.
 pub(super) fn names(prefix: &str, number: u32) -> [String; 4] {
     match number {
         0 => ["out", "in", "tap", "gso"].map(|end| format!("{prefix}-{end}")),

@@ -141,7 +141,7 @@ use trace::Traces;
 /// agent that takes over uses the other side.
 pub const HUBS_OF_A_SIDE: u32 = MAX_HUBS / 2;
 
-/// Longest hub name, in octets. Interface names have at most 15, and the longest suffix is `-out`.
+/// Longest hub name, in bytes. Interface names have at most 15, and the longest suffix is `-out`.
 pub const HUB_PREFIX_MAX: usize = 11;
 
 /// Steers ports to the hubs until it is dropped.

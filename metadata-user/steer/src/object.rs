@@ -62,7 +62,7 @@ pub(super) fn lasting() -> impl Iterator<Item = &'static str> {
     SHARED.into_iter().filter(|name| !OWN.contains(name))
 }
 
-/// Octets of the ring in an instance that serves no hub: one page, freed once the program is loaded.
+/// Bytes of the ring in an instance that serves no hub: one page, freed once the program is loaded.
 const NO_RING: u32 = 4_096;
 
 /// The number of the instance that has no ports.
@@ -117,7 +117,7 @@ impl Object {
             }
         }
         let mut loader = EbpfLoader::new();
-        // Leaked because the loader keeps a reference: sixteen octets at each start of steering.
+        // Leaked because the loader keeps a reference: sixteen bytes at each start of steering.
         let key: &'static [u64; 2] = Box::leak(Box::new(key.0));
         loader.override_global(name::COOKIE_KEY, key, true);
         for map in SHARED {
@@ -336,7 +336,7 @@ impl Object {
     }
 }
 
-/// The maps that outlive the agent: name, and kind, key octets, value octets and entries. The error is a fault of the
+/// The maps that outlive the agent: name, and kind, key bytes, value bytes and entries. The error is a fault of the
 /// embedded objects.
 pub(super) fn layouts() -> Result<Vec<(&'static str, [u32; 4])>, String> {
     let parse = |object| aya_obj::Object::parse(object).map_err(|error| error.to_string());
@@ -355,7 +355,7 @@ pub(super) fn compare(pins: &Pins) -> Result<(), String> {
         let found = layout_of(&pins.map(name)).map_err(|error| error.to_string())?;
         if found != expected {
             return Err(format!(
-                "expected {name} of kind, key octets, value octets and entries {expected:?}, found {found:?}"
+                "expected {name} of kind, key bytes, value bytes and entries {expected:?}, found {found:?}"
             ));
         }
     }

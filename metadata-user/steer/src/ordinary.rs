@@ -1,4 +1,4 @@
-//! The table by which classifiers pass ordinary traffic at once: the last octets of addresses that are not served.
+//! The table by which classifiers pass ordinary traffic at once: the last bytes of addresses that are not served.
 //!
 //! The programs read the table without a look-up, because it is a data section of their objects. All objects of all
 //! agents share it. A zero means that the program looks closer, so an empty table costs time and no safety.
@@ -12,25 +12,25 @@ use metadata_common::maps::name;
 use super::SteerError;
 use super::pins::Pins;
 
-/// One octet for each last octet of an address: 1 if no served address ends with it.
-pub(super) type Octets = [u8; 256];
+/// One byte for each last byte of an address: 1 if no served address ends with it.
+pub(super) type LastBytes = [u8; 256];
 
 /// Nothing is ordinary.
-static NOTHING: Octets = [0; 256];
+static NOTHING: LastBytes = [0; 256];
 
 /// What the table holds, or will hold once it is loaded. Clones share it.
 #[derive(Clone)]
 pub(super) struct Ordinary(Arc<Mutex<State>>);
 
 struct State {
-    map: Option<Array<MapData, Octets>>,
+    map: Option<Array<MapData, LastBytes>>,
     /// The table while no trace includes passing frames.
-    untraced: &'static Octets,
+    untraced: &'static LastBytes,
     is_traced: bool,
 }
 
 impl State {
-    fn wanted(&self) -> &'static Octets {
+    fn wanted(&self) -> &'static LastBytes {
         if self.is_traced { &NOTHING } else { self.untraced }
     }
 
@@ -46,8 +46,8 @@ fn failed(action: &'static str, source: MapError) -> SteerError {
 }
 
 /// Keeps a table for as long as the process runs, because a loader holds references. An agent keeps two or three.
-fn keep(octets: Octets) -> &'static Octets {
-    Box::leak(Box::new(octets))
+fn keep(bytes: LastBytes) -> &'static LastBytes {
+    Box::leak(Box::new(bytes))
 }
 
 impl Ordinary {
@@ -84,12 +84,12 @@ impl Ordinary {
         Ok(())
     }
 
-    /// Changes the table to all octets but these.
+    /// Changes the table to all bytes but these.
     pub(super) fn all_but(&self, served: impl Iterator<Item = u8>) -> Result<(), SteerError> {
-        let mut octets = [1; 256];
-        served.for_each(|last| octets[usize::from(last)] = 0);
+        let mut bytes = [1; 256];
+        served.for_each(|last| bytes[usize::from(last)] = 0);
         self.with(|state| {
-            state.untraced = keep(octets);
+            state.untraced = keep(bytes);
             state.write()
         })
     }

@@ -666,7 +666,7 @@ pub(super) fn inherit_map(from: &Pin, to: &Path) -> Result<(), PinsError> {
     map.pin(to).map_err(|source| PinsError::object("pin a map as", to, source))
 }
 
-/// The definition of a map: kind, octets of a key and of a value, number of entries.
+/// The definition of a map: kind, bytes of a key and of a value, number of entries.
 pub(super) fn layout_of(pin: &Pin) -> Result<[u32; 4], PinsError> {
     let failed = |source| PinsError::object("examine the map", &pin.shown(), source);
     let info = MapInfo::from_pin(pin.path()).map_err(failed)?;

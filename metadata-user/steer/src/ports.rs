@@ -44,7 +44,7 @@ pub(super) struct Attached {
     pub(super) gone: bool,
     /// State of its device at the last check.
     pub(super) looks: Looks,
-    /// MTU of its device: octets of the longest IP packet.
+    /// MTU of its device: bytes of the longest IP packet.
     pub(super) mtu: u32,
 }
 
@@ -244,7 +244,7 @@ impl Steering {
     }
 
     /// Adds a port to the table, closed or with its limits and full buckets, replacing any entry. Returns the MTU of
-    /// its device in octets.
+    /// its device in bytes.
     pub(super) fn enter(&mut self, port: &PortName, key: PortKey, closed: bool) -> Result<u32, SteerError> {
         let (kind, mtu) = netlink::kind_and_mtu(&port.ifname, key.ifindex)?;
         let entry = if closed {

@@ -37,7 +37,7 @@ pub struct Device {
     pub ethernet: bool,
     /// The device is up.
     pub up: bool,
-    /// MTU in octets: the longest payload of a frame.
+    /// MTU in bytes: the longest payload of a frame.
     pub mtu: u32,
     /// Number of receive queues.
     pub queues: u32,

@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_record_yields_exactly_the_frame_of_its_length() {
-        let record = |length: u64, octets: &[u8]| [&length.to_ne_bytes(), octets].concat();
+        let record = |length: u64, bytes: &[u8]| [&length.to_ne_bytes(), bytes].concat();
         assert_eq!(frame_in(&record(3, b"abcdef")), Some(&b"abc"[..]));
         assert_eq!(frame_in(&record(0, b"abc")), Some(&b""[..]));
         for wrong in [record(4, b"abc"), record(u64::MAX, b"abc"), vec![0; 7], Vec::new()] {

@@ -95,7 +95,7 @@ impl Tables {
         }
         // This step makes programs look the addresses up.
         let next_hops = arp_only.iter().map(|v4| IpAddr::V4(*v4));
-        ordinary.all_but(served.iter().copied().chain(next_hops).map(last_octet))?;
+        ordinary.all_but(served.iter().copied().chain(next_hops).map(last_byte))?;
         self.serve_no_others(served, arp_only)
     }
 
@@ -107,13 +107,13 @@ impl Tables {
         let failed = |map| move |source: MapError| SteerError::map(map, "remove an address", source);
         let v4: Vec<[u8; 4]> =
             self.served_v4.keys().collect::<Result<_, _>>().map_err(failed(name::SERVED_V4))?;
-        for octets in v4.iter().filter(|octets| !wanted(IpAddr::from(**octets))) {
-            absent_is_fine(self.served_v4.remove(octets)).map_err(failed(name::SERVED_V4))?;
+        for bytes in v4.iter().filter(|bytes| !wanted(IpAddr::from(**bytes))) {
+            absent_is_fine(self.served_v4.remove(bytes)).map_err(failed(name::SERVED_V4))?;
         }
         let v6: Vec<[u8; 16]> =
             self.served_v6.keys().collect::<Result<_, _>>().map_err(failed(name::SERVED_V6))?;
-        for octets in v6.iter().filter(|octets| !wanted(IpAddr::from(**octets))) {
-            absent_is_fine(self.served_v6.remove(octets)).map_err(failed(name::SERVED_V6))?;
+        for bytes in v6.iter().filter(|bytes| !wanted(IpAddr::from(**bytes))) {
+            absent_is_fine(self.served_v6.remove(bytes)).map_err(failed(name::SERVED_V6))?;
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ fn absent_is_fine(outcome: Result<(), MapError>) -> Result<(), MapError> {
     }
 }
 
-fn last_octet(address: IpAddr) -> u8 {
+fn last_byte(address: IpAddr) -> u8 {
     match address {
         IpAddr::V4(v4) => v4.octets()[3],
         IpAddr::V6(v6) => v6.octets()[15],
@@ -486,8 +486,8 @@ mod tests {
     #[test]
     fn a_port_has_the_layout_the_kernel_side_reads() {
         let port = Port { guarded: 7, ..Port::with_limit(1_000, 2).and_connections(10, 3) };
-        let octets: Vec<u8> = port_words(port).into_iter().flat_map(u64::to_ne_bytes).collect();
-        assert_eq!(octets, port.to_bytes());
+        let bytes: Vec<u8> = port_words(port).into_iter().flat_map(u64::to_ne_bytes).collect();
+        assert_eq!(bytes, port.to_bytes());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Checks the laws of the steering policy on any octets as a frame.
+//! Checks the laws of the steering policy on any bytes as a frame.
 #![no_main]
 
 #[path = "../laws/classify.rs"]

@@ -1,4 +1,4 @@
-//! Checks the laws of the HTTP server on any octets, split in any way.
+//! Checks the laws of the HTTP server on any bytes, split in any way.
 #![no_main]
 
 #[path = "../laws/http.rs"]

@@ -1,8 +1,8 @@
 //! Laws between the kernel's answers and user space's: for any frame, both would give the same answer.
 //!
-//! The fuzz target and the test that replays its corpus share this file. The first octet of an input says how to
+//! The fuzz target and the test that replays its corpus share this file. The first byte of an input says how to
 //! complete the frame, which a fuzzer rarely does by chance (1: correct the checksums; 2: set the registered guest as
-//! source). The other octets are the frame.
+//! source). The other bytes are the frame.
 
 use std::net::IpAddr;
 

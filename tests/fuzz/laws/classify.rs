@@ -1,4 +1,4 @@
-//! Laws of the steering policy, which hold for every sequence of octets a guest may send as a frame.
+//! Laws of the steering policy, which hold for every sequence of bytes a guest may send as a frame.
 //!
 //! The fuzz target and the test that replays its corpus share this file. The laws compare the policy with smoltcp's
 //! parsers.
@@ -91,7 +91,7 @@ pub(crate) fn assert_all(frame: &[u8]) {
     assert!(unserved.fate() == Fate::Pass || beyond, "{unserved:?} on a node that serves no address");
 
     if verdict.fate() != Fate::Pass && !beyond {
-        let names = |address: &[u8]| frame.windows(address.len()).any(|octets| octets == address);
+        let names = |address: &[u8]| frame.windows(address.len()).any(|bytes| bytes == address);
         let named = names(&SERVED_V4) || names(&SERVED_V6) || names(&NEXT_HOP);
         assert!(named, "{verdict:?} though it names no served address");
     }
@@ -190,18 +190,18 @@ fn assert_answer(frame: &[u8], steered: Verdict) {
 /// The connection a frame belongs to, its sequence number and its acknowledgement number. Reads fixed offsets and
 /// ignores the frame's lengths.
 fn connection(frame: &[u8], steered: Verdict, slot: u32) -> Option<(Flow, u32, u32)> {
-    let octets = |at: usize| frame.get(at..)?.first_chunk().copied();
+    let bytes = |at: usize| frame.get(at..)?.first_chunk().copied();
     let (tcp, flow) = match steered {
-        Verdict::SteerIpv4Tcp => (34, Flow::v4(&KEY, slot, octets(26)?, octets(30)?, octets(34)?)),
+        Verdict::SteerIpv4Tcp => (34, Flow::v4(&KEY, slot, bytes(26)?, bytes(30)?, bytes(34)?)),
         Verdict::SteerIpv6Tcp => {
             let addresses: [u8; 32] = frame.get(22..)?.first_chunk().copied()?;
             let (guest, local) = addresses.split_at(16);
             let [guest, local] = [guest, local].map(|half| half.try_into().unwrap_or_default());
-            (54, Flow::v6(&KEY, slot, guest, local, octets(54)?))
+            (54, Flow::v6(&KEY, slot, guest, local, bytes(54)?))
         }
         _ => return None,
     };
-    Some((flow, u32::from_be_bytes(octets(tcp + 4)?), u32::from_be_bytes(octets(tcp + 8)?)))
+    Some((flow, u32::from_be_bytes(bytes(tcp + 4)?), u32::from_be_bytes(bytes(tcp + 8)?)))
 }
 
 /// True if smoltcp also finds a served address as the destination or target.

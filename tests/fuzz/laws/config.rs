@@ -11,9 +11,9 @@ use metadata_content::record::Limits;
 use metadata_user::config::{Config, ConfigError};
 use tempfile::NamedTempFile;
 
-/// Longest text tried, in octets; a real configuration has a page.
+/// Longest text tried, in bytes; a real configuration has a page.
 const LONGEST: usize = 16 << 10;
-/// Longest error message in octets, beyond the input it may quote.
+/// Longest error message in bytes, beyond the input it may quote.
 const MESSAGE_MOST: usize = 4 << 10;
 /// A directory where writing needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
@@ -42,7 +42,7 @@ pub(crate) fn assert_all(input: &[u8]) {
             assert!(message.contains(&name), "the error does not name the file: {message}");
             let read = matches!(error, ConfigError::Read { .. });
             assert_eq!(read, std::str::from_utf8(input).is_err(), "{message}");
-            assert!(message.len() <= MESSAGE_MOST + input.len(), "{} octets of message", message.len());
+            assert!(message.len() <= MESSAGE_MOST + input.len(), "{} bytes of message", message.len());
         }
     }
 }
@@ -65,7 +65,7 @@ fn in_range(config: &Config) {
         assert_ne!(port.name.netns.as_deref(), Some(""));
         assert!(port.mac.is_none_or(|mac| !mac.is_group()), "{port:?}");
     }
-    // A hub's longest device name is four octets longer than `hub`.
+    // A hub's longest device name is four bytes longer than `hub`.
     assert!(is_ifname(&format!("{}-o63", config.hub)), "{}", config.hub);
     let limits = config.record_limits();
     assert!(limits.metadata_keys <= Limits::METADATA_KEYS_MOST);

@@ -1,11 +1,11 @@
 //! Laws of the path from the wire through the rings and the link into the stack, for every sequence of frames.
 //!
 //! The fuzz target and the test that replays its corpus share this file. An input is a sequence of actions: one
-//! octet selects the action, one the guest, and two give a number:
+//! byte selects the action, one the guest, and two give a number:
 //!
 //! | low three bits | action |
 //! |---|---|
-//! | 0, 1 | deliver a frame of the next octets, as many as the number says. Bit 3: its source is no stamp. Bit 4: correct its checksums. Bit 5: make it too long for a chunk |
+//! | 0, 1 | deliver a frame of the next bytes, as many as the number says. Bit 3: its source is no stamp. Bit 4: correct its checksums. Bit 5: make it too long for a chunk |
 //! | 2 | deliver a SYN; the number selects the port |
 //! | 3 | deliver a segment that follows what the guest last received: the high five bits are its flags, the number selects its payload |
 //! | 4 | receive at most `number` frames |
@@ -115,9 +115,9 @@ pub(crate) fn assert_all(input: &[u8]) {
         let slot = Slot::from(who) % GUESTS;
         match action & 7 {
             0 | 1 => {
-                let (octets, after) = rest.split_at(rest.len().min(number.into()));
+                let (bytes, after) = rest.split_at(rest.len().min(number.into()));
                 rest = after;
-                scene.frame(action, slot, octets);
+                scene.frame(action, slot, bytes);
             }
             2 => scene.syn(slot, number),
             3 => scene.segment(action >> 3, slot, number),
@@ -163,17 +163,17 @@ impl Scene {
         let [fill, list, waiting, _] = self.rig.borrow().places();
         match fate {
             Fate::Queued => self.queued += 1,
-            Fate::TooLong => assert!(frame.len() > (CHUNK / 2) as usize, "{} octets", frame.len()),
+            Fate::TooLong => assert!(frame.len() > (CHUNK / 2) as usize, "{} bytes", frame.len()),
             Fate::NoChunk => assert_eq!((fill, list), (0, 0)),
             Fate::RingFull => assert_eq!(waiting, RX_RING as usize),
         }
     }
 
-    /// Delivers a frame of arbitrary octets.
-    fn frame(&mut self, how: u8, slot: Slot, octets: &[u8]) {
+    /// Delivers a frame of arbitrary bytes.
+    fn frame(&mut self, how: u8, slot: Slot, bytes: &[u8]) {
         let mut frame = Mac::SERVICE.0.to_vec();
         frame.extend(if how & 8 == 0 { stamp(slot).0 } else { [0x52, 0x54, 0, 1, 2, slot as u8] });
-        frame.extend(octets);
+        frame.extend(bytes);
         if how & 16 != 0 {
             complete(&mut frame);
         }
@@ -329,8 +329,8 @@ fn assert_counted_once(before: &StackStats, after: &StackStats) {
 
 /// Asserts that a sent frame fits the guest's MTU and goes to a guest that has sent something.
 fn check_sent(flows: &mut [Flow], frame: &[u8]) {
-    assert!((HEADER_LEN..=MAX_FRAME).contains(&frame.len()), "{} octets", frame.len());
-    let to = Mac(frame[..6].try_into().expect("six octets"));
+    assert!((HEADER_LEN..=MAX_FRAME).contains(&frame.len()), "{} bytes", frame.len());
+    let to = Mac(frame[..6].try_into().expect("six bytes"));
     let flow = slot_of(to).and_then(|slot| flows.get_mut(slot as usize));
     let flow = flow.filter(|flow| flow.known).unwrap_or_else(|| panic!("a frame for {to}"));
     if frame[12..14] != [8, 0] || frame[23] != 6 {

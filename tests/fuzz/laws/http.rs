@@ -1,6 +1,6 @@
-//! Laws of the HTTP server, which hold for every sequence of octets on a connection, however the network splits it.
+//! Laws of the HTTP server, which hold for every sequence of bytes on a connection, however the network splits it.
 //!
-//! The fuzz target and the test that replays its corpus share this file. The first eight octets of an input seed the
+//! The fuzz target and the test that replays its corpus share this file. The first eight bytes of an input seed the
 //! random splits of the rest.
 
 use std::sync::{Arc, Mutex};
@@ -15,11 +15,11 @@ use metadata_content::store::{Outcome, Parked};
 use metadata_datapath::stack::{Exchange, Service, Step};
 use metadata_serve::{Answer, Answers, Origin, Serve};
 
-/// Octets of empty lines that the server skips before a request.
+/// Bytes of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;
-/// Octets of an input that seed the splits.
+/// Bytes of an input that seed the splits.
 const CUTS: usize = 8;
-/// Longest piece in octets.
+/// Longest piece in bytes.
 const PIECE_MAX: usize = 48;
 /// How long a request for `/park` waits.
 const PARKED: Duration = Duration::from_secs(1);
@@ -48,7 +48,7 @@ impl Echo {
         let mut segments = target.path[1..].split('/');
         let plain = target.path == "/" || segments.all(|segment| !matches!(segment, "" | "." | ".."));
         assert!(plain, "{target:?} is not normalised");
-        assert!(request.body.len() <= BODY_MAX, "a body of {} octets", request.body.len());
+        assert!(request.body.len() <= BODY_MAX, "a body of {} bytes", request.body.len());
         match (target.path, parked) {
             ("/later", _) => return Answer::NotYet,
             ("/busy", _) => return Answer::TooMany,
@@ -78,7 +78,7 @@ impl Echo {
     }
 }
 
-/// The octets sent to the guest, and the requests that reached the dialects.
+/// The bytes sent to the guest, and the requests that reached the dialects.
 #[derive(Debug, PartialEq, Eq)]
 struct Transcript {
     output: Vec<u8>,
@@ -90,21 +90,17 @@ struct Transcript {
 /// # Panics
 /// If a law is broken; the message says which.
 pub(crate) fn assert_all(input: &[u8]) {
-    let (cuts, octets) = input.split_at(input.len().min(CUTS));
+    let (cuts, bytes) = input.split_at(input.len().min(CUTS));
     let mut seed = [0; CUTS];
     seed[..cuts.len()].copy_from_slice(cuts);
     let mut random = fastrand::Rng::with_seed(u64::from_le_bytes(seed));
-    let whole = run_exchange(octets, || usize::MAX);
-    assert_eq!(
-        run_exchange(octets, || random.usize(1..PIECE_MAX)),
-        whole,
-        "the answers depend on the splits"
-    );
-    assert_eq!(run_exchange(octets, || 1), whole, "the answers depend on the splits");
+    let whole = run_exchange(bytes, || usize::MAX);
+    assert_eq!(run_exchange(bytes, || random.usize(1..PIECE_MAX)), whole, "the answers depend on the splits");
+    assert_eq!(run_exchange(bytes, || 1), whole, "the answers depend on the splits");
 }
 
-/// Sends the octets in pieces of the lengths that `piece` returns, and returns the transcript.
-fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
+/// Sends the bytes in pieces of the lengths that `piece` returns, and returns the transcript.
+fn run_exchange(bytes: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let answers = Arc::new(Echo::default());
     let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
     let connection = Connection { slot: 0, local: (here, 80), remote: (there, 40_000) };
@@ -112,20 +108,20 @@ fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let mut talk = Serve::new(Arc::clone(&answers)).open(now, connection);
     let (mut output, mut start, mut at) = (Vec::new(), 0, 0_usize);
     // A waiting request is tried again twenty times a second.
-    let turns = octets.len() * (1 + 20 * 45) + 1;
+    let turns = bytes.len() * (1 + 20 * 45) + 1;
     for _ in 0..=turns {
-        let offered = &octets[at..octets.len().min(at.saturating_add(piece()))];
+        let offered = &bytes[at..bytes.len().min(at.saturating_add(piece()))];
         let mut taken = 0;
         if offered.is_empty() {
             talk.finish(now);
         } else {
             taken = talk.receive(now, offered);
-            assert!(taken <= offered.len(), "{taken} octets taken of {}", offered.len());
+            assert!(taken <= offered.len(), "{taken} bytes taken of {}", offered.len());
             at += taken;
         }
         let (group, last) = take_output(&mut talk, now);
         let idle = taken == 0 && group.is_empty();
-        if is_answer(&group, &octets[start..at]) {
+        if is_answer(&group, &bytes[start..at]) {
             start = at;
         }
         output.extend(group);
@@ -144,7 +140,7 @@ fn run_exchange(octets: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     panic!("no end after {turns} turns");
 }
 
-/// The octets sent now, and the step that ends them.
+/// The bytes sent now, and the step that ends them.
 fn take_output(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
     let mut output = Vec::new();
     loop {
@@ -193,7 +189,7 @@ fn is_answer(output: &[u8], request: &[u8]) -> bool {
     } else {
         assert_eq!(body.len(), length.unwrap_or(0), "the body does not have the stated length: {head}");
     }
-    let lines = request.iter().filter(|octet| **octet == b'\n').count();
+    let lines = request.iter().filter(|byte| **byte == b'\n').count();
     assert!(status != 431 || lines > FIELD_COUNT_MAX || request.len() > TARGET_MAX, "{head}");
     true
 }

@@ -6,7 +6,7 @@
 
 use metadata_content::identity::Nonce;
 use metadata_content::record::Record;
-use metadata_content::record::identity::{AUDIENCE_OCTETS, Audience};
+use metadata_content::record::identity::{AUDIENCE_BYTES, Audience};
 use metadata_signer::jwt::Joined;
 use metadata_signer::wire::{Reply, Request, Setup, decode, encode};
 use serde::Serialize;
@@ -49,7 +49,7 @@ fn keeps_its_segments(template: &str, name: &str, namespace: &str) {
     });
     let parsed = Record::parse("record.json", &record.to_string());
     let is_plain =
-        |text: &str| (1..20).contains(&text.len()) && text.bytes().all(|octet| octet.is_ascii_lowercase());
+        |text: &str| (1..20).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_lowercase());
     if [template, name, namespace].into_iter().all(is_plain) {
         assert!(parsed.is_ok(), "{parsed:?}");
     }
@@ -62,19 +62,19 @@ fn keeps_its_segments(template: &str, name: &str, namespace: &str) {
     for segment in filled.split('/') {
         assert!(!matches!(segment, "" | "." | ".."), "`{filled}` of `{template}`");
     }
-    let is_good = |octet: u8| octet.is_ascii_alphanumeric() || b"._~:/-%".contains(&octet);
+    let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"._~:/-%".contains(&byte);
     assert!(filled.bytes().all(is_good), "`{filled}` of `{template}`");
 }
 
 /// What a guest may write into a token is short and visible.
 fn is_bounded(text: &str) {
     if let Some(audience) = Audience::parse(text) {
-        assert!(audience.as_str() == text && (1..=AUDIENCE_OCTETS).contains(&text.len()));
-        assert!(text.bytes().all(|octet| octet.is_ascii_graphic()), "{text}");
+        assert!(audience.as_str() == text && (1..=AUDIENCE_BYTES).contains(&text.len()));
+        assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
     }
     if let Some(nonce) = Nonce::parse(text) {
-        assert!(nonce.as_str() == text && (1..=Nonce::OCTETS).contains(&text.len()));
-        assert!(text.bytes().all(|octet| octet.is_ascii_alphanumeric() || b"-_".contains(&octet)), "{text}");
+        assert!(nonce.as_str() == text && (1..=Nonce::BYTES).contains(&text.len()));
+        assert!(text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{text}");
     }
 }
 

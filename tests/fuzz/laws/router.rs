@@ -88,7 +88,7 @@ pub(crate) fn assert_all(input: &[u8]) {
 
 /// Parses the input; `None` where the HTTP parser would refuse the request.
 fn question(input: &[u8]) -> Option<Question> {
-    let text = |octets| std::str::from_utf8(octets).ok();
+    let text = |bytes| std::str::from_utf8(bytes).ok();
     let (line, mut rest) = line(input);
     let mut words = text(line)?.split(' ');
     let (method, target) = (Method::from_token(words.next()?), words.next()?);
@@ -105,7 +105,7 @@ fn question(input: &[u8]) -> Option<Question> {
         if field.is_empty() {
             break;
         }
-        let colon = field.iter().position(|octet| *octet == b':')?;
+        let colon = field.iter().position(|byte| *byte == b':')?;
         let (name, value) = (text(&field[..colon])?, &field[colon + 1..]);
         let token = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_".contains(&b));
         if !token || value.iter().any(u8::is_ascii_control) {
@@ -119,9 +119,9 @@ fn question(input: &[u8]) -> Option<Question> {
 }
 
 /// The first line, and the rest.
-fn line(octets: &[u8]) -> (&[u8], &[u8]) {
-    let end = octets.iter().position(|octet| *octet == b'\n').unwrap_or(octets.len());
-    (&octets[..end], octets.get(end + 1..).unwrap_or_default())
+fn line(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let end = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(bytes.len());
+    (&bytes[..end], bytes.get(end + 1..).unwrap_or_default())
 }
 
 fn well_formed(question: &Question, answer: &Response) {
@@ -145,7 +145,7 @@ fn well_formed(question: &Question, answer: &Response) {
     };
     let body = answer.body().to_bytes();
     let leaked = |secrets: &[&'static str]| {
-        let in_body = |secret: &&&str| body.windows(secret.len()).any(|octets| octets == secret.as_bytes());
+        let in_body = |secret: &&&str| body.windows(secret.len()).any(|bytes| bytes == secret.as_bytes());
         secrets.iter().find(in_body).copied()
     };
     if !sent(&KEYS) {

@@ -1,14 +1,14 @@
 //! Laws of the TCP stack, which hold for every sequence of segments a guest may send, in any state.
 //!
-//! The fuzz target and the test that replays its corpus share this file. Eight octets make a segment:
+//! The fuzz target and the test that replays its corpus share this file. Eight bytes make a segment:
 //!
-//! | octet | meaning |
+//! | byte | meaning |
 //! |---|---|
 //! | 0 | low six bits: FIN, SYN, RST, PSH, ACK, window 0; high two: 0–2 select the port, 3 advances time first |
-//! | 1 | the payload: one of a few requests, or that many octets |
+//! | 1 | the payload: one of a few requests, or that many bytes |
 //! | 2, 3 | distance of the sequence number from the next expected one |
 //! | 4, 5 | distance of the acknowledgement number from the end of what the service sent |
-//! | 6 | the window, in units of 256 octets |
+//! | 6 | the window, in units of 256 bytes |
 //! | 7 | time to advance, in units of 40 ms |
 
 use std::collections::HashMap;
@@ -37,12 +37,12 @@ struct Flow {
     /// The guest's next sequence number and the service's.
     ours: u32,
     theirs: u32,
-    /// The service's initial sequence number, and every octet it has sent, by offset.
+    /// The service's initial sequence number, and every byte it has sent, by offset.
     initial: u32,
-    octets: HashMap<u32, u8>,
+    bytes: HashMap<u32, u8>,
     /// The furthest offset that the guest's windows have allowed.
     allowed: u32,
-    /// The connection was opened again. Segments may belong to either connection, so their octets are not compared.
+    /// The connection was opened again. Segments may belong to either connection, so their bytes are not compared.
     mixed: bool,
 }
 
@@ -51,14 +51,14 @@ pub(crate) fn assert_all(input: &[u8]) {
     let config = StackConfig { connections: 2, connections_per_port: 2, slots: 8, ..StackConfig::default() };
     let mut raw = Raw::new(stack(config).0);
     let mut flows: [Flow; 3] = Default::default();
-    for octets in input.as_chunks::<SEGMENT>().0.iter().take(SEGMENTS) {
+    for bytes in input.as_chunks::<SEGMENT>().0.iter().take(SEGMENTS) {
         let mut replies = Vec::new();
-        if octets[0] >> 6 == 3 {
-            replies = raw.wait(Duration::from_millis(40) * u32::from(octets[7]));
+        if bytes[0] >> 6 == 3 {
+            replies = raw.wait(Duration::from_millis(40) * u32::from(bytes[7]));
         }
-        let port = usize::from(octets[0] >> 6) % flows.len();
+        let port = usize::from(bytes[0] >> 6) % flows.len();
         let flow = &mut flows[port];
-        let segment = segment(octets, port, flow);
+        let segment = segment(bytes, port, flow);
         if let Some(ack) = segment.ack {
             let edge = ack.wrapping_add(segment.window.into()).wrapping_sub(flow.initial);
             flow.allowed = flow.allowed.max(edge);
@@ -80,24 +80,24 @@ pub(crate) fn assert_all(input: &[u8]) {
     assert_eq!((stats.connections, stats.ports, raw.stack.time_waits(), stats.faults), (0, 0, 0, 0));
 }
 
-fn segment(octets: &[u8; SEGMENT], port: usize, flow: &Flow) -> Segment {
+fn segment(bytes: &[u8; SEGMENT], port: usize, flow: &Flow) -> Segment {
     let near =
-        |base: u32, at: usize| base.wrapping_add(i16::from_be_bytes([octets[at], octets[at + 1]]) as u32);
-    let flags = octets[0];
+        |base: u32, at: usize| base.wrapping_add(i16::from_be_bytes([bytes[at], bytes[at + 1]]) as u32);
+    let flags = bytes[0];
     let control = match (flags & 2 != 0, flags & 4 != 0, flags & 1 != 0) {
         (true, ..) => TcpControl::Syn,
         (_, true, _) => TcpControl::Rst,
         (.., true) => TcpControl::Fin,
         _ => TcpControl::None,
     };
-    let choice = usize::from(octets[1]);
+    let choice = usize::from(bytes[1]);
     let payload = REQUESTS
         .get(choice.wrapping_sub(1))
         .map_or_else(|| vec![b'x'; choice * 13], |request| request.to_vec());
     Segment {
         seq: near(flow.ours, 2),
         ack: (flags & 0x10 != 0).then(|| near(flow.theirs, 4)),
-        window: if flags & 0x20 != 0 { 0 } else { u16::from(octets[6]) * 256 },
+        window: if flags & 0x20 != 0 { 0 } else { u16::from(bytes[6]) * 256 },
         ..Segment::syn(port as u16 + 1, 0)
     }
     .control(control)
@@ -115,7 +115,7 @@ fn check_reply(flow: &mut Flow, reply: &Reply) {
     let next = reply.seq.wrapping_add(reply.payload.len() as u32 + u32::from(syn) + u32::from(fin));
     if syn {
         if flow.initial != reply.seq {
-            let mixed = !flow.octets.is_empty() || flow.allowed > 0;
+            let mixed = !flow.bytes.is_empty() || flow.allowed > 0;
             *flow = Flow { initial: reply.seq, allowed: 1, mixed, ..Flow::default() };
         }
         (flow.ours, flow.theirs) = (reply.ack, next);
@@ -126,10 +126,10 @@ fn check_reply(flow: &mut Flow, reply: &Reply) {
         return;
     }
     let from = reply.seq.wrapping_sub(flow.initial);
-    for (at, octet) in (from..).zip(&reply.payload) {
-        let first = *flow.octets.entry(at).or_insert(*octet);
-        assert_eq!(first, *octet, "octet {at} differs when retransmitted");
+    for (at, byte) in (from..).zip(&reply.payload) {
+        let first = *flow.bytes.entry(at).or_insert(*byte);
+        assert_eq!(first, *byte, "byte {at} differs when retransmitted");
     }
     let end = from + reply.payload.len() as u32;
-    assert!(end <= flow.allowed.max(from) + 1, "octet {end} is beyond the window, {}", flow.allowed);
+    assert!(end <= flow.allowed.max(from) + 1, "byte {end} is beyond the window, {}", flow.allowed);
 }

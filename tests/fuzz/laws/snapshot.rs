@@ -10,9 +10,9 @@ use metadata_content::record::Limits;
 use metadata_feed::snapshot::{self, SnapshotError};
 use sha2::{Digest as _, Sha256};
 
-/// Longest file tried, in octets.
+/// Longest file tried, in bytes.
 const LONGEST: usize = 64 << 10;
-/// Octets of the input that no message may repeat; a shorter match may be a coincidence.
+/// Bytes of the input that no message may repeat; a shorter match may be a coincidence.
 const QUOTED: usize = 16;
 /// A directory where writing needs no disk.
 const IN_MEMORY: &str = "/dev/shm";
@@ -30,26 +30,26 @@ pub(crate) fn assert_all(input: &[u8]) {
     let room = tempfile::tempdir_in(base).expect("a directory");
     let path = room.path().join(snapshot::FILE);
     if read(&path, input) {
-        // A file one octet longer or shorter is not valid.
-        let (_, less) = input.split_last().expect("what is good has octets");
-        assert!(!read(&path, less), "valid without its last octet");
-        assert!(!read(&path, &[input, b" "].concat()), "valid with one more octet");
+        // A file one byte longer or shorter is not valid.
+        let (_, less) = input.split_last().expect("what is good has bytes");
+        assert!(!read(&path, less), "valid without its last byte");
+        assert!(!read(&path, &[input, b" "].concat()), "valid with one more byte");
     }
     let mut whole = input.to_vec();
     if whole.last() != Some(&b'\n') {
         whole.push(b'\n');
     }
     let records =
-        whole.split(|octet| *octet == b'\n').filter(|line| !line.is_empty()).count().saturating_sub(1);
-    let digest: String = Sha256::digest(&whole).iter().map(|octet| format!("{octet:02x}")).collect();
+        whole.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).count().saturating_sub(1);
+    let digest: String = Sha256::digest(&whole).iter().map(|byte| format!("{byte:02x}")).collect();
     whole.extend(format!("{{\"records\":{records},\"sha256\":\"{digest}\"}}\n").into_bytes());
     read(&path, &whole);
 }
 
 /// True if a file is a snapshot. A valid one must have the same content after writing it again; the error for an
 /// invalid one must not quote its content.
-fn read(path: &Path, octets: &[u8]) -> bool {
-    std::fs::write(path, octets).expect("a file");
+fn read(path: &Path, bytes: &[u8]) -> bool {
+    std::fs::write(path, bytes).expect("a file");
     match snapshot::read(path, &Limits::DEFAULT) {
         Ok(records) => {
             let shared: Vec<_> =
@@ -69,7 +69,7 @@ fn read(path: &Path, octets: &[u8]) -> bool {
                 "{error}"
             );
             let message = format!("{error} {error:?}").replace(&path.display().to_string(), "");
-            let quoted = octets.windows(QUOTED).any(|part| {
+            let quoted = bytes.windows(QUOTED).any(|part| {
                 std::str::from_utf8(part).is_ok_and(|part| message.contains(part) && !part.trim().is_empty())
             });
             assert!(!quoted, "the message quotes the file: {message}");

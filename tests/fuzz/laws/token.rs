@@ -3,12 +3,12 @@
 //!
 //! The fuzz target and the test that replays its corpus share this file. An input:
 //!
-//! | octet | meaning |
+//! | byte | meaning |
 //! |---|---|
 //! | 0 | low two bits: the dialect; next two bits: the VM |
 //! | 1–4 | lifetime in seconds |
 //! | 5–8 | seconds between making and presenting the token |
-//! | 9 | number of edits that follow, three octets each: position, octet, kind (0 overwrite, 1 insert, 2 delete, else flip a bit) |
+//! | 9 | number of edits that follow, three bytes each: position, byte, kind (0 overwrite, 1 insert, 2 delete, else flip a bit) |
 //! | others | after the edits: a forged token |
 
 use metadata_content::token::{Keyring, Kind, TOKEN_CHARS};
@@ -37,7 +37,7 @@ pub(crate) fn assert_all(input: &[u8]) {
     let (keys, other_keys) = (Keyring::ephemeral(), Keyring::ephemeral());
     let token = keys.mint(kind, vm, ttl, MADE_AT);
     assert_eq!(token.len(), TOKEN_CHARS);
-    assert!(token.bytes().all(|octet| octet.is_ascii_graphic()), "{token}");
+    assert!(token.bytes().all(|byte| byte.is_ascii_graphic()), "{token}");
     let ends = MADE_AT + u64::from(ttl.min(kind.longest_ttl_seconds()));
     assert_eq!(keys.verify(kind, vm, token.as_bytes(), shown_at), shown_at < ends, "{ttl} s at {shown_at}");
     for other in KINDS.into_iter().filter(|other| *other != kind) {
@@ -73,13 +73,13 @@ fn assert_invalid(keys: &Keyring, text: &[u8]) {
 
 fn edit(token: &[u8], edits: &[u8]) -> Vec<u8> {
     let mut text = token.to_vec();
-    for &[at, octet, how] in edits.as_chunks::<3>().0 {
+    for &[at, byte, how] in edits.as_chunks::<3>().0 {
         let at = usize::from(at) % text.len().max(1);
         match how {
-            0 => text.splice(at..(at + 1).min(text.len()), [octet]).for_each(drop),
-            1 => text.insert(at, octet),
+            0 => text.splice(at..(at + 1).min(text.len()), [byte]).for_each(drop),
+            1 => text.insert(at, byte),
             2 if !text.is_empty() => drop(text.remove(at)),
-            _ => text.iter_mut().skip(at).take(1).for_each(|found| *found ^= 1 << (octet & 7)),
+            _ => text.iter_mut().skip(at).take(1).for_each(|found| *found ^= 1 << (byte & 7)),
         }
     }
     text

@@ -1,11 +1,11 @@
-//! Files in `tests/fixtures/formats`: what each release of the agent writes for another, octet for octet.
+//! Files in `tests/fixtures/formats`: what each release of the agent writes for another, byte for byte.
 //!
 //! ```text
 //!  tests/fixtures/formats/0.1.0/records.snapshot.v1        RELEASE/FORMAT.vVERSION
 //! ```
 //!
-//! A test writes a sample with today's code and passes it to [`check`], which fails if the octets differ from those of
-//! the same version. A file is never replaced, so a change of octets needs another version. With [`WRITE`] a version
+//! A test writes a sample with today's code and passes it to [`check`], which fails if the bytes differ from those of
+//! the same version. A file is never replaced, so a change of bytes needs another version. With [`WRITE`] a version
 //! without a file gets one. [`all`] returns the samples of every release, which tests read with today's code.
 
 use std::fs;
@@ -21,8 +21,8 @@ pub struct Sample {
     pub release: String,
     /// The version of the format.
     pub version: u32,
-    /// Its octets.
-    pub octets: Vec<u8>,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
 }
 
 fn directory() -> PathBuf {
@@ -69,8 +69,8 @@ fn of(format: &str, releases: &[String]) -> Vec<Sample> {
         for file in names(&below) {
             let version = file.strip_prefix(format).and_then(|rest| rest.strip_prefix(".v")?.parse().ok());
             if let Some(version) = version {
-                let octets = fs::read(below.join(&file)).expect("a sample can be read");
-                samples.push(Sample { release: release.clone(), version, octets });
+                let bytes = fs::read(below.join(&file)).expect("a sample can be read");
+                samples.push(Sample { release: release.clone(), version, bytes });
             }
         }
     }
@@ -90,21 +90,21 @@ fn names(directory: &Path) -> Vec<String> {
 ///
 /// # Panics
 /// If they differ, or if there is no such sample.
-pub fn check(format: &str, version: u32, octets: &[u8]) {
+pub fn check(format: &str, version: u32, bytes: &[u8]) {
     let samples = all(format);
     let file = format!("{format}.v{version}");
     match samples.iter().find(|sample| sample.version == version) {
         Some(sample) => assert!(
-            sample.octets == octets,
+            sample.bytes == bytes,
             "{file} of release {} differs from what this code writes: raise the version of this format, because \
              another release reads it (docs/src/contribute/release.md)\n{}",
             sample.release,
-            String::from_utf8_lossy(octets)
+            String::from_utf8_lossy(bytes)
         ),
         None if std::env::var_os(WRITE).is_some() => {
             let below = directory().join(env!("CARGO_PKG_VERSION"));
             fs::create_dir_all(&below).expect("a directory");
-            fs::write(below.join(&file), octets).expect("a sample can be written");
+            fs::write(below.join(&file), bytes).expect("a sample can be written");
         }
         None => {
             panic!("there is no sample {file}: `{WRITE}=1 cargo test --workspace --lib formats` writes it")

@@ -74,8 +74,8 @@ impl Kubelet {
         let dir = format!("..2026_05_01_10_00_00.{}", self.count.fetch_add(1, Ordering::Relaxed));
         let before = fs::read_link(volume.join("..data")).ok();
         fs::create_dir_all(volume.join(&dir)).with_context(|| format!("cannot make {}", volume.display()))?;
-        for (key, octets) in keys {
-            fs::write(volume.join(&dir).join(key), octets)?;
+        for (key, bytes) in keys {
+            fs::write(volume.join(&dir).join(key), bytes)?;
         }
         symlink(&dir, volume.join("..data_tmp"))?;
         fs::rename(volume.join("..data_tmp"), volume.join("..data"))?;

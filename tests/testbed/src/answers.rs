@@ -43,7 +43,7 @@ fn ensure_same(who: &str, what: &str, expected: &str, found: Option<&str>) -> Re
     let common = expected.bytes().zip(found.bytes()).take_while(|(a, b)| a == b).count();
     let from = |text: &str| text.get(common..).unwrap_or_default().chars().take(60).collect::<String>();
     bail!(
-        "{who}: {what} has {} octets of {}, and from octet {common} on it is `{}` instead of `{}`",
+        "{who}: {what} has {} bytes of {}, and from byte {common} on it is `{}` instead of `{}`",
         found.len(),
         expected.len(),
         from(found),

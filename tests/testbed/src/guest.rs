@@ -256,10 +256,10 @@ impl Guest {
         Ok(numbers.filter(|number| *number <= count).collect::<BTreeSet<_>>().len() as u32)
     }
 
-    /// Sends `len` octets to an echo server and checks that they come back unchanged.
+    /// Sends `len` bytes to an echo server and checks that they come back unchanged.
     ///
     /// # Errors
-    /// Fails if the connection fails, stalls for [`host::PATIENCE`], or returns other octets.
+    /// Fails if the connection fails, stalls for [`host::PATIENCE`], or returns other bytes.
     pub fn echo(&self, server: SocketAddr, len: usize) -> Result<()> {
         let mut sent = vec![0; len];
         fastrand::Rng::with_seed(len as u64).fill(&mut sent);
@@ -282,7 +282,7 @@ impl Guest {
         let returned = returned.with_context(|| format!("{} to {server}", self.identity.hostname))?;
         ensure!(
             returned == sent,
-            "{server} returned {} octets that differ from the {len} sent",
+            "{server} returned {} bytes that differ from the {len} sent",
             returned.len()
         );
         Ok(())

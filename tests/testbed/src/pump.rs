@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-/// Longest frame of a tap in octets: a 64 KiB segment with Ethernet and virtio headers.
+/// Longest frame of a tap in bytes: a 64 KiB segment with Ethernet and virtio headers.
 const FRAME_MAX: usize = 65_536 + 256;
 /// Maximum number of frames moved from one queue before the next queue's turn.
 const BURST: usize = 64;

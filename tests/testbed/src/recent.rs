@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// Number of segments to keep: enough for five retransmissions, their cause and their acknowledgements.
 pub const KEPT: usize = 32;
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
 
 /// Direction of a frame.
@@ -114,7 +114,7 @@ mod tests {
     use super::{Fate, KEPT, Recent, Towards};
     use std::time::Duration;
 
-    /// A segment to port 80 that acknowledges octet 7, with a window of 65,535.
+    /// A segment to port 80 that acknowledges byte 7, with a window of 65,535.
     fn segment(port: u16, seq: u32, payload: &[u8]) -> Vec<u8> {
         let length = u16::try_from(20 + 20 + payload.len()).expect("a short segment").to_be_bytes();
         let mut frame = vec![0; 12];

@@ -39,7 +39,7 @@ impl Identity {
     pub fn of(number: u16) -> Self {
         assert!(number < MAX_GUESTS, "the lab has room for {MAX_GUESTS} guests, not for number {number}");
         let [high, low] = number.to_be_bytes();
-        // From 10.0.16.0 upwards. The last octet is the number's low octet, so that packet dumps are easy to read.
+        // From 10.0.16.0 upwards. The last byte is the number's low byte, so that packet dumps are easy to read.
         let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 16, 0).to_bits() + u32::from(number));
         let hostname = format!("guest-{number}");
         Self {
@@ -53,13 +53,13 @@ impl Identity {
         }
     }
 
-    /// The same guest with unique user-data of exactly `len` octets.
+    /// The same guest with unique user-data of exactly `len` bytes.
     #[must_use]
     pub fn with_user_data_of(mut self, len: usize) -> Self {
         let mut text = format!("#cloud-config\n# for {}\n", self.hostname);
         let mut rng = fastrand::Rng::with_seed(u64::from(self.number));
         while text.len() < len {
-            // Each line has 64 octets. Random characters reveal a lost or repeated segment.
+            // Each line has 64 bytes. Random characters reveal a lost or repeated segment.
             text.push(if text.len() % 64 == 63 { '\n' } else { rng.alphanumeric() });
         }
         text.truncate(len);

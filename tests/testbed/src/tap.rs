@@ -15,7 +15,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Octets of `struct virtio_net_hdr`, the header of every frame of a tap with [`Shape::vnet_hdr`].
+/// Bytes of `struct virtio_net_hdr`, the header of every frame of a tap with [`Shape::vnet_hdr`].
 pub const VNET_HDR_LEN: usize = 10;
 /// Longest interface name (IFNAMSIZ less the terminator).
 pub const NAME_MAX: usize = libc::IFNAMSIZ - 1;
@@ -120,7 +120,7 @@ impl Tap {
     pub fn create(ns: &Namespace, name: &str, shape: Shape) -> Result<Self> {
         ensure!(
             (1..=NAME_MAX).contains(&name.len()),
-            "a tap's name has 1 to {NAME_MAX} octets, `{name}` has {}",
+            "a tap's name has 1 to {NAME_MAX} bytes, `{name}` has {}",
             name.len()
         );
         ensure!(shape.queues >= 1, "a tap has at least one queue");
@@ -411,7 +411,7 @@ mod tests {
             return;
         }
         let ns = Namespace::new("tap").expect("a namespace");
-        let error = Tap::create(&ns, "sixteen-octets-x", Shape::default()).expect_err("a refusal");
-        assert!(error.to_string().contains("15 octets"), "{error}");
+        let error = Tap::create(&ns, "sixteen-bytes-x", Shape::default()).expect_err("a refusal");
+        assert!(error.to_string().contains("15 bytes"), "{error}");
     }
 }

@@ -182,7 +182,7 @@ fn down() -> Result<()> {
 /// Whether process `pid` holds a lab, and is not another process that got the same number later.
 fn is_holder(pid: u32) -> bool {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    line.split(|&octet| octet == 0).skip(1).take(2).eq([b"lab".as_slice(), b"hold".as_slice()])
+    line.split(|&byte| byte == 0).skip(1).take(2).eq([b"lab".as_slice(), b"hold".as_slice()])
 }
 
 fn enter(place: &str, command: &[String]) -> Result<()> {

@@ -153,7 +153,7 @@ impl<W: Write> Archive<W> {
     }
 
     fn entry(&mut self, name: &str, mode: u32, size: u64, content: impl std::io::Read) -> Result<()> {
-        ensure!(size <= LARGEST_FILE, "{name} has {size} octets, but an initramfs holds files below 4 GiB");
+        ensure!(size <= LARGEST_FILE, "{name} has {size} bytes, but an initramfs holds files below 4 GiB");
         if let Some((above, _)) = name.rsplit_once('/') {
             self.directory(above)?;
         }
@@ -166,14 +166,14 @@ impl<W: Write> Archive<W> {
         }
         head += name;
         self.out.write_all(head.as_bytes())?;
-        // The name ends with a zero octet.
+        // The name ends with a zero byte.
         self.pad(head.len() as u64 + 1, 1)?;
         let copied = std::io::copy(&mut content.take(size), &mut self.out)?;
         ensure!(copied == size, "{name} became shorter while it was read");
         self.pad(size, 0)
     }
 
-    /// Writes `least` zero octets, and more up to a multiple of four.
+    /// Writes `least` zero bytes, and more up to a multiple of four.
     fn pad(&mut self, len: u64, least: u64) -> Result<()> {
         let zeros = least + len.next_multiple_of(4) - len;
         Ok(self.out.write_all(&[0; 4][..zeros as usize])?)
@@ -240,12 +240,12 @@ mod tests {
             let mut archive = Archive::new(Vec::new());
             archive.file("d/name", 0o644, &vec![b'x'; len]).expect("a file");
             archive.file("e", 0o755, b"").expect("a file");
-            let octets = archive.finish().expect("an archive");
-            let heads: Vec<_> = octets.windows(6).enumerate().filter(|(_, at)| at == b"070701").collect();
+            let bytes = archive.finish().expect("an archive");
+            let heads: Vec<_> = bytes.windows(6).enumerate().filter(|(_, at)| at == b"070701").collect();
             // The directory, both files, the end.
-            assert_eq!(heads.len(), 4, "{len} octets");
-            assert!(heads.iter().all(|(at, _)| at % 4 == 0), "{len} octets: {heads:?}");
-            assert_eq!(octets.len() % 4, 0, "{len} octets");
+            assert_eq!(heads.len(), 4, "{len} bytes");
+            assert!(heads.iter().all(|(at, _)| at % 4 == 0), "{len} bytes: {heads:?}");
+            assert_eq!(bytes.len() % 4, 0, "{len} bytes");
         }
     }
 
@@ -253,14 +253,14 @@ mod tests {
     fn an_entry_has_its_mode_its_size_and_its_content() {
         let mut archive = Archive::new(Vec::new());
         archive.file("init", 0o755, b"#!/bin/sh").expect("a file");
-        let octets = archive.finish().expect("an archive");
+        let bytes = archive.finish().expect("an archive");
         let field = |at: usize| {
-            let digits = std::str::from_utf8(&octets[6 + 8 * at..14 + 8 * at]).expect("digits");
+            let digits = std::str::from_utf8(&bytes[6 + 8 * at..14 + 8 * at]).expect("digits");
             u32::from_str_radix(digits, 16).expect("a number")
         };
         assert_eq!((field(1), field(6), field(11)), (0o100_755, 9, 5));
-        // The head has 110 octets.
-        assert_eq!((&octets[110..116], &octets[116..125]), (&b"init\0\0"[..], &b"#!/bin/sh"[..]));
+        // The head has 110 bytes.
+        assert_eq!((&bytes[110..116], &bytes[116..125]), (&b"init\0\0"[..], &b"#!/bin/sh"[..]));
     }
 
     #[test]
@@ -272,8 +272,8 @@ mod tests {
         let mut archive = Archive::new(Vec::new());
         archive.tree(room.path()).expect("a tree");
         archive.directory("usr/bin").expect("a directory");
-        let octets = archive.finish().expect("an archive");
-        let text = String::from_utf8_lossy(&octets);
+        let bytes = archive.finish().expect("an archive");
+        let text = String::from_utf8_lossy(&bytes);
         for (name, times) in [("usr/bin/sh\0", 1), ("bin\0usr/bin", 0), ("usr\0", 1)] {
             assert_eq!(text.matches(name).count(), times, "{name:?} in {text:?}");
         }

@@ -153,7 +153,7 @@ impl Architecture {
         match self {
             Self::Amd64 if has_kvm() => &["-machine", "q35,accel=kvm", "-cpu", "host"],
             // TCG emulates the vector extensions of newer models slowly. With a thread for each processor it may run
-            // octets that the kernel has just patched, as it does whenever an XDP program is attached, and the kernel
+            // bytes that the kernel has just patched, as it does whenever an XDP program is attached, and the kernel
             // then stops at a stray int3.
             Self::Amd64 => &["-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "qemu64,-svm"],
             // A server's processor. `max` has features that kernels before 5.17 do not boot with.

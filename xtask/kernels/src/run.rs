@@ -158,7 +158,7 @@ const MEMORY_MIB: u32 = 2_048;
 const PROCESSORS: u32 = 2;
 /// The longest time without a line of the report. `init.sh` ends a check before that.
 const SILENCE: Duration = Duration::from_secs(PATIENCE.as_secs() + 120);
-/// Octets of a console line that are read at most.
+/// Bytes of a console line that are read at most.
 const LONGEST_LINE: u64 = 4_096;
 /// The kernel's command line. It turns off mitigations and security modules, which slow an emulated processor down.
 const COMMAND_LINE: &str =
@@ -245,7 +245,7 @@ fn read(output: impl Read, mut log: File, lines: &Sender<String>) {
         let read = (&mut output).take(LONGEST_LINE).read_until(b'\n', &mut line);
         // The other side goes when it has seen enough.
         let gone = lines.send(String::from_utf8_lossy(&line).into_owned()).is_err();
-        if gone || !read.is_ok_and(|octets| octets > 0) || log.write_all(&line).is_err() {
+        if gone || !read.is_ok_and(|bytes| bytes > 0) || log.write_all(&line).is_err() {
             return;
         }
     }

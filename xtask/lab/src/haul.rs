@@ -85,7 +85,7 @@ pub(crate) struct Args {
 pub(super) struct Job {
     pub(super) kind: Kind,
     pub(super) guests: usize,
-    pub(super) octets: usize,
+    pub(super) bytes: usize,
     pub(super) answers: u64,
     pub(super) loss: f64,
     /// Seconds without progress that count as a stall.
@@ -142,12 +142,12 @@ pub(crate) fn run(args: &Args) -> Result<()> {
     let configuration = args.agent_config.as_ref().map(read).transpose()?.unwrap_or_default();
     let end = Instant::now() + Duration::from_secs_f64(args.minutes * 60.0);
     let mut report = Report::new(args.seed, args.limit);
-    for &(octets, answers) in &args.answers {
+    for &(bytes, answers) in &args.answers {
         for &loss in &args.loss {
             for &(kind, guests) in &args.guests {
-                let mut progress = ProgressLines::new(format!("{kind}, {octets} octets, loss {loss}"));
+                let mut progress = ProgressLines::new(format!("{kind}, {bytes} bytes, loss {loss}"));
                 let Args { limit, seed, .. } = *args;
-                let job = Job { kind, guests, octets, answers, loss, limit, seed, end };
+                let job = Job { kind, guests, bytes, answers, loss, limit, seed, end };
                 let site = Site::new(&job, &agent, &configuration)?;
                 let began = Instant::now();
                 let found = match kind {
@@ -187,9 +187,9 @@ impl Args {
 
 /// Parses `64KiB=1000000`.
 fn answers(text: &str) -> Result<(usize, u64), String> {
-    let (octets, count) = text.split_once('=').ok_or("expected SIZE=COUNT, such as 64KiB=1000000")?;
+    let (bytes, count) = text.split_once('=').ok_or("expected SIZE=COUNT, such as 64KiB=1000000")?;
     let count = count.parse().ok().filter(|count| *count > 0);
-    Ok((size(octets)?, count.ok_or("expected a number of answers from 1")?))
+    Ok((size(bytes)?, count.ok_or("expected a number of answers from 1")?))
 }
 
 /// Parses `linux=32`.

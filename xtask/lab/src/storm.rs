@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// When guests begin to boot: at-once, ramp:SECONDS or poisson:PER-SECOND
     #[arg(long, value_name = "HOW", default_value = "at-once", value_parser = arrival)]
     arrival: Arrival,
-    /// Octets of user-data, such as 300, 64KiB, 1MiB; each of several sizes is a case of its own
+    /// Bytes of user-data, such as 300, 64KiB, 1MiB; each of several sizes is a case of its own
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "300", value_parser = size)]
     user_data: Vec<usize>,
     /// Use one connection for all requests of a boot, instead of one for each
@@ -320,7 +320,7 @@ fn shown(arrival: Arrival) -> String {
     }
 }
 
-/// Parses a number of octets: `300`, `64KiB`, `1MiB`.
+/// Parses a number of bytes: `300`, `64KiB`, `1MiB`.
 pub(crate) fn size(text: &str) -> Result<usize, String> {
     let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
     let unit = match unit {
@@ -329,8 +329,8 @@ pub(crate) fn size(text: &str) -> Result<usize, String> {
         "MiB" | "M" => Some(1 << 20),
         _ => None,
     };
-    let octets = digits.parse::<usize>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
-    octets.ok_or_else(|| "expected octets, such as 300, 64KiB or 1MiB".into())
+    let bytes = digits.parse::<usize>().ok().zip(unit).and_then(|(number, unit)| number.checked_mul(unit));
+    bytes.ok_or_else(|| "expected bytes, such as 300, 64KiB or 1MiB".into())
 }
 
 #[cfg(test)]
@@ -349,8 +349,8 @@ mod tests {
 
     #[test]
     fn sizes_have_units() {
-        for (text, octets) in [("300", 300), ("64KiB", 65_536), ("1MiB", 1 << 20), ("2K", 2_048)] {
-            assert_eq!(size(text), Ok(octets));
+        for (text, bytes) in [("300", 300), ("64KiB", 65_536), ("1MiB", 1 << 20), ("2K", 2_048)] {
+            assert_eq!(size(text), Ok(bytes));
         }
         for text in ["", "KiB", "1GB", "-1", "99999999999999999999"] {
             assert!(size(text).is_err(), "{text}");

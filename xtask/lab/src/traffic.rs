@@ -135,9 +135,9 @@ pub(crate) enum Kind {
     Tso,
 }
 
-/// Octets of Ethernet, IPv4 and TCP headers without options.
+/// Bytes of Ethernet, IPv4 and TCP headers without options.
 const HEADERS: usize = 54;
-/// Octets of payload in a segment with an MTU of 1,500.
+/// Bytes of payload in a segment with an MTU of 1,500.
 const MSS: u16 = 1_460;
 
 impl Kind {
@@ -153,7 +153,7 @@ impl Kind {
         }
     }
 
-    /// Returns the octets of a frame without the virtio header.
+    /// Returns the bytes of a frame without the virtio header.
     const fn len(self) -> usize {
         match self {
             Self::Small => 64,
@@ -178,7 +178,7 @@ impl Kind {
         let (kind, segment) = if self == Self::Tso { (TCP_OVER_IPV4, MSS) } else { (0, 0) };
         let mut frame = Vec::with_capacity(VNET_HDR_LEN + self.len());
         frame.extend([NEEDS_CHECKSUM, kind]);
-        // Length of the headers, octets of a segment, start and offset of the checksum (virtio 1.3 §5.1.6).
+        // Length of the headers, bytes of a segment, start and offset of the checksum (virtio 1.3 §5.1.6).
         for field in [HEADERS as u16, segment, 34, 16] {
             frame.extend(field.to_le_bytes());
         }
@@ -189,7 +189,7 @@ impl Kind {
         let sum: u32 = words.iter().map(|word| u32::from(*word)).sum();
         words[5] = !((sum & 0xffff) + (sum >> 16)) as u16;
         frame.extend(words.iter().flat_map(|word| word.to_be_bytes()));
-        // Ports 40000 to 5001, sequence and acknowledgement numbers, 20 octets of header, ACK.
+        // Ports 40000 to 5001, sequence and acknowledgement numbers, 20 bytes of header, ACK.
         frame.extend([0x9c, 0x40, 0x13, 0x89, 0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x10, 0xff, 0xff, 0, 0, 0, 0]);
         frame.resize(VNET_HDR_LEN + self.len(), 0x5a);
         frame

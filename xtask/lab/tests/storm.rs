@@ -232,7 +232,7 @@ fn silent_guests_cost_little_memory_and_less_cpu_time_than_one_boot() {
     let [few, many] = [0, 1].map(|case: usize| number(&rounds[case]["memory"]["server_bytes"]));
     // All dialects of a VM take about 30 kB. Its record, its tables and the allocator's share are added to this.
     let each = (many - few) / 500.0;
-    assert!(each < 64.0 * 1024.0, "{each} octets for each further VM");
+    assert!(each < 64.0 * 1024.0, "{each} bytes for each further VM");
     let idle = number(&rounds[1]["idle"]["server_us"]);
     let boots = ["server_user_us", "server_system_us"].map(|what| number(&rounds[1]["cpu"][what]));
     assert!(idle < boots.iter().sum(), "{idle} µs without requests, {boots:?} µs to boot");

@@ -151,7 +151,7 @@ pub(crate) fn check(binary: &Path, machine: &str) -> Result<()> {
     let read = File::open(binary).and_then(|mut file| file.read_exact(&mut head));
     read.with_context(|| format!("cannot read the agent {}", binary.display()))?;
     ensure!(head.starts_with(b"\x7fELF"), "{} is not a program of Linux", binary.display());
-    // The order of octets is the fifth of the identification; both machines of the agent are little-endian.
+    // The order of bytes is the fifth of the identification; both machines of the agent are little-endian.
     let found = u16::from_le_bytes([head[18], head[19]]);
     let Ok(expected) = Architecture::named(machine) else { return Ok(()) };
     if found != elf(expected) {

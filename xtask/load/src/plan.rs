@@ -29,7 +29,7 @@ pub(crate) struct Plan {
 /// Where the new binary comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// A file of this host and its size in octets; `None` in a dry run, which builds nothing.
+    /// A file of this host and its size in bytes; `None` in a dry run, which builds nothing.
     File(Option<(PathBuf, u64)>),
     /// The binary before the present one, on the host.
     Previous,

@@ -70,13 +70,13 @@ fn check(top: &Path, toolchain: &Toolchain, recorded: &str) -> Result<()> {
     let aside = tempfile::tempdir().context("cannot make a temporary directory")?;
     let fresh = build(top, toolchain, aside.path())?;
     let Some(at) = (0..OBJECTS.len()).find(|at| fresh[*at] != committed[*at]) else {
-        let octets: Vec<_> = committed.iter().map(Vec::len).collect();
-        println!("{PREBUILT}: objects of {octets:?} octets, equal to a fresh build");
+        let bytes: Vec<_> = committed.iter().map(Vec::len).collect();
+        println!("{PREBUILT}: objects of {bytes:?} bytes, equal to a fresh build");
         return Ok(());
     };
     if recorded.starts_with(&toolchain.record()) {
         bail!(
-            "{} has {} octets and differs from its source's build ({} octets, first difference at {}); run \
+            "{} has {} bytes and differs from its source's build ({} bytes, first difference at {}); run \
              `cargo xtask build-ebpf` and commit it",
             file_name(OBJECTS[at]),
             committed[at].len(),
@@ -176,10 +176,10 @@ fn instruction_table(counted: &[(String, u64)]) -> String {
 }
 
 /// Replaces a file in one step: a reader gets the old file or the new one.
-fn write(path: &Path, octets: &[u8]) -> Result<()> {
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     let dir = path.parent().context("the file's path has no directory")?;
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let aside = path.with_extension("new");
-    fs::write(&aside, octets).with_context(|| format!("cannot write {}", aside.display()))?;
+    fs::write(&aside, bytes).with_context(|| format!("cannot write {}", aside.display()))?;
     fs::rename(&aside, path).with_context(|| format!("cannot replace {}", path.display()))
 }

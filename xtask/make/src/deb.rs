@@ -51,7 +51,7 @@ const FILES: [(&str, &str); 24] = [
 /// How the paths of manual pages begin. There is one for each verb.
 const MANUAL: &str = "./usr/share/man/man1/xdp-imds-";
 
-/// The largest size of the package, in octets. A larger package has debugging symbols in it.
+/// The largest size of the package, in bytes. A larger package has debugging symbols in it.
 const SIZE: u64 = 16 << 20;
 
 /// Installs the package `$1` with the command `$INSTALL`, uses it as an administrator would with the record `$2`, and
@@ -195,7 +195,7 @@ pub(crate) fn contents(package: &Path) -> Result<()> {
         bail!("{other} is in the package but not in the list of expected files");
     }
     let size = fs::metadata(package)?.len();
-    ensure!(size <= SIZE, "expected at most {SIZE} octets, found {size}: is the binary stripped?");
+    ensure!(size <= SIZE, "expected at most {SIZE} bytes, found {size}: is the binary stripped?");
     let conffiles = printed(Command::new("dpkg-deb").args(["--info"]).arg(package).arg("conffiles"))?;
     let kept = FILES.iter().filter_map(|(path, _)| path.strip_prefix('.'));
     let kept: Vec<_> = kept.filter(|path| path.starts_with("/etc/")).collect();

@@ -158,8 +158,8 @@ fn digests(out: &Path) -> Result<Digests> {
         if entry.file_type()?.is_dir() {
             continue;
         }
-        let octets = fs::read(entry.path())?;
-        digests.insert(entry.file_name().to_string_lossy().into_owned(), sha256(&octets));
+        let bytes = fs::read(entry.path())?;
+        digests.insert(entry.file_name().to_string_lossy().into_owned(), sha256(&bytes));
     }
     Ok(digests)
 }

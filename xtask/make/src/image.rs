@@ -8,7 +8,7 @@
 //! cargo xtask image && skopeo copy oci:target/image:latest docker://registry.example/xdp-imds:0.1.0
 //! ```
 //!
-//! The same source and toolchain make the same octets wherever they are built. `--check` builds a copy of the tree in
+//! The same source and toolchain make the same bytes wherever they are built. `--check` builds a copy of the tree in
 //! another directory and compares. `--try` serves a guest from a container that has the DaemonSet's privileges and no
 //! others.
 
@@ -119,12 +119,12 @@ pub(crate) fn make(tree: &Tree, architecture: Architecture, profile: &str, about
     for directory in ["etc/xdp-imds", "run/xdp-imds", "var/lib/xdp-imds", "proc", "sys", "dev"] {
         entries.push(Entry::directory(directory));
     }
-    let (size, program) = (entries[0].octets.len(), sha256(&entries[0].octets));
+    let (size, program) = (entries[0].bytes.len(), sha256(&entries[0].bytes));
     let layer = layer::write(entries, about.epoch())?;
     Ok(Image::new(about, architecture, layer, size, program))
 }
 
-/// Formats octets as MiB.
-fn size(octets: usize) -> String {
-    format!("{:.1} MiB", octets as f64 / f64::from(1 << 20))
+/// Formats bytes as MiB.
+fn size(bytes: usize) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
 }

@@ -111,7 +111,7 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         return Ok(());
     }
     fs::write(&path, &made)?;
-    println!("{EXTRACT}: {} octets", made.len());
+    println!("{EXTRACT}: {} bytes", made.len());
     Ok(())
 }
 

@@ -11,14 +11,14 @@ pub const DEB: &str = "Make the Debian package, check its contents, and install,
 /// `cargo xtask demo`.
 pub const DEMO: &str = "Run a demo: guests on real taps ask the real agent and get their own metadata";
 /// `cargo xtask dist`.
-pub const DIST: &str = "Make every file of a release for every architecture, reproducible octet for octet: archives, packages, image, bills of materials, checksums";
+pub const DIST: &str = "Make every file of a release for every architecture, reproducible byte for byte: archives, packages, image, bills of materials, checksums";
 /// `cargo xtask guest`.
 pub const GUEST: &str = "Boot a real Debian guest on a served tap and report what its cloud-init did";
 /// `cargo xtask haul`.
 pub const HAUL: &str =
     "Send millions of large answers to two kinds of guests, with and without loss, and fail on any stall";
 /// `cargo xtask image`.
-pub const IMAGE: &str = "Write the agent as an OCI image, reproducible octet for octet";
+pub const IMAGE: &str = "Write the agent as an OCI image, reproducible byte for byte";
 /// `cargo xtask kernels`.
 pub const KERNELS: &str = "Boot older and newer kernels in QEMU, and run chosen tests of the agent inside";
 /// `cargo xtask lab`.

@@ -67,8 +67,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     }
     let user_data = match record.user_data.as_ref().map(Payload::bytes) {
         None => sheet.found(TEXT, ""),
-        Some(Some(octets)) => {
-            let encoded = sheet.octets(STANDARD.encode(octets));
+        Some(Some(bytes)) => {
+            let encoded = sheet.bytes(STANDARD.encode(bytes));
             sheet.found(TEXT, encoded)
         }
         Some(None) => sheet.unread(),

@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value};
 
 use super::document::{Document, Form, Node};
-use super::sheet::{JSON, OCTETS, Sheet, TEXT};
+use super::sheet::{BYTES, JSON, Sheet, TEXT};
 use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
 use crate::http::{Response, Status};
@@ -65,7 +65,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     for (path, payload) in payloads {
         let response = match payload {
             Some(payload) => sheet.payload(payload),
-            None => sheet.found(OCTETS, ""),
+            None => sheet.found(BYTES, ""),
         };
         sheet.guarded(path, guards, response);
     }

@@ -336,9 +336,9 @@ impl Query {
 fn is_version(text: &str) -> bool {
     let in_range = |part: &str, most: u8| part.parse::<u8>().is_ok_and(|number| (1..=most).contains(&number));
     text.len() == 10
-        && text.bytes().enumerate().all(|(at, octet)| match at {
-            4 | 7 => octet == b'-',
-            _ => octet.is_ascii_digit(),
+        && text.bytes().enumerate().all(|(at, byte)| match at {
+            4 | 7 => byte == b'-',
+            _ => byte.is_ascii_digit(),
         })
         && in_range(&text[5..7], 12)
         && in_range(&text[8..], 31)
@@ -362,7 +362,7 @@ fn whole(record: &Record) -> Value {
 
 fn compute(record: &Record) -> Value {
     let user = admin(record);
-    let octets = record.user_data.as_ref().and_then(Payload::bytes);
+    let bytes = record.user_data.as_ref().and_then(Payload::bytes);
     let domain = record.placement.fault_domain.as_ref().unwrap_or(&record.placement.zone);
     let tags: Vec<String> = record.metadata.0.iter().map(|(name, value)| format!("{name}:{value}")).collect();
     let tag = |(name, value): (&String, &String)| json!({ "name": name.as_str(), "value": value.as_str() });
@@ -394,7 +394,7 @@ fn compute(record: &Record) -> Value {
         "subscriptionId": subscription(record),
         "tags": tags.join(";"),
         "tagsList": record.metadata.0.iter().map(tag).collect::<Vec<_>>(),
-        "userData": octets.map_or_else(String::new, |octets| STANDARD.encode(octets)),
+        "userData": bytes.map_or_else(String::new, |bytes| STANDARD.encode(bytes)),
         "version": image(|image| &image.version),
         "vmId": record.vm.uuid.as_str(),
         "vmSize": record.instance_type(),

@@ -38,7 +38,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.open("/v1/metadata", document);
     let user_data = match payload_text(record.user_data.as_ref()) {
         Some(text) => {
-            let encoded = sheet.octets(STANDARD.encode(text));
+            let encoded = sheet.bytes(STANDARD.encode(text));
             sheet.found(TEXT, encoded)
         }
         None => sheet.unread(),

@@ -1,7 +1,7 @@
 //! DigitalOcean and UpCloud: one document that satisfies the clients of both, and a tree of texts.
 //!
 //! cloud-init reads only `/metadata/v1.json` (`sources/helpers/{digitalocean,upcloud}.py`). Afterburn and Talos read
-//! leaves of the tree. User-data and vendor-data are octets in the tree and text in the document.
+//! leaves of the tree. User-data and vendor-data are bytes in the tree and text in the document.
 //!
 //! Afterburn drops the whole document if a gateway is not an address. So an unknown gateway is the unspecified address
 //! (RFC 1122 section 3.2.1.3, RFC 4291 section 2.5.2). cloud-init makes a default route from every gateway of a public
@@ -17,7 +17,7 @@ use std::time::Duration;
 use super::addresses::{
     Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
 };
-use super::sheet::{JSON, OCTETS, Sheet};
+use super::sheet::{BYTES, JSON, Sheet};
 use super::text::payload_text;
 use super::{Description, Mount, client};
 use crate::dialect::document::{Document, Form, Node};
@@ -68,7 +68,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         // Ignition fails the boot if user-data does not exist, and continues if it is empty.
         let response = match payload {
             Some(payload) => sheet.payload(payload),
-            None => sheet.found(OCTETS, ""),
+            None => sheet.found(BYTES, ""),
         };
         for path in paths {
             sheet.open(path, response.clone());

@@ -16,10 +16,10 @@ use serde_json::value::RawValue;
 use crate::http::Body;
 use crate::store::{Interner, Notation};
 
-/// Minimum length of a string that is stored outside the skeleton, in octets.
+/// Minimum length of a string that is stored outside the skeleton, in bytes.
 const LONG: usize = 256;
 
-/// Initial capacity of a skeleton, in octets; most need no more.
+/// Initial capacity of a skeleton, in bytes; most need no more.
 const USUAL: usize = 2 << 10;
 
 /// Placeholder of a long string.
@@ -43,7 +43,7 @@ struct Long {
 impl std::fmt::Debug for Document {
     /// Prints only the length: the document may hold passwords and user-data.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Document({} octets)", self.body().len())
+        write!(f, "Document({} bytes)", self.body().len())
     }
 }
 
@@ -128,9 +128,9 @@ fn scalar<T: Serialize + ?Sized>(value: &T, text: &mut Vec<u8>) {
     serde_json::to_writer(text, value).expect("writing to a Vec cannot fail");
 }
 
-/// Returns whether JSON escapes the octet (RFC 8259 section 7).
-fn is_escaped(octet: u8) -> bool {
-    octet < 0x20 || octet == b'"' || octet == b'\\'
+/// Returns whether JSON escapes the byte (RFC 8259 section 7).
+fn is_escaped(byte: u8) -> bool {
+    byte < 0x20 || byte == b'"' || byte == b'\\'
 }
 
 fn quoted(string: &str) -> Vec<u8> {

@@ -239,8 +239,8 @@ fn document(record: &Record, tree: &mut Tree<'_, '_>) {
     if let Some(IpAddr::V4(address)) = first.and_then(|nic| nic.ipv4().next()).map(|cidr| cidr.address) {
         document["privateIp"] = address.to_string().into();
     }
-    let octets = Bytes::from(document.to_string());
-    let response = tree.sheet().found(TEXT, octets.clone());
+    let bytes = Bytes::from(document.to_string());
+    let response = tree.sheet().found(TEXT, bytes.clone());
     tree.leaf("/latest/dynamic/instance-identity/document", response);
-    signed::render(record, tree, &octets);
+    signed::render(record, tree, &bytes);
 }

@@ -87,7 +87,7 @@ struct Keep(Document);
 impl Live for Keep {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         let media_type = call.request.headers.get("Content-Type").unwrap_or_default();
-        let media_type = media_type.split(|octet| *octet == b';').next().unwrap_or_default();
+        let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
         if !media_type.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes()) {
             return Response::error(Status(415), &[]).into();
         }

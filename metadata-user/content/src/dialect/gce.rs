@@ -48,7 +48,7 @@ pub(super) static DIALECT: Description = Description::new(
 
 /// Content type of plain values, as on the real server.
 const PLAIN: &str = "application/text";
-/// Maximum length of a subtree's JSON that is hashed per request, in octets. Longer ones are hashed once.
+/// Maximum length of a subtree's JSON that is hashed per request, in bytes. Longer ones are hashed once.
 const HASHED_ONCE: usize = 4 << 10;
 /// How long a request waits for a change by default.
 const WAIT_DEFAULT: Duration = Duration::from_secs(60);
@@ -148,7 +148,7 @@ impl Server {
         let for_cloud_init = tree::for_cloud_init(record).map(|tree| sheet.document(&tree));
         let mut long = Vec::new();
         find_long(document.root(), &mut long);
-        let octets = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
+        let bytes = record.user_data.as_ref().and_then(record::vm::Payload::bytes);
         let account = record.credentials.service_account.as_ref();
         let token = account.and_then(|account| account.token.as_ref());
         let issuer = account.filter(|account| account.token.is_none()).and(sheet.issuer());
@@ -157,7 +157,7 @@ impl Server {
             document,
             for_cloud_init,
             long: long.into(),
-            user_data: octets.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| sheet.octets(o)),
+            user_data: bytes.filter(|o| std::str::from_utf8(o).is_ok()).map(|o| sheet.bytes(o)),
             unread: record.user_data.as_ref().is_some_and(|payload| payload.bytes().is_none()),
             token: token.and_then(|token| {
                 let expires_unix = token.expires.as_ref()?.unix_seconds();

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use percent_encoding::percent_decode;
 use sha2::{Digest as _, Sha256};
 
-use super::sheet::{OCTETS, Sheet, TEXT, YAML};
+use super::sheet::{BYTES, Sheet, TEXT, YAML};
 use super::text::text_form;
 use super::{Access, Description, Mount};
 use crate::http::target::normalise;
@@ -41,7 +41,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         vendor_data: vendor_data(record.vendor_data.as_ref(), sheet),
         user_data: match &record.user_data {
             Some(payload) => sheet.payload(payload),
-            None => sheet.found(OCTETS, ""),
+            None => sheet.found(BYTES, ""),
         },
     };
     let methods = Methods::of(&[Method::Get, Method::Head, Method::Post]);
@@ -52,8 +52,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 /// itself would be invalid YAML, and a cloud-config by itself a mapping without that member.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(YAML, "") };
-    let Some(octets) = payload.bytes() else { return sheet.unread() };
-    let Some(text) = text_form(&octets) else { return sheet.found(YAML, "") };
+    let Some(bytes) = payload.bytes() else { return sheet.unread() };
+    let Some(text) = text_form(&bytes) else { return sheet.found(YAML, "") };
     let scalar = sheet.yaml_scalar(&text);
     let (before, newline) = (Bytes::from_static(b"cloud-init: "), Bytes::from_static(b"\n"));
     sheet.found(YAML, Body::join([before, scalar, newline]))
@@ -201,10 +201,10 @@ fn parameters(value: &[u8]) -> Option<Vec<Parameter>> {
     }
     let parameter = |part: &[u8]| {
         let part = part.trim_ascii();
-        let equals = part.iter().position(|octet| *octet == b'=')?;
+        let equals = part.iter().position(|byte| *byte == b'=')?;
         let (name, value) = (&part[..equals], &part[equals + 1..]);
         let value = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
         Some((percent_decode(name).collect(), percent_decode(value).collect()))
     };
-    rest.split(|octet| *octet == b',').take(PARAMETERS).map(parameter).collect()
+    rest.split(|byte| *byte == b',').take(PARAMETERS).map(parameter).collect()
 }

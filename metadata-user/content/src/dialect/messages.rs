@@ -24,7 +24,7 @@ struct Message(MessageKind);
 impl Live for Message {
     fn answer(&self, call: &Call<'_>) -> Outcome {
         let body = call.request.body;
-        if body.len() > self.0.most_octets() {
+        if body.len() > self.0.most_bytes() {
             return Response::error(Status(413), &[]).into();
         }
         call.vm.mailbox.send(&call.vm.sinks, self.0, body, call.now.unix_seconds);

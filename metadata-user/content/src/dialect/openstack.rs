@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::sheet::{JSON, OCTETS, Sheet, TEXT};
+use super::sheet::{BYTES, JSON, Sheet, TEXT};
 use super::text::text_form;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -82,8 +82,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         sheet.open("/openstack/latest/network_data.json", response);
     }
     for (n, file) in record.files.iter().enumerate() {
-        let octets = sheet.octets(file.base64.0.clone());
-        let response = sheet.found(OCTETS, octets);
+        let bytes = sheet.bytes(file.base64.0.clone());
+        let response = sheet.found(BYTES, bytes);
         sheet.open(format!("/openstack{}", content_path(n)), response);
     }
     let mut listing = |password| {
@@ -183,18 +183,18 @@ fn devices(record: &Record) -> Value {
 }
 
 /// Renders vendor-data as an object with the only member that cloud-init reads. Many VMs share it. JSON cannot carry
-/// octets that are not text.
+/// bytes that are not text.
 fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(JSON, "{}") };
-    let Some(octets) = payload.bytes() else { return sheet.unread() };
-    let document = text_form(&octets).map_or_else(|| json!({}), |text| json!({ "cloud-init": text }));
+    let Some(bytes) = payload.bytes() else { return sheet.unread() };
+    let document = text_form(&bytes).map_or_else(|| json!({}), |text| json!({ "cloud-init": text }));
     let body = sheet.document(&document).body();
     sheet.found(JSON, body)
 }
 
-fn base64(octets: &Bytes) -> String {
+fn base64(bytes: &Bytes) -> String {
     use base64::Engine as _;
-    base64::engine::general_purpose::STANDARD.encode(octets)
+    base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
 fn is_without_password(call: &Call<'_>) -> bool {
@@ -230,7 +230,7 @@ impl Live for Password {
             return answer(404).into();
         }
         let mailbox = &call.vm.mailbox;
-        let ok = |octets: Bytes| Response::new(Status(200), Some(TEXT), &[], octets);
+        let ok = |bytes: Bytes| Response::new(Status(200), Some(TEXT), &[], bytes);
         if call.request.method != Method::Post {
             return ok(mailbox.posted_password()).into();
         }

@@ -117,8 +117,8 @@ fn metadata(record: &Record) -> Option<Value> {
         metadata.insert("ssh_authorized_keys".into(), keys.join("\n").into());
     }
     if let Some(user_data) = &record.user_data {
-        let octets = Payload::bytes(user_data)?;
-        metadata.insert("user_data".into(), STANDARD.encode(octets).into());
+        let bytes = Payload::bytes(user_data)?;
+        metadata.insert("user_data".into(), STANDARD.encode(bytes).into());
     }
     Some(metadata.into())
 }

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::addresses::{Version, gateway, given, known, labels};
-use super::sheet::{JSON, OCTETS, Sheet, TEXT};
+use super::sheet::{BYTES, JSON, Sheet, TEXT};
 use super::text::payload_text;
 use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
@@ -44,7 +44,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     sheet.text("/", "api-metadata\n");
     let (mut document, old) = (conf(record), addresses_of_old(record));
     let json = sheet.json(&document);
-    let once = sheet.octets(old.to_string().into_bytes());
+    let once = sheet.bytes(old.to_string().into_bytes());
     if let (Value::Object(members), Value::Object(old)) = (&mut document, old) {
         members.extend(old);
     }
@@ -52,7 +52,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     for (name, value) in document.as_object().into_iter().flatten() {
         assign(&shell_name(name), value, &mut shell);
     }
-    let shell = sheet.octets(shell);
+    let shell = sheet.bytes(shell);
     let leases = given(&record.network).next().filter(|(_, nic, _)| is_lease_unknown(nic));
     let leased = leases.map(|(_, nic, _)| nic.eni_id().unwrap_or_default());
     let conf = Conf { response: json, old: once, shell: sheet.found(TEXT, shell), leased };
@@ -217,8 +217,8 @@ fn response(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
     }
     match payload_text(payload) {
         Some(text) => {
-            let octets = sheet.octets(text);
-            sheet.found(OCTETS, octets)
+            let bytes = sheet.bytes(text);
+            sheet.found(BYTES, bytes)
         }
         None => sheet.unread(),
     }

@@ -23,8 +23,8 @@ pub(super) const TEXT: &str = "text/plain; charset=utf-8";
 pub(super) const YAML: &str = "text/yaml; charset=utf-8";
 /// Type of JSON documents.
 pub(super) const JSON: &str = "application/json";
-/// Type of opaque octets.
-pub(super) const OCTETS: &str = "application/octet-stream";
+/// Type of opaque bytes.
+pub(super) const BYTES: &str = "application/octet-stream";
 
 /// Routes of one VM while they are collected. Equal responses of different VMs are stored once.
 pub(super) struct Sheet<'a> {
@@ -92,9 +92,9 @@ impl<'a> Sheet<'a> {
         self.interner.response(response)
     }
 
-    /// Stores octets, or returns equal stored ones.
-    pub(super) fn octets(&mut self, octets: impl Into<Bytes>) -> Bytes {
-        self.interner.octets(octets.into())
+    /// Stores bytes, or returns equal stored ones.
+    pub(super) fn bytes(&mut self, bytes: impl Into<Bytes>) -> Bytes {
+        self.interner.bytes(bytes.into())
     }
 
     /// Stores a text as a YAML scalar, or returns an equal stored one.
@@ -115,14 +115,14 @@ impl<'a> Sheet<'a> {
 
     /// Builds a 200 with a payload; [`unread`](Self::unread) until its source has been read.
     pub(super) fn payload(&mut self, payload: &Payload) -> Response {
-        let Some(octets) = payload.bytes() else { return self.unread() };
-        let is_this = |known: &Bytes| std::ptr::eq::<[u8]>(&**known, &*octets);
+        let Some(bytes) = payload.bytes() else { return self.unread() };
+        let is_this = |known: &Bytes| std::ptr::eq::<[u8]>(&**known, &*bytes);
         if let Some((_, response)) = self.payloads.iter().find(|(known, _)| is_this(known)) {
             return response.clone();
         }
-        let shared = self.interner.payload(octets.clone());
-        let response = self.found(OCTETS, shared);
-        self.payloads.push((octets, response.clone()));
+        let shared = self.interner.payload(bytes.clone());
+        let response = self.found(BYTES, shared);
+        self.payloads.push((bytes, response.clone()));
         response
     }
 

@@ -198,17 +198,17 @@ prop_compose! {
         record["serve"]["absent_seed"] = json!(absent_seed);
         record["serve"]["legacy_eni"] = json!(legacy_eni);
         record["network"]["mode"] = json!(mode);
-        record["user_data"] = json!(user_data.as_ref().map(|octets| json!({ "base64": STANDARD.encode(octets) })));
+        record["user_data"] = json!(user_data.as_ref().map(|bytes| json!({ "base64": STANDARD.encode(bytes) })));
         (parse(&record), user_data, metadata)
     }
 }
 
 proptest! {
     #[test]
-    fn user_data_arrives_octet_for_octet((record, user_data, _) in records()) {
+    fn user_data_arrives_byte_for_byte((record, user_data, _) in records()) {
         let answer = ask(&render(&record, &mut Interner::new()), Method::Get, "/v1/user-data");
         match user_data {
-            Some(octets) => prop_assert_eq!(answer.body().to_bytes(), octets),
+            Some(bytes) => prop_assert_eq!(answer.body().to_bytes(), bytes),
             None => prop_assert!(matches!(answer.status().0, 204 | 404)),
         }
     }

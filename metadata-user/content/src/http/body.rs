@@ -3,11 +3,11 @@
 use super::Headers;
 use super::message::RequestError;
 
-/// Maximum length of a request body, in octets.
+/// Maximum length of a request body, in bytes.
 pub const BODY_MAX: usize = 64 * 1024;
 /// Maximum number of digits of a chunk size, leading zeros included.
 const SIZE_DIGITS_MAX: usize = 8;
-/// Maximum octets of chunk extensions and trailer fields of one body. The reader ignores their content.
+/// Maximum bytes of chunk extensions and trailer fields of one body. The reader ignores their content.
 const CHUNK_EXTRA_MAX: usize = 2048;
 
 /// How the end of a body is determined.
@@ -15,7 +15,7 @@ const CHUNK_EXTRA_MAX: usize = 2048;
 pub enum Framing {
     /// The request has no body.
     Absent,
-    /// The body has this many octets.
+    /// The body has this many bytes.
     Length(usize),
     /// The body ends with the last chunk.
     Chunked,
@@ -51,7 +51,7 @@ impl Framing {
 
     /// Determines the framing from the transfer codings, a list over one or more fields (RFC 9110 §5.6.1).
     fn coded(headers: &Headers<'_>) -> Result<Self, RequestError> {
-        let items = headers.all("transfer-encoding").flat_map(|value| value.split(|octet| *octet == b','));
+        let items = headers.all("transfer-encoding").flat_map(|value| value.split(|byte| *byte == b','));
         let (mut count, mut chunked, mut last) = (0, 0, false);
         for coding in items.map(<[u8]>::trim_ascii).filter(|coding| !coding.is_empty()) {
             last = coding.eq_ignore_ascii_case(b"chunked");
@@ -77,7 +77,7 @@ fn length_of(value: &[u8]) -> Result<usize, RequestError> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// In a body of known length or in a chunk. This many octets remain.
+    /// In a body of known length or in a chunk. This many bytes remain.
     Data(usize),
     Size {
         digits: usize,
@@ -112,7 +112,7 @@ pub struct BodyReader {
 }
 
 impl BodyReader {
-    /// Creates a reader. Without `keep` it counts the octets and discards them.
+    /// Creates a reader. Without `keep` it counts the bytes and discards them.
     #[must_use]
     pub fn new(framing: Framing, keep: bool) -> Self {
         let stage = match framing {
@@ -129,18 +129,18 @@ impl BodyReader {
         self.stage == Stage::Done
     }
 
-    /// Consumes octets up to the end of the body and returns their number.
+    /// Consumes bytes up to the end of the body and returns their number.
     ///
     /// # Errors
     ///
-    /// Fails at the first octet that violates the chunked coding or a limit.
-    pub fn take(&mut self, octets: &[u8], body: &mut Vec<u8>) -> Result<usize, RequestError> {
+    /// Fails at the first byte that violates the chunked coding or a limit.
+    pub fn take(&mut self, bytes: &[u8], body: &mut Vec<u8>) -> Result<usize, RequestError> {
         let mut at = 0;
-        while at < octets.len() && !self.is_done() {
+        while at < bytes.len() && !self.is_done() {
             if let Stage::Data(remaining) = self.stage {
-                let taken = remaining.min(octets.len() - at);
+                let taken = remaining.min(bytes.len() - at);
                 if self.keep {
-                    body.extend_from_slice(&octets[at..at + taken]);
+                    body.extend_from_slice(&bytes[at..at + taken]);
                 }
                 at += taken;
                 self.stage = match (remaining - taken, self.chunked) {
@@ -149,24 +149,24 @@ impl BodyReader {
                     (remaining, _) => Stage::Data(remaining),
                 };
             } else {
-                self.stage = self.framing_octet(octets[at])?;
+                self.stage = self.framing_byte(bytes[at])?;
                 at += 1;
             }
         }
         Ok(at)
     }
 
-    fn framing_octet(&mut self, octet: u8) -> Result<Stage, RequestError> {
-        match (self.stage, octet) {
-            (Stage::Size { digits, value }, _) if octet.is_ascii_hexdigit() && digits < SIZE_DIGITS_MAX => {
-                let digit = char::from(octet).to_digit(16).unwrap_or(0) as usize;
+    fn framing_byte(&mut self, byte: u8) -> Result<Stage, RequestError> {
+        match (self.stage, byte) {
+            (Stage::Size { digits, value }, _) if byte.is_ascii_hexdigit() && digits < SIZE_DIGITS_MAX => {
+                let digit = char::from(byte).to_digit(16).unwrap_or(0) as usize;
                 Ok(Stage::Size { digits: digits + 1, value: value << 4 | digit })
             }
             (Stage::Size { digits: 1.., value }, b';' | b' ' | b'\t') => Ok(Stage::Extension { value }),
             (Stage::Size { digits: 1.., value } | Stage::Extension { value }, b'\r') => {
                 Ok(Stage::SizeEnd { value })
             }
-            (Stage::Extension { value }, _) if octet != b'\n' => {
+            (Stage::Extension { value }, _) if byte != b'\n' => {
                 self.ignore()?;
                 Ok(Stage::Extension { value })
             }
@@ -181,7 +181,7 @@ impl BodyReader {
             (Stage::LastLf, b'\n') => Ok(Stage::Done),
             (Stage::Trailer, b'\r') => Ok(Stage::TrailerLf),
             (Stage::TrailerLf, b'\n') => Ok(Stage::TrailerStart),
-            (Stage::TrailerStart | Stage::Trailer, _) if octet != b'\n' => {
+            (Stage::TrailerStart | Stage::Trailer, _) if byte != b'\n' => {
                 self.ignore()?;
                 Ok(Stage::Trailer)
             }

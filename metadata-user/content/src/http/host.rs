@@ -12,11 +12,11 @@ use std::net::Ipv6Addr;
 pub fn host_of(text: &[u8]) -> Option<&[u8]> {
     let end = match text.strip_prefix(b"[") {
         Some(rest) => {
-            let length = rest.iter().position(|octet| *octet == b']')?;
+            let length = rest.iter().position(|byte| *byte == b']')?;
             is_literal(&rest[..length]).then_some(length + 2)?
         }
         None => {
-            let length = text.iter().position(|octet| *octet == b':').unwrap_or(text.len());
+            let length = text.iter().position(|byte| *byte == b':').unwrap_or(text.len());
             is_name(&text[..length]).then_some(length)?
         }
     };
@@ -27,11 +27,11 @@ pub fn host_of(text: &[u8]) -> Option<&[u8]> {
 
 /// Returns whether the text is a `reg-name` (RFC 3986 §3.2.2). Every IPv4 address is one.
 fn is_name(text: &[u8]) -> bool {
-    let mut octets = text.iter();
-    while let Some(octet) = octets.next() {
-        let fits = match octet {
-            b'%' => [octets.next(), octets.next()].iter().all(|d| d.is_some_and(u8::is_ascii_hexdigit)),
-            octet => is_unreserved(*octet) || is_delimiter(*octet),
+    let mut bytes = text.iter();
+    while let Some(byte) = bytes.next() {
+        let fits = match byte {
+            b'%' => [bytes.next(), bytes.next()].iter().all(|d| d.is_some_and(u8::is_ascii_hexdigit)),
+            byte => is_unreserved(*byte) || is_delimiter(*byte),
         };
         if !fits {
             return false;
@@ -43,9 +43,9 @@ fn is_name(text: &[u8]) -> bool {
 /// Returns whether the text may stand in brackets: an IPv6 address with an optional zone, or an `IPvFuture`.
 fn is_literal(text: &[u8]) -> bool {
     if let Some(later) = text.strip_prefix(b"v").or_else(|| text.strip_prefix(b"V")) {
-        let Some(dot) = later.iter().position(|octet| *octet == b'.') else { return false };
+        let Some(dot) = later.iter().position(|byte| *byte == b'.') else { return false };
         let (version, address) = (&later[..dot], &later[dot + 1..]);
-        let fits = |octet: &u8| is_unreserved(*octet) || is_delimiter(*octet) || *octet == b':';
+        let fits = |byte: &u8| is_unreserved(*byte) || is_delimiter(*byte) || *byte == b':';
         return !version.is_empty()
             && version.iter().all(u8::is_ascii_hexdigit)
             && !address.is_empty()
@@ -58,13 +58,13 @@ fn is_literal(text: &[u8]) -> bool {
 }
 
 /// `unreserved` of RFC 3986 §2.3.
-fn is_unreserved(octet: u8) -> bool {
-    octet.is_ascii_alphanumeric() || b"-._~".contains(&octet)
+fn is_unreserved(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~".contains(&byte)
 }
 
 /// `sub-delims` of RFC 3986 §2.2.
-fn is_delimiter(octet: u8) -> bool {
-    b"!$&'()*+,;=".contains(&octet)
+fn is_delimiter(byte: u8) -> bool {
+    b"!$&'()*+,;=".contains(&byte)
 }
 
 #[cfg(test)]

@@ -95,7 +95,7 @@ impl<'a> Headers<'a> {
     /// Returns whether a comma-separated list field (RFC 9110 §5.6.1) contains `token`, ignoring case.
     #[must_use]
     pub fn has_token(&self, name: &str, token: &str) -> bool {
-        let mut items = self.all(name).flat_map(|value| value.split(|octet| *octet == b','));
+        let mut items = self.all(name).flat_map(|value| value.split(|byte| *byte == b','));
         items.any(|item| item.trim_ascii().eq_ignore_ascii_case(token.as_bytes()))
     }
 
@@ -138,7 +138,7 @@ impl fmt::Debug for Request<'_> {
         let Self { method, target, headers, body } = self;
         let mut shown = f.debug_struct("Request");
         shown.field("method", method).field("target", target).field("headers", headers);
-        shown.field("body_octets", &body.len()).finish()
+        shown.field("body_bytes", &body.len()).finish()
     }
 }
 
@@ -152,7 +152,7 @@ pub enum RequestError {
     #[error("expected a request line of method, target and version")]
     RequestLine,
     /// The target is longer than [`TARGET_MAX`].
-    #[error("expected a target of at most {TARGET_MAX} octets")]
+    #[error("expected a target of at most {TARGET_MAX} bytes")]
     TargetTooLong,
     /// The target is neither in origin-form nor an absolute `http` URL, or it contains a bad escape, NUL, an encoded
     /// slash or a dot segment.
@@ -161,8 +161,8 @@ pub enum RequestError {
     /// The version is not HTTP/1.x.
     #[error("expected HTTP/1.0 or HTTP/1.1")]
     Version,
-    /// The header fields exceed [`FIELDS_MAX`] octets.
-    #[error("expected at most {FIELDS_MAX} octets of header fields")]
+    /// The header fields exceed [`FIELDS_MAX`] bytes.
+    #[error("expected at most {FIELDS_MAX} bytes of header fields")]
     FieldsTooLarge,
     /// There are more than [`FIELD_COUNT_MAX`] header fields.
     #[error("expected at most {FIELD_COUNT_MAX} header fields")]
@@ -184,7 +184,7 @@ pub enum RequestError {
     #[error("expected chunks with sizes in hex and CRLF after each")]
     Chunk,
     /// The body is longer than [`BODY_MAX`].
-    #[error("expected a body of at most {BODY_MAX} octets")]
+    #[error("expected a body of at most {BODY_MAX} bytes")]
     BodyTooLarge,
     /// `Expect` has a value other than 100-continue.
     #[error("expected no expectation but 100-continue")]

@@ -1,6 +1,6 @@
-//! Parses a request head from octets (RFC 9112 §2 to §6).
+//! Parses a request head from bytes (RFC 9112 §2 to §6).
 //!
-//! [`Scanner`] finds the end of the head. It examines each octet once and refuses the head at the first invalid octet,
+//! [`Scanner`] finds the end of the head. It examines each byte once and refuses the head at the first invalid byte,
 //! so the answer does not depend on how the network segments the request. [`Head::parse`] then parses the complete
 //! head.
 //!
@@ -11,31 +11,31 @@ use super::host::host_of;
 use super::message::RequestError;
 use super::{Headers, Method};
 
-/// Maximum length of a request target, in octets.
+/// Maximum length of a request target, in bytes.
 pub const TARGET_MAX: usize = 2048;
-/// Maximum length of all header fields of a request in octets, line ends included.
+/// Maximum length of all header fields of a request in bytes, line ends included.
 pub const FIELDS_MAX: usize = 8192;
 /// Maximum number of header fields of a request.
 pub const FIELD_COUNT_MAX: usize = 64;
-/// Maximum length of a method, in octets.
+/// Maximum length of a method, in bytes.
 const METHOD_MAX: usize = 32;
-/// Maximum octets of empty lines skipped before a request line.
+/// Maximum bytes of empty lines skipped before a request line.
 const LEADING_MAX: usize = 8;
-/// Length of `HTTP/1.1`, in octets.
+/// Length of `HTTP/1.1`, in bytes.
 const VERSION_LEN: usize = 8;
 
-/// Octets of a request in which [`path_in`] looks for the path.
+/// Bytes of a request in which [`path_in`] looks for the path.
 const GLANCE: usize = 128;
 
-/// Returns the path of a request that starts with these octets, as a hint: nothing is checked. Empty if there is none.
+/// Returns the path of a request that starts with these bytes, as a hint: nothing is checked. Empty if there is none.
 #[must_use]
-pub fn path_in(octets: &[u8]) -> &str {
-    let line = &octets[..octets.len().min(GLANCE)];
-    let mut words = line.split(|octet| *octet == b' ');
+pub fn path_in(bytes: &[u8]) -> &str {
+    let line = &bytes[..bytes.len().min(GLANCE)];
+    let mut words = line.split(|byte| *byte == b' ');
     let (_method, target) = (words.next(), words.next());
     // Without a third word the target may go on.
     let Some(target) = target.filter(|_| words.next().is_some()) else { return "" };
-    let path = target.split(|octet| *octet == b'?').next().unwrap_or_default();
+    let path = target.split(|byte| *byte == b'?').next().unwrap_or_default();
     let path = if path.len() > 1 { path.strip_suffix(b"/").unwrap_or(path) } else { path };
     std::str::from_utf8(path).unwrap_or_default()
 }
@@ -56,7 +56,7 @@ enum Stage {
 #[derive(Clone, Debug)]
 pub struct Scanner {
     stage: Stage,
-    /// Number of octets examined.
+    /// Number of bytes examined.
     at: usize,
     /// Start of the current element; within the fields, start of the current line.
     start: usize,
@@ -72,12 +72,12 @@ impl Default for Scanner {
 }
 
 impl Scanner {
-    /// Examines the new octets of `head`, which starts with the first octet of the request. Returns the length of the
+    /// Examines the new bytes of `head`, which starts with the first byte of the request. Returns the length of the
     /// head once its end is found.
     ///
     /// # Errors
     ///
-    /// Fails at the first octet that makes the head invalid.
+    /// Fails at the first byte that makes the head invalid.
     pub fn advance(&mut self, head: &[u8]) -> Result<Option<usize>, RequestError> {
         while self.at < head.len() {
             if self.stage == Stage::Fields {
@@ -92,12 +92,12 @@ impl Scanner {
         Ok(None)
     }
 
-    /// Takes what has arrived of the target, its longest part, at once. `octets` is not empty.
-    fn target(&mut self, octets: &[u8]) -> Result<(), RequestError> {
-        let run = octets.iter().take_while(|octet| matches!(octet, 0x21..=0x7e)).count();
+    /// Takes what has arrived of the target, its longest part, at once. `bytes` is not empty.
+    fn target(&mut self, bytes: &[u8]) -> Result<(), RequestError> {
+        let run = bytes.iter().take_while(|byte| matches!(byte, 0x21..=0x7e)).count();
         self.at += run;
         let length = self.at - self.start;
-        match octets.get(run) {
+        match bytes.get(run) {
             _ if length > TARGET_MAX => Err(RequestError::TargetTooLong),
             Some(b' ') if length > 0 => {
                 self.enter(Stage::Version);
@@ -114,19 +114,19 @@ impl Scanner {
         self.start = self.at + 1;
     }
 
-    fn request_line(&mut self, octet: u8) -> Result<(), RequestError> {
+    fn request_line(&mut self, byte: u8) -> Result<(), RequestError> {
         let length = self.at - self.start;
-        match (self.stage, octet) {
+        match (self.stage, byte) {
             (Stage::Leading(false), b'\r') if self.at < LEADING_MAX => self.stage = Stage::Leading(true),
             (Stage::Leading(_), b'\n') if self.at < LEADING_MAX => self.stage = Stage::Leading(false),
             (Stage::Leading(false), _) => {
                 self.stage = Stage::Method;
                 self.start = self.at;
-                return self.request_line_method(octet, 0);
+                return self.request_line_method(byte, 0);
             }
             (Stage::Method, b' ') if length > 0 => self.enter(Stage::Target),
-            (Stage::Method, _) => return self.request_line_method(octet, length),
-            (Stage::Version, _) => self.version(octet, length)?,
+            (Stage::Method, _) => return self.request_line_method(byte, length),
+            (Stage::Version, _) => self.version(byte, length)?,
             (Stage::LineEnd(false), b'\r') => self.stage = Stage::LineEnd(true),
             (Stage::LineEnd(_), b'\n') => {
                 if self.major != b'1' {
@@ -141,25 +141,25 @@ impl Scanner {
         Ok(())
     }
 
-    fn request_line_method(&mut self, octet: u8, length: usize) -> Result<(), RequestError> {
-        if !is_token(octet) || length >= METHOD_MAX {
+    fn request_line_method(&mut self, byte: u8, length: usize) -> Result<(), RequestError> {
+        if !is_token(byte) || length >= METHOD_MAX {
             return Err(RequestError::RequestLine);
         }
         self.at += 1;
         Ok(())
     }
 
-    fn version(&mut self, octet: u8, length: usize) -> Result<(), RequestError> {
+    fn version(&mut self, byte: u8, length: usize) -> Result<(), RequestError> {
         let fits = match length {
-            0..=4 => octet == b"HTTP/"[length],
-            6 => octet == b'.',
-            _ => octet.is_ascii_digit(),
+            0..=4 => byte == b"HTTP/"[length],
+            6 => byte == b'.',
+            _ => byte.is_ascii_digit(),
         };
         if !fits {
             return Err(RequestError::RequestLine);
         }
         if length == 5 {
-            self.major = octet;
+            self.major = byte;
         }
         if length + 1 == VERSION_LEN {
             self.enter(Stage::LineEnd(false));
@@ -170,7 +170,7 @@ impl Scanner {
     /// Examines line by line until one is empty.
     fn fields(&mut self, head: &[u8]) -> Result<Option<usize>, RequestError> {
         let limit = self.fields + FIELDS_MAX + 2;
-        while let Some(end) = head[self.at..].iter().position(|octet| *octet == b'\n') {
+        while let Some(end) = head[self.at..].iter().position(|byte| *byte == b'\n') {
             let end = self.at + end;
             if end >= limit {
                 break;
@@ -190,20 +190,20 @@ impl Scanner {
 /// Returns whether a request, complete or not, is a HEAD. Even the answer to a refused HEAD has no body (RFC 9110
 /// §9.3.2). Returns false for a HEAD after a bare CR or too many empty lines: the scanner refuses these earlier.
 #[must_use]
-pub fn is_head_request(octets: &[u8]) -> bool {
-    let mut line = octets;
+pub fn is_head_request(bytes: &[u8]) -> bool {
+    let mut line = bytes;
     while let Some(rest) = line.strip_prefix(b"\r\n").or_else(|| line.strip_prefix(b"\n")) {
         line = rest;
     }
-    octets.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ")
+    bytes.len() - line.len() <= LEADING_MAX && line.starts_with(b"HEAD ")
 }
 
 /// `tchar` of RFC 9110 §5.6.2.
-fn is_token(octet: u8) -> bool {
-    octet.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&octet)
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-/// A request head, borrowed from the received octets.
+/// A request head, borrowed from the received bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Head<'a> {
     /// Request method.
@@ -223,16 +223,16 @@ impl<'a> Head<'a> {
     ///
     /// Fails if a header field is malformed or `fields` has too little room. Fails if `Host` is missing in HTTP/1.1, or
     /// repeated or malformed in any version (RFC 9112 §3.2).
-    pub fn parse(octets: &'a [u8], fields: &'a mut [httparse::Header<'a>]) -> Result<Self, RequestError> {
-        let skipped = octets.iter().take_while(|octet| matches!(octet, b'\r' | b'\n')).count();
-        let octets = &octets[skipped..];
-        let line_end = octets.iter().position(|octet| *octet == b'\n').ok_or(RequestError::RequestLine)?;
-        let line = std::str::from_utf8(&octets[..line_end]).map_err(|_| RequestError::RequestLine)?;
+    pub fn parse(bytes: &'a [u8], fields: &'a mut [httparse::Header<'a>]) -> Result<Self, RequestError> {
+        let skipped = bytes.iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+        let bytes = &bytes[skipped..];
+        let line_end = bytes.iter().position(|byte| *byte == b'\n').ok_or(RequestError::RequestLine)?;
+        let line = std::str::from_utf8(&bytes[..line_end]).map_err(|_| RequestError::RequestLine)?;
         let mut parts = line.trim_end_matches('\r').splitn(3, ' ');
         let (Some(method), Some(target), Some(version)) = (parts.next(), parts.next(), parts.next()) else {
             return Err(RequestError::RequestLine);
         };
-        let headers = match httparse::parse_headers(&octets[line_end + 1..], fields) {
+        let headers = match httparse::parse_headers(&bytes[line_end + 1..], fields) {
             Ok(httparse::Status::Complete((_, headers))) => headers,
             Err(httparse::Error::TooManyHeaders) => return Err(RequestError::TooManyFields),
             Ok(httparse::Status::Partial) | Err(_) => return Err(RequestError::Field),
@@ -276,7 +276,7 @@ mod tests {
     #[test]
     fn the_hint_is_the_path_of_a_complete_request_line_and_else_empty() {
         let long = format!("GET /{} HTTP/1.1\r\n", "a".repeat(GLANCE));
-        for (octets, path) in [
+        for (bytes, path) in [
             ("GET / HTTP/1.1\r\n", "/"),
             ("GET /v1/meta-data HTTP/1.1\r\nHost: x\r\n", "/v1/meta-data"),
             ("PUT /latest/api/token HTTP/1.1\r\n", "/latest/api/token"),
@@ -287,7 +287,7 @@ mod tests {
             ("", ""),
             (&long, ""),
         ] {
-            assert_eq!(path_in(octets.as_bytes()), path, "{octets}");
+            assert_eq!(path_in(bytes.as_bytes()), path, "{bytes}");
         }
         assert_eq!(path_in(b"GET /\xff HTTP/1.1"), "");
     }

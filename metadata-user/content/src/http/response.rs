@@ -46,7 +46,7 @@ impl Status {
 /// Body of a response: one piece, or several that it can share with other responses.
 ///
 /// A document with a long shared part, such as vendor-data that all VMs have, consists of the text before it, the
-/// shared octets, and the text after it. So the shared part is stored once and not per VM.
+/// shared bytes, and the text after it. So the shared part is stored once and not per VM.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Body {
     /// One piece, possibly empty.
@@ -58,7 +58,7 @@ pub enum Body {
 impl std::fmt::Debug for Body {
     /// Prints only the length, to keep user-data, tokens and passwords out of logs.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Body({} octets)", self.len())
+        write!(f, "Body({} bytes)", self.len())
     }
 }
 
@@ -83,7 +83,7 @@ impl Body {
         }
     }
 
-    /// Returns the length in octets.
+    /// Returns the length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.pieces().iter().map(Bytes::len).sum()
@@ -95,7 +95,7 @@ impl Body {
         self.len() == 0
     }
 
-    /// Returns all octets in one piece; copies them if there are several pieces.
+    /// Returns all bytes in one piece; copies them if there are several pieces.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         match self {
@@ -112,8 +112,8 @@ impl Default for Body {
 }
 
 impl<T: Into<Bytes>> From<T> for Body {
-    fn from(octets: T) -> Self {
-        Self::One(octets.into())
+    fn from(bytes: T) -> Self {
+        Self::One(bytes.into())
     }
 }
 
@@ -130,7 +130,7 @@ struct Rendered {
 /// Everything but the body; many responses share one head.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Head {
-    octets: Bytes,
+    bytes: Bytes,
     status: Status,
     closes: bool,
     hop_limit: Option<u8>,
@@ -203,8 +203,8 @@ impl Response {
         if status != Status(204) {
             field("Content-Length", &body.len());
         }
-        let octets = format!("HTTP/1.1 {} {}\r\n{head}", status.0, status.reason()).into();
-        let head = Head { octets, status, closes: status == Status(204), hop_limit: None };
+        let bytes = format!("HTTP/1.1 {} {}\r\n{head}", status.0, status.reason()).into();
+        let head = Head { bytes, status, closes: status == Status(204), hop_limit: None };
         Self(Arc::new(Rendered { head: Arc::new(head), body }))
     }
 
@@ -224,7 +224,7 @@ impl Response {
     /// Builds a response that another process rendered. The parameters are what the methods of these names return.
     #[must_use]
     pub fn from_parts(head: Bytes, status: Status, closes: bool, hop_limit: Option<u8>, body: Bytes) -> Self {
-        Self::sharing(Arc::new(Head { octets: head, status, closes, hop_limit }), body.into())
+        Self::sharing(Arc::new(Head { bytes: head, status, closes, hop_limit }), body.into())
     }
 
     /// Returns the response with a changed head.
@@ -274,7 +274,7 @@ impl Response {
     /// Returns the status line and fields, each with CRLF, without `Date`, `Connection` and the final blank line.
     #[must_use]
     pub fn head(&self) -> &Bytes {
-        &self.0.head.octets
+        &self.0.head.bytes
     }
 
     /// Returns the value of a field of the head.

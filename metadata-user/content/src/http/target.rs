@@ -52,34 +52,34 @@ pub fn normalise(target: &str) -> Result<Normal<'_>, TargetError> {
 /// Returns whether decoding would not change the path, as for nearly all requests.
 fn is_normal(path: &str) -> bool {
     let mut before = None;
-    let has_only_plain_octets = path.bytes().all(|octet| {
-        let is_plain = match octet {
+    let has_only_plain_bytes = path.bytes().all(|byte| {
+        let is_plain = match byte {
             b'%' => false,
             // An empty segment, or perhaps a dot segment.
             b'/' | b'.' => before != Some(b'/'),
             _ => before.is_some(),
         };
-        before = Some(octet);
+        before = Some(byte);
         is_plain
     });
-    has_only_plain_octets && (path == "/" || !path.ends_with('/')) && path.starts_with('/')
+    has_only_plain_bytes && (path == "/" || !path.ends_with('/')) && path.starts_with('/')
 }
 
 /// Decodes a path without its empty segments.
 fn decoded(path: &str) -> Result<String, TargetError> {
-    let mut octets = Vec::with_capacity(path.len().max(1));
+    let mut bytes = Vec::with_capacity(path.len().max(1));
     for segment in path.split('/').filter(|segment| !segment.is_empty()) {
-        octets.push(b'/');
-        let start = octets.len();
-        decode(segment.as_bytes(), &mut octets)?;
-        if matches!(&octets[start..], b"." | b"..") {
+        bytes.push(b'/');
+        let start = bytes.len();
+        decode(segment.as_bytes(), &mut bytes)?;
+        if matches!(&bytes[start..], b"." | b"..") {
             return Err(TargetError::Malformed);
         }
     }
-    if octets.is_empty() {
-        octets.push(b'/');
+    if bytes.is_empty() {
+        bytes.push(b'/');
     }
-    String::from_utf8(octets).map_err(|_| TargetError::NotText)
+    String::from_utf8(bytes).map_err(|_| TargetError::NotText)
 }
 
 /// Returns the origin-form of a target (RFC 9112 §3.2.1, §3.2.2), without a leading slash if it has no path.
@@ -94,11 +94,11 @@ fn origin(target: &str) -> Option<&str> {
     (scheme.eq_ignore_ascii_case("http") && names_host).then_some(path)
 }
 
-/// Appends the octets of a segment.
-fn decode(segment: &[u8], octets: &mut Vec<u8>) -> Result<(), TargetError> {
+/// Appends the bytes of a segment.
+fn decode(segment: &[u8], bytes: &mut Vec<u8>) -> Result<(), TargetError> {
     let mut encoded = segment.iter();
-    while let Some(&octet) = encoded.next() {
-        octets.push(if octet == b'%' {
+    while let Some(&byte) = encoded.next() {
+        bytes.push(if byte == b'%' {
             let mut digit = || {
                 let digit = encoded.next().and_then(|d| char::from(*d).to_digit(16));
                 digit.ok_or(TargetError::Malformed)
@@ -109,7 +109,7 @@ fn decode(segment: &[u8], octets: &mut Vec<u8>) -> Result<(), TargetError> {
             }
             decoded
         } else {
-            octet
+            byte
         });
     }
     Ok(())
@@ -182,10 +182,10 @@ mod tests {
 
     #[test]
     fn a_path_is_normal_if_decoding_does_not_change_it() {
-        let octets = ["/", ".", "%41", "a", "?", "é"];
-        for number in 0..octets.len().pow(5) {
+        let bytes = ["/", ".", "%41", "a", "?", "é"];
+        for number in 0..bytes.len().pow(5) {
             let path: String =
-                (0..5).map(|place| octets[number / octets.len().pow(place) % octets.len()]).collect();
+                (0..5).map(|place| bytes[number / bytes.len().pow(place) % bytes.len()]).collect();
             let is_same = decoded(&path).is_ok_and(|decoded| decoded == path);
             assert!(!is_normal(&path) || is_same, "{path}");
             // A dot at the start of a segment is left to the decoder.

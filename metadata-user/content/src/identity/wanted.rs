@@ -24,14 +24,14 @@ pub struct Form {
 pub struct Nonce(Box<str>);
 
 impl Nonce {
-    /// Maximum length, in octets. Azure documents ten digits.
-    pub const OCTETS: usize = 32;
+    /// Maximum length, in bytes. Azure documents ten digits.
+    pub const BYTES: usize = 32;
 
     /// Parses a nonce: letters, digits, `-` and `_`. `None` if the text has another form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let is_good = |octet: u8| octet.is_ascii_alphanumeric() || octet == b'-' || octet == b'_';
-        let fits = (1..=Self::OCTETS).contains(&text.len());
+        let is_good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        let fits = (1..=Self::BYTES).contains(&text.len());
         (fits && text.bytes().all(is_good)).then(|| Self(text.into()))
     }
 
@@ -122,11 +122,11 @@ impl Wanted {
 pub enum Work {
     /// Claims of a JWT, without those of the signer.
     Jwt(Map<String, Value>),
-    /// A JSON object whose octets are signed.
+    /// A JSON object whose bytes are signed.
     Signature(String),
-    /// A JSON object whose octets are signed, and kept within the signature.
+    /// A JSON object whose bytes are signed, and kept within the signature.
     Envelope(String),
-    /// A JSON object whose octets are signed in the same form, but not kept.
+    /// A JSON object whose bytes are signed in the same form, but not kept.
     Detached(String),
     /// Members of a statement, without the signer's times.
     Attested(Map<String, Value>),

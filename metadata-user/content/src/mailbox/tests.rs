@@ -11,9 +11,9 @@ fn a_password_is_posted_once_and_within_its_size() {
     let mailbox = mailbox();
     assert_eq!(mailbox.posted_password(), "");
     assert_eq!(mailbox.post_password(b""), Err(PasswordRefused::Empty));
-    assert_eq!(mailbox.post_password(&[b'x'; PASSWORD_OCTETS + 1]), Err(PasswordRefused::TooLarge));
+    assert_eq!(mailbox.post_password(&[b'x'; PASSWORD_BYTES + 1]), Err(PasswordRefused::TooLarge));
     assert_eq!(mailbox.posted_password(), "", "a refused password was kept");
-    let longest = [b'x'; PASSWORD_OCTETS];
+    let longest = [b'x'; PASSWORD_BYTES];
     assert_eq!(mailbox.post_password(&longest), Ok(()));
     assert_eq!(mailbox.post_password(b"other"), Err(PasswordRefused::AlreadySet));
     assert_eq!(mailbox.post_password(b""), Err(PasswordRefused::Empty), "the size is checked first");
@@ -74,7 +74,7 @@ fn attributes_stay_within_their_limits() {
         assert_eq!(mailbox.set_attribute(name, "k", b"v"), Err(AttributeRefused::Name), "{name:?}");
         assert_eq!(mailbox.set_attribute("n", name, b"v"), Err(AttributeRefused::Name), "{name:?}");
     }
-    let largest = vec![b'v'; ATTRIBUTE_OCTETS];
+    let largest = vec![b'v'; ATTRIBUTE_BYTES];
     assert_eq!(mailbox.set_attribute(&long, &long, &largest), Ok(()));
     assert_eq!(
         mailbox.set_attribute("n", "k", &[largest, vec![0]].concat()),
@@ -92,8 +92,8 @@ fn attributes_stay_within_their_limits() {
 #[test]
 fn a_shorter_attribute_makes_room_below_the_total_limit() {
     let mailbox = mailbox();
-    let value = vec![b'v'; ATTRIBUTE_OCTETS - 2];
-    for n in 0..ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTE_OCTETS {
+    let value = vec![b'v'; ATTRIBUTE_BYTES - 2];
+    for n in 0..ATTRIBUTES_BYTES_PER_VM / ATTRIBUTE_BYTES {
         assert_eq!(mailbox.set_attribute("n", &n.to_string(), &value), Ok(()), "{n}");
     }
     assert_eq!(mailbox.set_attribute("n", "8", b""), Err(AttributeRefused::TooMuch));
@@ -106,9 +106,9 @@ fn a_shorter_attribute_makes_room_below_the_total_limit() {
 fn documents_are_separate_and_within_their_size_limit() {
     let mailbox = mailbox();
     assert_eq!(mailbox.document(Document::Kubeconfig), None);
-    let largest = vec![b'k'; DOCUMENT_OCTETS];
+    let largest = vec![b'k'; DOCUMENT_BYTES];
     assert_eq!(mailbox.store_document(Document::Kubeconfig, &largest), Ok(()));
-    let larger = vec![b'k'; DOCUMENT_OCTETS + 1];
+    let larger = vec![b'k'; DOCUMENT_BYTES + 1];
     assert_eq!(mailbox.store_document(Document::Kubeconfig, &larger), Err(DocumentTooLarge));
     assert_eq!(mailbox.document(Document::Kubeconfig).as_deref(), Some(largest.as_slice()));
     assert_eq!(mailbox.document(Document::AppCustomStatus), None);

@@ -132,7 +132,7 @@ fn a_guest_is_answered_while_another_thread_holds_the_shared_memory() {
 fn payloads_are_freed_once_their_record_is_gone_and_both_interners_were_swept() {
     let mut records = Interner::new();
     let mut record = (*record()).clone();
-    record.compact(|bytes| records.octets(bytes));
+    record.compact(|bytes| records.bytes(bytes));
     let record = Arc::new(record);
     let content = OnDemand::new(Store::new(2));
     let vm = Vm::alone(record.vm.uuid.as_str());

@@ -12,8 +12,8 @@ use super::values::{Line, Secret, Text as _, Timestamp};
 use super::vm::{Credentials, Iam, ManagedIdentity, Source, Token};
 use crate::parser;
 
-/// Maximum size of a credential file, in octets.
-pub const CREDENTIAL_OCTETS: usize = 65_536;
+/// Maximum size of a credential file, in bytes.
+pub const CREDENTIAL_BYTES: usize = 65_536;
 
 /// The content of a credential file has the wrong form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,12 +83,12 @@ impl Credentials {
     ///
     /// # Errors
     /// [`CredentialError`] if the content has the wrong form; the credential then does not change.
-    pub fn resolve(&mut self, credential: Credential, octets: &[u8]) -> Result<(), CredentialError> {
+    pub fn resolve(&mut self, credential: Credential, bytes: &[u8]) -> Result<(), CredentialError> {
         let account = self.service_account.as_mut().and_then(|account| account.token.as_mut());
         match (credential, &mut self.iam, account, &mut self.managed_identity) {
-            (Credential::Iam, Some(iam), _, _) => keys(iam, octets),
-            (Credential::ServiceAccount, _, Some(token), _) => service_account(token, octets),
-            (Credential::ManagedIdentity, _, _, Some(identity)) => managed_identity(identity, octets),
+            (Credential::Iam, Some(iam), _, _) => keys(iam, bytes),
+            (Credential::ServiceAccount, _, Some(token), _) => service_account(token, bytes),
+            (Credential::ManagedIdentity, _, _, Some(identity)) => managed_identity(identity, bytes),
             _ => Ok(()),
         }
     }
@@ -106,8 +106,8 @@ struct Keys {
     last_updated: Option<Timestamp>,
 }
 
-fn keys(iam: &mut Iam, octets: &[u8]) -> Result<(), CredentialError> {
-    let keys: Keys = json(octets, KEYS)?;
+fn keys(iam: &mut Iam, bytes: &[u8]) -> Result<(), CredentialError> {
+    let keys: Keys = json(bytes, KEYS)?;
     iam.access_key_id = Some(keys.access_key_id);
     iam.secret_access_key = Some(keys.secret_access_key);
     iam.session_token = keys.token;
@@ -116,8 +116,8 @@ fn keys(iam: &mut Iam, octets: &[u8]) -> Result<(), CredentialError> {
     Ok(())
 }
 
-fn service_account(token: &mut Token, octets: &[u8]) -> Result<(), CredentialError> {
-    let text = line(octets, TOKEN)?;
+fn service_account(token: &mut Token, bytes: &[u8]) -> Result<(), CredentialError> {
+    let text = line(bytes, TOKEN)?;
     let expires = token.expires.clone().or_else(|| expiry(text.expose()));
     token.expires =
         Some(expires.ok_or(CredentialError { expected: EXPIRY, found: "none, and no `expires`" })?);
@@ -132,16 +132,16 @@ struct Identity {
     expires_on: Option<Value>,
 }
 
-fn managed_identity(identity: &mut ManagedIdentity, octets: &[u8]) -> Result<(), CredentialError> {
-    let (text, expires) = if octets.trim_ascii_start().starts_with(b"{") {
-        let read: Identity = json(octets, IDENTITY)?;
+fn managed_identity(identity: &mut ManagedIdentity, bytes: &[u8]) -> Result<(), CredentialError> {
+    let (text, expires) = if bytes.trim_ascii_start().starts_with(b"{") {
+        let read: Identity = json(bytes, IDENTITY)?;
         let seconds = read.expires_on.as_ref().and_then(|value| match value {
             Value::String(digits) => digits.parse().ok(),
             number => number.as_i64(),
         });
         (read.access_token, seconds.and_then(Timestamp::at))
     } else {
-        (line(octets, IDENTITY)?, None)
+        (line(bytes, IDENTITY)?, None)
     };
     let expires = expires.or_else(|| expiry(text.expose()));
     let expires = expires.ok_or(CredentialError { expected: EXPIRY, found: "none, and no `expires_on`" })?;
@@ -150,14 +150,14 @@ fn managed_identity(identity: &mut ManagedIdentity, octets: &[u8]) -> Result<(),
 }
 
 /// Parses JSON. Drops the parser's message, which would repeat secret content.
-fn json<T: DeserializeOwned>(octets: &[u8], expected: &'static str) -> Result<T, CredentialError> {
-    parser::json(octets).map_err(|_| CredentialError { expected, found: "something else" })
+fn json<T: DeserializeOwned>(bytes: &[u8], expected: &'static str) -> Result<T, CredentialError> {
+    parser::json(bytes).map_err(|_| CredentialError { expected, found: "something else" })
 }
 
 /// Parses one line of text and drops a final newline.
-fn line(octets: &[u8], expected: &'static str) -> Result<Secret, CredentialError> {
-    let text = std::str::from_utf8(octets.trim_ascii()).ok();
-    let found = if octets.trim_ascii().is_empty() { "nothing" } else { "something else" };
+fn line(bytes: &[u8], expected: &'static str) -> Result<Secret, CredentialError> {
+    let text = std::str::from_utf8(bytes.trim_ascii()).ok();
+    let found = if bytes.trim_ascii().is_empty() { "nothing" } else { "something else" };
     text.and_then(Secret::read).ok_or(CredentialError { expected, found })
 }
 

@@ -11,13 +11,13 @@ use super::values::{HopLimit, UrlPath};
 pub enum Carried {
     /// The dialect does not carry the payload.
     Absent,
-    /// As octets at a separate path.
-    Octets,
-    /// As text at a separate path: UTF-8 unchanged, gzip in a MIME part, other octets as empty text.
+    /// As bytes at a separate path.
+    Bytes,
+    /// As text at a separate path: UTF-8 unchanged, gzip in a MIME part, other bytes as empty text.
     Text,
     /// As a string in a JSON or YAML document, in the form of [`Text`](Self::Text).
     InDocument,
-    /// As base64 of the octets.
+    /// As base64 of the bytes.
     Base64,
     /// As base64 of the form of [`Text`](Self::Text).
     Base64Text,
@@ -26,7 +26,7 @@ pub enum Carried {
 }
 
 impl Carried {
-    /// Returns whether octets that are neither UTF-8 nor gzip are lost.
+    /// Returns whether bytes that are neither UTF-8 nor gzip are lost.
     #[must_use]
     pub fn is_text_only(self) -> bool {
         matches!(self, Self::Text | Self::InDocument | Self::Base64Text)
@@ -208,9 +208,9 @@ impl<'de> Deserialize<'de> for Smbios {
 
 // `serve`: which dialects serve a VM's record, and how.
 
-/// Default of `serve.limits.user_data`, in octets.
+/// Default of `serve.limits.user_data`, in bytes.
 pub const USER_DATA_DEFAULT: u32 = 64 << 10;
-/// Upper bound of `serve.limits.user_data`, in octets.
+/// Upper bound of `serve.limits.user_data`, in bytes.
 pub const USER_DATA_MAX: u32 = 1 << 20;
 
 /// `serve`: how the record is served.
@@ -351,7 +351,7 @@ pub struct ServeLimits {
     pub rps: u32,
     /// Concurrent connections, 1 or more; 128 by default. Each NIC has at most 128.
     pub conns: u32,
-    /// Size of user-data and of each vendor-data in octets, at most 1048576; 65536 by default.
+    /// Size of user-data and of each vendor-data in bytes, at most 1048576; 65536 by default.
     pub user_data: u32,
 }
 

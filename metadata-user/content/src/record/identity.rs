@@ -10,14 +10,14 @@ use super::values::{Text, is_uuid, text};
 use super::vm::Iam;
 use super::{Nic, Record};
 
-/// Maximum length of an audience, in octets.
-pub const AUDIENCE_OCTETS: usize = 255;
+/// Maximum length of an audience, in bytes.
+pub const AUDIENCE_BYTES: usize = 255;
 /// Maximum number of audiences that a record lists.
 pub const AUDIENCES: usize = 32;
-/// Maximum length of a subject's template, in octets.
-pub const TEMPLATE_OCTETS: usize = 255;
-/// Maximum length of a subject without its trust domain, in octets.
-pub const SUBJECT_OCTETS: usize = 1_024;
+/// Maximum length of a subject's template, in bytes.
+pub const TEMPLATE_BYTES: usize = 255;
+/// Maximum length of a subject without its trust domain, in bytes.
+pub const SUBJECT_BYTES: usize = 1_024;
 
 /// `identity`: what tokens that others verify say about the VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
@@ -43,8 +43,8 @@ impl Audience {
     /// Parses an audience; `None` if it does not have its form.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
-        let is_good = (1..=AUDIENCE_OCTETS).contains(&text.len());
-        (is_good && text.bytes().all(|octet| octet.is_ascii_graphic())).then(|| Self(text.to_owned()))
+        let is_good = (1..=AUDIENCE_BYTES).contains(&text.len());
+        (is_good && text.bytes().all(|byte| byte.is_ascii_graphic())).then(|| Self(text.to_owned()))
     }
 
     /// Returns the text.
@@ -115,7 +115,7 @@ enum Part {
 pub struct Subject(Vec<Part>);
 
 impl Subject {
-    /// Fills the template in with values of a record. In values, octets other than letters, digits, `.`, `_`, `~` and
+    /// Fills the template in with values of a record. In values, bytes other than letters, digits, `.`, `_`, `~` and
     /// `-` are percent-encoded, so that no value can add a `/` or become `..`. The owner keeps its own `/`: the platform or
     /// the operator has put them there.
     ///
@@ -162,13 +162,13 @@ pub(crate) fn escape_parts(text: &str, out: &mut String) {
 
 fn escape(text: &str, out: &mut String) {
     use fmt::Write as _;
-    let is_dots = text.bytes().all(|octet| octet == b'.');
-    for octet in text.bytes() {
-        let is_plain = octet.is_ascii_alphanumeric() || matches!(octet, b'_' | b'~' | b'-');
-        if is_plain || (octet == b'.' && !is_dots) {
-            out.push(char::from(octet));
+    let is_dots = text.bytes().all(|byte| byte == b'.');
+    for byte in text.bytes() {
+        let is_plain = byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'~' | b'-');
+        if is_plain || (byte == b'.' && !is_dots) {
+            out.push(char::from(byte));
         } else {
-            write!(out, "%{octet:02X}").expect("writing to a String cannot fail");
+            write!(out, "%{byte:02X}").expect("writing to a String cannot fail");
         }
     }
 }
@@ -179,7 +179,7 @@ impl Text for Subject {
 
     fn read(text: &str) -> Option<Self> {
         let is_segment = |segment: &str| !matches!(segment, "" | "." | "..");
-        if text.len() > TEMPLATE_OCTETS || !text.split('/').all(is_segment) {
+        if text.len() > TEMPLATE_BYTES || !text.split('/').all(is_segment) {
             return None;
         }
         let (mut parts, mut rest) = (Vec::new(), text);
@@ -191,7 +191,7 @@ impl Text for Subject {
                 continue;
             }
             let (literal, after) = rest.split_at(rest.find('{').unwrap_or(rest.len()));
-            let is_good = |octet: u8| octet.is_ascii_alphanumeric() || b"._~:/-".contains(&octet);
+            let is_good = |byte: u8| byte.is_ascii_alphanumeric() || b"._~:/-".contains(&byte);
             if !literal.bytes().all(is_good) {
                 return None;
             }

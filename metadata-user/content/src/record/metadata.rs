@@ -106,8 +106,8 @@ impl Validator<'_> {
 
 // Destinations of the guest's messages.
 
-/// Maximum length of a Unix socket's path in octets (`sun_path` of unix(7) is 108 with the final zero).
-const SOCKET_OCTETS: usize = 107;
+/// Maximum length of a Unix socket's path in bytes (`sun_path` of unix(7) is 108 with the final zero).
+const SOCKET_BYTES: usize = 107;
 
 /// A value of `sinks`: a file or a Unix socket.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -143,7 +143,7 @@ fn unix(address: &str) -> Option<Sink> {
         Some((socket, rest)) => (socket, format!("/{rest}")),
         None => (address, "/".to_owned()),
     };
-    let good = socket.len() <= SOCKET_OCTETS && path.bytes().all(|b| b.is_ascii_graphic() && b != b'#');
+    let good = socket.len() <= SOCKET_BYTES && path.bytes().all(|b| b.is_ascii_graphic() && b != b'#');
     absolute(socket).filter(|_| good).map(|socket| Sink::Unix { socket, path })
 }
 

@@ -75,7 +75,7 @@ pub struct Nic {
     pub name: Option<Device>,
     /// MAC address; required unless the NIC is a VLAN or a bond.
     pub mac: Option<NicMac>,
-    /// MTU in octets, 68 to 65535.
+    /// MTU in bytes, 68 to 65535.
     pub mtu: Option<Mtu>,
     /// Id of the network the NIC is connected to.
     pub network_id: Option<Line>,

@@ -86,7 +86,7 @@ fn an_error_names_the_place_the_expected_and_the_found_value() {
         (
             "mtu: 1500",
             "mtu: 65536",
-            "r.yaml:28:10: network.nics[0].mtu: expected an MTU from 68 to 65535 octets, found",
+            "r.yaml:28:10: network.nics[0].mtu: expected an MTU from 68 to 65535 bytes, found",
         ),
         (
             "10.0.2.15/24",
@@ -353,14 +353,14 @@ fn every_limit_is_enforced_and_named_in_the_error() {
         (
             "labels:",
             format!("files: [{{path: /x, base64: {}}}]\nlabels:", many("AAAA", 349_526)),
-            "at most 1048576 octets in all files",
+            "at most 1048576 bytes in all files",
         ),
         (
             "{text: \"#cloud-config\\n{}\\n\"}",
             format!("{{text: \"{}\"}}", many("x", 65_537)),
-            "at most 65536 octets, found 65537",
+            "at most 65536 bytes, found 65537",
         ),
-        ("hop_limit: 1", "limits: {user_data: 1048577}".into(), "at most 1048576 octets, found 1048577"),
+        ("hop_limit: 1", "limits: {user_data: 1048577}".into(), "at most 1048576 bytes, found 1048577"),
         (
             "short: web-1, domain: example.internal",
             format!("short: w, domain: {}x", many("a.", 126)),
@@ -371,7 +371,7 @@ fn every_limit_is_enforced_and_named_in_the_error() {
         let refused = Record::parse("r.yaml", &edited(from, &to)).expect_err(wanted).to_string();
         assert!(refused.contains(wanted), "wanted {wanted}\ngot {refused}");
     }
-    let limits = Limits { record_octets: FULL.len() - 1, ..Limits::default() };
+    let limits = Limits { record_bytes: FULL.len() - 1, ..Limits::default() };
     let refused = Record::parse_within(&limits, "r.yaml", FULL);
     assert!(matches!(refused, Err(RecordError::TooLarge { found, .. }) if found == FULL.len()));
 }
@@ -470,14 +470,14 @@ proptest! {
         edits in prop::collection::vec((0..FULL.len(), any::<u8>(), 0_usize..40), 1..12),
         json_name in any::<bool>(),
     ) {
-        let mut octets = if json_name { json().into_bytes() } else { FULL.as_bytes().to_vec() };
-        for (at, octet, cut) in edits {
-            let at = at.min(octets.len() - 1);
-            octets[at] = octet;
-            octets.drain(at..(at + cut).min(octets.len() - 1).max(at));
+        let mut bytes = if json_name { json().into_bytes() } else { FULL.as_bytes().to_vec() };
+        for (at, byte, cut) in edits {
+            let at = at.min(bytes.len() - 1);
+            bytes[at] = byte;
+            bytes.drain(at..(at + cut).min(bytes.len() - 1).max(at));
         }
         let name = if json_name { "mangled.json" } else { "mangled.yaml" };
-        if let Err(error) = Record::parse(name, &String::from_utf8_lossy(&octets)) {
+        if let Err(error) = Record::parse(name, &String::from_utf8_lossy(&bytes)) {
             prop_assert!(error.to_string().starts_with("mangled."));
         }
     }

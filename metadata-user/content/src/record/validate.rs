@@ -9,10 +9,10 @@ use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
 use super::credentials::Credential;
 use super::dialects::Dialect;
 use super::dialects::{Imdsv2, ServeLimits, USER_DATA_MAX};
-use super::identity::{AUDIENCES, SUBJECT_OCTETS};
+use super::identity::{AUDIENCES, SUBJECT_BYTES};
 use super::network::{Mode, Nic};
 use super::parse::{Step, Text, way};
-use super::values::{FQDN_OCTETS, excerpt};
+use super::values::{FQDN_BYTES, excerpt};
 use super::vm::{Payload, Source};
 use super::{Limits, Record};
 use super::{RecordError, Warning};
@@ -99,16 +99,16 @@ impl Validator<'_> {
         self.at_most(&way!["labels"], limits.labels, record.labels.len(), "labels")?;
         self.at_most(&way!["disks"], limits.disks, record.disks.len(), "disks")?;
         self.at_most(&way!["files"], limits.files, record.files.len(), "files")?;
-        let octets = record.files.iter().map(|file| file.base64.0.len()).sum();
-        self.at_most(&way!["files"], limits.files_octets, octets, "octets in all files")
+        let bytes = record.files.iter().map(|file| file.base64.0.len()).sum();
+        self.at_most(&way!["files"], limits.files_bytes, bytes, "bytes in all files")
     }
 
     fn hostname(&self, record: &Record) -> Checked {
         let length = record.hostname.fqdn().len();
-        if length <= FQDN_OCTETS {
+        if length <= FQDN_BYTES {
             return Ok(());
         }
-        let expected = format!("host name and domain of at most {FQDN_OCTETS} octets");
+        let expected = format!("host name and domain of at most {FQDN_BYTES} bytes");
         Err(self.refuse(&way!["hostname"], expected, length, "shorten the domain"))
     }
 
@@ -117,7 +117,7 @@ impl Validator<'_> {
         if cap > USER_DATA_MAX {
             return Err(self.refuse(
                 &way!["serve", "limits", "user_data"],
-                format_args!("at most {USER_DATA_MAX} octets"),
+                format_args!("at most {USER_DATA_MAX} bytes"),
                 cap,
                 "lower it",
             ));
@@ -135,7 +135,7 @@ impl Validator<'_> {
             }
             if payload.len() > cap {
                 let remedy = "shrink it (cloud-init accepts gzip) or raise serve.limits.user_data";
-                let expected = format!("at most {cap} octets");
+                let expected = format!("at most {cap} bytes");
                 return Err(self.refuse(&way![name], expected, payload.len(), remedy));
             }
             self.guessable(name, payload);
@@ -147,8 +147,7 @@ impl Validator<'_> {
 
     /// Warns of a payload that is neither UTF-8 nor gzip: text documents cannot carry it.
     fn textual(&mut self, record: &Record, name: &str, payload: &Payload) {
-        let is_text =
-            |octets: &[u8]| std::str::from_utf8(octets).is_ok() || octets.starts_with(&[0x1f, 0x8b]);
+        let is_text = |bytes: &[u8]| std::str::from_utf8(bytes).is_ok() || bytes.starts_with(&[0x1f, 0x8b]);
         let loses = |dialect: &Dialect| match name {
             "user_data" => dialect.user_data().is_text_only(),
             // Only OpenStack has a second vendor-data.
@@ -157,7 +156,7 @@ impl Validator<'_> {
         };
         let served = Dialect::ALL.iter().filter(|dialect| record.serve.serves(**dialect) && loses(dialect));
         let served: Vec<&str> = served.map(|dialect| dialect.title()).collect();
-        if served.is_empty() || payload.bytes().is_none_or(|octets| is_text(&octets)) {
+        if served.is_empty() || payload.bytes().is_none_or(|bytes| is_text(&bytes)) {
             return;
         }
         let message = format!(
@@ -167,13 +166,13 @@ impl Validator<'_> {
         self.warn(&way![name], message);
     }
 
-    /// Warns of user-data that an editor of Windows has saved: cloud-init recognises the kind by the first octets, and
+    /// Warns of user-data that an editor of Windows has saved: cloud-init recognises the kind by the first bytes, and
     /// the kernel an interpreter by the whole first line. Scripts for PowerShell and MIME messages may have such ends of
     /// lines.
     fn unlike_unix(&mut self, name: &str, payload: &Payload) {
-        let Some(octets) = payload.bytes() else { return };
-        let Some(text) = octets.strip_prefix("\u{feff}".as_bytes()) else {
-            let first = octets.split(|octet| *octet == b'\n').next().unwrap_or_default();
+        let Some(bytes) = payload.bytes() else { return };
+        let Some(text) = bytes.strip_prefix("\u{feff}".as_bytes()) else {
+            let first = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
             if first.starts_with(b"#") && !first.starts_with(b"#ps1") && first.ends_with(b"\r") {
                 let message = "the first line ends with CR LF, which a script's interpreter and some clients take as \
                                part of its content; save it with LF";
@@ -486,8 +485,8 @@ impl Validator<'_> {
                 let remedy = "set it, or leave it out of the template";
                 Err(self.refuse(&here, format_args!("a value for `{value}`"), "none", remedy))
             }
-            Some(Ok(subject)) if subject.len() > SUBJECT_OCTETS => {
-                let expected = format_args!("a subject of at most {SUBJECT_OCTETS} octets");
+            Some(Ok(subject)) if subject.len() > SUBJECT_BYTES => {
+                let expected = format_args!("a subject of at most {SUBJECT_BYTES} bytes");
                 Err(self.refuse(&here, expected, subject.len(), "use a shorter template"))
             }
             _ => Ok(()),

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize, Serializer};
 
 /// Maximum length of a one-line value, in characters.
 pub const LINE_CHARS: usize = 255;
-/// Maximum length of a host name with its domain in octets, as text without the final dot (RFC 1035 §2.3.4).
-pub const FQDN_OCTETS: usize = 253;
+/// Maximum length of a host name with its domain in bytes, as text without the final dot (RFC 1035 §2.3.4).
+pub const FQDN_BYTES: usize = 253;
 /// Maximum number of characters of a refused value that an error repeats.
 const FOUND_CHARS: usize = 64;
 
@@ -175,7 +175,7 @@ checked_string!(
     /// A domain: labels joined by dots.
     Domain,
     "a domain (labels of letters, digits and inner hyphens, joined by dots)",
-    |text| kept(text, text.len() <= FQDN_OCTETS && text.split('.').all(is_label))
+    |text| kept(text, text.len() <= FQDN_BYTES && text.split('.').all(is_label))
 );
 checked_string!(
     /// A UUID in lower case (RFC 9562 §4). Upper case is accepted and converted.
@@ -275,7 +275,7 @@ impl fmt::Debug for Secret {
 }
 
 impl Text for Secret {
-    const EXPECTED: &'static str = "a secret of 1 to 65536 octets on one line";
+    const EXPECTED: &'static str = "a secret of 1 to 65536 bytes on one line";
     const SECRET: bool = true;
     fn read(text: &str) -> Option<Self> {
         let good = (1..=65_536).contains(&text.len()) && !text.chars().any(char::is_control);
@@ -327,22 +327,22 @@ checked_string!(
     }
 );
 
-/// Octets that the agent does not interpret. Their debug form shows only their length.
+/// Bytes that the agent does not interpret. Their debug form shows only their length.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Octets(pub Bytes);
+pub struct OpaqueBytes(pub Bytes);
 
-impl fmt::Debug for Octets {
+impl fmt::Debug for OpaqueBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Octets({})", self.0.len())
+        write!(f, "OpaqueBytes({})", self.0.len())
     }
 }
 
-impl Text for Octets {
+impl Text for OpaqueBytes {
     const EXPECTED: &'static str = "standard base64 with padding (RFC 4648 §4)";
     const SECRET: bool = true;
     fn read(text: &str) -> Option<Self> {
         let packed: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
-        STANDARD.decode(packed).ok().map(|octets| Self(octets.into()))
+        STANDARD.decode(packed).ok().map(|bytes| Self(bytes.into()))
     }
 }
 
@@ -472,7 +472,7 @@ impl Text for NicMac {
     }
 }
 
-readable!(Secret, Octets, Timestamp, Cidr, Ip, NicMac);
+readable!(Secret, OpaqueBytes, Timestamp, Cidr, Ip, NicMac);
 writable!(Cidr, Ip, NicMac);
 
 /// Writes the secret itself. Store the result only in files as private as the record's.
@@ -482,7 +482,7 @@ impl Serialize for Secret {
     }
 }
 
-impl Serialize for Octets {
+impl Serialize for OpaqueBytes {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&STANDARD.encode(&self.0))
     }
@@ -551,8 +551,8 @@ bounded!(
     /// A numeric instance id, 1 to 2⁵³−1: JSON numbers represent these exactly.
     NumericId(u64), 1, (1 << 53) - 1, "a number from 1 to 9007199254740991");
 bounded!(
-    /// MTU of a link in octets.
-    Mtu(u16), 68, 65_535, "an MTU from 68 to 65535 octets");
+    /// MTU of a link in bytes.
+    Mtu(u16), 68, 65_535, "an MTU from 68 to 65535 bytes");
 bounded!(
     /// A VLAN id (IEEE 802.1Q).
     VlanId(u16), 1, 4_094, "a VLAN id from 1 to 4094");

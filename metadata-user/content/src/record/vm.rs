@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::metadata::Sink;
 use super::owner::Owner;
 use super::values::{
-    Account, AnyLine, CredentialName, Domain, Ec2Id, KeyName, Label, Line, NumericId, Octets, PublicKey,
+    Account, AnyLine, CredentialName, Domain, Ec2Id, KeyName, Label, Line, NumericId, OpaqueBytes, PublicKey,
     RoleName, Secret, SecretText, Timestamp, Uuid,
 };
 
@@ -144,12 +144,12 @@ pub struct Payload {
     /// Content as text, served as UTF-8.
     text: Option<Utf8>,
     /// Content in standard base64 (RFC 4648 §4).
-    base64: Option<Octets>,
+    base64: Option<OpaqueBytes>,
     /// File to read the content from.
     source: Option<Source>,
 }
 
-// Octets, so that records can share them. The book shows the next line as the type of a field.
+// Bytes, so that records can share them. The book shows the next line as the type of a field.
 /// Text in UTF-8.
 #[derive(Clone, PartialEq)]
 struct Utf8(Bytes);
@@ -171,7 +171,7 @@ impl std::fmt::Debug for Payload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match (&self.source, self.bytes()) {
             (Some(source), _) => write!(f, "Payload({source:?})"),
-            (None, bytes) => write!(f, "Payload({} octets)", bytes.map_or(0, |b| b.len())),
+            (None, bytes) => write!(f, "Payload({} bytes)", bytes.map_or(0, |b| b.len())),
         }
     }
 }
@@ -190,17 +190,17 @@ impl Payload {
         self.text.as_ref().and_then(|text| std::str::from_utf8(&text.0).ok())
     }
 
-    /// Returns the octets; `None` until they are read from [`source`](Self::source).
+    /// Returns the bytes; `None` until they are read from [`source`](Self::source).
     #[must_use]
     pub fn bytes(&self) -> Option<Bytes> {
         match (&self.text, &self.base64) {
             (Some(text), _) => Some(text.0.clone()),
-            (None, Some(octets)) => Some(octets.0.clone()),
+            (None, Some(bytes)) => Some(bytes.0.clone()),
             (None, None) => None,
         }
     }
 
-    /// Returns the length in octets; 0 until the source is read.
+    /// Returns the length in bytes; 0 until the source is read.
     #[must_use]
     pub fn len(&self) -> usize {
         self.text.as_ref().map(|text| text.0.len()).or(self.base64.as_ref().map(|o| o.0.len())).unwrap_or(0)
@@ -218,23 +218,23 @@ impl Payload {
         self.source.as_ref()
     }
 
-    /// Replaces the octets by the result of `share`.
+    /// Replaces the bytes by the result of `share`.
     pub(super) fn share(&mut self, share: &mut impl FnMut(Bytes) -> Bytes) {
         let text = self.text.as_mut().map(|text| &mut text.0);
-        for octets in text.into_iter().chain(self.base64.as_mut().map(|octets| &mut octets.0)) {
-            *octets = share(std::mem::take(octets));
+        for bytes in text.into_iter().chain(self.base64.as_mut().map(|bytes| &mut bytes.0)) {
+            *bytes = share(std::mem::take(bytes));
         }
     }
 
-    /// Replaces the source by the octets read from it.
-    pub fn resolve(&mut self, octets: Bytes) {
-        *self = octets.into();
+    /// Replaces the source by the bytes read from it.
+    pub fn resolve(&mut self, bytes: Bytes) {
+        *self = bytes.into();
     }
 }
 
 impl From<Bytes> for Payload {
-    fn from(octets: Bytes) -> Self {
-        Self { text: None, base64: Some(Octets(octets)), source: None }
+    fn from(bytes: Bytes) -> Self {
+        Self { text: None, base64: Some(OpaqueBytes(bytes)), source: None }
     }
 }
 
@@ -250,10 +250,10 @@ pub struct SystemdCredential {
     text: Option<SecretText>,
     /// Content in standard base64 (RFC 4648 §4).
     #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<Octets>,
+    data: Option<OpaqueBytes>,
     /// Content as `systemd-creds encrypt` wrote it, in base64. Only the guest can decrypt it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    encrypted: Option<Octets>,
+    encrypted: Option<OpaqueBytes>,
 }
 
 impl SystemdCredential {
@@ -303,7 +303,7 @@ pub struct InjectedFile {
     /// Path of the file in the guest.
     pub path: Line,
     /// Content in standard base64 (RFC 4648 §4).
-    pub base64: Octets,
+    pub base64: OpaqueBytes,
 }
 
 /// `random_seed`: seed for the guest's random number generator.
@@ -311,7 +311,7 @@ pub struct InjectedFile {
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct RandomSeed {
     /// Seed in standard base64 (RFC 4648 §4).
-    pub base64: Octets,
+    pub base64: OpaqueBytes,
 }
 
 /// `metadata`: custom keys and values, each key once.

@@ -20,9 +20,9 @@ use crate::http::Response;
 
 /// How many loads of one thread `arc_swap` protects at a low price. Further ones cost a locked instruction each.
 const LOADS: usize = 8;
-/// Octets of a cache line of most CPUs.
+/// Bytes of a cache line of most CPUs.
 const LINE: usize = 64;
-/// Octets of a body that are read ahead. A CPU recognises the order of more by itself.
+/// Bytes of a body that are read ahead. A CPU recognises the order of more by itself.
 const BODY: usize = 256;
 
 /// A request that may follow: a hint, which nothing has checked.
@@ -65,11 +65,11 @@ impl Store {
     }
 }
 
-/// Reads the first octets of a body and the place of its reference count.
+/// Reads the first bytes of a body and the place of its reference count.
 fn touch(response: &Response) -> u8 {
     let Some(piece) = response.body().pieces().first() else { return 0 };
-    let octets = piece.iter().take(BODY).step_by(LINE).fold(0, |seen, octet| seen ^ octet);
-    octets ^ u8::from(piece.is_unique())
+    let bytes = piece.iter().take(BODY).step_by(LINE).fold(0, |seen, byte| seen ^ byte);
+    bytes ^ u8::from(piece.is_unique())
 }
 
 impl Responses {

@@ -12,8 +12,8 @@ use crate::http::{Body, Head, Response, Status};
 
 /// Number of entries below which the interner does not sweep by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
-/// Minimum number of new octets between automatic sweeps; an eighth of the held octets if that is more.
-const SWEEP_OCTETS: usize = 4 << 20;
+/// Minimum number of new bytes between automatic sweeps; an eighth of the held bytes if that is more.
+const SWEEP_BYTES: usize = 4 << 20;
 
 /// Encoding of a text within a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,20 +28,20 @@ impl Notation {
     const COUNT: usize = 2;
 }
 
-/// Stores equal responses, response heads, octets and route terms of all VMs in one allocation each.
+/// Stores equal responses, response heads, bytes and route terms of all VMs in one allocation each.
 ///
 /// [`sweep`](Self::sweep) drops entries that no VM uses. It runs by itself when the number of entries has doubled, or
-/// when their octets have grown by an eighth.
+/// when their bytes have grown by an eighth.
 ///
 /// The hash is fast and not collision-resistant. Operators control the interned values through the records, and tenants
 /// those of their own VMs, so each process seeds it anew. Values of equal hashes are compared before they are shared.
 #[derive(Default)]
 pub struct Interner {
-    octets: HashSet<Bytes>,
+    bytes: HashSet<Bytes>,
     /// Payloads of records, until the next sweep. Two interners that held a payload for as long as somebody else does
     /// would hold it for each other, for ever.
     payloads: HashSet<Bytes>,
-    /// Texts among `octets` with their encoded form, by notation.
+    /// Texts among `bytes` with their encoded form, by notation.
     written: [HashMap<Bytes, Bytes>; Notation::COUNT],
     responses: HashSet<Response>,
     /// Heads of plain 200 responses, by content type and body length.
@@ -51,7 +51,7 @@ pub struct Interner {
     terms: HashSet<Arc<Terms>>,
     hashes: HashSet<Arc<[u32]>>,
     sweep_at: usize,
-    /// Octets added since the last sweep, and how many trigger the next one.
+    /// Bytes added since the last sweep, and how many trigger the next one.
     fresh: usize,
     fresh_most: usize,
 }
@@ -60,7 +60,7 @@ impl fmt::Debug for Interner {
     /// Prints counts, not content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Interner");
-        shown.field("octets", &self.octets.len()).field("responses", &self.responses.len());
+        shown.field("bytes", &self.bytes.len()).field("responses", &self.responses.len());
         shown.finish_non_exhaustive()
     }
 }
@@ -72,22 +72,22 @@ impl Interner {
         Self::default()
     }
 
-    /// Returns the shared copy of the octets. A new copy has an allocation of its exact size, so it does not keep alive
-    /// a larger buffer that `octets` is part of.
+    /// Returns the shared copy of the bytes. A new copy has an allocation of its exact size, so it does not keep alive
+    /// a larger buffer that `bytes` is part of.
     #[must_use]
-    pub fn octets(&mut self, octets: Bytes) -> Bytes {
-        match self.known(&octets) {
+    pub fn bytes(&mut self, bytes: Bytes) -> Bytes {
+        match self.known(&bytes) {
             Some(known) => known.clone(),
-            None => self.share(Bytes::copy_from_slice(&octets)),
+            None => self.share(Bytes::copy_from_slice(&bytes)),
         }
     }
 
-    /// Like [`octets`](Self::octets), for borrowed octets.
+    /// Like [`bytes`](Self::bytes), for borrowed bytes.
     #[must_use]
-    pub fn copy_of(&mut self, octets: &[u8]) -> Bytes {
-        match self.known(octets) {
+    pub fn copy_of(&mut self, bytes: &[u8]) -> Bytes {
+        match self.known(bytes) {
             Some(known) => known.clone(),
-            None => self.share(Bytes::copy_from_slice(octets)),
+            None => self.share(Bytes::copy_from_slice(bytes)),
         }
     }
 
@@ -103,18 +103,18 @@ impl Interner {
         payload
     }
 
-    fn known(&self, octets: &[u8]) -> Option<&Bytes> {
-        self.octets.get(octets).or_else(|| self.payloads.get(octets))
+    fn known(&self, bytes: &[u8]) -> Option<&Bytes> {
+        self.bytes.get(bytes).or_else(|| self.payloads.get(bytes))
     }
 
-    fn share(&mut self, octets: Bytes) -> Bytes {
-        self.make_room(octets.len());
-        self.octets.insert(octets.clone());
-        octets
+    fn share(&mut self, bytes: Bytes) -> Bytes {
+        self.make_room(bytes.len());
+        self.bytes.insert(bytes.clone());
+        bytes
     }
 
     /// Returns the shared copy of a text in a notation. `write` runs once for all VMs if the text itself is in
-    /// [`octets`](Self::octets), and at each call otherwise.
+    /// [`bytes`](Self::bytes), and at each call otherwise.
     #[must_use]
     pub(crate) fn written(
         &mut self,
@@ -126,7 +126,7 @@ impl Interner {
             return known.clone();
         }
         let Some(text) = self.known(text.as_bytes()).cloned() else {
-            return self.octets(write().into());
+            return self.bytes(write().into());
         };
         let written = Bytes::from(write().into_boxed_slice());
         self.make_room(written.len());
@@ -158,7 +158,7 @@ impl Interner {
         Arc::clone(response.shared_head())
     }
 
-    /// Returns the shared copy of a response. The body is shared too if it is in [`octets`](Self::octets).
+    /// Returns the shared copy of a response. The body is shared too if it is in [`bytes`](Self::bytes).
     #[must_use]
     pub fn response(&mut self, response: Response) -> Response {
         if let Some(known) = self.responses.get(&response) {
@@ -227,17 +227,17 @@ impl Interner {
         self.found.retain(|_, head| Arc::strong_count(head) > 1);
         self.heads.retain(|head| Arc::strong_count(head) > 1);
         self.payloads.clear();
-        // `written` holds references into `octets`, so it comes first.
+        // `written` holds references into `bytes`, so it comes first.
         self.written.iter_mut().for_each(|written| written.retain(|_, written| !written.is_unique()));
-        self.octets.retain(|octets| !octets.is_unique());
+        self.bytes.retain(|bytes| !bytes.is_unique());
         self.fresh = 0;
-        self.fresh_most = (self.held() / 8).max(SWEEP_OCTETS);
+        self.fresh_most = (self.held() / 8).max(SWEEP_BYTES);
     }
 
-    /// Returns the octets held in `octets` and `written`.
+    /// Returns the bytes held in `bytes` and `written`.
     fn held(&self) -> usize {
         let written = self.written.iter().flat_map(HashMap::values);
-        self.octets.iter().chain(written).map(Bytes::len).sum()
+        self.bytes.iter().chain(written).map(Bytes::len).sum()
     }
 
     /// Returns the number of entries of all kinds.
@@ -245,7 +245,7 @@ impl Interner {
     pub fn len(&self) -> usize {
         let written: usize = self.written.iter().map(HashMap::len).sum();
         let heads = self.found.len() + self.heads.len();
-        self.octets.len()
+        self.bytes.len()
             + self.payloads.len()
             + written
             + self.responses.len()
@@ -260,22 +260,22 @@ impl Interner {
         self.len() == 0
     }
 
-    /// Sweeps if a threshold is reached, before the caller adds this many octets.
-    fn make_room(&mut self, octets: usize) {
+    /// Sweeps if a threshold is reached, before the caller adds this many bytes.
+    fn make_room(&mut self, bytes: usize) {
         let full = self.len() >= self.sweep_at.max(SWEEP_AT_LEAST);
-        if full || self.fresh >= self.fresh_most.max(SWEEP_OCTETS) {
+        if full || self.fresh >= self.fresh_most.max(SWEEP_BYTES) {
             self.sweep();
         }
         if full {
             self.sweep_at = 2 * self.len();
         }
-        self.fresh += octets;
+        self.fresh += bytes;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Interner, Notation, SWEEP_AT_LEAST, SWEEP_OCTETS};
+    use super::{Interner, Notation, SWEEP_AT_LEAST, SWEEP_BYTES};
     use crate::http::{Response, Status};
 
     fn response(interner: &mut Interner, body: &str) -> Response {
@@ -300,9 +300,9 @@ mod tests {
     }
 
     #[test]
-    fn shared_octets_are_shared_between_different_heads() {
+    fn shared_bytes_are_shared_between_different_heads() {
         let mut interner = Interner::new();
-        let body = interner.octets("shared".into());
+        let body = interner.bytes("shared".into());
         let first = response(&mut interner, "shared");
         let other = interner.response(Response::new(Status(200), Some("text/yaml"), &[], "shared"));
         assert_ne!(other.head(), first.head());
@@ -310,10 +310,10 @@ mod tests {
     }
 
     #[test]
-    fn octets_do_not_keep_the_buffer_they_were_part_of() {
+    fn bytes_do_not_keep_the_buffer_they_were_part_of() {
         let mut interner = Interner::new();
         let long = bytes::Bytes::from("a part of it".repeat(1_000));
-        let part = interner.octets(long.slice(..6));
+        let part = interner.bytes(long.slice(..6));
         assert!(long.is_unique(), "the whole is still held");
         assert_eq!(part, "a part");
     }
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_shared_text_is_encoded_once_per_notation_and_dropped_with_its_users() {
         let mut interner = Interner::new();
-        let shared = interner.octets("shared".into());
+        let shared = interner.bytes("shared".into());
         let mut written = |notation, text: &str, encoded: &str| {
             interner.written(notation, text, || encoded.as_bytes().to_vec())
         };
@@ -383,11 +383,11 @@ mod tests {
     }
 
     #[test]
-    fn unused_octets_cannot_pile_up() {
+    fn unused_bytes_cannot_pile_up() {
         let mut interner = Interner::new();
         for n in 0..=u8::MAX {
-            drop(interner.octets(vec![n; 1 << 20].into()));
-            assert!(interner.held() <= SWEEP_OCTETS, "{} octets held", interner.held());
+            drop(interner.bytes(vec![n; 1 << 20].into()));
+            assert!(interner.held() <= SWEEP_BYTES, "{} bytes held", interner.held());
         }
     }
 }

@@ -168,8 +168,8 @@ impl<'a> Canonical<'a> {
 
 /// Returns the FNV-1a hash of a path in parts. It does not depend on where the path is split.
 pub(super) fn hash<'p>(parts: impl IntoIterator<Item = &'p str>) -> u32 {
-    let octets = parts.into_iter().flat_map(str::bytes);
-    octets.fold(0x811c_9dc5, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193))
+    let bytes = parts.into_iter().flat_map(str::bytes);
+    bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Maps `/2021-03-23/x`, `/1.0/x` and `/latest/x` to one tree. A version alone maps to the root of the tree.
@@ -197,9 +197,9 @@ fn first(path: &str) -> Option<(&str, &str)> {
 /// Returns whether a segment has the form `YYYY-MM-DD`, with any digits. EC2's clients use many dates as versions.
 fn is_date(segment: &str) -> bool {
     segment.len() == 10
-        && segment.bytes().enumerate().all(|(at, octet)| match at {
-            4 | 7 => octet == b'-',
-            _ => octet.is_ascii_digit(),
+        && segment.bytes().enumerate().all(|(at, byte)| match at {
+            4 | 7 => byte == b'-',
+            _ => byte.is_ascii_digit(),
         })
 }
 

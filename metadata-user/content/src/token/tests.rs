@@ -13,16 +13,16 @@ const NOW: u64 = 1_790_000_000;
 fn a_token_has_the_documented_form() {
     let token = Keyring::ephemeral().mint(Kind::AliYun, VM, 60, NOW);
     assert_eq!(token.len(), TOKEN_CHARS);
-    let octets = STANDARD.decode(&token).expect("base64");
-    assert_eq!(octets.len(), 42);
-    assert_eq!(octets[..2], [1, 2]);
-    assert_eq!(octets[2..10], (NOW + 60).to_be_bytes());
+    let bytes = STANDARD.decode(&token).expect("base64");
+    assert_eq!(bytes.len(), 42);
+    assert_eq!(bytes[..2], [1, 2]);
+    assert_eq!(bytes[2..10], (NOW + 60).to_be_bytes());
     assert!(token.bytes().all(|b| b.is_ascii_graphic()));
 }
 
 #[test]
 fn a_token_made_elsewhere_in_the_documented_form_is_accepted() {
-    // Made with Python's hmac: the key is the octets 0 to 31, the nonce 1 to 8, the expiry NOW + 60.
+    // Made with Python's hmac: the key is the bytes 0 to 31, the nonce 1 to 8, the expiry NOW + 60.
     const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     const TOKEN: &[u8; TOKEN_CHARS] = b"AQMAAAAAarE7vAECAwQFBgcICNh7cL9xTgVOVBvj7TiD6OBCKx0GG7SZ";
     let text =
@@ -92,9 +92,9 @@ proptest! {
             flipped[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(!keyring.verify(kind, VM, &flipped, NOW), "bit {bit} of the text");
         }
-        let octets = STANDARD.decode(&token).expect("base64");
-        for bit in 0..octets.len() * 8 {
-            let mut flipped = octets.clone();
+        let bytes = STANDARD.decode(&token).expect("base64");
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes.clone();
             flipped[bit / 8] ^= 1 << (bit % 8);
             prop_assert!(!keyring.verify(kind, VM, STANDARD.encode(flipped).as_bytes(), NOW), "bit {bit}");
         }

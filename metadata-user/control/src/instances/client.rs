@@ -10,7 +10,7 @@ use super::{Instance, Page, Problem};
 use crate::status::{ClientError, Question, Reply, ask};
 use metadata_content::source::Source;
 
-/// Most octets of a name.
+/// Most bytes of a name.
 pub const NAME_MAX: usize = 253;
 
 /// Longest silence of the agent, beside the time it is asked to wait.

@@ -9,9 +9,9 @@ use metadata_base::run::SOCKET;
 
 /// Longest silence of the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Most octets of a response: four times the status of a full node with every port.
+/// Most bytes of a response: four times the status of a full node with every port.
 const ANSWER_MAX: u64 = 64 << 20;
-/// Most octets of a response's head.
+/// Most bytes of a response's head.
 const HEAD_MAX: usize = 16 << 10;
 /// Most header fields of a response.
 const FIELDS: usize = 32;
@@ -115,7 +115,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns the whole body. Reads at most `limit` more octets.
+    /// Returns the whole body. Reads at most `limit` more bytes.
     ///
     /// # Errors
     /// The connection fails, or the agent is silent for too long.
@@ -159,7 +159,7 @@ fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
     loop {
         match stream.read(&mut piece) {
             Ok(0) => return Err(io::ErrorKind::InvalidData.into()),
-            Ok(octets) => answer.extend_from_slice(&piece[..octets]),
+            Ok(bytes) => answer.extend_from_slice(&piece[..bytes]),
             // The kernel does not restart a read that has a timeout (signal(7)).
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),

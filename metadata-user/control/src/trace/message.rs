@@ -2,7 +2,7 @@
 //!
 //! Header fields, bodies and queries may contain tokens and passwords. The output has the path, and a mark for a query.
 
-/// Most octets of a path to show.
+/// Most bytes of a path to show.
 const PATH_MOST: usize = 120;
 /// The methods of guests. Other text may be the middle of a body.
 const METHODS: [&str; 7] = ["GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS", "PATCH"];
@@ -23,19 +23,19 @@ fn status(payload: &[u8]) -> Option<String> {
 }
 
 fn request(payload: &[u8]) -> Option<String> {
-    let space = payload.iter().take(8).position(|octet| *octet == b' ')?;
+    let space = payload.iter().take(8).position(|byte| *byte == b' ')?;
     let (method, rest) = payload.split_at(space);
     let method = METHODS.into_iter().find(|known| known.as_bytes() == method)?;
     let rest = &rest[1..];
     // The capture may cut the path, but only a complete line is certainly a request.
-    let end = rest.iter().position(|octet| *octet == b'\r' || *octet == b'\n');
+    let end = rest.iter().position(|byte| *byte == b'\r' || *byte == b'\n');
     let target = match end {
         Some(end) => {
             let line = &rest[..end];
-            let version = line.iter().rposition(|octet| *octet == b' ')?;
+            let version = line.iter().rposition(|byte| *byte == b' ')?;
             line[version..].starts_with(b" HTTP/1.").then_some(&line[..version])?
         }
-        None => rest.split(|octet| *octet == b' ').next()?,
+        None => rest.split(|byte| *byte == b' ').next()?,
     };
     let path = path(std::str::from_utf8(target).ok()?)?;
     let cut = if end.is_none() { "…" } else { "" };
@@ -50,7 +50,7 @@ fn path(target: &str) -> Option<String> {
         _ => return None,
     };
     let (path, query) = path.split_once('?').map_or((path, ""), |(path, _)| (path, "?…"));
-    if !path.bytes().all(|octet| octet.is_ascii_graphic()) {
+    if !path.bytes().all(|byte| byte.is_ascii_graphic()) {
         return None;
     }
     Some(match path.get(..PATH_MOST) {

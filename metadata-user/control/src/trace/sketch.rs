@@ -1,31 +1,30 @@
 //! Describes a frame in one line, and finds the end of its headers.
 //!
-//! A guest may send any octets, and the kernel side copies only the start of a frame. The functions skip whatever they
+//! A guest may send any bytes, and the kernel side copies only the start of a frame. The functions skip whatever they
 //! cannot parse.
 
 use etherparse::{LaxLinkExtSlice, LaxNetSlice, LaxSlicedPacket, TcpSlice, TransportSlice};
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 const ETHERNET: usize = 14;
-/// Octets of an ARP packet for IPv4 over Ethernet.
+/// Bytes of an ARP packet for IPv4 over Ethernet.
 const ARP: usize = 28;
-/// Octets of the header of an ICMP message.
+/// Bytes of the header of an ICMP message.
 const ICMP: usize = 8;
 
 /// The headers of a frame.
 #[must_use]
-pub fn headers(octets: &[u8]) -> &[u8] {
-    let end =
-        LaxSlicedPacket::from_ethernet(octets).map_or(ETHERNET, |packet| end_of_headers(octets, &packet));
-    octets.get(..end).unwrap_or(octets)
+pub fn headers(bytes: &[u8]) -> &[u8] {
+    let end = LaxSlicedPacket::from_ethernet(bytes).map_or(ETHERNET, |packet| end_of_headers(bytes, &packet));
+    bytes.get(..end).unwrap_or(bytes)
 }
 
-fn end_of_headers(octets: &[u8], packet: &LaxSlicedPacket<'_>) -> usize {
+fn end_of_headers(bytes: &[u8], packet: &LaxSlicedPacket<'_>) -> usize {
     // The parsed slices point into the frame: their distance from its start is the length before them.
     let before =
-        |rest: &[u8]| (rest.as_ptr() as usize).saturating_sub(octets.as_ptr() as usize).min(octets.len());
+        |rest: &[u8]| (rest.as_ptr() as usize).saturating_sub(bytes.as_ptr() as usize).min(bytes.len());
     match (&packet.transport, &packet.net) {
         (Some(TransportSlice::Tcp(tcp)), _) => before(tcp.payload()),
         (Some(TransportSlice::Udp(udp)), _) => before(udp.payload()),
@@ -37,21 +36,21 @@ fn end_of_headers(octets: &[u8], packet: &LaxSlicedPacket<'_>) -> usize {
     }
 }
 
-/// Octets of an ICMP message's header. Neighbour discovery has no payload (RFC 4861 §4).
+/// Bytes of an ICMP message's header. Neighbour discovery has no payload (RFC 4861 §4).
 fn icmp_headers(message: &[u8]) -> usize {
     if matches!(message.first(), Some(133..=137)) { message.len() } else { ICMP }
 }
 
-/// The octets after the headers.
+/// The bytes after the headers.
 #[must_use]
-pub fn payload(octets: &[u8]) -> &[u8] {
-    octets.get(headers(octets).len()..).unwrap_or_default()
+pub fn payload(bytes: &[u8]) -> &[u8] {
+    bytes.get(headers(bytes).len()..).unwrap_or_default()
 }
 
 /// Addresses, ports and flags in one line.
 #[must_use]
-pub fn words(octets: &[u8]) -> String {
-    let Ok(packet) = LaxSlicedPacket::from_ethernet(octets) else {
+pub fn words(bytes: &[u8]) -> String {
+    let Ok(packet) = LaxSlicedPacket::from_ethernet(bytes) else {
         return "less than an Ethernet header".into();
     };
     let mut text = String::new();
@@ -92,7 +91,7 @@ fn address_resolution(arp: &etherparse::ArpPacketSlice<'_>) -> String {
     }
 }
 
-/// Describes the content of an IP packet of `length` octets.
+/// Describes the content of an IP packet of `length` bytes.
 fn above(from: IpAddr, to: IpAddr, length: usize, fragment: bool, packet: &LaxSlicedPacket<'_>) -> String {
     let pair = |source: u16, destination: u16| match from {
         IpAddr::V4(_) => format!("{from}:{source} → {to}:{destination}"),
@@ -243,17 +242,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_a_guest_sends_can_be_told(octets in proptest::collection::vec(any::<u8>(), 0..256), kind in 0_usize..5) {
-            let mut octets = octets;
+        fn whatever_a_guest_sends_can_be_told(bytes in proptest::collection::vec(any::<u8>(), 0..256), kind in 0_usize..5) {
+            let mut bytes = bytes;
             let types: [[u8; 2]; 5] = [[8, 0], [0x86, 0xdd], [8, 6], [0x81, 0], [0x88, 0xa8]];
-            if let Some(place) = octets.get_mut(12..14) {
+            if let Some(place) = bytes.get_mut(12..14) {
                 place.copy_from_slice(&types[kind]);
             }
-            if let Some(version) = octets.get_mut(14) {
+            if let Some(version) = bytes.get_mut(14) {
                 *version = if kind == 1 { 0x60 } else { 0x45 };
             }
-            prop_assert!(words(&octets).len() < 300, "a line stays one");
-            prop_assert_eq!([headers(&octets), payload(&octets)].concat(), octets);
+            prop_assert!(words(&bytes).len() < 300, "a line stays one");
+            prop_assert_eq!([headers(&bytes), payload(&bytes)].concat(), bytes);
         }
     }
 }

@@ -51,7 +51,7 @@ pub struct Frame {
     pub to_guest: bool,
     /// The verdict by its name in the metrics.
     pub verdict: String,
-    /// Length of the whole frame in octets.
+    /// Length of the whole frame in bytes.
     pub length: u32,
     /// The port in the form of the command line; `None` for a frame from user space.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -59,15 +59,15 @@ pub struct Frame {
     /// The guest's MAC.
     pub mac: String,
     /// The frame's headers, or everything captured if the reader asked for it, in hexadecimal.
-    pub octets: String,
-    /// The request or status line, if a message starts in the captured octets.
+    pub bytes: String,
+    /// The request or status line, if a message starts in the captured bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
 
 /// Parses hexadecimal digits; `None` for any other text.
 #[must_use]
-pub fn octets(digits: &str) -> Option<Vec<u8>> {
+pub fn bytes(digits: &str) -> Option<Vec<u8>> {
     let pairs = digits.as_bytes().chunks(2);
     pairs
         .map(|pair| {
@@ -78,7 +78,7 @@ pub fn octets(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Frame, Line, octets};
+    use super::{Frame, Line, bytes};
     use metadata_base::hex::hex;
 
     #[test]
@@ -88,14 +88,14 @@ mod tests {
             verdict: "steer_arp".into(),
             length: 42,
             mac: "m".into(),
-            octets: "00ff".into(),
+            bytes: "00ff".into(),
             ..Frame::default()
         };
         let cases = [
             (Line::Lost { frames: 3 }, r#"{"kind":"lost","frames":3}"#),
             (
                 Line::Frame(frame),
-                r#"{"kind":"frame","time_ns":7,"to_guest":false,"verdict":"steer_arp","length":42,"mac":"m","octets":"00ff"}"#,
+                r#"{"kind":"frame","time_ns":7,"to_guest":false,"verdict":"steer_arp","length":42,"mac":"m","bytes":"00ff"}"#,
             ),
         ];
         for (line, text) in cases {
@@ -105,11 +105,11 @@ mod tests {
     }
 
     #[test]
-    fn only_hexadecimal_digits_are_parsed_as_octets() {
+    fn only_hexadecimal_digits_are_parsed_as_bytes() {
         let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(octets(&hex(&all)), Some(all));
+        assert_eq!(bytes(&hex(&all)), Some(all));
         for bad in ["0", "0g", "zz", "é"] {
-            assert_eq!(octets(bad), None, "{bad}");
+            assert_eq!(bytes(bad), None, "{bad}");
         }
     }
 }

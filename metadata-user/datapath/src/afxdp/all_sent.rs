@@ -85,7 +85,7 @@ impl AllSentTable {
         let index = (index & (ALL_SENT - 1)) as usize;
         // SAFETY: the index is below ALL_SENT, and `inside` checked that this many aligned cells lie in the mapping.
         let cell = unsafe { self.cells.add(index) };
-        // SAFETY: as above; the mapping lives as long as `self`, all its octets are initialised, and both sides
+        // SAFETY: as above; the mapping lives as long as `self`, all its bytes are initialised, and both sides
         // access them as whole integers.
         unsafe { cell.as_ref() }
     }

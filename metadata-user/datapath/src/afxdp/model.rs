@@ -51,15 +51,15 @@ pub(super) struct ModelKernel {
 }
 
 impl ModelKernel {
-    pub(super) fn deliver(&mut self, umem: &mut Umem, octets: &[u8]) -> Fate {
-        if octets.len() > (self.chunk_size - HEADROOM) as usize {
+    pub(super) fn deliver(&mut self, umem: &mut Umem, bytes: &[u8]) -> Fate {
+        if bytes.len() > (self.chunk_size - HEADROOM) as usize {
             return Fate::TooLong;
         }
         let Some(chunk) = self.list.pop().or_else(|| self.fill.pop()) else { return Fate::NoChunk };
         self.fill.release();
         let addr = chunk + u64::from(HEADROOM);
-        umem.write_as_kernel(addr, octets);
-        let len = u32::try_from(octets.len()).expect("a frame");
+        umem.write_as_kernel(addr, bytes);
+        let len = u32::try_from(bytes.len()).expect("a frame");
         if !self.rx.push(XdpDesc { addr, len, options: XdpDescOptions::empty() }) {
             self.list.push(chunk);
             return Fate::RingFull;
@@ -78,7 +78,7 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Creates a receiver with `chunks` chunks of `chunk_size` octets, all given to the kernel, and an RX ring of
+    /// Creates a receiver with `chunks` chunks of `chunk_size` bytes, all given to the kernel, and an RX ring of
     /// `rx_ring` places, a power of two. The cursors of both rings start at `start`.
     ///
     /// # Panics
@@ -86,7 +86,7 @@ impl Rig {
     /// two.
     #[must_use]
     pub fn new(chunks: u32, chunk_size: u32, rx_ring: u32, start: u32) -> Self {
-        assert!(chunks > 0 && chunk_size > HEADROOM, "{chunks} chunks of {chunk_size} octets");
+        assert!(chunks > 0 && chunk_size > HEADROOM, "{chunks} chunks of {chunk_size} bytes");
         let (fill, kernel_fill) = ring(chunks.next_power_of_two(), start);
         let (kernel_rx, rx) = ring(rx_ring, start);
         let (umem, frames) = Umem::new(chunks, chunk_size).expect("a small region");
@@ -96,8 +96,8 @@ impl Rig {
     }
 
     /// Delivers a frame as if from the wire.
-    pub fn deliver(&mut self, octets: &[u8]) -> Fate {
-        self.kernel.deliver(self.receiver.umem(), octets)
+    pub fn deliver(&mut self, bytes: &[u8]) -> Fate {
+        self.kernel.deliver(self.receiver.umem(), bytes)
     }
 
     /// Delivers a descriptor that no correct kernel would send. Returns false if the RX ring is full.
@@ -112,7 +112,7 @@ impl Rig {
         self.receiver.receive(max, f)
     }
 
-    /// Frames lent so far, octets in them, and invalid descriptors.
+    /// Frames lent so far, bytes in them, and invalid descriptors.
     #[must_use]
     pub fn received(&self) -> (u64, u64, u64) {
         let received = self.receiver.received();

@@ -82,14 +82,14 @@ impl<T: Cell> Ring<T> {
         unsafe { self.cells.add(index) }
     }
 
-    /// Octets that a mapping needs for `size` cells in this layout.
+    /// Bytes that a mapping needs for `size` cells in this layout.
     fn bytes(layout: &XdpRingOffset, size: u32) -> Option<usize> {
         let cells = u64::from(size).checked_mul(size_of::<T>() as u64)?;
         usize::try_from(layout.desc.checked_add(cells)?).ok()
     }
 }
 
-/// Octets to map for a ring of `size` cells of `T`; `None` if the layout exceeds the address space.
+/// Bytes to map for a ring of `size` cells of `T`; `None` if the layout exceeds the address space.
 pub(super) fn bytes<T: Cell>(layout: &XdpRingOffset, size: u32) -> Option<usize> {
     Ring::<T>::bytes(layout, size)
 }
@@ -251,7 +251,7 @@ impl Queues {
         Ok(Self { sockets, any, first: 0 })
     }
 
-    /// Octets of frame memory that [`Queues::bind`] pins.
+    /// Bytes of frame memory that [`Queues::bind`] pins.
     #[must_use]
     pub fn memory(queues: u32, config: &SocketConfig) -> u64 {
         let each = share(queues, config);

@@ -26,7 +26,7 @@ use crate::GROUP;
 pub const MIN_RX_RING: u32 = 64;
 /// Maximum number of places in the RX ring, and of chunks.
 pub const MAX_RX_RING: u32 = 1 << 16;
-/// Octets that the kernel keeps free before the frame in each chunk (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
+/// Bytes that the kernel keeps free before the frame in each chunk (`XDP_PACKET_HEADROOM`, `linux/bpf.h`).
 pub const HEADROOM: u32 = 256;
 
 /// `bind(2)` requires a completion ring even for a socket that only receives (`xsk_validate_queues`,
@@ -37,7 +37,7 @@ const COMPLETION_RING: u32 = 1;
 const BIND_ATTEMPTS: u32 = 500;
 const BIND_PAUSE: Duration = Duration::from_millis(4);
 
-/// Sizes of a socket. Its memory is `chunks` × `chunk_size` octets, pinned from the start (32 MiB by default).
+/// Sizes of a socket. Its memory is `chunks` × `chunk_size` bytes, pinned from the start (32 MiB by default).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketConfig {
     /// Places in the RX ring: frames that can wait for the worker. A power of two from [`MIN_RX_RING`] to
@@ -47,7 +47,7 @@ pub struct SocketConfig {
     /// Chunks of frame memory, at least `rx_ring` and at most [`MAX_RX_RING`]. More than `rx_ring` has no benefit:
     /// the caller holds a chunk only while it reads a frame.
     pub chunks: u32,
-    /// Octets in a chunk, 2,048 or 4,096. The kernel drops a frame longer than this less [`HEADROOM`] and counts it
+    /// Bytes in a chunk, 2,048 or 4,096. The kernel drops a frame longer than this less [`HEADROOM`] and counts it
     /// as `dropped`.
     pub chunk_size: u32,
 }
@@ -84,7 +84,7 @@ impl SocketConfig {
 pub struct SocketStats {
     /// Frames lent to the caller.
     pub frames: u64,
-    /// Octets in the lent frames.
+    /// Bytes in the lent frames.
     pub bytes: u64,
     /// Descriptors from the kernel that failed validation. A value other than 0 is a kernel bug: please report it.
     pub bad_descriptors: u64,
@@ -254,9 +254,9 @@ fn map<T: Cell>(
 pub(super) struct Received {
     /// Frames lent to the caller.
     pub(super) frames: u64,
-    /// Octets in the lent frames.
+    /// Bytes in the lent frames.
     pub(super) bytes: u64,
-    /// Descriptors with an address that is not a chunk the kernel owns, or with more octets than a chunk has.
+    /// Descriptors with an address that is not a chunk the kernel owns, or with more bytes than a chunk has.
     pub(super) bad_descriptors: u64,
 }
 

@@ -29,7 +29,7 @@ pub(super) struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// Maps `len` octets of zeroed memory, resident from the start so that no frame waits for a page fault.
+    /// Maps `len` bytes of zeroed memory, resident from the start so that no frame waits for a page fault.
     #[cfg(not(miri))]
     pub(super) fn anonymous(len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
@@ -46,7 +46,7 @@ impl Mapping {
         Ok(memory)
     }
 
-    /// Maps `len` octets of `fd` at `offset`, shared with the kernel.
+    /// Maps `len` bytes of `fd` at `offset`, shared with the kernel.
     pub(super) fn shared(fd: BorrowedFd<'_>, offset: u64, len: usize) -> Result<Self, Errno> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let flags = MapFlags::SHARED | MapFlags::POPULATE;
@@ -65,14 +65,14 @@ impl Mapping {
         })
     }
 
-    /// Two handles to the same `len` octets of zeroed process memory, one for each side.
+    /// Two handles to the same `len` bytes of zeroed process memory, one for each side.
     #[cfg(any(test, miri, feature = "model"))]
     pub(super) fn plain(len: usize) -> [Self; 2] {
         let memory = std::sync::Arc::new(plain::Memory::zeroed(len));
         [0; 2].map(|_| Self { base: memory.base(), len, plain: Some(std::sync::Arc::clone(&memory)) })
     }
 
-    /// Octets in the mapping.
+    /// Bytes in the mapping.
     pub(super) fn len(&self) -> usize {
         self.len
     }

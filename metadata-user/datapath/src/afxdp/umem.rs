@@ -31,7 +31,7 @@ pub(super) struct Umem {
 }
 
 impl Umem {
-    /// Maps `chunks` × `chunk_size` octets. Also returns all chunks as frames that we own.
+    /// Maps `chunks` × `chunk_size` bytes. Also returns all chunks as frames that we own.
     pub(super) fn new(chunks: u32, chunk_size: u32) -> Result<(Self, Vec<Frame>), Errno> {
         let len = (chunks as usize).checked_mul(chunk_size as usize).ok_or(Errno::NOMEM)?;
         let memory = Mapping::anonymous(len)?;
@@ -45,7 +45,7 @@ impl Umem {
         self.memory.address()
     }
 
-    /// Octets in the region.
+    /// Bytes in the region.
     pub(super) fn len(&self) -> usize {
         self.memory.len()
     }
@@ -70,21 +70,21 @@ impl Umem {
             return None;
         }
         // Only XDP_USE_SG, which we do not set, allows frames in several chunks. A part of one has no readable
-        // octets.
+        // bytes.
         let whole = !descriptor.options.contains(XdpDescOptions::XDP_PKT_CONTD);
         let len = if whole { descriptor.len } else { u32::MAX };
         // Lossless: the remainder of a division by a u32.
         Some(Frame { chunk, start: (descriptor.addr % size) as u32, len })
     }
 
-    /// The octets of a frame; `None` if the kernel's length exceeds the chunk.
+    /// The bytes of a frame; `None` if the kernel's length exceeds the chunk.
     pub(super) fn bytes(&self, frame: &Frame) -> Option<&[u8]> {
         if frame.start.checked_add(frame.len)? > self.chunk_size {
             return None;
         }
         let offset = u64::from(frame.chunk) * u64::from(self.chunk_size) + u64::from(frame.start);
         let at = self.memory.at::<u8>(offset, frame.len as usize)?;
-        // SAFETY: `at` checks that all `len` octets lie inside the mapping, which outlives `&self`; they were zeroed
+        // SAFETY: `at` checks that all `len` bytes lie inside the mapping, which outlives `&self`; they were zeroed
         // when mapped, so they are initialised. They lie in one chunk (checked above), whose `Frame` we hold. The
         // kernel writes to a chunk only between `give` and the descriptor that `take` accepts. `give` needs `&mut
         // self`, so no slice from here is alive then.
@@ -99,11 +99,11 @@ impl Umem {
 
     /// Writes into a chunk that the kernel owns, as the kernel would.
     #[cfg(any(test, feature = "model"))]
-    pub(super) fn write_as_kernel(&mut self, addr: u64, octets: &[u8]) {
+    pub(super) fn write_as_kernel(&mut self, addr: u64, bytes: &[u8]) {
         assert!(self.with_kernel[usize::try_from(addr).expect("an index") / self.chunk_size as usize]);
-        let at = self.memory.at::<u8>(addr, octets.len()).expect("inside the region");
-        // SAFETY: `at` has room for all octets, and `&mut self` rules out any slice into the region.
-        unsafe { at.copy_from_nonoverlapping(std::ptr::NonNull::from(octets).cast(), octets.len()) };
+        let at = self.memory.at::<u8>(addr, bytes.len()).expect("inside the region");
+        // SAFETY: `at` has room for all bytes, and `&mut self` rules out any slice into the region.
+        unsafe { at.copy_from_nonoverlapping(std::ptr::NonNull::from(bytes).cast(), bytes.len()) };
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_may_fill_its_chunk_to_the_last_octet() {
+    fn a_frame_may_fill_its_chunk_to_the_last_byte() {
         let mut umem = umem();
         umem.write_as_kernel(2048 + 256, &[7; 1792]);
         let frame = umem.take(descriptor(2048 + 256, 1792)).expect("the kernel owns the chunk");
@@ -138,11 +138,11 @@ mod tests {
     }
 
     #[test]
-    fn a_length_that_exceeds_the_chunk_gives_no_octets() {
+    fn a_length_that_exceeds_the_chunk_gives_no_bytes() {
         for (addr, len) in [(256, 1793), (2047, 2), (0, CHUNK + 1), (4096, u32::MAX), (4097, u32::MAX)] {
             let mut umem = umem();
             let frame = umem.take(descriptor(addr, len)).expect("the kernel owns the chunk");
-            assert_eq!(umem.bytes(&frame), None, "{len} octets at {addr}");
+            assert_eq!(umem.bytes(&frame), None, "{len} bytes at {addr}");
         }
     }
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_frame_in_several_chunks_gives_no_octets() {
+    fn a_part_of_a_frame_in_several_chunks_gives_no_bytes() {
         let mut umem = umem();
         let part = XdpDesc { addr: 256, len: 60, options: XdpDescOptions::XDP_PKT_CONTD };
         let frame = umem.take(part).expect("the kernel owns the chunk");

@@ -8,7 +8,7 @@ use super::{Both, FrameSource, HEADER_LEN, HubTap, Link, LinkStats, MAX_FRAME, R
 use crate::afxdp::SocketStats;
 use crate::stack::Transmit as _;
 
-/// A frame of `len` octets from `source`.
+/// A frame of `len` bytes from `source`.
 fn frame(source: Mac, len: usize) -> Vec<u8> {
     let mut frame = vec![0xaa; len.max(12)];
     frame[6..12].copy_from_slice(&source.0);
@@ -57,9 +57,9 @@ impl FrameSource for Queue {
 
 #[test]
 fn two_sources_alternate_and_neither_starves() {
-    let queue = |octet: u8, count: usize| {
+    let queue = |byte: u8, count: usize| {
         let (end, _) = UnixDatagram::pair().expect("a pair of sockets");
-        Queue(vec![vec![octet]; count], end)
+        Queue(vec![vec![byte]; count], end)
     };
     let mut both = Both::new(queue(1, 6), queue(2, 100)).expect("two descriptors");
     let mut turn = |max| {

@@ -49,10 +49,10 @@ fn a_thread_that_answers_guests_can_make_the_calls_of_a_turn() {
     let outcome = behind(Mode::On, &ALL, move || {
         use std::io::{Read as _, Write as _};
         let mut said = said;
-        let mut octets = vec![0; 4 << 20];
+        let mut bytes = vec![0; 4 << 20];
         said.write_all(b"frame")?;
         drop(said);
-        let length = heard.read(&mut octets)?;
+        let length = heard.read(&mut bytes)?;
         std::thread::sleep(std::time::Duration::from_micros(1));
         // A contained panic unwinds and prints a report.
         let fault = std::panic::catch_unwind(|| panic!("expected by this test"));

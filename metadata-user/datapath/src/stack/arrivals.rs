@@ -192,7 +192,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.turn_and_stir(now, at, Cause::Segment(segment), out);
     }
 
-    /// Limit of payload octets per segment to a slot's guest: what its device's MTU allows, or less if longer
+    /// Limit of payload bytes per segment to a slot's guest: what its device's MTU allows, or less if longer
     /// segments were lost recently.
     pub(super) fn largest_segment(&self, now: Duration, slot: Slot, is_ipv4: bool) -> u16 {
         if self.ports.get(slot).is_some_and(|port| port.is_narrow(now)) {
@@ -219,7 +219,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
 //
 // All of it is a hint: a wrong one costs time and nothing else.
 
-/// Octets of a cache line of most CPUs.
+/// Bytes of a cache line of most CPUs.
 const LINE: usize = 64;
 
 /// A look at a frame that shows nothing.
@@ -233,7 +233,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
         let group = &group[..group.len().min(GROUP)];
         for (slot, frame) in group {
-            black_box(frame.iter().step_by(LINE).fold(0, |seen, octet| seen ^ octet));
+            black_box(frame.iter().step_by(LINE).fold(0, |seen, byte| seen ^ byte));
             black_box(self.ports.get(*slot).is_some());
         }
         let (mut glimpses, mut flows) = ([NOTHING; GROUP], [None; GROUP]);
@@ -303,14 +303,14 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         let port = |at| array(segment, at).map(u16::from_be_bytes);
         let (remote, local) = ((remote, port(0)?), (local, port(2)?));
         let flow = Tuple { remote, local }.flow(&self.config.cookie_key, slot);
-        // The octet before the flags has the length of the header in words of four octets (RFC 9293 §3.1).
+        // The byte before the flags has the length of the header in words of four bytes (RFC 9293 §3.1).
         let header = usize::from(segment.get(tcp::FLAGS - 1)? >> 4) * 4;
         let payload = segment.get(header..).unwrap_or_default();
         Some((Glimpse { slot, local, payload }, flow))
     }
 }
 
-/// The octets at a place.
-fn array<const N: usize>(octets: &[u8], at: usize) -> Option<[u8; N]> {
-    octets.get(at..)?.first_chunk().copied()
+/// The bytes at a place.
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
 }

@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use crate::guest_devices::GuestDevices;
 
-/// Limit of octets that one connection has received but its exchange has not taken; also the largest window offered.
+/// Limit of bytes that one connection has received but its exchange has not taken; also the largest window offered.
 ///
 /// A guest with segmentation offload may send a whole window in one frame. With the longest headers (14 Ethernet + 60
-/// IPv4 + 60 TCP) and the 256 octets of headroom that XDP reserves, that frame still fits a 4 KiB UMEM chunk. A
+/// IPv4 + 60 TCP) and the 256 bytes of headroom that XDP reserves, that frame still fits a 4 KiB UMEM chunk. A
 /// larger frame would be dropped without being counted.
 pub const RECEIVE_BUFFER: usize = 3 * 1024;
 
-/// Octets handed over but not acknowledged at which the stack stops asking an exchange for more. They are shared and
+/// Bytes handed over but not acknowledged at which the stack stops asking an exchange for more. They are shared and
 /// not copied, so this limits how far ahead a pipelining guest is answered, not memory.
 pub const SEND_AHEAD: usize = 16 * 1024;
 
@@ -25,7 +25,7 @@ pub const PIECES_PER_CONNECTION: usize = 64;
 /// others.
 pub const SEGMENTS_IN_FLIGHT: u32 = 128;
 
-/// Longest IP packet the stack sends, in octets: 1460 octets of TCP payload over IPv4, 1440 over IPv6.
+/// Longest IP packet the stack sends, in bytes: 1460 bytes of TCP payload over IPv4, 1440 over IPv6.
 pub const MTU: usize = 1500;
 
 /// How long a port's new connections start with segments that every host accepts ([`SEGMENT_UNSAID_V4`] or

@@ -199,7 +199,7 @@ impl<E: Exchange> Conn<E> {
                 }
                 match self.tcb.arrived(segment, now) {
                     Arrival::Reset => return (Fate::Gone, turn),
-                    Arrival::Taken(octets) => payload = octets,
+                    Arrival::Taken(bytes) => payload = bytes,
                 }
                 let finished = self.tcb.guest_finished && !self.finish_passed;
                 due = self.waiting.is_none() || !payload.is_empty() || finished;

@@ -55,7 +55,7 @@ impl Workshop {
         self.sent += 1;
     }
 
-    /// Sends the payload behind the headers that `build` makes, in segments of `segment` octets. `build` returns the
+    /// Sends the payload behind the headers that `build` makes, in segments of `segment` bytes. `build` returns the
     /// length of the headers and the offset of the TCP header.
     pub(super) fn send_long(
         &mut self,
@@ -81,7 +81,7 @@ pub(super) struct Header<'a> {
     /// The control bits without ACK.
     pub(super) flags: u8,
     pub(super) window: u16,
-    /// A multiple of four octets.
+    /// A multiple of four bytes.
     pub(super) options: &'a [u8],
 }
 
@@ -100,7 +100,7 @@ impl Header<'_> {
         self.emit_with(tuple, route, 0, |_| HOP_LIMIT, frame)
     }
 
-    /// Builds the frame of a segment with `payload` octets, which `fill` writes; `fill` returns the hop limit.
+    /// Builds the frame of a segment with `payload` bytes, which `fill` writes; `fill` returns the hop limit.
     /// Headers and payload must fit the MTU. Returns the frame's length.
     pub(super) fn emit_with(
         &self,
@@ -120,7 +120,7 @@ impl Header<'_> {
         length
     }
 
-    /// Builds the headers of a frame with `payload` octets that follow separately. The TCP checksum is partial: the sum
+    /// Builds the headers of a frame with `payload` bytes that follow separately. The TCP checksum is partial: the sum
     /// of the pseudo-header alone, not complemented (virtio 1.2 §5.1.6.2). Returns the length of the headers and the
     /// offset of the TCP header.
     pub(super) fn emit_long(
@@ -132,11 +132,11 @@ impl Header<'_> {
         frame: &mut [u8],
     ) -> (usize, usize) {
         let (tcp, pseudo) = self.headers(tuple, route, payload, hop_limit, frame);
-        frame[tcp + 16..tcp + 18].copy_from_slice(&finish(pseudo).map(|octet| !octet));
+        frame[tcp + 16..tcp + 18].copy_from_slice(&finish(pseudo).map(|byte| !byte));
         (tcp + HEADER + self.options.len(), tcp)
     }
 
-    /// Writes all headers of a segment with `payload` octets, the TCP checksum as zero. Returns the offset of the TCP
+    /// Writes all headers of a segment with `payload` bytes, the TCP checksum as zero. Returns the offset of the TCP
     /// header, and the sum of the pseudo-header.
     fn headers(
         &self,
@@ -164,12 +164,12 @@ impl Header<'_> {
     }
 }
 
-/// Octets before the TCP header of a frame to the remote end.
+/// Bytes before the TCP header of a frame to the remote end.
 fn tcp_at(tuple: &Tuple) -> usize {
     ETHERNET + if tuple.remote.0.is_ipv4() { IPV4_HEADER } else { IPV6_HEADER }
 }
 
-/// Writes the IP header of a TCP segment of `length` octets; returns the sum of its pseudo-header (RFC 9293 §3.1).
+/// Writes the IP header of a TCP segment of `length` bytes; returns the sum of its pseudo-header (RFC 9293 §3.1).
 /// Both addresses have the same family, because they come from one packet.
 fn ip(from: IpAddr, to: IpAddr, length: usize, hop_limit: u8, frame: &mut [u8]) -> u64 {
     let header = &mut frame[ETHERNET..];
@@ -198,8 +198,8 @@ fn ip(from: IpAddr, to: IpAddr, length: usize, hop_limit: u8, frame: &mut [u8]) 
             sum(&header[12..20]) + sum(&tail)
         }
         _ => {
-            let octets = (length as u16).to_be_bytes();
-            header[..8].copy_from_slice(&[0x60, 0, 0, 0, octets[0], octets[1], TCP, hop_limit]);
+            let bytes = (length as u16).to_be_bytes();
+            header[..8].copy_from_slice(&[0x60, 0, 0, 0, bytes[0], bytes[1], TCP, hop_limit]);
             for (address, at) in [(from, 8), (to, 24)] {
                 if let IpAddr::V6(address) = address {
                     header[at..at + 16].copy_from_slice(&address.octets());
@@ -217,7 +217,7 @@ pub(super) fn fits_echo(source: IpAddr, request: &[u8]) -> bool {
     (8..=MTU - header).contains(&request.len())
 }
 
-/// Builds the reply to an echo request that fits (RFC 792, RFC 4443 §4.2): the same octets except type and checksum.
+/// Builds the reply to an echo request that fits (RFC 792, RFC 4443 §4.2): the same bytes except type and checksum.
 /// Returns the frame's length.
 pub(super) fn echo(
     source: IpAddr,
@@ -234,7 +234,7 @@ pub(super) fn echo(
     let (start, length) = (ETHERNET + ip.header_len(), ETHERNET + ip.buffer_len());
     ip.emit(&mut frame[ETHERNET..length], &checksums());
     route.emit(if source.is_ipv4() { IPV4 } else { IPV6 }, frame);
-    // The ICMPv6 checksum covers the addresses too (RFC 8200 §8.1). They are the last 32 octets of the header.
+    // The ICMPv6 checksum covers the addresses too (RFC 8200 §8.1). They are the last 32 bytes of the header.
     let pseudo = if source.is_ipv4() {
         0
     } else {
@@ -252,10 +252,10 @@ pub(super) fn echo(
 // The internet checksum (RFC 1071).
 //
 // Words are added in memory order: the sum does not depend on the byte order if the result is stored the same way
-// (RFC 1071 §2 B). Adding four octets at a time to a 64-bit sum needs no carries, and the compiler vectorizes it.
+// (RFC 1071 §2 B). Adding four bytes at a time to a 64-bit sum needs no carries, and the compiler vectorizes it.
 // This is about as fast as caching the sums of frequent payloads.
 
-/// Sum of the pseudo-header for `length` octets of a protocol above IP (RFC 9293 §3.1, RFC 8200 §8.1). Both addresses
+/// Sum of the pseudo-header for `length` bytes of a protocol above IP (RFC 9293 §3.1, RFC 8200 §8.1). Both addresses
 /// have the same family, because they come from one packet.
 pub(super) fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> u64 {
     let address = |address| match address {
@@ -269,19 +269,19 @@ pub(super) fn pseudo(source: IpAddr, destination: IpAddr, protocol: u8, length: 
 /// Whether the checksum in `field` is correct: complete, or partial. A partial one is the pseudo-header's sum alone,
 /// folded and not complemented, as a guest with checksum offload leaves it (virtio 1.2 §5.1.6.2; `CHECKSUM_PARTIAL`
 /// in Linux).
-pub(super) fn is_sound(pseudo: u64, octets: &[u8], field: [u8; 2]) -> bool {
-    // The complement of two octets is the same in either byte order.
-    finish(pseudo) == field.map(|octet| !octet) || is_complete(pseudo, octets)
+pub(super) fn is_sound(pseudo: u64, bytes: &[u8], field: [u8; 2]) -> bool {
+    // The complement of two bytes is the same in either byte order.
+    finish(pseudo) == field.map(|byte| !byte) || is_complete(pseudo, bytes)
 }
 
-/// Whether the octets' checksum is complete and correct.
-pub(super) fn is_complete(pseudo: u64, octets: &[u8]) -> bool {
-    finish(pseudo + sum(octets)) == [0; 2]
+/// Whether the bytes' checksum is complete and correct.
+pub(super) fn is_complete(pseudo: u64, bytes: &[u8]) -> bool {
+    finish(pseudo + sum(bytes)) == [0; 2]
 }
 
-/// Sums octets, the last word padded with zeros. Correct for up to 4 GiB in total.
-pub(super) fn sum(octets: &[u8]) -> u64 {
-    let (words, rest) = octets.as_chunks::<4>();
+/// Sums bytes, the last word padded with zeros. Correct for up to 4 GiB in total.
+pub(super) fn sum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
     let mut sum: u64 = words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum();
     let mut last = [0; 4];
     last[..rest.len()].copy_from_slice(rest);
@@ -289,7 +289,7 @@ pub(super) fn sum(octets: &[u8]) -> u64 {
     sum
 }
 
-/// The two octets of the checksum field.
+/// The two bytes of the checksum field.
 pub(super) fn finish(mut sum: u64) -> [u8; 2] {
     sum = (sum & 0xffff_ffff) + (sum >> 32);
     sum = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
@@ -313,26 +313,26 @@ mod tests {
     fn only_complete_and_partial_sums_are_sound() {
         for [source, destination] in ADDRESSES {
             for length in [20, 21, 60, 1_480] {
-                let mut octets: Vec<u8> = (0..length).map(|i| (i * 37) as u8).collect();
-                let pseudo = pseudo(source, destination, 6, octets.len());
-                octets[16..18].fill(0);
-                let complete = finish(pseudo + sum(&octets));
-                let partial = finish(pseudo).map(|octet| !octet);
+                let mut bytes: Vec<u8> = (0..length).map(|i| (i * 37) as u8).collect();
+                let pseudo = pseudo(source, destination, 6, bytes.len());
+                bytes[16..18].fill(0);
+                let complete = finish(pseudo + sum(&bytes));
+                let partial = finish(pseudo).map(|byte| !byte);
                 for field in 0..=u16::MAX {
                     let field = field.to_ne_bytes();
-                    octets[16..18].copy_from_slice(&field);
-                    let sound = is_sound(pseudo, &octets, field);
+                    bytes[16..18].copy_from_slice(&field);
+                    let sound = is_sound(pseudo, &bytes, field);
                     assert_eq!(sound, field == complete || field == partial, "{length}, {field:02x?}");
-                    assert_eq!(is_complete(pseudo, &octets), field == complete, "{length}, {field:02x?}");
+                    assert_eq!(is_complete(pseudo, &bytes), field == complete, "{length}, {field:02x?}");
                 }
             }
         }
     }
 
     /// The sum word by word, as RFC 1071 §1 defines it.
-    fn plain(octets: &[u8]) -> [u8; 2] {
+    fn plain(bytes: &[u8]) -> [u8; 2] {
         let mut sum = 0_u32;
-        for pair in octets.chunks(2) {
+        for pair in bytes.chunks(2) {
             sum += u32::from(pair[0]) << 8 | u32::from(pair.get(1).copied().unwrap_or(0));
             sum = (sum & 0xffff) + (sum >> 16);
         }
@@ -341,16 +341,16 @@ mod tests {
 
     #[test]
     fn the_sum_matches_its_definition_at_every_length() {
-        let octets: Vec<u8> = (0..1500_u32).map(|i| (i * 31 + i / 7) as u8).collect();
-        for length in 0..octets.len() {
-            assert_eq!(finish(sum(&octets[..length])), plain(&octets[..length]), "{length}");
+        let bytes: Vec<u8> = (0..1500_u32).map(|i| (i * 31 + i / 7) as u8).collect();
+        for length in 0..bytes.len() {
+            assert_eq!(finish(sum(&bytes[..length])), plain(&bytes[..length]), "{length}");
         }
         assert_eq!(finish(sum(&[0xff; 1500])), plain(&[0xff; 1500]));
     }
 
     #[test]
-    fn sums_of_parts_in_multiples_of_four_octets_add_up() {
-        let octets: Vec<u8> = (0..100).collect();
-        assert_eq!(finish(sum(&octets[..40]) + sum(&octets[40..])), plain(&octets));
+    fn sums_of_parts_in_multiples_of_four_bytes_add_up() {
+        let bytes: Vec<u8> = (0..100).collect();
+        assert_eq!(finish(sum(&bytes[..40]) + sum(&bytes[40..])), plain(&bytes));
     }
 }

@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::emit::{is_complete, is_sound, pseudo};
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 pub(super) const ETHERNET: usize = 14;
 const ARP: u16 = 0x0806;
 pub(super) const IPV4: u16 = 0x0800;
@@ -155,7 +155,7 @@ fn is_message_sound(source: IpAddr, destination: IpAddr, icmp: &[u8]) -> bool {
     field.is_some_and(|field| is_sound(pseudo(source, destination, ICMPV6, icmp.len()), icmp, field))
 }
 
-/// RFC 4861 §7.1.1: hop limit 255 (no router forwarded it), code 0, at least 24 octets, correct checksum.
+/// RFC 4861 §7.1.1: hop limit 255 (no router forwarded it), code 0, at least 24 bytes, correct checksum.
 fn solicitation<'a>(
     source: Ipv6Addr,
     destination: Ipv6Addr,
@@ -246,7 +246,7 @@ pub(super) fn answer_solicitation(source: Ipv6Addr, target: Ipv6Addr, to: Mac, f
 
 // Received TCP segments, and sequence number arithmetic.
 
-/// Octets of a TCP header without options.
+/// Bytes of a TCP header without options.
 pub(super) const HEADER: usize = 20;
 
 /// The control bits (RFC 9293 §3.1).
@@ -339,7 +339,7 @@ impl<'a> Segment<'a> {
         self.flags & (SYN | ACK | RST | FIN) == SYN
     }
 
-    /// Octets that the segment takes in the sequence space (RFC 9293 §3.4).
+    /// Bytes that the segment takes in the sequence space (RFC 9293 §3.4).
     pub(super) fn length(&self) -> u32 {
         self.payload.len() as u32 + u32::from(self.has(FIN)) + u32::from(self.has(SYN))
     }
@@ -372,10 +372,10 @@ mod tests {
         {
             tcp[12] = offset << 4;
             // A partial checksum is correct whatever the rest is.
-            let sum = finish(pseudo(guest, guest, TCP, length)).map(|octet| !octet);
+            let sum = finish(pseudo(guest, guest, TCP, length)).map(|byte| !byte);
             tcp[16..18].copy_from_slice(&sum);
             let read = Segment::read(guest, guest, &tcp[..length]);
-            assert_eq!(read.is_ok(), good, "offset {offset} in {length} octets");
+            assert_eq!(read.is_ok(), good, "offset {offset} in {length} bytes");
         }
         tcp[12] = 5 << 4;
         tcp[3] = 0;

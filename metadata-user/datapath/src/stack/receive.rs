@@ -15,7 +15,7 @@ use super::tcb::Tcb;
 /// The result of a segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrival<'a> {
-    /// The next octets in sequence, possibly none.
+    /// The next bytes in sequence, possibly none.
     Taken(&'a [u8]),
     /// The guest has reset the connection.
     Reset,
@@ -30,7 +30,7 @@ impl Tcb {
         self.accepts(segment) && acknowledges
     }
 
-    /// The acceptability test (RFC 9293 §3.10.7.4, first step). A segment that starts at the next octet is accepted
+    /// The acceptability test (RFC 9293 §3.10.7.4, first step). A segment that starts at the next byte is accepted
     /// even if the window is closed.
     fn accepts(&self, segment: &Segment<'_>) -> bool {
         let ahead = segment.seq.wrapping_sub(self.rcv);
@@ -117,7 +117,7 @@ impl Tcb {
             return NOTHING;
         }
         self.ack_due = true;
-        // Earlier octets are missing, or the segment lies after a FIN.
+        // Earlier bytes are missing, or the segment lies after a FIN.
         if before(self.rcv, segment.seq) || self.guest_finished {
             return NOTHING;
         }
@@ -149,23 +149,23 @@ const NO_OPERATION: u8 = 1;
 const MAXIMUM_SEGMENT_SIZE: u8 = 2;
 const WINDOW_SCALE: u8 = 3;
 
-/// Limit of payload octets per segment to a device with this MTU; an MTU of 0 means unknown.
+/// Limit of payload bytes per segment to a device with this MTU; an MTU of 0 means unknown.
 pub(super) const fn largest_segment(is_ipv4: bool, mtu: u32) -> u16 {
     if is_ipv4 { segment_v4(mtu) } else { segment_v6(mtu) }
 }
 
-/// Payload octets that every host accepts over IPv4 and every link over IPv6 (RFC 9293 §3.7.1).
+/// Payload bytes that every host accepts over IPv4 and every link over IPv6 (RFC 9293 §3.7.1).
 pub(super) const fn safe_segment(is_ipv4: bool) -> u16 {
     if is_ipv4 { SEGMENT_UNSAID_V4 } else { SEGMENT_UNSAID_V6 }
 }
 
-/// Reads a SYN's options, for a link that takes segments of `largest` octets. A missing size or size 0 means the size
+/// Reads a SYN's options, for a link that takes segments of `largest` bytes. A missing size or size 0 means the size
 /// every host accepts. The last of several sizes counts, as in the kernel programs.
 pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
     let is_ipv4 = segment.tuple.remote.0.is_ipv4();
     let mut said = Abilities { segment: safe_segment(is_ipv4), scale: None };
     let mut rest = segment.options;
-    // The loop is bounded: each option takes at least one octet, and there are at most 40.
+    // The loop is bounded: each option takes at least one byte, and there are at most 40.
     while let [kind, after @ ..] = rest {
         match *kind {
             END => break,
@@ -193,14 +193,14 @@ pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
     said
 }
 
-/// The sequence number that answers a SYN. `largest` is the limit of payload octets in both directions. The number is
+/// The sequence number that answers a SYN. `largest` is the limit of payload bytes in both directions. The number is
 /// never `taken`, the initial number of the flow's current connection.
 pub(super) fn number(key: &Key, flow: Flow, largest: u16, segment: &Segment<'_>, taken: Option<u32>) -> u32 {
     let number = issue(key, flow, segment.seq, abilities(segment, largest));
     if taken == Some(number) { again(number) } else { number }
 }
 
-/// Builds the SYN-ACK with this sequence number and a maximum segment size of `largest` octets (RFC 9293 §3.10.7.2).
+/// Builds the SYN-ACK with this sequence number and a maximum segment size of `largest` bytes (RFC 9293 §3.10.7.2).
 /// Returns the frame's length.
 pub(super) fn answer(
     number: u32,

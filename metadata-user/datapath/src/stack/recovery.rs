@@ -1,7 +1,7 @@
 //! How much to send, and when to retransmit.
 //!
 //! Implements RFC 6298 (retransmission timeout), RFC 5681 (slow start, congestion avoidance, fast retransmit), RFC
-//! 3465 (slow start by octets), RFC 6582 (NewReno: recovery from several losses without SACK) and RFC 6928 (initial
+//! 3465 (slow start by bytes), RFC 6582 (NewReno: recovery from several losses without SACK) and RFC 6928 (initial
 //! window). There are no timestamps:
 //! one segment at a time is measured, and retransmitted segments are not measured (Karn's algorithm, RFC 6298 §3).
 
@@ -42,7 +42,7 @@ pub(super) struct Recovery {
     backoff: u8,
     /// A full-sized segment has been acknowledged.
     fits: bool,
-    /// Octets of the segment that is assumed too long for the link, until an acknowledgement arrives.
+    /// Bytes of the segment that is assumed too long for the link, until an acknowledgement arrives.
     lost: Option<u32>,
     /// A shorter segment has arrived after a longer one was lost repeatedly.
     narrow: bool,
@@ -54,7 +54,7 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    /// Creates the state for segments of `size` octets, the first numbered `first`.
+    /// Creates the state for segments of `size` bytes, the first numbered `first`.
     pub(super) fn new(size: u32, first: u32) -> Self {
         Self {
             size,
@@ -74,7 +74,7 @@ impl Recovery {
         }
     }
 
-    /// Limit of octets in flight.
+    /// Limit of bytes in flight.
     pub(super) fn window(&self) -> u32 {
         self.window.min(SEGMENTS_IN_FLIGHT * self.size)
     }
@@ -88,7 +88,7 @@ impl Recovery {
         (rto.clamp(RTO_MIN, RTO_MAX) * (1 << self.backoff)).min(RTO_MAX)
     }
 
-    /// Records that octets before `next` were sent for the first time at `now`. `idle` means that nothing else was in
+    /// Records that bytes before `next` were sent for the first time at `now`. `idle` means that nothing else was in
     /// flight.
     pub(super) fn sent(&mut self, next: u32, now: Duration, idle: bool) {
         if self.timed.is_none() {
@@ -107,7 +107,7 @@ impl Recovery {
         self.timed = None;
     }
 
-    /// Records that `acked` octets up to `una` were acknowledged and `flight` octets are still in flight. Returns
+    /// Records that `acked` bytes up to `una` were acknowledged and `flight` bytes are still in flight. Returns
     /// true if the first of those is lost as well and must be retransmitted (RFC 6582 §3.2).
     pub(super) fn acknowledged(&mut self, una: u32, acked: u32, flight: u32, now: Duration) -> bool {
         self.duplicates = 0;
@@ -128,7 +128,7 @@ impl Recovery {
             self.is_recovering = false;
             self.window = self.threshold.min(flight.max(self.size) + self.size);
         } else if self.window < self.threshold {
-            // A guest acknowledges a long frame once, so slow start counts octets, not acknowledgements: RFC 3465 §2.2,
+            // A guest acknowledges a long frame once, so slow start counts bytes, not acknowledgements: RFC 3465 §2.2,
             // without its limit, as in Linux. After a timeout one acknowledgement may cover what had arrived before, so
             // the limit is one segment (§2.3).
             let counted = if before(una, self.recover) { acked.min(self.size) } else { acked };
@@ -141,7 +141,7 @@ impl Recovery {
         false
     }
 
-    /// Records a duplicate acknowledgement of `una` with `flight` octets in flight up to `max`. Returns true if the
+    /// Records a duplicate acknowledgement of `una` with `flight` bytes in flight up to `max`. Returns true if the
     /// first of them counts as lost and must be retransmitted at once (RFC 5681 §3.2, RFC 6582 §3.2).
     pub(super) fn duplicate(&mut self, una: u32, max: u32, flight: u32) -> bool {
         self.duplicates = self.duplicates.saturating_add(1);
@@ -171,7 +171,7 @@ impl Recovery {
         self.backoff + 1 >= if self.fits { proved } else { unproved }
     }
 
-    /// Assumes that segments of more than `size` octets are too long for the link, with `flight` octets in flight.
+    /// Assumes that segments of more than `size` bytes are too long for the link, with `flight` bytes in flight.
     pub(super) fn too_long(&mut self, size: u32, flight: u32) {
         let lost = self.size.min(flight);
         if lost > size {
@@ -185,12 +185,12 @@ impl Recovery {
         std::mem::take(&mut self.narrow)
     }
 
-    /// Limits segments to `size` octets.
+    /// Limits segments to `size` bytes.
     pub(super) fn shrink(&mut self, size: u32) {
         self.size = self.size.min(size);
     }
 
-    /// Records a timeout with `flight` octets in flight up to `max`: all of them count as lost (RFC 5681 §3.1, RFC
+    /// Records a timeout with `flight` bytes in flight up to `max`: all of them count as lost (RFC 5681 §3.1, RFC
     /// 6298 §5.5).
     pub(super) fn timed_out(&mut self, max: u32, flight: u32) {
         if self.backoff == 0 {
@@ -234,7 +234,7 @@ impl Recovery {
     }
 }
 
-/// The initial window in octets (RFC 6928 §2).
+/// The initial window in bytes (RFC 6928 §2).
 fn initial_window(size: u32) -> u32 {
     (10 * size).min(14_600.max(2 * size))
 }
@@ -247,8 +247,8 @@ mod tests {
     const SIZE: u32 = 1000;
     const FIRST: u32 = u32::MAX - 5_000;
 
-    fn number(octets: u32) -> u32 {
-        FIRST.wrapping_add(octets)
+    fn number(bytes: u32) -> u32 {
+        FIRST.wrapping_add(bytes)
     }
 
     #[test]
@@ -318,10 +318,10 @@ mod tests {
                 recovery.acknowledged(number(arrived), arrived, 0, Duration::ZERO);
             }
             for _ in 1..timeouts {
-                assert!(!recovery.is_too_long(), "{arrived} octets arrived");
+                assert!(!recovery.is_too_long(), "{arrived} bytes arrived");
                 recovery.timed_out(number(5 * SIZE), SIZE);
             }
-            assert!(recovery.is_too_long(), "{arrived} octets arrived");
+            assert!(recovery.is_too_long(), "{arrived} bytes arrived");
         }
     }
 

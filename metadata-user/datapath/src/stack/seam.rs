@@ -29,21 +29,21 @@ pub trait Transmit {
 pub struct Long<'a> {
     /// The Ethernet, IP and TCP headers of the whole. The TCP checksum is partial.
     pub headers: &'a [u8],
-    /// Octets of the headers before the TCP header.
+    /// Bytes of the headers before the TCP header.
     pub tcp_at: u16,
     /// True for IPv4, false for IPv6.
     pub is_ipv4: bool,
-    /// The payload in pieces, [`LONG_MAX`] octets at most.
+    /// The payload in pieces, [`LONG_MAX`] bytes at most.
     pub payload: &'a [IoSlice<'a>],
-    /// Octets of payload in each segment but the last.
+    /// Bytes of payload in each segment but the last.
     pub segment: u16,
 }
 
-/// Limit of payload octets in a [`Long`] frame. The kernel cuts frames of 65,536 octets and more itself (`gso_max_size`);
-/// 74 octets are for the headers.
+/// Limit of payload bytes in a [`Long`] frame. The kernel cuts frames of 65,536 bytes and more itself (`gso_max_size`);
+/// 74 bytes are for the headers.
 pub const LONG_MAX: u32 = 65_535 - 74;
 
-/// The work of sending this many octets of payload in one frame, in units of [`QUANTUM`](crate::worker::QUANTUM): one for
+/// The work of sending this many bytes of payload in one frame, in units of [`QUANTUM`](crate::worker::QUANTUM): one for
 /// the frame, and one for each 8 KiB that are copied.
 pub(super) fn work_of(payload: usize) -> u32 {
     1 + (payload / 8_192) as u32
@@ -62,9 +62,9 @@ impl Long<'_> {
 pub struct Refused {
     /// Refused: the VM already has as many waiting requests as it may.
     pub held: u64,
-    /// Refused: the VM's partly received requests already hold as many octets as they may.
+    /// Refused: the VM's partly received requests already hold as many bytes as they may.
     pub buffered: u64,
-    /// Refused: the VM's computed answers that are not yet read already hold as many octets as they may.
+    /// Refused: the VM's computed answers that are not yet read already hold as many bytes as they may.
     pub computed: u64,
 }
 
@@ -131,9 +131,9 @@ impl fmt::Debug for Step {
     /// Shows the length of the data, not the data.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Send(bytes) => write!(f, "Send({} octets)", bytes.len()),
+            Self::Send(bytes) => write!(f, "Send({} bytes)", bytes.len()),
             Self::SendWithin { bytes, hop_limit } => {
-                write!(f, "SendWithin({} octets, {hop_limit})", bytes.len())
+                write!(f, "SendWithin({} bytes, {hop_limit})", bytes.len())
             }
             Self::Wait { until } => f.debug_struct("Wait").field("until", until).finish(),
             Self::Close => f.write_str("Close"),

@@ -51,15 +51,15 @@ impl Tcb {
         is_lost
     }
 
-    /// Sends a zero-window probe: as much as fits a window too small for normal sending, but at least one octet (RFC
+    /// Sends a zero-window probe: as much as fits a window too small for normal sending, but at least one byte (RFC
     /// 9293 §3.8.6.1).
     fn probe(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
-        let octets = self.queued().min(self.window).min(self.size);
-        let header = self.count(self.nxt, octets.max(1), false, now);
-        self.emit(header, octets.max(1), outlet);
+        let bytes = self.queued().min(self.window).min(self.size);
+        let header = self.count(self.nxt, bytes.max(1), false, now);
+        self.emit(header, bytes.max(1), outlet);
         self.recovery.forget_timing();
-        // An octet beyond the window does not advance `nxt`: the guest may drop it.
-        self.nxt = self.nxt.wrapping_add(octets);
+        // A byte beyond the window does not advance `nxt`: the guest may drop it.
+        self.nxt = self.nxt.wrapping_add(bytes);
     }
 
     /// Sends all allowed output and any due acknowledgement, and sets the timer. `last` is called before the final
@@ -73,25 +73,25 @@ impl Tcb {
     ) -> bool {
         let (mut last, mut complete) = (Some(last), true);
         if std::mem::take(&mut self.resend) {
-            let octets = self.queued().min(self.size);
-            let fin = self.closing && octets == self.queued() && self.max == self.after_fin();
-            let header = self.count(self.una, octets, fin, now);
-            self.emit(header, octets, outlet);
+            let bytes = self.queued().min(self.size);
+            let fin = self.closing && bytes == self.queued() && self.max == self.after_fin();
+            let header = self.count(self.una, bytes, fin, now);
+            self.emit(header, bytes, outlet);
         }
         for _ in 0..SEGMENTS_PER_TURN {
-            let Some((octets, fin)) = self.next_segment() else { break };
+            let Some((bytes, fin)) = self.next_segment() else { break };
             complete = outlet.workshop.may_send();
             if !complete {
                 break;
             }
-            let header = self.count(self.nxt, octets, fin, now);
-            self.nxt = self.nxt.wrapping_add(octets + u32::from(fin));
+            let header = self.count(self.nxt, bytes, fin, now);
+            self.nxt = self.nxt.wrapping_add(bytes + u32::from(fin));
             if self.is_all_sent()
                 && let Some(last) = last.take()
             {
                 last(self);
             }
-            self.emit(header, octets, outlet);
+            self.emit(header, bytes, outlet);
         }
         if self.ack_due {
             self.bare(0, outlet);
@@ -101,8 +101,8 @@ impl Tcb {
         complete
     }
 
-    /// Octets of the next frame, and whether it carries FIN; `None` if nothing can be sent now. More than one segment's
-    /// octets only if the guest's device takes long frames.
+    /// Bytes of the next frame, and whether it carries FIN; `None` if nothing can be sent now. More than one segment's
+    /// bytes only if the guest's device takes long frames.
     fn next_segment(&self) -> Option<(u32, bool)> {
         let end = self.outbox.end();
         if before(end, self.nxt) {
@@ -110,33 +110,33 @@ impl Tcb {
         }
         let unsent = end.wrapping_sub(self.nxt);
         let usable = self.window.min(self.recovery.window()).saturating_sub(self.nxt.wrapping_sub(self.una));
-        let mut octets = unsent.min(usable);
-        if octets > self.size {
-            octets = self.at_once(octets);
+        let mut bytes = unsent.min(usable);
+        if bytes > self.size {
+            bytes = self.at_once(bytes);
         }
         // Only the last segment of an answer is short.
-        if octets > self.size && octets < unsent {
-            octets -= octets % self.size;
+        if bytes > self.size && bytes < unsent {
+            bytes -= bytes % self.size;
         }
-        let fin = self.closing && octets == unsent;
+        let fin = self.closing && bytes == unsent;
         // Sends no tiny segments into a small window (RFC 9293 §3.8.6.2.1). The last segment of an answer does not
         // wait for acknowledgements.
-        let worth = octets >= self.size || octets == unsent || octets >= self.largest / 2;
-        (fin || (octets > 0 && worth)).then_some((octets, fin))
+        let worth = bytes >= self.size || bytes == unsent || bytes >= self.largest / 2;
+        (fin || (bytes > 0 && worth)).then_some((bytes, fin))
     }
 
-    /// How many of these octets the next frame carries. A retransmission carries one segment, because a device may have
+    /// How many of these bytes the next frame carries. A retransmission carries one segment, because a device may have
     /// dropped the frame for its length.
-    fn at_once(&self, octets: u32) -> u32 {
+    fn at_once(&self, bytes: u32) -> u32 {
         if !self.takes_long || self.nxt != self.max {
             return self.size;
         }
-        octets.min(LONG_MAX / self.size * self.size).min(self.outbox.run(self.nxt)).max(self.size)
+        bytes.min(LONG_MAX / self.size * self.size).min(self.outbox.run(self.nxt)).max(self.size)
     }
 
     /// Records a segment as sent, first or again. Returns its header.
-    fn count(&mut self, seq: u32, octets: u32, fin: bool, now: Duration) -> Header<'static> {
-        let data_end = seq.wrapping_add(octets);
+    fn count(&mut self, seq: u32, bytes: u32, fin: bool, now: Duration) -> Header<'static> {
+        let data_end = seq.wrapping_add(bytes);
         let next = data_end.wrapping_add(u32::from(fin));
         if seq == self.max {
             self.recovery.sent(next, now, self.max == self.una);
@@ -146,29 +146,29 @@ impl Tcb {
         if before(self.max, next) {
             self.max = next;
         }
-        let push = if octets > 0 && data_end == self.outbox.end() { PSH } else { 0 };
+        let push = if bytes > 0 && data_end == self.outbox.end() { PSH } else { 0 };
         self.header(push | if fin { FIN } else { 0 }, seq)
     }
 
-    /// Sends a frame with this many octets.
-    fn emit(&self, header: Header<'_>, octets: u32, outlet: &mut Outlet<'_>) {
+    /// Sends a frame with this many bytes.
+    fn emit(&self, header: Header<'_>, bytes: u32, outlet: &mut Outlet<'_>) {
         let Self { tuple, route, outbox, .. } = self;
-        outlet.workshop.spend(work_of(octets as usize));
-        if octets > self.size {
+        outlet.workshop.spend(work_of(bytes as usize));
+        if bytes > self.size {
             let mut places = [IoSlice::new(&[]); PIECES_PER_CONNECTION + 1];
-            let (count, hop_limit) = outbox.lend(header.seq, octets, &mut places);
+            let (count, hop_limit) = outbox.lend(header.seq, bytes, &mut places);
             let (is_ipv4, segment) = (tuple.remote.0.is_ipv4(), self.size as u16);
             return outlet.workshop.send_long(outlet.out, is_ipv4, &places[..count], segment, |frame| {
-                header.emit_long(tuple, *route, octets as usize, hop_limit, frame)
+                header.emit_long(tuple, *route, bytes as usize, hop_limit, frame)
             });
         }
         outlet.workshop.send(outlet.out, |frame| {
-            header.emit_with(tuple, *route, octets as usize, |place| outbox.copy(header.seq, place), frame)
+            header.emit_with(tuple, *route, bytes as usize, |place| outbox.copy(header.seq, place), frame)
         });
     }
 
     /// Sends a segment without payload, with the number that the guest expects. The guest may not have accepted the
-    /// octet of a zero-window probe.
+    /// byte of a zero-window probe.
     fn bare(&mut self, flags: u8, outlet: &mut Outlet<'_>) {
         let seq = if self.nxt == self.una { self.nxt } else { self.max };
         let header = self.header(flags, seq);
@@ -186,10 +186,10 @@ impl Tcb {
     }
 }
 
-// The output queue: shared pieces, cut into segments at any octet.
+// The output queue: shared pieces, cut into segments at any byte.
 //
 // Data is copied only into frames, and a retransmission cuts the pieces again. A piece is dropped once its last
-// octet is acknowledged. An answer with a session token has a small hop limit, so that the first router behind the
+// byte is acknowledged. An answer with a session token has a small hop limit, so that the first router behind the
 // guest's own stack (a container's bridge, a proxy) drops it. Each piece has a limit, and a segment uses the
 // smallest limit of the pieces it carries.
 
@@ -204,14 +204,14 @@ struct Piece {
 /// The unacknowledged pieces of one connection.
 pub(super) struct Outbox {
     pieces: SmallVec<[Piece; OWN_PIECES]>,
-    /// The sequence number of the first octet of the first piece.
+    /// The sequence number of the first byte of the first piece.
     start: u32,
-    /// The sequence number after the last octet of the last piece.
+    /// The sequence number after the last byte of the last piece.
     end: u32,
 }
 
 impl Outbox {
-    /// Creates an empty queue whose first octet has the number `start`.
+    /// Creates an empty queue whose first byte has the number `start`.
     pub(super) fn new(start: u32) -> Self {
         Self { pieces: SmallVec::new(), start, end: start }
     }
@@ -251,7 +251,7 @@ impl Outbox {
         self.pieces.drain(..done);
     }
 
-    /// The octets from number `from` on, piece by piece, each with its hop limit.
+    /// The bytes from number `from` on, piece by piece, each with its hop limit.
     fn from(&self, from: u32) -> impl Iterator<Item = (&[u8], u8)> {
         let mut skip = from.wrapping_sub(self.start) as usize;
         self.pieces.iter().filter_map(move |Piece { bytes, hop_limit }| {
@@ -263,22 +263,22 @@ impl Outbox {
         })
     }
 
-    /// The octets from number `from` on that one frame may carry: those of pieces with one hop limit.
+    /// The bytes from number `from` on that one frame may carry: those of pieces with one hop limit.
     pub(super) fn run(&self, from: u32) -> u32 {
         let mut pieces = self.from(from).peekable();
         let limit = pieces.peek().map(|(_, limit)| *limit);
-        pieces.take_while(|(_, other)| Some(*other) == limit).map(|(octets, _)| octets.len() as u32).sum()
+        pieces.take_while(|(_, other)| Some(*other) == limit).map(|(bytes, _)| bytes.len() as u32).sum()
     }
 
-    /// Lends `octets` octets from number `from` on, all of which must be in one [`run`](Self::run), as pieces in
+    /// Lends `bytes` bytes from number `from` on, all of which must be in one [`run`](Self::run), as pieces in
     /// `places`. Returns how many pieces, and their hop limit.
     pub(super) fn lend<'a>(
         &'a self,
         from: u32,
-        octets: u32,
+        bytes: u32,
         places: &mut [IoSlice<'a>; PIECES_PER_CONNECTION + 1],
     ) -> (usize, u8) {
-        let (mut left, mut count, mut smallest) = (octets as usize, 0, HOP_LIMIT);
+        let (mut left, mut count, mut smallest) = (bytes as usize, 0, HOP_LIMIT);
         for (place, (piece, hop_limit)) in places.iter_mut().zip(self.from(from)) {
             if left == 0 {
                 break;
@@ -290,7 +290,7 @@ impl Outbox {
         (count, smallest)
     }
 
-    /// Fills `place` with the octets from number `from` on, all of which must be queued. Returns the hop limit of a
+    /// Fills `place` with the bytes from number `from` on, all of which must be queued. Returns the hop limit of a
     /// segment that carries them.
     pub(super) fn copy(&self, from: u32, place: &mut [u8]) -> u8 {
         let (mut done, mut smallest) = (0, HOP_LIMIT);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn any_cut_has_its_octets_and_the_smallest_limit_of_its_pieces() {
+    fn any_cut_has_its_bytes_and_the_smallest_limit_of_its_pieces() {
         // Includes a base where the sequence numbers wrap.
         for base in [0_u32, 1000, u32::MAX - 150] {
             let at = |offset: usize| base.wrapping_add(offset as u32);

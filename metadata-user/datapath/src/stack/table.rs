@@ -17,9 +17,9 @@ impl Hasher for AsIs {
         self.0
     }
 
-    fn write(&mut self, octets: &[u8]) {
-        for octet in octets {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*octet);
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
         }
     }
 

@@ -50,7 +50,7 @@ pub(super) struct Tcb {
     pub(super) window_seq: u32,
     /// The shift of the guest's window scale option (RFC 7323 §2).
     pub(super) scale: u8,
-    /// Limit of payload octets per segment.
+    /// Limit of payload bytes per segment.
     pub(super) size: u32,
     /// The guest's device takes frames of many segments.
     pub(super) takes_long: bool,
@@ -60,10 +60,10 @@ pub(super) struct Tcb {
     pub(super) guest_finished: bool,
     /// An acknowledgement is due.
     pub(super) ack_due: bool,
-    /// The first octets in flight are lost.
+    /// The first bytes in flight are lost.
     pub(super) resend: bool,
     pub(super) outbox: Outbox,
-    /// Received and acknowledged octets that the exchange has not taken yet.
+    /// Received and acknowledged bytes that the exchange has not taken yet.
     pub(super) held: Vec<u8>,
     pub(super) recovery: Recovery,
     /// When to retransmit or to probe a closed window.
@@ -75,7 +75,7 @@ pub(super) struct Tcb {
 
 impl Tcb {
     /// Creates a connection whose handshake is proved by its first segment. Its segments carry at most `largest`
-    /// octets of payload.
+    /// bytes of payload.
     pub(super) fn new(
         segment: &Segment<'_>,
         abilities: Abilities,
@@ -117,7 +117,7 @@ impl Tcb {
         }
     }
 
-    /// Limits segments to `largest` octets of payload.
+    /// Limits segments to `largest` bytes of payload.
     pub(super) fn fit(&mut self, largest: u16) {
         if u32::from(largest) < self.size {
             self.size = largest.into();
@@ -125,12 +125,12 @@ impl Tcb {
         }
     }
 
-    /// Octets of the sequence space in flight: sent and not acknowledged.
+    /// Bytes of the sequence space in flight: sent and not acknowledged.
     pub(super) fn flight(&self) -> u32 {
         self.max.wrapping_sub(self.una)
     }
 
-    /// Octets queued and not acknowledged.
+    /// Bytes queued and not acknowledged.
     pub(super) fn queued(&self) -> u32 {
         let end = self.outbox.end();
         if before(self.una, end) { end.wrapping_sub(self.una) } else { 0 }
@@ -188,7 +188,7 @@ impl Tcb {
         waits.then(|| self.progress + STALL)
     }
 
-    /// Octets that the guest may still send.
+    /// Bytes that the guest may still send.
     pub(super) fn receive_window(&self) -> u32 {
         // A FIN takes a sequence number and may lie one beyond the edge.
         if before(self.rcv, self.edge) { self.edge.wrapping_sub(self.rcv) } else { 0 }

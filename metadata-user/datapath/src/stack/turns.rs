@@ -174,7 +174,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         turn.stirred
     }
 
-    /// The current limit of payload octets per segment of a connection. Its device's MTU may have changed.
+    /// The current limit of payload bytes per segment of a connection. Its device's MTU may have changed.
     fn fits(&self, now: Duration, at: u32) -> Option<u16> {
         let conn = self.table.get(at)?;
         Some(self.largest_segment(now, conn.slot, conn.tcb.tuple.remote.0.is_ipv4()))

@@ -7,7 +7,7 @@
 //!  serve ── a quantum of work for fresh slots, one visit of the crowd, and so on until the turn's work is done
 //! ```
 //!
-//! The unit of work is a frame, received or sent. A long frame counts by its octets ([`Long::work`]). Most of a
+//! The unit of work is a frame, received or sent. A long frame counts by its bytes ([`Long::work`]). Most of a
 //! request's cost is the system call for each frame sent and the steps before the stack for each frame received. A
 //! visited slot does at most [`QUANTUM`] of work, or one long frame more. The rest
 //! waits for its next visit: frames in this module, output in the slot's connections ([`Engine::go_on`]). A slot that
@@ -44,7 +44,7 @@ pub const FRESH_EVERY: Duration = Duration::from_micros(500);
 /// Work that a slot may cause in one burst and still be fresh: a boot with fifty requests.
 pub const FRESH_BURST: u32 = 256;
 
-/// Longest frame that can wait, in octets. A UMEM chunk holds no longer one.
+/// Longest frame that can wait, in bytes. A UMEM chunk holds no longer one.
 const FRAME_MAX: usize = 4096;
 
 /// The line that a slot stands in.
@@ -89,7 +89,7 @@ impl Flow {
 /// Waiting frames, each in its own place. The kernel provides memory only for places that were used.
 #[derive(Debug)]
 struct Frames {
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     lengths: Vec<u16>,
     /// The next frame of the same slot, plus one, by place.
     next: Vec<u32>,
@@ -99,7 +99,7 @@ struct Frames {
 impl Frames {
     fn new() -> Self {
         Self {
-            octets: vec![0; WAITING * FRAME_MAX],
+            bytes: vec![0; WAITING * FRAME_MAX],
             lengths: vec![0; WAITING],
             next: vec![0; WAITING],
             // Places are taken from the end, so the lowest come first.
@@ -109,7 +109,7 @@ impl Frames {
 
     fn get(&self, place: u32) -> &[u8] {
         let start = place as usize * FRAME_MAX;
-        &self.octets[start..start + usize::from(self.lengths[place as usize])]
+        &self.bytes[start..start + usize::from(self.lengths[place as usize])]
     }
 
     /// Appends a frame to those of its slot; returns false if no place is free for it.
@@ -119,7 +119,7 @@ impl Frames {
         }
         let Some(place) = self.free.pop() else { return false };
         let start = place as usize * FRAME_MAX;
-        self.octets[start..start + frame.len()].copy_from_slice(frame);
+        self.bytes[start..start + frame.len()].copy_from_slice(frame);
         self.lengths[place as usize] = frame.len() as u16;
         self.next[place as usize] = 0;
         match flow.last.checked_sub(1) {

@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 use super::io as io_error;
 use crate::FeedError;
 use metadata_content::record::vm::Source;
-use metadata_content::record::{CREDENTIAL_OCTETS, Credential, Limits, Record, Warning};
+use metadata_content::record::{CREDENTIAL_BYTES, Credential, Limits, Record, Warning};
 
 /// SHA-256 of a record's text and sources.
 pub(super) type Digest = [u8; 32];
@@ -95,14 +95,14 @@ pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
         hash: Sha256::new(),
         whole: true,
     };
-    let record = match loaded.read(&path, limits.record_octets) {
+    let record = match loaded.read(&path, limits.record_bytes) {
         // If the directory has gone, its records' state is unknown.
         Err(error) if error.kind() == io::ErrorKind::NotFound && dir.is_dir() => return None,
         Err(error) => {
             loaded.whole = false;
             Err(io_error(&path, "a file that can be read", error))
         }
-        Ok(octets) => loaded.parse(&path, octets, limits),
+        Ok(bytes) => loaded.parse(&path, bytes, limits),
     };
     let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
     let Loading { open_mode, sources, below, .. } = loaded;
@@ -119,7 +119,7 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// Reads at most `limit + 1` octets, so that the caller detects excess.
+    /// Reads at most `limit + 1` bytes, so that the caller detects excess.
     fn read(&mut self, path: &Path, limit: usize) -> io::Result<Vec<u8>> {
         // A FIFO must not block the feed: open without blocking, then check the file's type.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
@@ -128,13 +128,13 @@ impl Loading<'_> {
             return Err(io::Error::other("not a regular file"));
         }
         self.look_at(&metadata);
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         File::take(file, u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1))
-            .read_to_end(&mut octets)?;
+            .read_to_end(&mut bytes)?;
         // The length goes first, so that different sequences of files have different hashes.
-        self.hash.update(octets.len().to_be_bytes());
-        self.hash.update(&octets);
-        Ok(octets)
+        self.hash.update(bytes.len().to_be_bytes());
+        self.hash.update(&bytes);
+        Ok(bytes)
     }
 
     fn look_at(&mut self, metadata: &Metadata) {
@@ -147,13 +147,13 @@ impl Loading<'_> {
     fn parse(
         &mut self,
         path: &Path,
-        octets: Vec<u8>,
+        bytes: Vec<u8>,
         limits: &Limits,
     ) -> Result<(Record, Vec<Warning>), FeedError> {
-        let text = String::from_utf8(octets).map_err(|error| FeedError::Content {
+        let text = String::from_utf8(bytes).map_err(|error| FeedError::Content {
             path: path.to_owned(),
             expected: "UTF-8 text".into(),
-            found: format!("another octet at {}", error.utf8_error().valid_up_to()),
+            found: format!("another byte at {}", error.utf8_error().valid_up_to()),
             remedy: "save it as UTF-8; put binary user-data into `base64` or a file named by `source`",
         })?;
         let name = path.to_string_lossy();
@@ -180,10 +180,10 @@ impl Loading<'_> {
     /// changes once it exists.
     fn credential(&mut self, record: &mut Record, credential: Credential) -> Result<(), String> {
         let Some(source) = record.credentials.source(credential).cloned() else { return Ok(()) };
-        match self.resolve("a credential", &source, CREDENTIAL_OCTETS) {
-            Ok(octets) => record
+        match self.resolve("a credential", &source, CREDENTIAL_BYTES) {
+            Ok(bytes) => record
                 .credentials
-                .resolve(credential, &octets)
+                .resolve(credential, &bytes)
                 .map_err(|error| format!("{}: {error}", self.dir.join(&source.file).display())),
             Err(error) => {
                 self.hash.update(ABSENT);
@@ -214,15 +214,15 @@ impl Loading<'_> {
                 remedy: "put the file itself beside the record",
             });
         }
-        let octets = self.read(&real, cap).map_err(unreadable)?;
-        if octets.len() > cap {
+        let bytes = self.read(&real, cap).map_err(unreadable)?;
+        if bytes.len() > cap {
             return Err(FeedError::Content {
                 path,
-                expected: format!("at most {cap} octets of {field}"),
+                expected: format!("at most {cap} bytes of {field}"),
                 found: "more".into(),
                 remedy: "shrink it; for user-data gzip (cloud-init takes it) or serve.limits.user_data helps",
             });
         }
-        Ok(octets.into())
+        Ok(bytes.into())
     }
 }

@@ -212,12 +212,12 @@ async fn user_data_is_read_again_when_its_file_changes() {
     put(dir.path(), "a.yaml", &sourced("a.user-data"));
     let mut feed = Feed::start(dir.path());
     feed.expect(&["!a.yaml", "."]).await;
-    for octets in [b"\0\xff\x01".as_slice(), b"two"] {
-        fs::write(dir.path().join("a.user-data"), octets).expect("user-data is written");
+    for bytes in [b"\0\xff\x01".as_slice(), b"two"] {
+        fs::write(dir.path().join("a.user-data"), bytes).expect("user-data is written");
         let event = tokio::time::timeout(PATIENCE, feed.events.recv()).await.expect("an event comes");
         let Some(FeedEvent::Upsert { record, .. }) = event else { panic!("{event:?}") };
         let payload = record.user_data.as_ref().expect("user-data is there");
-        assert_eq!(payload.bytes().as_deref(), Some(octets));
+        assert_eq!(payload.bytes().as_deref(), Some(bytes));
     }
 }
 
@@ -345,10 +345,10 @@ fn files_too_large_or_not_regular_are_refused_by_name() {
         loaded.record.expect_err("it is refused").to_string()
     };
     put(dir.path(), "large.yaml", &"#".repeat((4 << 20) + 1));
-    assert!(refusal("large.yaml").contains("at most 4194304 octets"), "{}", refusal("large.yaml"));
+    assert!(refusal("large.yaml").contains("at most 4194304 bytes"), "{}", refusal("large.yaml"));
     put(dir.path(), "a.yaml", &sourced("big"));
     fs::write(dir.path().join("big"), vec![b'x'; 65_537]).expect("user-data is written");
-    assert!(refusal("a.yaml").contains("at most 65536 octets of user_data"), "{}", refusal("a.yaml"));
+    assert!(refusal("a.yaml").contains("at most 65536 bytes of user_data"), "{}", refusal("a.yaml"));
     fs::write(dir.path().join("big"), vec![b'x'; 65_536]).expect("user-data is written");
     assert!(load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").record.is_ok());
     fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
@@ -418,9 +418,9 @@ async fn the_feed_ends_once_its_receiver_is_dropped() {
     assert!(ended.is_ok());
 }
 
-/// A record of a VM with user-data of this many octets.
-fn large(name: &str, octets: usize) -> String {
-    let user_data = name.repeat(octets / name.len());
+/// A record of a VM with user-data of this many bytes.
+fn large(name: &str, bytes: usize) -> String {
+    let user_data = name.repeat(bytes / name.len());
     format!(
         "schema: vmrecord/1\ngeneration: 1\nvm: {{uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: {name}, \
          project: {{id: p, number: 1, account: '000000000000'}}}}\nhostname: {{short: {name}}}\n\

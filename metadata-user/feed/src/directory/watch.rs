@@ -13,8 +13,8 @@ use inotify::{EventMask, EventOwned, EventStream, Inotify, WatchDescriptor, Watc
 use super::io as io_error;
 use crate::FeedError;
 
-/// Octets of one read of events.
-const BUFFER_OCTETS: usize = 16 << 10;
+/// Bytes of one read of events.
+const BUFFER_BYTES: usize = 16 << 10;
 /// Most names to gather. For more names, a scan of the whole directory costs less.
 const MAX_NAMES: usize = 1_024;
 /// Most events to take in a row before the feed handles them.
@@ -61,7 +61,7 @@ impl Watch {
         let unwatched = |error| io_error(dir, WATCHED, error);
         let inotify = Inotify::init().map_err(unwatched)?;
         let root = inotify.watches().add(dir, mask()).map_err(unwatched)?;
-        let events = inotify.into_event_stream(vec![0; BUFFER_OCTETS]).map_err(unwatched)?;
+        let events = inotify.into_event_stream(vec![0; BUFFER_BYTES]).map_err(unwatched)?;
         let (below, by_watch) = (BTreeMap::new(), HashMap::new());
         Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: Changes::default() })
     }

@@ -150,8 +150,8 @@ fn with_causes(error: &kube::Error) -> String {
 
 /// How long a token is sent before its file is read again.
 const FRESH: Duration = Duration::from_secs(60);
-/// Longest token in octets. API servers accept 1 MiB of headers in all; service account tokens have about 1 KiB.
-const OCTETS: u64 = 64 << 10;
+/// Longest token in bytes. API servers accept 1 MiB of headers in all; service account tokens have about 1 KiB.
+const BYTES: u64 = 64 << 10;
 
 /// A token that no header can carry. The message names the file and repeats nothing of its content.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -203,14 +203,14 @@ impl Predicate<Request<Body>> for Bearer {
 }
 
 fn read(path: &PathBuf) -> io::Result<Result<HeaderValue, Unusable>> {
-    let mut octets = Vec::new();
-    File::open(path)?.take(OCTETS + 1).read_to_end(&mut octets)?;
-    let token = octets.trim_ascii();
+    let mut bytes = Vec::new();
+    File::open(path)?.take(BYTES + 1).read_to_end(&mut bytes)?;
+    let token = bytes.trim_ascii();
     let unusable = |found| Err(Unusable { path: path.clone(), found });
     if token.is_empty() {
         return Ok(unusable("nothing"));
     }
-    if u64::try_from(octets.len()).is_ok_and(|found| found > OCTETS) {
+    if u64::try_from(bytes.len()).is_ok_and(|found| found > BYTES) {
         return Ok(unusable("more than 64 KiB"));
     }
     Ok(match HeaderValue::from_bytes(&[b"Bearer ", token].concat()) {
@@ -227,7 +227,7 @@ mod tests {
     use std::fs;
     use std::time::Instant;
 
-    use super::{Bearer, FRESH, OCTETS};
+    use super::{BYTES, Bearer, FRESH};
 
     #[test]
     fn a_renewed_token_is_sent_within_a_minute_and_a_lost_one_stays() {
@@ -252,11 +252,11 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join("token");
         Bearer::open(path.clone()).expect_err("no file");
-        let limit = usize::try_from(OCTETS).expect("it fits");
-        for (octets, fits) in [(limit, true), (limit + 1, false)] {
-            fs::write(&path, "a".repeat(octets)).expect("written");
+        let limit = usize::try_from(BYTES).expect("it fits");
+        for (bytes, fits) in [(limit, true), (limit + 1, false)] {
+            fs::write(&path, "a".repeat(bytes)).expect("written");
             let bearer = Bearer::open(path.clone()).expect("it is there");
-            assert_eq!(bearer.header(Instant::now()).is_ok(), fits, "{octets}");
+            assert_eq!(bearer.header(Instant::now()).is_ok(), fits, "{bytes}");
         }
     }
 }

@@ -38,9 +38,9 @@ pub use queue::{Reason, Report, Service, Services};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
 pub const MAX_VMIS: usize = 4_096;
-/// Most octets of all VMIs on a node, counting what the feed keeps of each: annotations, labels, volumes and
+/// Most bytes of all VMIs on a node, counting what the feed keeps of each: annotations, labels, volumes and
 /// interfaces. It rejects each VMI beyond.
-pub const VMIS_OCTETS: usize = 32 << 20;
+pub const VMIS_BYTES: usize = 32 << 20;
 /// VMIs, and pods, that each namespace may have while the node's limit is not reached.
 pub const VMIS_FLOOR: usize = 32;
 /// Bytes of VMIs that each namespace may have while the node's limit is not reached.
@@ -115,7 +115,7 @@ pub struct Core {
 pub struct Shares {
     /// The number of VMIs.
     pub vmis: FairShare,
-    /// Bytes of all VMIs, estimated by [`Vmi::octets`].
+    /// Bytes of all VMIs, estimated by [`Vmi::bytes`].
     pub bytes: FairShare,
     /// The number of pods that are followed.
     pub pods: FairShare,
@@ -125,7 +125,7 @@ impl Shares {
     fn new() -> Self {
         Self {
             vmis: FairShare::new(MAX_VMIS, VMIS_FLOOR),
-            bytes: FairShare::new(VMIS_OCTETS, VMIS_FLOOR_BYTES),
+            bytes: FairShare::new(VMIS_BYTES, VMIS_FLOOR_BYTES),
             pods: FairShare::new(pods::MAX_PODS, VMIS_FLOOR),
         }
     }
@@ -135,8 +135,8 @@ impl Shares {
 struct Known {
     vmi: Arc<Vmi>,
     tenant: Tenant,
-    /// Estimated octets of `vmi`.
-    octets: usize,
+    /// Estimated bytes of `vmi`.
+    bytes: usize,
     origins: BTreeSet<Origin>,
     /// Set once an origin other than [`Origin::Coming`] has named it.
     ran: bool,
@@ -252,7 +252,7 @@ impl Core {
             Some(_) | None => {}
         }
         let tenant = Tenant::namespace(&vmi.metadata.namespace);
-        let former = self.vmis.get(&key).map(|known| known.octets);
+        let former = self.vmis.get(&key).map(|known| known.bytes);
         if former.is_none()
             && let Err(error) = self.shares.vmis.admit(&tenant, 1)
         {
@@ -260,14 +260,14 @@ impl Core {
                 format!("too many VMIs on this node: {error}; move VMs of this namespace to other nodes");
             return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
         }
-        let octets = vmi.octets();
-        if let Err(error) = self.shares.bytes.replace(&tenant, former.unwrap_or_default(), octets) {
+        let bytes = vmi.bytes();
+        if let Err(error) = self.shares.bytes.replace(&tenant, former.unwrap_or_default(), bytes) {
             match self.vmis.get_mut(&key) {
                 Some(known) => known.is_refused = true,
                 None => self.shares.vmis.release(&tenant, 1),
             }
             let reason = format!(
-                "the VMI has {octets} bytes, which is too much for this node: {error}; a version that is served stays. \
+                "the VMI has {bytes} bytes, which is too much for this node: {error}; a version that is served stays. \
                  Put user-data into a Secret"
             );
             return self.emit(FeedEvent::Rejected { key, error: FeedError::Vm { reason } });
@@ -275,7 +275,7 @@ impl Core {
         let known = self.vmis.entry(key.clone()).or_insert_with(|| Known {
             vmi: Arc::default(),
             tenant,
-            octets,
+            bytes,
             origins: BTreeSet::new(),
             ran: false,
             lost_at: None,
@@ -287,7 +287,7 @@ impl Core {
             self.changed = true;
             known.vmi = Arc::new(vmi);
         }
-        known.octets = octets;
+        known.bytes = bytes;
         known.lost_at = None;
         known.ran |= origin != Origin::Coming;
         known.origins.retain(Origin::is_a_watch);
@@ -683,7 +683,7 @@ impl Core {
         let Some(known) = self.vmis.remove(key) else { return };
         self.changed = true;
         self.shares.vmis.release(&known.tenant, 1);
-        self.shares.bytes.release(&known.tenant, known.octets);
+        self.shares.bytes.release(&known.tenant, known.bytes);
         self.queue.forget(key);
     }
 

@@ -21,7 +21,7 @@ pub(super) const QUEUE: usize = 1_024;
 const QUEUE_FLOOR: usize = 16;
 /// The pause between two Events. It limits the API requests when many VMs boot at once.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Most octets of an Event's message that the API accepts.
+/// Most bytes of an Event's message that the API accepts.
 const MESSAGE: usize = 1_024;
 
 /// The reports that wait to be written. Namespaces take turns.

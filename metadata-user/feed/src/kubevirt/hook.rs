@@ -47,12 +47,12 @@ pub const WAIT: Duration = Duration::from_secs(2);
 pub const CALLS: usize = 64;
 /// Longest life of a connection.
 pub const LIFE: Duration = Duration::from_secs(8);
-/// Most octets of a call. etcd accepts objects of 1.5 MiB, and JSON needs more octets for the same object.
-pub const OCTETS: usize = 4 << 20;
+/// Most bytes of a call. etcd accepts objects of 1.5 MiB, and JSON needs more bytes for the same object.
+pub const BYTES: usize = 4 << 20;
 
 /// The path of the only method.
 const METHOD: &str = "/kubevirt.hooks.plugins.v1alpha1.NodeHookService/ExecuteNodeHook";
-/// Octets before a message: one for compression, four for its length.
+/// Bytes before a message: one for compression, four for its length.
 const PREFIX: usize = 5;
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -178,7 +178,7 @@ async fn answer(
     // The prefix of an empty message is all zeros.
     let message = (status == Status::Ok).then(|| Frame::data(Bytes::from_static(&[0; PREFIX])));
     let frames = message.into_iter().chain([Frame::trailers(trailers)]).map(Ok);
-    // Send no content-length: some clients stop after the last octet of the body and miss the status, which follows in
+    // Send no content-length: some clients stop after the last byte of the body and miss the status, which follows in
     // the trailers.
     let mut response = Response::new(StreamBody::new(futures_util::stream::iter(frames)));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
@@ -189,8 +189,8 @@ async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>, stay: &S
     if request.uri().path() != METHOD {
         return Err((Status::Unimplemented, format!("expected {METHOD}")));
     }
-    let body = Limited::new(request.into_body(), OCTETS + PREFIX).collect().await;
-    let body = body.map_err(|_| (Status::ResourceExhausted, format!("expected at most {OCTETS} octets")))?;
+    let body = Limited::new(request.into_body(), BYTES + PREFIX).collect().await;
+    let body = body.map_err(|_| (Status::ResourceExhausted, format!("expected at most {BYTES} bytes")))?;
     let _stay = stay.hold();
     let asked = read(&body.to_bytes())?;
     let Some(point) = Point::of(&asked.hook_point) else { return Ok(()) };
@@ -226,8 +226,7 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::{
-        Bytes, CALLS, Call, ExecuteNodeHookRequest, METHOD, NodeContext, OCTETS, Point, Vmi, WAIT, open,
-        serve,
+        BYTES, Bytes, CALLS, Call, ExecuteNodeHookRequest, METHOD, NodeContext, Point, Vmi, WAIT, open, serve,
     };
     use http_body_util::{BodyExt as _, Full};
     use hyper::Request;
@@ -258,7 +257,7 @@ mod tests {
         (dir, path, told)
     }
 
-    /// Calls as virt-handler does. Returns the gRPC status and the octets of the response.
+    /// Calls as virt-handler does. Returns the gRPC status and the bytes of the response.
     async fn call(socket: &Path, method: &str, body: Bytes) -> (u32, usize) {
         let stream = UnixStream::connect(socket).await.expect("somebody listens");
         let (mut client, conversation) =
@@ -349,7 +348,7 @@ mod tests {
             ("a compressed message", METHOD, compressed.into(), 12),
             ("another message", METHOD, Bytes::from_static(&[0, 0, 0, 0, 1, 0xff]), 3),
             ("no VMI", METHOD, message("PreVMStart", b"[]"), 3),
-            ("too much", METHOD, vec![0; OCTETS + 6].into(), 8),
+            ("too much", METHOD, vec![0; BYTES + 6].into(), 8),
         ];
         for (what, method, body, status) in cases {
             assert_eq!(call(&socket, method, body).await, (status, 0), "{what}");

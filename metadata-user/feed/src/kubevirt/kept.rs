@@ -14,7 +14,7 @@ use metadata_state::private_file;
 pub const FILE: &str = "kubevirt.vmis";
 
 /// The encoder writes in the order of keys, and omits the VMIs that do not fit.
-const FORM: Form = Form { kind: "vmis", version: 1, oldest: 1, octets: 64 << 20 };
+const FORM: Form = Form { kind: "vmis", version: 1, oldest: 1, bytes: 64 << 20 };
 
 /// First line of the files that earlier agents wrote: VMIs follow, one per line, without a digest.
 const FORMER_HEAD: &[u8] = b"{\"xdp-imds-vmis\":1}\n";
@@ -25,15 +25,15 @@ pub(super) fn encode<'a>(vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<
 }
 
 fn encode_as<'a>(form: Form, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
-    let mut octets = Vec::new();
-    form.write(vmis.map(|vmi| Ok(serde_json::to_vec(vmi)?)), &mut octets)?;
-    Ok(octets)
+    let mut bytes = Vec::new();
+    form.write(vmis.map(|vmi| Ok(serde_json::to_vec(vmi)?)), &mut bytes)?;
+    Ok(bytes)
 }
 
 /// Replaces the file.
-pub(super) fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
+pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     FORM.spare_other_version(path)?;
-    private_file::replace(path, octets)
+    private_file::replace(path, bytes)
 }
 
 /// Reads the file; a missing file is an empty list.
@@ -42,13 +42,13 @@ pub(super) fn write(path: &Path, octets: &[u8]) -> io::Result<()> {
 /// The file is unreadable, damaged, or of another kind. The function skips a line that is no VMI, because the API server
 /// will send that VMI again.
 pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
-    let Some(octets) = private_file::read(path, FORM.octets)? else { return Ok(Vec::new()) };
+    let Some(bytes) = private_file::read(path, FORM.bytes)? else { return Ok(Vec::new()) };
     let mut vmis = Vec::new();
-    if let Some(lines) = octets.strip_prefix(FORMER_HEAD) {
-        vmis.extend(lines.split(|octet| *octet == b'\n').filter_map(|line| Vmi::read(line).ok()));
+    if let Some(lines) = bytes.strip_prefix(FORMER_HEAD) {
+        vmis.extend(lines.split(|byte| *byte == b'\n').filter_map(|line| Vmi::read(line).ok()));
         return Ok(vmis);
     }
-    let read = FORM.read(Cursor::new(octets), |line| {
+    let read = FORM.read(Cursor::new(bytes), |line| {
         vmis.extend(Vmi::read(line));
         Ok(())
     });
@@ -78,7 +78,7 @@ mod tests {
         let path = dir.path().join(FILE);
         golden::check(FILE, FORM.version, &encode(vmis().iter()).expect("JSON"));
         for sample in golden::all(FILE) {
-            std::fs::write(&path, &sample.octets).expect("a file");
+            std::fs::write(&path, &sample.bytes).expect("a file");
             assert_eq!(read(&path).expect("a list"), vmis(), "{}", sample.release);
         }
     }
@@ -88,7 +88,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         let mut later = Vec::new();
-        Form { version: 2, ..FORM }.write([Ok(b"{}".to_vec())], &mut later).expect("octets");
+        Form { version: 2, ..FORM }.write([Ok(b"{}".to_vec())], &mut later).expect("bytes");
         std::fs::write(&path, &later).expect("a file");
         let text = read(&path).expect_err("a refusal").to_string();
         assert!(text.contains("vmis of version 1, found version 2"), "{text}");
@@ -128,9 +128,9 @@ mod tests {
     }
 
     #[test]
-    fn vmis_beyond_the_octets_of_the_file_are_omitted() {
+    fn vmis_beyond_the_bytes_of_the_file_are_omitted() {
         let [first, both] = [1, 2].map(|count| encode(vmis()[..count].iter()).expect("JSON"));
-        let form = Form { octets: both.len() - 1, ..FORM };
+        let form = Form { bytes: both.len() - 1, ..FORM };
         assert_eq!(encode_as(form, vmis().iter()).expect("JSON"), first);
     }
 }

@@ -55,8 +55,8 @@ impl<F: Fn(&str) -> Result<Option<Files>, String>> PodVolumes for F {
 
 /// The service account of a pod that names none.
 const DEFAULT_ACCOUNT: &str = "default";
-/// Longest host name in octets (RFC 1123 §2.1); KubeVirt cuts at the same length.
-const HOSTNAME_OCTETS: usize = 63;
+/// Longest host name in bytes (RFC 1123 §2.1); KubeVirt cuts at the same length.
+const HOSTNAME_BYTES: usize = 63;
 
 /// The result of a translation.
 #[derive(Clone, Debug, PartialEq)]
@@ -194,7 +194,7 @@ fn uuid(vmi: &Vmi) -> &str {
 fn hostname(vmi: &Vmi) -> &str {
     let given = vmi.spec.hostname.as_deref().filter(|name| !name.is_empty());
     let label = vmi.metadata.name.split('.').next().unwrap_or_default();
-    given.unwrap_or_else(|| label.get(..HOSTNAME_OCTETS).unwrap_or(label).trim_end_matches('-'))
+    given.unwrap_or_else(|| label.get(..HOSTNAME_BYTES).unwrap_or(label).trim_end_matches('-'))
 }
 
 /// Namespace and name as one text, different for every two VMs: by a hyphen, as in kubevirt-imds, where the first hyphen

@@ -67,9 +67,9 @@ impl Vmi {
         serde_path_to_error::deserialize(value).map_err(|error| VmiError { field: error.path().to_string() })
     }
 
-    /// The length of the decoded fields as JSON, in octets.
+    /// The length of the decoded fields as JSON, in bytes.
     #[must_use]
-    pub fn octets(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         room::length(self)
     }
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use metadata_base::share::{FairShare, ShareReport, Tenant};
 
 use super::translate::{Files, PodVolumes, PublicKeys};
-use crate::pods::{MAX_VOLUMES, PodUid, Reading, VOLUME_OCTETS, Version, Volumes};
+use crate::pods::{MAX_VOLUMES, PodUid, Reading, VOLUME_BYTES, Version, Volumes};
 
 /// Most bytes that one translation reads of all volumes of a VM.
 pub const VM_BYTES: usize = 8 << 20;
@@ -130,8 +130,8 @@ impl PodVolumes for BudgetedVolumes<'_> {
     fn files(&self, name: &str) -> Result<Option<Files>, String> {
         let (left, is_new) = self.open(name)?;
         let volume = PodVolume { tenant: self.tenant, pod: self.pod, name };
-        let found = self.read.files(volume, left.min(VOLUME_OCTETS));
-        let found = found.map_err(|reason| self.explain(reason, left, VOLUME_OCTETS))?;
+        let found = self.read.files(volume, left.min(VOLUME_BYTES));
+        let found = found.map_err(|reason| self.explain(reason, left, VOLUME_BYTES))?;
         self.spend(found.as_ref().map_or(0, weight), is_new)?;
         Ok(found)
     }

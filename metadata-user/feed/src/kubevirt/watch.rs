@@ -31,9 +31,9 @@ use crate::room;
 const PAGE: u32 = 500;
 /// Most objects on the first page, while their size is unknown.
 const FIRST_PAGE: u32 = 32;
-/// Target size of a page in octets; the size of one page determines the next request. Parsed objects take three times
+/// Target size of a page in bytes; the size of one page determines the next request. Parsed objects take three times
 /// that.
-const PAGE_OCTETS: usize = 4 << 20;
+const PAGE_BYTES: usize = 4 << 20;
 /// Longest wait for a page of a list, or for the start of a watch.
 const ANSWER: Duration = Duration::from_secs(30);
 /// How much later than requested the server may end a watch before the feed treats it as silent.
@@ -155,8 +155,8 @@ impl Watch {
         loop {
             let page = answer(self.api.list(&params)).await?;
             self.contact.answered(self.origin.name(), Instant::now().into_std());
-            let octets: usize = page.items.iter().map(room::length).sum();
-            params.limit = Some(next_page(page.items.len(), octets));
+            let bytes: usize = page.items.iter().map(room::length).sum();
+            params.limit = Some(next_page(page.items.len(), bytes));
             for object in page.items {
                 listed.insert(key(&object));
                 self.send(applied(self.origin, object)).await?;
@@ -251,10 +251,10 @@ impl Watch {
     }
 }
 
-/// The number of objects to request, after a page of `objects` objects and `octets` octets.
-fn next_page(objects: usize, octets: usize) -> u32 {
-    let each = octets.checked_div(objects).unwrap_or(0).max(1);
-    u32::try_from(PAGE_OCTETS / each).unwrap_or(PAGE).clamp(1, PAGE)
+/// The number of objects to request, after a page of `objects` objects and `bytes` bytes.
+fn next_page(objects: usize, bytes: usize) -> u32 {
+    let each = bytes.checked_div(objects).unwrap_or(0).max(1);
+    u32::try_from(PAGE_BYTES / each).unwrap_or(PAGE).clamp(1, PAGE)
 }
 
 /// The response to a request, or a failure after [`ANSWER`].
@@ -321,18 +321,18 @@ fn applied(origin: Origin, mut object: DynamicObject) -> Update {
 
 #[cfg(test)]
 mod tests {
-    use super::{PAGE, PAGE_OCTETS, next_page};
+    use super::{PAGE, PAGE_BYTES, next_page};
 
     #[test]
     fn the_length_of_the_next_page_follows_the_size_of_objects() {
-        for (objects, octets, expected) in [
+        for (objects, bytes, expected) in [
             (0, 0, PAGE),
             (32, 32 * 1_000, PAGE),
-            (32, PAGE_OCTETS, 32),
-            (500, 10 * PAGE_OCTETS, 50),
-            (1, 2 * PAGE_OCTETS, 1),
+            (32, PAGE_BYTES, 32),
+            (500, 10 * PAGE_BYTES, 50),
+            (1, 2 * PAGE_BYTES, 1),
         ] {
-            assert_eq!(next_page(objects, octets), expected, "{objects} objects of {octets} octets");
+            assert_eq!(next_page(objects, bytes), expected, "{objects} objects of {bytes} bytes");
         }
     }
 }

@@ -4,7 +4,7 @@ use metadata_common::mac::Mac;
 use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 
-use super::{LibvirtError, NAMESPACE, XML_NAMESPACES, XML_NODES, XML_OCTETS, instance};
+use super::{LibvirtError, NAMESPACE, XML_BYTES, XML_NAMESPACES, XML_NODES, instance};
 use crate::part::{Firmware, label, stamp};
 use metadata_base::port::is_ifname;
 use metadata_content::record::values::is_uuid;
@@ -44,7 +44,7 @@ pub struct Interface {
     pub mac: Mac,
     /// The tap's name, once it is final.
     pub tap: Option<String>,
-    /// MTU in octets, if the domain sets it.
+    /// MTU in bytes, if the domain sets it.
     pub mtu: Option<u32>,
     /// The libvirt network or the bridge.
     pub network: Option<String>,
@@ -74,8 +74,8 @@ impl Domain {
     /// # Errors
     /// The input is too large, not XML, or not a domain; or our element in the metadata breaks the rules of
     /// [`instance`].
-    pub fn parse(octets: &[u8], taps: Taps) -> Result<Self, LibvirtError> {
-        let document = document(text(octets)?)?;
+    pub fn parse(bytes: &[u8], taps: Taps) -> Result<Self, LibvirtError> {
+        let document = document(text(bytes)?)?;
         let domain = document.root_element();
         let (name, uuid) = identity(domain)?;
         let mut interfaces = Vec::new();
@@ -129,8 +129,8 @@ impl Domain {
 ///
 /// # Errors
 /// The input is too large, not XML, or not a domain.
-pub fn uuid(octets: &[u8]) -> Result<String, LibvirtError> {
-    Ok(identity(document(text(octets)?)?.root_element())?.1)
+pub fn uuid(bytes: &[u8]) -> Result<String, LibvirtError> {
+    Ok(identity(document(text(bytes)?)?.root_element())?.1)
 }
 
 impl Interface {
@@ -150,12 +150,12 @@ impl Interface {
     }
 }
 
-fn text(octets: &[u8]) -> Result<&str, LibvirtError> {
-    if octets.len() > XML_OCTETS {
-        return Err(xml(format_args!("at most {XML_OCTETS} octets"), "more"));
+fn text(bytes: &[u8]) -> Result<&str, LibvirtError> {
+    if bytes.len() > XML_BYTES {
+        return Err(xml(format_args!("at most {XML_BYTES} bytes"), "more"));
     }
-    std::str::from_utf8(octets)
-        .map_err(|error| xml("UTF-8", format_args!("another octet at {}", error.valid_up_to())))
+    std::str::from_utf8(bytes)
+        .map_err(|error| xml("UTF-8", format_args!("another byte at {}", error.valid_up_to())))
 }
 
 /// Parses without document types, so that only XML's five predefined entities exist.

@@ -18,7 +18,7 @@ use serde_json::Value;
 use super::compose::Composition;
 use super::domain::{self, Domain, Skipped, Taps};
 use super::syslog::{self, Log, Severity};
-use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_OCTETS, io_error};
+use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_BYTES, io_error};
 use crate::part;
 use metadata_base::run::DEFAULT_RUN;
 use metadata_content::record::{Limits, Record, Warning};
@@ -122,14 +122,14 @@ fn work(arguments: &Arguments, input: &mut impl Read, log: &Log) -> Result<(), L
     if action == Action::Nothing {
         return Ok(());
     }
-    let mut octets = Vec::new();
-    // The limit and one octet more, so that the parser detects excess.
-    let read = input.take(XML_OCTETS as u64 + 1).read_to_end(&mut octets);
+    let mut bytes = Vec::new();
+    // The limit and one byte more, so that the parser detects excess.
+    let read = input.take(XML_BYTES as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| io_error(Path::new("standard input"), "a domain's XML", error))?;
     let room = arguments.run.join(DIRECTORY);
     match action {
-        Action::Write(taps) => write(&Domain::parse(&octets, taps)?, &room, arguments, log),
-        Action::Remove => remove(&path(&room, &domain::uuid(&octets)?), log),
+        Action::Write(taps) => write(&Domain::parse(&bytes, taps)?, &room, arguments, log),
+        Action::Remove => remove(&path(&room, &domain::uuid(&bytes)?), log),
         Action::Nothing => Ok(()),
     }
 }
@@ -193,8 +193,8 @@ fn has_port(record: &Value) -> bool {
 
 /// The existing record, if it is readable.
 fn read(path: &Path) -> Option<Value> {
-    let octets = part::read(path, LIMITS.record_octets).ok()??;
-    serde_json::from_slice(&octets).ok()
+    let bytes = part::read(path, LIMITS.record_bytes).ok()??;
+    serde_json::from_slice(&bytes).ok()
 }
 
 fn remove(path: &Path, log: &Log) -> Result<(), LibvirtError> {

@@ -34,7 +34,7 @@
 //! cannot remove a VM's user-data unnoticed. Children may lack the namespace, as `virsh metadata --set` writes them.
 //!
 //! The parser drops a blank first line of a text and the indentation of the end tag. `&`, `<` and `]]>` need XML
-//! escapes or CDATA. XML preserves no control characters but tab and line feed, so exact octets belong in
+//! escapes or CDATA. XML preserves no control characters but tab and line feed, so exact bytes belong in
 //! base64.
 
 use base64::Engine as _;
@@ -177,10 +177,10 @@ fn payload(node: Node<'_, '_>) -> Read<Value> {
         Some("base64") => {
             let packed: Vec<u8> = content(node)?.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
             // The content of a payload must not reach a log.
-            let octets = STANDARD.decode(packed);
-            let octets = octets
+            let bytes = STANDARD.decode(packed);
+            let bytes = bytes
                 .map_err(|_| wrong(node, "standard base64 with padding (RFC 4648 §4)", "something else"))?;
-            Ok(json!({"base64": STANDARD.encode(octets)}))
+            Ok(json!({"base64": STANDARD.encode(bytes)}))
         }
         Some(other) => Err(wrong(node, "no `encoding`, or `base64`", format_args!("`{}`", shown(other)))),
     }

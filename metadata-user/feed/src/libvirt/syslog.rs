@@ -10,7 +10,7 @@ use metadata_base::printable::Printable;
 /// The datagram socket of syslog and the journal (RFC 3164).
 pub const SOCKET: &str = "/dev/log";
 
-/// Most octets of a line: RFC 3164 §4.1 limits a packet to 1024 with its header.
+/// Most bytes of a line: RFC 3164 §4.1 limits a packet to 1024 with its header.
 const LINE: usize = 960;
 
 /// The facility `LOG_DAEMON` (syslog(3)).
@@ -79,7 +79,7 @@ mod tests {
         };
         assert_eq!(hear(), format!("<27>xdp-imds-hook[{id}]: we\\nb: one"));
         let long = hear();
-        assert!(long.len() < 1_024 && long.ends_with('ü'), "{} octets", long.len());
+        assert!(long.len() < 1_024 && long.ends_with('ü'), "{} bytes", long.len());
     }
 
     #[test]

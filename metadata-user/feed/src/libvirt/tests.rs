@@ -4,8 +4,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::domain::{Domain, Taps, uuid};
-use super::{NAMESPACE, XML_OCTETS, compose};
-use crate::part::{DEFAULTS, FILE_OCTETS};
+use super::{NAMESPACE, XML_BYTES, compose};
+use crate::part::{DEFAULTS, FILE_BYTES};
 use metadata_content::record::{Limits, Record};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
@@ -213,7 +213,7 @@ fn hostile_xml_is_refused_in_bounded_time_and_without_a_panic() {
     let many = format!("<domain>{}</domain>", "<a/>".repeat(1 << 20));
     let deep = format!("{}{}", "<a>".repeat(1 << 20), "</a>".repeat(1 << 20));
     let attributes: String = (0..20_000).map(|n| format!(" a{n}='{n}'")).collect();
-    let huge = vec![b' '; XML_OCTETS + 1];
+    let huge = vec![b' '; XML_BYTES + 1];
     let crowd = domain(&ours(&"<i:label>x</i:label>".repeat(1_025)), "");
     let cases: [(&str, &[u8]); 14] = [
         ("bomb", bomb.as_bytes()),
@@ -234,8 +234,8 @@ fn hostile_xml_is_refused_in_bounded_time_and_without_a_panic() {
             b"<domain><name>web</name><uuid>../../../../../../etc/passwd-0000000000</uuid></domain>",
         ),
     ];
-    for (name, octets) in cases {
-        let error = Domain::parse(octets, Taps::Made).expect_err(name).to_string();
+    for (name, bytes) in cases {
+        let error = Domain::parse(bytes, Taps::Made).expect_err(name).to_string();
         assert!(error.len() < 400 && !error.contains('\n'), "{name}: {error}");
     }
     assert!(uuid(bomb.as_bytes()).is_err());
@@ -310,7 +310,7 @@ fn guests_without_configured_addresses_keep_their_own_defaults() {
 
 #[test]
 fn the_error_of_an_invalid_file_names_the_file_and_the_reason() {
-    let huge = "x".repeat(FILE_OCTETS + 1);
+    let huge = "x".repeat(FILE_BYTES + 1);
     let cases = [
         ("- sesame\n", "expected a mapping"),
         ("user_data: {text: 'sesame\n", "expected a mapping in YAML"),

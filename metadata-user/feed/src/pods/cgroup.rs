@@ -31,7 +31,7 @@ pub(super) fn pod_named(group: &str) -> Option<PodUid> {
         None => group.strip_prefix("pod")?.to_owned(),
     };
     // `podman`, `podruntime` and others are not pods: a UID is a UUID or a hex hash.
-    let is_hash = uid.len() == 32 && uid.bytes().all(|octet| octet.is_ascii_hexdigit());
+    let is_hash = uid.len() == 32 && uid.bytes().all(|byte| byte.is_ascii_hexdigit());
     if is_uuid(&uid) || is_hash { uid.parse().ok() } else { None }
 }
 

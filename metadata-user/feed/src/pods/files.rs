@@ -17,8 +17,8 @@ use tokio::sync::Notify;
 use super::volumes::{self, DATA};
 use super::{PodEvent, PodUid, Sender};
 
-/// Octets of one read of events.
-const BUFFER_OCTETS: usize = 16 << 10;
+/// Bytes of one read of events.
+const BUFFER_BYTES: usize = 16 << 10;
 /// How often to look for volumes that kubelet has not written yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -91,7 +91,7 @@ struct Deaf;
 
 impl Watch {
     pub(super) fn new(pods: PathBuf, wanted: Wanted, tell: Sender) -> io::Result<Self> {
-        let events = Inotify::init()?.into_event_stream(vec![0; BUFFER_OCTETS])?;
+        let events = Inotify::init()?.into_event_stream(vec![0; BUFFER_BYTES])?;
         let (volumes, by_watch, missing) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         Ok(Self { pods, wanted, tell, events, volumes, by_watch, missing })
     }

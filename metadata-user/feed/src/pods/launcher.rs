@@ -31,7 +31,7 @@ use super::{VolumeError, cgroup};
 /// The directory of the launcher's socket, below the pod's directory.
 const SOCKETS: &str = "volumes/kubernetes.io~empty-dir/sockets";
 const SOCKET: &str = "launcher-sock";
-/// The names of the launcher and of its parent, cut to fifteen octets.
+/// The names of the launcher and of its parent, cut to fifteen bytes.
 const NAMES: [&str; 2] = ["virt-launcher", "virt-launcher-m"];
 
 /// A running process that belongs to the pod.
@@ -104,7 +104,7 @@ fn listener(pods: &Path, pod: &PodUid) -> Result<u32, Reason> {
     if FileType::from_raw_mode(found.st_mode) != FileType::Socket {
         return Err(Reason::Refused(io::Error::from_raw_os_error(libc::ENOTSOCK)));
     }
-    // The path may exceed an address's 108 octets, and the pod may replace the file.
+    // The path may exceed an address's 108 bytes, and the pod may replace the file.
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", file.as_raw_fd()));
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let asked = address.and_then(|address| {
@@ -171,12 +171,12 @@ fn has_ended(pidfd: &OwnedFd) -> io::Result<bool> {
 
 // Checks names that become parts of paths.
 
-/// Most octets of a pod's UID: a UUID has 36, the hash of a static pod 32.
+/// Most bytes of a pod's UID: a UUID has 36, the hash of a static pod 32.
 const UID_MAX: usize = 64;
-/// Most octets of a volume's name (a DNS label has 63, a subdomain 253).
+/// Most bytes of a volume's name (a DNS label has 63, a subdomain 253).
 const VOLUME_MAX: usize = 253;
 
-/// A pod's UID, which names kubelet's directories: letters, digits and hyphens, at most 64 octets.
+/// A pod's UID, which names kubelet's directories: letters, digits and hyphens, at most 64 bytes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodUid(Arc<str>);
 
@@ -200,7 +200,7 @@ impl FromStr for PodUid {
 
     fn from_str(text: &str) -> Result<Self, NotAPod> {
         let fits = (1..=UID_MAX).contains(&text.len()) && !text.starts_with('-');
-        if fits && text.bytes().all(|octet| octet.is_ascii_alphanumeric() || octet == b'-') {
+        if fits && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-') {
             return Ok(Self(text.into()));
         }
         Err(NotAPod { found: text.chars().take(UID_MAX).collect() })
@@ -222,7 +222,7 @@ impl fmt::Debug for PodUid {
 /// True for a volume name that Kubernetes accepts: lower-case letters, digits, hyphens and dots, without a leading dot.
 pub(super) fn is_volume(name: &str) -> bool {
     let allowed =
-        |octet: u8| octet.is_ascii_lowercase() || octet.is_ascii_digit() || matches!(octet, b'-' | b'.');
+        |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
     (1..=VOLUME_MAX).contains(&name.len()) && !name.starts_with('.') && name.bytes().all(allowed)
 }
 
@@ -230,8 +230,8 @@ pub(super) fn is_volume(name: &str) -> bool {
 
 /// The tap of the primary network, whatever the name of the pod's NIC.
 const PRIMARY_TAP: &str = "tap0";
-/// Octets of the hash in a name, two digits each, without the last digit.
-const HASH_OCTETS: usize = 6;
+/// Bytes of the hash in a name, two digits each, without the last digit.
+const HASH_BYTES: usize = 6;
 /// Digits of the hash in a name.
 const HASH_DIGITS: usize = 11;
 
@@ -267,7 +267,7 @@ pub fn names_of(network: &str, ordinal: Option<usize>) -> Vec<NicNames> {
 /// The first hex digits of the SHA-256 of a network's name.
 fn hash(network: &str) -> String {
     let digest = Sha256::digest(network.as_bytes());
-    let mut text = hex(&digest[..HASH_OCTETS]);
+    let mut text = hex(&digest[..HASH_BYTES]);
     text.truncate(HASH_DIGITS);
     text
 }

@@ -28,10 +28,10 @@ use metadata_content::store::Interner;
 
 /// Most keys of a volume.
 pub const MAX_KEYS: usize = 256;
-/// Most octets of a key; Kubernetes gives a whole Secret or ConfigMap the same limit.
-pub const KEY_OCTETS: usize = 1 << 20;
-/// Most octets of a volume; a projected one joins several sources.
-pub const VOLUME_OCTETS: usize = 4 << 20;
+/// Most bytes of a key; Kubernetes gives a whole Secret or ConfigMap the same limit.
+pub const KEY_BYTES: usize = 1 << 20;
+/// Most bytes of a volume; a projected one joins several sources.
+pub const VOLUME_BYTES: usize = 4 << 20;
 
 /// Directories of the plugins that write volumes from the API, in the order of search. Volume names are unique within a
 /// pod.
@@ -49,7 +49,7 @@ impl Files {
     /// Bytes of all keys and of their names.
     #[must_use]
     pub fn weight(&self) -> usize {
-        self.0.iter().map(|(key, octets)| key.len() + octets.len()).sum()
+        self.0.iter().map(|(key, bytes)| key.len() + bytes.len()).sum()
     }
 
     /// Converts it to a plain map.
@@ -70,7 +70,7 @@ impl Deref for Files {
 impl fmt::Debug for Files {
     /// Shows the lengths only, because the content may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_map().entries(self.0.iter().map(|(key, octets)| (key, octets.len()))).finish()
+        f.debug_map().entries(self.0.iter().map(|(key, bytes)| (key, bytes.len()))).finish()
     }
 }
 
@@ -127,11 +127,11 @@ pub enum VolumeError {
         path: PathBuf,
     },
     /// A key or the volume is too large.
-    #[error("{}: expected at most {limit} octets, found more; Kubernetes takes no larger Secret", path.display())]
-    Octets {
+    #[error("{}: expected at most {limit} bytes, found more; Kubernetes takes no larger Secret", path.display())]
+    Bytes {
         /// The key or the volume.
         path: PathBuf,
-        /// The limit in octets.
+        /// The limit in bytes.
         limit: usize,
     },
     /// The kernel refuses a call.
@@ -165,7 +165,7 @@ impl Volumes {
     /// # Errors
     /// The name is invalid, a link leads out of the volume, a limit is exceeded, or the kernel refuses.
     pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<Files>, VolumeError> {
-        Ok(match self.read_new(pod, volume, VOLUME_OCTETS, None)? {
+        Ok(match self.read_new(pod, volume, VOLUME_BYTES, None)? {
             Reading::New(_, files) => Some(self.share(files)),
             Reading::Absent | Reading::Unchanged => None,
         })
@@ -185,7 +185,7 @@ impl Volumes {
         let mut outcome = Ok(Reading::Absent);
         for _ in 0..ATTEMPTS {
             let Some((dir, path)) = open(&self.pods, pod, volume)? else { return Ok(Reading::Absent) };
-            outcome = read_volume(&dir, &path, most.min(VOLUME_OCTETS), known);
+            outcome = read_volume(&dir, &path, most.min(VOLUME_BYTES), known);
             // kubelet replaced the content during the read, so the new content exists.
             if !matches!(&outcome, Err(VolumeError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound)
             {
@@ -198,7 +198,7 @@ impl Volumes {
     /// The same files, with the one copy of each content that all users share.
     pub(crate) fn share(&self, files: Files) -> Files {
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        Files(files.0.into_iter().map(|(key, octets)| (key, contents.octets(octets))).collect())
+        Files(files.0.into_iter().map(|(key, bytes)| (key, contents.bytes(bytes))).collect())
     }
 
     /// Releases contents without users. [`read`](Self::read) does so too when the table has grown.
@@ -295,7 +295,7 @@ fn read_volume(
         return Ok(Reading::Unchanged);
     }
     let mut files = BTreeMap::new();
-    let mut octets = 0;
+    let mut bytes = 0;
     for entry in Dir::new(list).map_err(listed)? {
         let entry = entry.map_err(listed)?;
         let Ok(key) = entry.file_name().to_str() else { continue };
@@ -308,10 +308,10 @@ fn read_volume(
         }
         let below = Path::new(in_force).join(key);
         // One byte more than is left shows that the volume is too large.
-        let contents = read_key(open(&below, OFlags::empty())?, &path.join(&below), most - octets)?;
-        octets += contents.len();
-        if octets > most {
-            return Err(VolumeError::Octets { path: path.into(), limit: most });
+        let contents = read_key(open(&below, OFlags::empty())?, &path.join(&below), most - bytes)?;
+        bytes += contents.len();
+        if bytes > most {
+            return Err(VolumeError::Bytes { path: path.into(), limit: most });
         }
         files.insert(key.to_owned(), contents);
     }
@@ -325,14 +325,14 @@ fn read_key(key: OwnedFd, path: &Path, left: usize) -> Result<Bytes, VolumeError
         FileType::RegularFile => {}
         _ => return Err(VolumeError::Kind { path: path.into() }),
     }
-    let mut octets = Vec::new();
-    let most = KEY_OCTETS.min(left);
-    let read = File::from(key).take(most as u64 + 1).read_to_end(&mut octets);
+    let mut bytes = Vec::new();
+    let most = KEY_BYTES.min(left);
+    let read = File::from(key).take(most as u64 + 1).read_to_end(&mut bytes);
     read.map_err(|error| VolumeError::Io { path: path.into(), error: error.into() })?;
-    if octets.len() > KEY_OCTETS {
-        return Err(VolumeError::Octets { path: path.into(), limit: KEY_OCTETS });
+    if bytes.len() > KEY_BYTES {
+        return Err(VolumeError::Bytes { path: path.into(), limit: KEY_BYTES });
     }
-    Ok(octets.into())
+    Ok(bytes.into())
 }
 
 #[cfg(test)]

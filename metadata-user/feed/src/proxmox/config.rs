@@ -22,8 +22,8 @@ use std::path::PathBuf;
 use super::Problem;
 use super::custom::is_custom;
 
-/// Most octets of a configuration: the most that pmxcfs stores in a file (`MEMDB_MAX_FILE_SIZE` in memdb.h).
-pub const FILE_OCTETS: usize = 1 << 20;
+/// Most bytes of a configuration: the most that pmxcfs stores in a file (`MEMDB_MAX_FILE_SIZE` in memdb.h).
+pub const FILE_BYTES: usize = 1 << 20;
 
 /// Most settings of a configuration; the largest VM has a few hundred.
 pub const SETTINGS: usize = 2_048;
@@ -65,13 +65,13 @@ impl VmConfig {
     ///
     /// # Errors
     /// The text is too large.
-    pub fn parse(octets: &[u8]) -> Result<(Self, Vec<Problem>), Problem> {
-        if octets.len() > FILE_OCTETS {
-            return Err(Problem::file(format_args!("at most {FILE_OCTETS} octets"), "more"));
+    pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<Problem>), Problem> {
+        if bytes.len() > FILE_BYTES {
+            return Err(Problem::file(format_args!("at most {FILE_BYTES} bytes"), "more"));
         }
         let mut config = Self::default();
         let (mut description, mut problems) = (Vec::new(), Vec::new());
-        for line in octets.split(|octet| *octet == b'\n') {
+        for line in bytes.split(|byte| *byte == b'\n') {
             match line {
                 [b'[', ..] if is_section(line) => break,
                 [b'#', text @ ..] => {
@@ -91,7 +91,7 @@ impl VmConfig {
         let Ok(value) = std::str::from_utf8(value) else {
             // A setting that no document needs may be in any encoding.
             let is_ours = QUOTED.contains(&key) || FORMATS.iter().any(|(ours, ..)| *ours == key);
-            return Ok(is_ours.then(|| Problem::setting(key, "UTF-8", "other octets")));
+            return Ok(is_ours.then(|| Problem::setting(key, "UTF-8", "other bytes")));
         };
         if key == "description" {
             description.extend_from_slice(&unescaped(value));
@@ -151,19 +151,19 @@ impl VmConfig {
 
 /// True for `[name]`, with white space behind it.
 fn is_section(line: &[u8]) -> bool {
-    let end = line.iter().rposition(|octet| !is_space(char::from(*octet)));
+    let end = line.iter().rposition(|byte| !is_space(char::from(*byte)));
     end.is_some_and(|end| line[end] == b']' && !line[..end].contains(&b']'))
 }
 
-/// Splits `key: value`, where a key is `[a-z][a-z_-]*[0-9]*` and a value is not empty. Of white space alone the last octet
+/// Splits `key: value`, where a key is `[a-z][a-z_-]*[0-9]*` and a value is not empty. Of white space alone the last byte
 /// is the value: `qm set --ciuser '""'` leaves such a line.
 fn split(line: &[u8]) -> Option<(&str, &[u8])> {
-    let colon = line.iter().position(|octet| *octet == b':')?;
+    let colon = line.iter().position(|byte| *byte == b':')?;
     let key = std::str::from_utf8(&line[..colon]).ok()?;
     let letters = key.trim_end_matches(|c: char| c.is_ascii_digit());
     let good = letters.starts_with(|c: char| c.is_ascii_lowercase())
-        && letters.bytes().all(|octet| octet.is_ascii_lowercase() || matches!(octet, b'_' | b'-'));
-    let is_text = |octet: &u8| !is_space(char::from(*octet));
+        && letters.bytes().all(|byte| byte.is_ascii_lowercase() || matches!(byte, b'_' | b'-'));
+    let is_text = |byte: &u8| !is_space(char::from(*byte));
     let value = &line[colon + 1..];
     let end = value.iter().rposition(is_text).or_else(|| value.len().checked_sub(1))?;
     let start = value.iter().position(is_text).unwrap_or(end);
@@ -173,7 +173,7 @@ fn split(line: &[u8]) -> Option<(&str, &[u8])> {
 /// `pve_verify_dns_name` in JSONSchema.pm.
 fn is_dns_name(text: &str) -> bool {
     text.split('.').all(|label| {
-        let inner = |octet: u8| octet.is_ascii_alphanumeric() || octet == b'-';
+        let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
         !label.is_empty() && label.bytes().all(inner) && !label.starts_with('-') && !label.ends_with('-')
     })
 }
@@ -183,13 +183,13 @@ fn is_address(text: &str) -> bool {
 }
 
 /// `pve_verify_urlencoded` in JSONSchema.pm.
-fn is_urlencoded(octet: u8) -> bool {
-    octet.is_ascii_alphanumeric() || b"-%_.!~*'()".contains(&octet)
+fn is_urlencoded(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-%_.!~*'()".contains(&byte)
 }
 
 // The small formats inside a configuration: lists of `key=value`, booleans, percent-encoding.
 
-/// What Perl's `\s` matches in octets.
+/// What Perl's `\s` matches in bytes.
 pub(super) fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c')
 }

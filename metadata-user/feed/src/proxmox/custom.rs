@@ -11,8 +11,8 @@ use crate::part::merge;
 use metadata_content::parser;
 use metadata_content::record::values::excerpt;
 
-/// Most octets of a file that `cicustom` names (`read_cloudinit_snippets_file` in Cloudinit.pm).
-pub const SNIPPET_OCTETS: usize = 1 << 20;
+/// Most bytes of a file that `cicustom` names (`read_cloudinit_snippets_file` in Cloudinit.pm).
+pub const SNIPPET_BYTES: usize = 1 << 20;
 
 /// The documents that a file may replace, in the order of [`Custom`]'s fields.
 pub const PARTS: [&str; 4] = ["user", "network", "meta", "vendor"];
@@ -97,10 +97,10 @@ fn directory(storage: &str, storages: &str) -> Option<PathBuf> {
 
 /// Record fields from a file of meta-data: NoCloud's YAML, or the JSON of a config drive. Instance id and host name have
 /// fields; other words become custom metadata.
-pub(super) fn meta(octets: &[u8]) -> Result<Value, Problem> {
+pub(super) fn meta(bytes: &[u8]) -> Result<Value, Problem> {
     let wrong = |found: &str| Problem::custom("meta", "a mapping in YAML or JSON", found);
     // The parser's message could repeat the content.
-    let document = parser::yaml::<Map<String, Value>>(octets).map_err(|_| wrong("something else"))?;
+    let document = parser::yaml::<Map<String, Value>>(bytes).map_err(|_| wrong("something else"))?;
     let mut part = json!({});
     let mut words = Map::new();
     for (key, value) in document {

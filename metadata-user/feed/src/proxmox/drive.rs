@@ -1,4 +1,4 @@
-//! The documents of Proxmox VE's own cloud-init drive, octet by octet (qemu-server's Cloudinit.pm).
+//! The documents of Proxmox VE's own cloud-init drive, byte by byte (qemu-server's Cloudinit.pm).
 //!
 //! cloud-init takes a guest for a new instance when its instance id changes. The id is a digest of user-data and
 //! network configuration, so a guest that moves from the drive to this service keeps it only if both texts are equal.
@@ -103,11 +103,11 @@ pub(super) fn names(config: &VmConfig, vmid: u32) -> (String, String) {
     }
 }
 
-/// The public keys, each with the octets of its line.
+/// The public keys, each with the bytes of its line.
 pub(super) fn keys(config: &VmConfig) -> Vec<Vec<u8>> {
     let text = config.get("sshkeys").map(unescaped).unwrap_or_default();
-    let is_blank = |line: &[u8]| line.iter().all(|octet| is_space(char::from(*octet)));
-    text.split(|octet| *octet == b'\n').filter(|line| !is_blank(line)).map(<[u8]>::to_vec).collect()
+    let is_blank = |line: &[u8]| line.iter().all(|byte| is_space(char::from(*byte)));
+    text.split(|byte| *byte == b'\n').filter(|line| !is_blank(line)).map(<[u8]>::to_vec).collect()
 }
 
 /// The user-data (`cloudinit_userdata`).

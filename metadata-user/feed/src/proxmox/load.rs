@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use super::config::FILE_OCTETS;
-use super::custom::{Custom, PARTS, SNIPPET_OCTETS, snippets};
+use super::config::FILE_BYTES;
+use super::custom::{Custom, PARTS, SNIPPET_BYTES, snippets};
 use super::drive::Dns;
 use super::{Given, Options, PATIENCE, Problem, Translation, VmConfig, translate};
 use crate::FeedError;
@@ -184,13 +184,13 @@ impl Loading {
         options: &Options,
         limits: &Limits,
     ) -> Result<Outcome, Fault> {
-        let Some(octets) = self.read(path, FILE_OCTETS)? else { return Ok(Outcome::Gone) };
-        let (config, dropped) = VmConfig::parse(&octets)?;
+        let Some(bytes) = self.read(path, FILE_BYTES)? else { return Ok(Outcome::Gone) };
+        let (config, dropped) = VmConfig::parse(&bytes)?;
         if config.is_template() {
             return Ok(Outcome::Template);
         }
         let cluster = self.cluster(path, options)?;
-        let host = self.read(&options.resolv_conf, FILE_OCTETS)?.unwrap_or_default();
+        let host = self.read(&options.resolv_conf, FILE_BYTES)?.unwrap_or_default();
         let mut given = Given {
             host: Dns::of_host(&String::from_utf8_lossy(&host)),
             custom: self.custom(&config, options)?,
@@ -211,7 +211,7 @@ impl Loading {
             self.hash.update(name);
             return Ok(name.clone());
         }
-        let found = self.read(&options.corosync, FILE_OCTETS)?;
+        let found = self.read(&options.corosync, FILE_BYTES)?;
         if found.is_none() && !configuration.exists() {
             let error = super::io_error(configuration, "a file that can be read", ErrorKind::NotFound.into());
             return Err(Fault::Io(error));
@@ -219,17 +219,17 @@ impl Loading {
         Ok(cluster_of(&String::from_utf8_lossy(&found.unwrap_or_default())).unwrap_or(NO_CLUSTER).to_owned())
     }
 
-    /// Reads at most `limit + 1` octets; `None` if the file does not exist.
+    /// Reads at most `limit + 1` bytes; `None` if the file does not exist.
     fn read(&mut self, path: &Path, limit: usize) -> Result<Option<Vec<u8>>, Fault> {
         // What is seen first is never newer than what is read.
         self.seen.push((path.to_owned(), print(path)));
         let found = read(path, limit)
             .map_err(|error| Fault::Io(super::io_error(path, "a file that can be read", error)))?;
-        let octets = found.as_deref().unwrap_or_default();
+        let bytes = found.as_deref().unwrap_or_default();
         // The length goes first, so that different sequences of files have different digests.
         self.hash.update([u8::from(found.is_some())]);
-        self.hash.update(octets.len().to_be_bytes());
-        self.hash.update(octets);
+        self.hash.update(bytes.len().to_be_bytes());
+        self.hash.update(bytes);
         Ok(found)
     }
 
@@ -237,19 +237,19 @@ impl Loading {
         if config.get("cicustom").is_none() {
             return Ok(Custom::default());
         }
-        let storages = self.read(&options.storages, FILE_OCTETS)?.unwrap_or_default();
+        let storages = self.read(&options.storages, FILE_BYTES)?.unwrap_or_default();
         let paths = snippets(config, &String::from_utf8_lossy(&storages))?;
         let mut contents: [Option<Bytes>; 4] = Default::default();
         for ((content, path), part) in contents.iter_mut().zip(paths).zip(PARTS) {
             let Some(path) = path else { continue };
-            let octets = self.read(&path, SNIPPET_OCTETS)?.ok_or_else(|| {
+            let bytes = self.read(&path, SNIPPET_BYTES)?.ok_or_else(|| {
                 Fault::Problem(Problem::custom(part, format_args!("a file {}", path.display()), "none"))
             })?;
-            if octets.len() > SNIPPET_OCTETS {
-                let expected = format!("at most {SNIPPET_OCTETS} octets");
+            if bytes.len() > SNIPPET_BYTES {
+                let expected = format!("at most {SNIPPET_BYTES} bytes");
                 return Err(Problem::custom(part, expected, "more").into());
             }
-            *content = Some(octets.into());
+            *content = Some(bytes.into());
         }
         let [user, network, meta, vendor] = contents;
         Ok(Custom { user, network, meta, vendor })
@@ -320,7 +320,7 @@ fn of_devices(lines: &str) -> BTreeSet<u32> {
 /// The number of the VM that a tap belongs to: `tap<vmid>i<n>`.
 fn vmid_of_tap(name: &str) -> Option<u32> {
     let (digits, nic) = name.strip_prefix("tap")?.split_once('i')?;
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|octet| octet.is_ascii_digit());
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let vmid = digits.parse().ok().filter(|vmid: &u32| (1..=VMID_MOST).contains(vmid))?;
     (is_number(nic) && vmid.to_string() == digits).then_some(vmid)
 }

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::{GeneralPurpose, GeneralPurposeConfig, STAN
 use metadata_base::hex::hex;
 use metadata_common::mac::Mac;
 use metadata_content::record::identity::Subject;
-use metadata_content::record::values::{FQDN_OCTETS, Line, Secret, is_uuid};
+use metadata_content::record::values::{FQDN_BYTES, Line, Secret, is_uuid};
 use metadata_content::record::{Limits, Owner, Record, USER_DATA_MAX, is_network_config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -20,8 +20,8 @@ use super::{Options, Problem, VmConfig, custom, drive};
 use crate::part::{DEFAULTS, merge, name_nics, parse_composed};
 use crate::part::{Firmware, label, stamp};
 
-/// Longest domain behind any first label, in octets (RFC 1035 §2.3.4, §3.1).
-const DOMAIN_OCTETS: usize = FQDN_OCTETS - 64;
+/// Longest domain behind any first label, in bytes (RFC 1035 §2.3.4, §3.1).
+const DOMAIN_BYTES: usize = FQDN_BYTES - 64;
 
 /// Base64 as Perl's `decode_base64` reads it: qemu-server takes values with and without padding.
 const LENIENT: GeneralPurpose = GeneralPurpose::new(
@@ -167,8 +167,8 @@ fn described_network(
     let is_told = nics.iter().any(|nic| nic.addresses.is_some());
     let raw = match custom {
         None => is_told.then(|| drive::nocloud_network(nics, dns)),
-        Some(octets) => {
-            let text = std::str::from_utf8(octets).ok().map(str::to_owned);
+        Some(bytes) => {
+            let text = std::str::from_utf8(bytes).ok().map(str::to_owned);
             let text = text.filter(|text| is_network_config(&text.as_str().into()));
             if text.is_none() {
                 let expected =
@@ -208,14 +208,14 @@ fn hostname(vmid: u32, config: &VmConfig) -> Value {
 
 /// Labels of a host name, joined by dots (RFC 1123 §2.1).
 fn is_domain(text: &str) -> bool {
-    let inner = |octet: u8| octet.is_ascii_alphanumeric() || octet == b'-';
+    let inner = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     let is_label = |label: &str| {
         (1..=63).contains(&label.len())
             && label.bytes().all(inner)
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
-    text.len() <= DOMAIN_OCTETS && text.split('.').all(is_label)
+    text.len() <= DOMAIN_BYTES && text.split('.').all(is_label)
 }
 
 /// The account. Only for Windows does the configuration have the password itself, which the config drive hands to
@@ -254,15 +254,15 @@ fn keys(config: &VmConfig, problems: &mut Vec<Problem>) -> Vec<Value> {
             Ok(key) if !key.trim().chars().any(char::is_control) => {
                 keys.push(json!({"name": format!("key-{n}"), "key": key.trim()}));
             }
-            _ => problems.push(Problem::setting("sshkeys", "a key on each line", "other octets")),
+            _ => problems.push(Problem::setting("sshkeys", "a key on each line", "other bytes")),
         }
     }
     keys
 }
 
-/// Text as text, other octets as base64. Base64 also keeps clients from guessing at text that looks like it.
-fn payload(octets: &[u8]) -> Value {
-    json!({"base64": STANDARD.encode(octets)})
+/// Text as text, other bytes as base64. Base64 also keeps clients from guessing at text that looks like it.
+fn payload(bytes: &[u8]) -> Value {
+    json!({"base64": STANDARD.encode(bytes)})
 }
 
 /// The owner of what the agent keeps for a VM. Whoever may change a VM's options sets its UUID and its description, but
@@ -307,7 +307,7 @@ fn stamp_of(config: &VmConfig) -> Option<&'static str> {
         match is_base64 {
             true => LENIENT
                 .decode(text)
-                .map_or_else(|_| String::new(), |octets| String::from_utf8_lossy(&octets).into()),
+                .map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into()),
             false => text.to_owned(),
         }
     };
@@ -325,7 +325,7 @@ fn stamp_of(config: &VmConfig) -> Option<&'static str> {
 pub const NICS: u8 = 32;
 
 /// Longest name of a device (IFNAMSIZ without its NUL).
-const IFNAME_OCTETS: usize = 15;
+const IFNAME_BYTES: usize = 15;
 
 /// Models of NICs (`$nic_model_list`): `virtio=MAC` is short for `model=virtio,macaddr=MAC`.
 const MODELS: [&str; 14] = [
@@ -353,7 +353,7 @@ pub(super) struct Nic<'a> {
     pub(super) mac: Mac,
     /// The bridge. Without one QEMU itself is the network, and there is no tap.
     pub(super) bridge: Option<&'a str>,
-    /// MTU in octets, unless it is the bridge's.
+    /// MTU in bytes, unless it is the bridge's.
     pub(super) mtu: Option<u16>,
     /// The addresses; `None` without `ipconfigN`, when the drive leaves the NIC out.
     pub(super) addresses: Option<Addresses<'a>>,
@@ -387,7 +387,7 @@ impl Nic<'_> {
     pub(super) fn tap(&self, vmid: u32) -> Option<String> {
         self.bridge?;
         let name = format!("tap{vmid}i{}", self.number);
-        (name.len() <= IFNAME_OCTETS).then_some(name)
+        (name.len() <= IFNAME_BYTES).then_some(name)
     }
 
     /// The NIC as an entry of a record.

@@ -79,17 +79,17 @@ struct Known {
     digest: Option<Digest>,
     /// A record or a refusal of it is published.
     is_published: bool,
-    /// The free octets that its record needs, if there was no room for it.
+    /// The free bytes that its record needs, if there was no room for it.
     wants: Option<usize>,
 }
 
 impl Known {
-    /// True if the files are to be read in this turn. `free` are the octets free for records.
+    /// True if the files are to be read in this turn. `free` are the bytes free for records.
     fn is_due(&mut self, has_changed: bool, free: usize) -> bool {
         if has_changed {
             self.calm = 0;
         }
-        let is_due = self.calm < CALM || self.wants.is_some_and(|octets| octets <= free);
+        let is_due = self.calm < CALM || self.wants.is_some_and(|bytes| bytes <= free);
         self.calm = (self.calm + 1).min(CALM);
         is_due
     }

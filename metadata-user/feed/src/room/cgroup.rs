@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 /// This value and larger ones mean no limit: cgroup version 1 writes the largest number of whole pages in an `i64`.
 const UNLIMITED: u64 = 1 << 60;
 
-/// The environment variable with the container's memory limit in octets; Kubernetes sets it by the downward API. A pod
+/// The environment variable with the container's memory limit in bytes; Kubernetes sets it by the downward API. A pod
 /// that mounts the node's control groups over its own cannot find its limit there.
 pub const VARIABLE: &str = "XDP_IMDS_MEMORY_LIMIT";
 
-/// The smallest memory limit in octets: that of this process's control group, of each group above it, or of
+/// The smallest memory limit in bytes: that of this process's control group, of each group above it, or of
 /// [`VARIABLE`]. `None` if none is set or readable.
 #[must_use]
 pub fn memory_limit() -> Option<u64> {

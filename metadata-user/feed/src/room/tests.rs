@@ -1,15 +1,15 @@
-use super::{DEFAULT_OCTETS, LEAST_OCTETS, RESERVED_OCTETS, Room, WORKER_OCTETS, Weight, within};
+use super::{DEFAULT_BYTES, LEAST_BYTES, RESERVED_BYTES, Room, WORKER_BYTES, Weight, within};
 use crate::registry::RecordId;
 use metadata_content::record::Record;
 use metadata_content::source::Source;
 
 /// A record whose user-data repeats `letter` this many times.
-fn record(letter: &str, octets: usize) -> Record {
+fn record(letter: &str, bytes: usize) -> Record {
     let text = "schema: vmrecord/1\ngeneration: 1\nvm: {uuid: 7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d, name: a, \
                 project: {id: p, number: 1, account: '000000000000'}}\nhostname: {short: a}\n\
                 placement: {region: r, zone: z}\nserve: {limits: {user_data: 1048576}}\n";
     let mut record = Record::parse("a", text).expect("a good record").0;
-    record.user_data = Some(bytes::Bytes::from(letter.repeat(octets)).into());
+    record.user_data = Some(bytes::Bytes::from(letter.repeat(bytes)).into());
     record
 }
 
@@ -44,7 +44,7 @@ fn a_record_that_grew_too_much_keeps_its_former_charge() {
 }
 
 #[test]
-fn octets_that_records_share_are_charged_once() {
+fn bytes_that_records_share_are_charged_once() {
     let (first, other) = (record("a", LARGE), record("b", LARGE));
     let room = Room::new(usize::MAX);
     for key in ["a", "b", "c"] {
@@ -149,15 +149,15 @@ fn a_lower_limit_removes_no_record() {
 #[test]
 fn the_memory_for_records_follows_the_control_groups_limit() {
     let rest = |limit: usize, workers: usize| {
-        let rest = limit - RESERVED_OCTETS - WORKER_OCTETS * workers;
+        let rest = limit - RESERVED_BYTES - WORKER_BYTES * workers;
         rest - rest / 8
     };
     for (limit, workers, expected) in [
-        (None, 1, DEFAULT_OCTETS),
+        (None, 1, DEFAULT_BYTES),
         (Some(512 << 20), 1, rest(512 << 20, 1)),
         (Some(4_usize << 30), 4, rest(4 << 30, 4)),
-        (Some(64 << 20), 1, LEAST_OCTETS),
-        (Some(0), 32, LEAST_OCTETS),
+        (Some(64 << 20), 1, LEAST_BYTES),
+        (Some(0), 32, LEAST_BYTES),
     ] {
         assert_eq!(
             within(limit.map(|limit| limit as u64), workers),

@@ -17,14 +17,14 @@ struct Setting {
     value: u32,
 }
 
-/// Enables it on a device of the calling thread's namespace. `name` has at most 15 octets.
+/// Enables it on a device of the calling thread's namespace. `name` has at most 15 bytes.
 pub(super) fn turn_on(name: &str) -> Result<(), LinkError> {
     let set = || -> io::Result<()> {
         let socket = UnixDatagram::unbound()?;
         let mut setting = Setting { command: ETHTOOL_SGRO, value: 1 };
         // SAFETY: ifreq is plain data for which all zeroes is a value.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        // The last octet stays 0 whatever the length: the kernel reads a terminated string.
+        // The last byte stays 0 whatever the length: the kernel reads a terminated string.
         for (to, from) in request.ifr_name.iter_mut().take(libc::IFNAMSIZ - 1).zip(name.bytes()) {
             *to = libc::c_char::from_ne_bytes([from]);
         }

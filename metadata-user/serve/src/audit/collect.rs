@@ -260,7 +260,7 @@ pub const CAPACITY: usize = 4_096;
 pub const RESERVED: usize = CAPACITY / 8;
 /// Number of queued items at which sampling of successful answers begins.
 const LOADED: usize = CAPACITY / 2;
-/// Longest path kept, in octets.
+/// Longest path kept, in bytes.
 pub const PATH_MAX: usize = 120;
 
 /// An answer for the audit log.
@@ -307,13 +307,13 @@ impl Entry {
 /// The beginning of a path.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Path {
-    octets: [u8; PATH_MAX],
+    bytes: [u8; PATH_MAX],
     length: u8,
 }
 
 impl Default for Path {
     fn default() -> Self {
-        Self { octets: [0; PATH_MAX], length: 0 }
+        Self { bytes: [0; PATH_MAX], length: 0 }
     }
 }
 
@@ -327,12 +327,12 @@ impl Path {
         let end = target.find(['?', '#']).unwrap_or(target.len());
         let end = target[..end].floor_char_boundary(PATH_MAX);
         let mut path = Self { length: u8::try_from(end).unwrap_or_default(), ..Self::default() };
-        path.octets[..end].copy_from_slice(&target.as_bytes()[..end]);
+        path.bytes[..end].copy_from_slice(&target.as_bytes()[..end]);
         path
     }
 
     pub(crate) fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.octets[..self.length.into()]).unwrap_or_default()
+        std::str::from_utf8(&self.bytes[..self.length.into()]).unwrap_or_default()
     }
 }
 

@@ -66,9 +66,9 @@ pub struct FollowedRequest {
     pub dialect: Datasource,
     /// The HTTP status.
     pub status: u16,
-    /// Octets of the body.
+    /// Bytes of the body.
     pub bytes: u64,
-    /// Time from the turn that received the last octet until TCP had the answer.
+    /// Time from the turn that received the last byte until TCP had the answer.
     pub took: Duration,
 }
 

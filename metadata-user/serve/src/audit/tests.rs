@@ -210,7 +210,7 @@ fn a_full_file_is_rotated_and_a_limited_number_of_old_ones_kept() {
     let config = AuditConfig { max_megabytes: 1, keep: 2, ..to(&path) };
     let (mut collector, tape) = open(&config);
     let mut noted = 0;
-    // A line has about 200 octets, so this makes about five files.
+    // A line has about 200 bytes, so this makes about five files.
     while noted < 25_000 {
         (0..500).for_each(|_| tape.note(entry(1, 200)));
         noted += 500;

@@ -36,7 +36,7 @@ pub enum Target {
     File {
         /// Path of the file.
         path: PathBuf,
-        /// Size in octets at which the file is rotated; `None` leaves rotation to another program.
+        /// Size in bytes at which the file is rotated; `None` leaves rotation to another program.
         limit: Option<u64>,
         /// Number of rotated files to keep.
         keep: u32,
@@ -116,10 +116,10 @@ impl Sink {
         Ok(())
     }
 
-    fn put(&mut self, octets: &[u8]) -> io::Result<()> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         match &mut self.file {
-            Some(file) => file.write_all(octets),
-            None => io::stderr().lock().write_all(octets),
+            Some(file) => file.write_all(bytes),
+            None => io::stderr().lock().write_all(bytes),
         }
     }
 }

@@ -31,7 +31,7 @@ fn files_that_do_not_fit_are_refused() {
     operator.write("key.chain", [own.clone(), private.clone()].concat());
     operator.write("open.key", &private);
     fs::set_permissions(operator.path("open.key"), Permissions::from_mode(0o640)).expect("set");
-    operator.write("big.chain", vec![b'#'; super::FILE_OCTETS + 1]);
+    operator.write("big.chain", vec![b'#'; super::FILE_BYTES + 1]);
     let read = |chain: &str, key: &str| {
         let mut files = operator.files();
         (files.chain, files.key) = (operator.path(chain), operator.path(key));

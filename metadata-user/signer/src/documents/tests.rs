@@ -2,7 +2,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value, json};
 
-use super::{DOCUMENT_OCTETS, DocumentError, attested, civil, envelope, signature};
+use super::{DOCUMENT_BYTES, DocumentError, attested, civil, envelope, signature};
 use crate::documents::Content;
 use crate::openssl::Operator;
 
@@ -22,7 +22,7 @@ fn pem(text: &str) -> String {
 }
 
 #[test]
-fn a_signature_is_that_of_the_octets() {
+fn a_signature_is_that_of_the_bytes() {
     let Some(operator) = Operator::or_skip() else { return };
     let own = operator.certificate();
     let text = signature(own.loaded(), DOCUMENT).expect("signed");
@@ -56,15 +56,15 @@ fn an_envelope_is_verified_by_openssl_and_not_after_a_change() {
         let found = operator.verify(command);
         assert_eq!(found.as_deref(), verified.then_some(DOCUMENT.as_bytes()), "{command}");
     }
-    let octets = STANDARD.decode(&text).expect("base64");
-    let at = octets.windows(6).position(|part| part == b"i-0123").expect("the document is within");
-    let end = octets.len() - 1;
+    let bytes = STANDARD.decode(&text).expect("base64");
+    let at = bytes.windows(6).position(|part| part == b"i-0123").expect("the document is within");
+    let end = bytes.len() - 1;
     for changed in [at, at + 5, end] {
-        let mut octets = octets.clone();
-        octets[changed] ^= 1;
-        operator.write("changed", pem(&STANDARD.encode(octets)));
+        let mut bytes = bytes.clone();
+        bytes[changed] ^= 1;
+        operator.write("changed", pem(&STANDARD.encode(bytes)));
         let found = operator.verify("smime -verify -in changed -inform PEM -certfile own.pem -noverify");
-        assert_eq!(found, None, "octet {changed}");
+        assert_eq!(found, None, "byte {changed}");
     }
     let printed = operator.run("cms -cmsout -print -in good -inform PEM -noout");
     let printed = String::from_utf8_lossy(&printed);
@@ -111,9 +111,9 @@ fn the_key_signs_nothing_but_objects() {
     let Some(operator) = Operator::or_skip() else { return };
     let own = operator.certificate();
     let with = own.loaded();
-    let long = format!(r#"{{"a":"{}"}}"#, "x".repeat(DOCUMENT_OCTETS));
-    let longest = format!(r#"{{"a":"{}"}}"#, "x".repeat(DOCUMENT_OCTETS - 8));
-    assert_eq!(longest.len(), DOCUMENT_OCTETS);
+    let long = format!(r#"{{"a":"{}"}}"#, "x".repeat(DOCUMENT_BYTES));
+    let longest = format!(r#"{{"a":"{}"}}"#, "x".repeat(DOCUMENT_BYTES - 8));
+    assert_eq!(longest.len(), DOCUMENT_BYTES);
     assert!(signature(with, &longest).is_ok());
     for document in ["", "1", "[]", " {}", "{} {}", "{", "eyJhbGciOiJSUzI1NiJ9.e30", "0\u{82}", &long] {
         assert!(matches!(signature(with, document), Err(DocumentError::Form)), "{document}");

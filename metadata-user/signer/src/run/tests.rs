@@ -3,7 +3,7 @@ use crate::certificate::CertificateFiles;
 use crate::directory::make;
 use crate::key::Algorithm;
 use crate::openssl::Operator;
-use crate::wire::{Operation, PACKET_OCTETS, Reply, Request, Setup, receive_packet, send_packet};
+use crate::wire::{Operation, PACKET_BYTES, Reply, Request, Setup, receive_packet, send_packet};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
@@ -30,7 +30,7 @@ fn started(setup: &Setup) -> (OwnedFd, std::thread::JoinHandle<bool>) {
 }
 
 fn reply(socket: &OwnedFd) -> Option<Reply> {
-    receive_packet(socket, &mut vec![0; PACKET_OCTETS]).expect("a packet")
+    receive_packet(socket, &mut vec![0; PACKET_BYTES]).expect("a packet")
 }
 
 fn ask(socket: &OwnedFd, claims: Value) -> Reply {

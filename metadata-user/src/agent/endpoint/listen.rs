@@ -23,7 +23,7 @@ use crate::http_connection::{self, HttpLimits};
 pub(super) const CONNECTIONS: usize = 32;
 /// Limit from the start of a connection, or the end of an answer, to the end of the next request's head.
 pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
-/// Limit on a request's head, in octets.
+/// Limit on a request's head, in bytes.
 pub(super) const HEAD_MAX: usize = 16 << 10;
 /// Limit on the duration of a connection, unless its answer is [`Lasting`].
 pub(super) const LIFE: Duration = Duration::from_secs(30);

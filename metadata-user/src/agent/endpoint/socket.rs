@@ -229,10 +229,10 @@ mod tests {
             make_run(&run, Some(GROUP)).expect("a directory");
             let (_socket, _listener) = ControlSocket::listen(&run, Some(GROUP), false).expect("a socket");
             let list = |path: &Path| {
-                let mut octets = [0; 64];
+                let mut bytes = [0; 64];
                 let length =
-                    rustix::fs::getxattr(path, "system.posix_acl_access", &mut octets).expect("a list");
-                let entries = octets[4..length].as_chunks::<8>().0;
+                    rustix::fs::getxattr(path, "system.posix_acl_access", &mut bytes).expect("a list");
+                let entries = bytes[4..length].as_chunks::<8>().0;
                 entries
                     .iter()
                     .map(|entry| {

@@ -106,12 +106,12 @@ impl Bench {
     }
 }
 
-/// Sends octets and returns the status and body of the answer.
+/// Sends bytes and returns the status and body of the answer.
 async fn ask(
     mut stream: impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    octets: &str,
+    bytes: &str,
 ) -> (u16, String) {
-    stream.write_all(octets.as_bytes()).await.expect("room");
+    stream.write_all(bytes.as_bytes()).await.expect("room");
     let mut answer = String::new();
     let read = tokio::time::timeout(PATIENCE, stream.read_to_string(&mut answer)).await;
     read.expect("an answer in time").expect("text");
@@ -214,8 +214,8 @@ async fn the_page_and_its_stream_refuse_hosts_and_sites_of_others() {
         ("/metrics", "Host: prometheus.example", 200),
         ("/healthz", "Host: probe.example", 200),
     ] {
-        let octets = format!("GET {path} HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n");
-        let (status, body) = ask(bench.connect().await, &octets).await;
+        let bytes = format!("GET {path} HTTP/1.1\r\n{fields}\r\nConnection: close\r\n\r\n");
+        let (status, body) = ask(bench.connect().await, &bytes).await;
         assert_eq!(status, expected, "{path} {fields}: {body}");
         assert!(status != 421 || body.contains("`page_hosts`"), "{body}");
     }
@@ -261,8 +261,8 @@ async fn slow_clients_make_room_for_others() {
         slow.push(stream);
         assert_eq!(bench.ask("/healthz").await.0, 200, "behind {n} slow clients");
     }
-    let mut octet = [0];
-    assert_eq!(slow[0].read(&mut octet).await.unwrap_or(0), 0, "the first still has its place");
+    let mut byte = [0];
+    assert_eq!(slow[0].read(&mut byte).await.unwrap_or(0), 0, "the first still has its place");
 }
 
 #[tokio::test]
@@ -287,8 +287,8 @@ async fn a_head_that_is_late_or_too_long_ends_the_connection() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_ends_after_its_life_unless_its_answer_lasts_and_is_read() {
     /// An answer of pieces, one a second.
-    fn pieces(octets: usize) -> axum::body::Body {
-        let piece = bytes::Bytes::from(vec![b'.'; octets]);
+    fn pieces(bytes: usize) -> axum::body::Body {
+        let piece = bytes::Bytes::from(vec![b'.'; bytes]);
         axum::body::Body::from_stream(futures_util::stream::unfold(piece, |piece| async {
             tokio::time::sleep(Duration::from_secs(1)).await;
             Some((Ok::<_, std::io::Error>(piece.clone()), piece))
@@ -363,8 +363,8 @@ async fn the_control_socket_serves_the_status() {
         ("/v1/status?guest=52%3a54", "[]"),
     ] {
         let stream = UnixStream::connect(&path).await.expect("a connection");
-        let octets = format!("GET {path_asked} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-        let (status, body) = ask(stream, &octets).await;
+        let bytes = format!("GET {path_asked} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let (status, body) = ask(stream, &bytes).await;
         assert!(status == 200 && body.starts_with(start), "{path_asked}: {status} {body}");
     }
     let asked = answers.await.expect("three questions");

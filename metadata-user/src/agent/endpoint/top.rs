@@ -20,7 +20,7 @@ pub(super) async fn top(State(agent): State<Agent>, Query(query): Query<TopQuery
 /// The answer to a query that is too long.
 pub(super) fn refusal(query: &TopQuery) -> Option<Response> {
     let longest = query.filter.len().max(query.guest.as_ref().map_or(0, String::len));
-    let text = format!("expected a filter or a VM of at most {WORDS_MOST} octets\n");
+    let text = format!("expected a filter or a VM of at most {WORDS_MOST} bytes\n");
     (longest > WORDS_MOST)
         .then(|| (StatusCode::BAD_REQUEST, [(header::CONTENT_TYPE, TEXT)], text).into_response())
 }

@@ -37,7 +37,7 @@ const AT_ONCE: usize = 64;
 const READ_EVERY: Duration = Duration::from_millis(20);
 /// How often to write an empty line if there are no frames, to detect that the client has disconnected.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
-/// Limit on the name of the target, in octets.
+/// Limit on the name of the target, in bytes.
 const TARGET_MOST: usize = 512;
 
 /// The query of `/v1/trace`.
@@ -48,7 +48,7 @@ pub(super) struct TraceQuery {
     /// Include frames that do not concern the service.
     #[serde(default)]
     passing: bool,
-    /// Include every captured octet of a frame, not only its headers.
+    /// Include every captured byte of a frame, not only its headers.
     #[serde(default)]
     payload: bool,
 }
@@ -69,7 +69,7 @@ pub(super) async fn trace(
         return Ok(TraceRefusal { status: StatusCode::FORBIDDEN, text }.into_response());
     }
     if name.len() > TARGET_MOST {
-        let text = format!("expected a port, a MAC or a VM of at most {TARGET_MOST} octets");
+        let text = format!("expected a port, a MAC or a VM of at most {TARGET_MOST} bytes");
         return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());
     }
     let target = TraceTarget { name, passing };
@@ -182,7 +182,7 @@ fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Fram
         length: event.length,
         port: ports.get(&port).cloned(),
         mac: Mac(event.mac).to_string(),
-        octets: hex(if payload { captured } else { headers }),
+        bytes: hex(if payload { captured } else { headers }),
         message: message::line(sketch::payload(captured), to_guest),
     }
 }
@@ -199,27 +199,27 @@ fn put(text: &mut Vec<u8>, line: &Line) {
 mod tests {
     use super::frame;
     use metadata_base::hex::hex;
-    use metadata_common::trace::{Event, FROM_GUEST, OCTETS};
+    use metadata_common::trace::{BYTES, Event, FROM_GUEST};
     use std::collections::HashMap;
 
     /// A request in one segment, its token within what is captured.
     fn request() -> Vec<u8> {
         let text = b"GET /latest/user-data HTTP/1.1\r\nX-aws-ec2-metadata-token: SECRET\r\n\r\n";
-        let mut octets = Vec::new();
+        let mut bytes = Vec::new();
         let built = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6])
             .ipv4([10, 0, 0, 1], [169, 254, 169, 254], 64)
             .tcp(40_000, 80, 1, 1_000)
             .psh()
             .ack(2);
-        built.write(&mut octets, text).expect("a frame");
-        octets
+        built.write(&mut bytes, text).expect("a frame");
+        bytes
     }
 
     #[test]
     fn a_trace_shows_a_token_only_with_payload() {
         let request = request();
-        let mut octets = [0; OCTETS];
-        octets[..request.len()].copy_from_slice(&request);
+        let mut bytes = [0; BYTES];
+        bytes[..request.len()].copy_from_slice(&request);
         let length = request.len() as u32;
         let event = Event {
             time_ns: 1,
@@ -232,13 +232,13 @@ mod tests {
             slot: 0,
             mac: [4; 6],
             reserved: [0; 6],
-            octets,
+            bytes,
         };
         let secret = hex(b"SECRET");
         let shown = frame(&event, &HashMap::new(), false);
         assert_eq!(shown.message.as_deref(), Some("GET /latest/user-data"));
-        assert_eq!(shown.octets.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
-        assert!(!shown.octets.contains(&secret));
-        assert!(frame(&event, &HashMap::new(), true).octets.contains(&secret));
+        assert_eq!(shown.bytes.len(), 2 * 54, "Ethernet, IPv4 and TCP headers");
+        assert!(!shown.bytes.contains(&secret));
+        assert!(frame(&event, &HashMap::new(), true).bytes.contains(&secret));
     }
 }

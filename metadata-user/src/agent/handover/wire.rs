@@ -45,7 +45,7 @@ fn line_max(version: u32) -> usize {
     if version < 2 { LINE_MAX_1 } else { LINE_MAX }
 }
 
-/// Octets read at a time.
+/// Bytes read at a time.
 const READ: usize = 64 << 10;
 
 /// Limit on the time to write a line. The other agent reads lines as they arrive.
@@ -261,9 +261,9 @@ pub(in crate::agent) enum WireError {
 #[derive(Debug)]
 pub(in crate::agent) struct Wire {
     stream: UnixStream,
-    /// Octets read and not yet returned.
+    /// Bytes read and not yet returned.
     read: Vec<u8>,
-    /// Number of octets of `read` without an end of line.
+    /// Number of bytes of `read` without an end of line.
     scanned: usize,
     /// The longest line that the other agent accepts.
     longest: usize,
@@ -306,7 +306,7 @@ impl Wire {
     /// [`WireError`]; [`WireError::Gone`] at the end of the stream.
     pub(in crate::agent) async fn recv<M: DeserializeOwned>(&mut self) -> Result<M, WireError> {
         loop {
-            if let Some(end) = self.read[self.scanned..].iter().position(|octet| *octet == b'\n') {
+            if let Some(end) = self.read[self.scanned..].iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=self.scanned + end).collect();
                 self.scanned = 0;
                 // The message of serde_json may repeat what a guest sent.
@@ -321,7 +321,7 @@ impl Wire {
             let mut buffer = vec![0; READ];
             match self.stream.try_read(&mut buffer) {
                 Ok(0) => return Err(WireError::Gone),
-                Ok(octets) => self.read.extend_from_slice(&buffer[..octets]),
+                Ok(bytes) => self.read.extend_from_slice(&buffer[..bytes]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Err(WireError::Gone),
                 Err(error) => return Err(error.into()),
@@ -355,7 +355,7 @@ impl Wire {
             while !rest.is_empty() {
                 self.stream.writable().await?;
                 match self.stream.try_write(rest) {
-                    Ok(octets) => rest = &rest[octets..],
+                    Ok(bytes) => rest = &rest[bytes..],
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error)
                         if matches!(

@@ -243,7 +243,7 @@ impl Catalogue {
     pub(super) fn configure(&mut self, config: &Config) -> Touched {
         let (plan, others) = self.plan.reconfigured(&config.ports, &self.records);
         self.plan = plan;
-        self.room.set_limit(config.record_octets());
+        self.room.set_limit(config.record_bytes());
         self.state.set_rotate_after(config.rotate_token_key_days);
         Touched { others, ..Touched::default() }
     }
@@ -309,7 +309,7 @@ mod tests {
     fn catalogue() -> Catalogue {
         let config = Config { state: None, ..Config::default() };
         let (state, _errands) = State::open(&config).expect("a state in memory");
-        Catalogue::new(state, Room::new(config.record_octets()), &[])
+        Catalogue::new(state, Room::new(config.record_bytes()), &[])
     }
 
     fn upsert(port: &str, generation: u32) -> FeedEvent {
@@ -412,7 +412,7 @@ mod tests {
         let config = Config { state: Some(directory.path().to_owned()), ..Config::default() };
         let open = || {
             let (state, _errands) = State::open(&config).expect("a state directory");
-            Catalogue::new(state, Room::new(config.record_octets()), &[])
+            Catalogue::new(state, Room::new(config.record_bytes()), &[])
         };
         let responses = |catalogue: &mut Catalogue, generation| {
             let _touched = catalogue.on_event(Source::File, upsert("tap0", generation));

@@ -37,7 +37,7 @@ impl Renderer {
             return record;
         }
         let mut record = Arc::unwrap_or_clone(record);
-        record.compact(|bytes| self.interner.octets(bytes));
+        record.compact(|bytes| self.interner.bytes(bytes));
         record.into()
     }
 

@@ -82,7 +82,7 @@ pub struct Wanted {
     pub hub: String,
     /// Number of worker threads. Each has a hub of its own.
     pub workers: u32,
-    /// Memory that one worker locks for frames, in octets.
+    /// Memory that one worker locks for frames, in bytes.
     pub pinned_memory: u64,
     /// Names of the configured sources of records, except the directory of records.
     pub feeds: Vec<&'static str>,
@@ -143,7 +143,7 @@ pub struct Process {
 pub struct Resources {
     /// The hard limit on open files. The agent raises its soft limit to this value.
     pub open_files: Option<u64>,
-    /// The soft limit on locked memory, in octets.
+    /// The soft limit on locked memory, in bytes.
     pub locked_memory: Option<u64>,
 }
 
@@ -156,7 +156,7 @@ pub struct FileSystem {
     pub bpf: bool,
     /// True if it is mounted read-only.
     pub read_only: bool,
-    /// Free space, in octets.
+    /// Free space, in bytes.
     pub free: u64,
 }
 

@@ -21,7 +21,7 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use super::{JWKS_OCTETS, add};
+use super::{JWKS_BYTES, add};
 use crate::config::Config;
 use crate::identity::configuration;
 
@@ -174,9 +174,9 @@ async fn fetch(address: SocketAddr, url: &Uri) -> anyhow::Result<Value> {
     let request = Request::get(path).header(header::HOST, host).body(Empty::<Bytes>::new())?;
     let answer = sender.send_request(request).await?;
     ensure!(answer.status().is_success(), "expected status 200, found {}", answer.status());
-    let limit = usize::try_from(JWKS_OCTETS)?;
+    let limit = usize::try_from(JWKS_BYTES)?;
     let body = Limited::new(answer.into_body(), limit).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("expected at most {limit} octets: {error}"))?;
+    let body = body.map_err(|error| anyhow::anyhow!("expected at most {limit} bytes: {error}"))?;
     // The parser's message could repeat a part of what is no key set.
     parser::json(body.to_bytes()).map_err(|_| anyhow::anyhow!("expected JSON, found something else"))
 }

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::print::verdict;
-use metadata_control::trace::wire::{Frame, octets};
+use metadata_control::trace::wire::{Frame, bytes};
 
 /// `if_tsresol`: timestamps are nanoseconds.
 const NANOSECONDS: u8 = 9;
@@ -45,7 +45,7 @@ impl Capture {
             InterfaceDescriptionOption::IfName(Cow::Borrowed(who)),
             InterfaceDescriptionOption::IfTsResol(NANOSECONDS),
         ];
-        let snaplen = u32::try_from(metadata_common::trace::OCTETS).unwrap_or_default();
+        let snaplen = u32::try_from(metadata_common::trace::BYTES).unwrap_or_default();
         let interface = InterfaceDescriptionBlock { linktype: DataLink::ETHERNET, snaplen, options };
         writer.write_pcapng_block(interface.into_owned()).map_err(io_error)?;
         Ok(Self { writer, unix_offset: i128::from(unix_ns) - i128::from(monotonic_ns), lost: 0 })
@@ -56,7 +56,7 @@ impl Capture {
     }
 
     pub(super) fn frame(&mut self, frame: &Frame) -> io::Result<()> {
-        let data = octets(&frame.octets).unwrap_or_default();
+        let data = bytes(&frame.bytes).unwrap_or_default();
         let unix_ns = u64::try_from(i128::from(frame.time_ns) + self.unix_offset).unwrap_or_default();
         let comment = format!("{} ({})", frame.verdict, verdict(&frame.verdict));
         let mut options = vec![
@@ -109,7 +109,7 @@ mod tests {
             time_ns: 3_000,
             verdict: "drop_vlan".into(),
             length: 99,
-            octets: "00ff10".into(),
+            bytes: "00ff10".into(),
             ..Frame::default()
         };
         capture.frame(&frame).expect("written");

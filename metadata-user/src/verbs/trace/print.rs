@@ -10,7 +10,7 @@ use serde::Serialize;
 use metadata_common::verdict::{Fate, Verdict};
 
 use metadata_control::trace::sketch;
-use metadata_control::trace::wire::{Frame, octets};
+use metadata_control::trace::wire::{Frame, bytes};
 
 /// The name and version of the lines of `--json`. The version rises when a member is removed or changes its meaning.
 pub(super) const SCHEMA: &str = "trace-lines/1";
@@ -124,7 +124,7 @@ impl Tally {
         let micros = frame.time_ns.saturating_sub(self.began_ns) / 1_000;
         let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
         let way = way(frame.to_guest);
-        let captured = octets(&frame.octets).unwrap_or_default();
+        let captured = bytes(&frame.bytes).unwrap_or_default();
         let message = match &frame.message {
             Some(message) => format!("  {message}"),
             None if frame.verdict == Verdict::DropUnknownMac.name() => {
@@ -152,7 +152,7 @@ impl Tally {
             bytes: frame.length,
             port: frame.port.as_deref(),
             mac: &frame.mac,
-            summary: sketch::words(&octets(&frame.octets).unwrap_or_default()).to_string(),
+            summary: sketch::words(&bytes(&frame.bytes).unwrap_or_default()).to_string(),
             message: frame.message.as_deref(),
         };
         json(&line, out)
@@ -246,7 +246,7 @@ mod tests {
             verdict: "drop_vlan".into(),
             length: 60,
             mac: "52:54:00:00:00:56".into(),
-            octets: "00ff".into(),
+            bytes: "00ff".into(),
             ..Frame::default()
         };
         tally.count(&frame);

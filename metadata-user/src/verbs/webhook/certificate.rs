@@ -13,7 +13,7 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::server::{ClientHello, ResolvesServerCert};
 use tokio_rustls::rustls::sign::CertifiedKey;
 
-/// Maximum size of either file, in octets.
+/// Maximum size of either file, in bytes.
 const FILE_MAX: u64 = 256 << 10;
 /// Maximum number of certificates in a chain.
 const CHAIN_MAX: usize = 16;
@@ -30,11 +30,11 @@ pub enum CertificateError {
         source: io::Error,
     },
     /// A file is longer than any certificate or key.
-    #[error("expected {} to have at most {FILE_MAX} octets, found {found}", path.display())]
+    #[error("expected {} to have at most {FILE_MAX} bytes, found {found}", path.display())]
     Long {
         /// The file.
         path: PathBuf,
-        /// Its length in octets.
+        /// Its length in bytes.
         found: u64,
     },
     /// The file has no certificates in PEM, or too many.

@@ -16,7 +16,7 @@ use metadata_content::parser::{self, ParseError};
 
 const VERSION: &str = "admission.k8s.io/v1";
 const KIND: &str = "AdmissionReview";
-/// Maximum length of a UID, in octets; Kubernetes' UIDs have 36.
+/// Maximum length of a UID, in bytes; Kubernetes' UIDs have 36.
 const UID_MAX: usize = 256;
 
 /// The reason why a review gets no answer.
@@ -39,7 +39,7 @@ pub enum ReviewError {
         version: String,
     },
     /// The UID is too long.
-    #[error("expected a uid of at most {UID_MAX} octets, found {0}")]
+    #[error("expected a uid of at most {UID_MAX} bytes, found {0}")]
     Uid(usize),
 }
 

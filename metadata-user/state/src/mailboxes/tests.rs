@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::*;
 use crate::save_queue::{RETRY_MOST, SAVE_PAUSE};
 use metadata_content::mailbox::{
-    ATTRIBUTE_NAME_CHARS, ATTRIBUTES_OCTETS_PER_VM, ATTRIBUTES_PER_VM, DOCUMENT_OCTETS, Document,
-    PASSWORD_OCTETS,
+    ATTRIBUTE_NAME_CHARS, ATTRIBUTES_BYTES_PER_VM, ATTRIBUTES_PER_VM, DOCUMENT_BYTES, Document,
+    PASSWORD_BYTES,
 };
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
@@ -57,9 +57,9 @@ fn formats_of_every_release_are_read() {
     let (mailboxes, saves) = open(room.path());
     fill(&mailboxes.get(&uuid()));
     saves.flush();
-    golden::check("mailbox", State::VERSION, &fs::read(&file).expect("octets"));
+    golden::check("mailbox", State::VERSION, &fs::read(&file).expect("bytes"));
     for sample in golden::all("mailbox") {
-        fs::write(&file, &sample.octets).expect("written");
+        fs::write(&file, &sample.bytes).expect("written");
         assert_filled(&found_after_restart(room.path()));
     }
 }
@@ -241,14 +241,14 @@ fn a_full_mailbox_fits_the_file_that_is_read() {
     let mailbox = mailboxes.get(&uuid());
     let longest = |n: usize| format!("{n:0>ATTRIBUTE_NAME_CHARS$}");
     for n in 0..ATTRIBUTES_PER_VM {
-        let value = [255; ATTRIBUTES_OCTETS_PER_VM / ATTRIBUTES_PER_VM - 2 * ATTRIBUTE_NAME_CHARS];
+        let value = [255; ATTRIBUTES_BYTES_PER_VM / ATTRIBUTES_PER_VM - 2 * ATTRIBUTE_NAME_CHARS];
         let set = mailbox.set_attribute(&longest(n), &longest(n), &value);
         set.expect("within the bounds");
     }
     for document in [Document::Kubeconfig, Document::AppCustomStatus] {
-        mailbox.store_document(document, &[255; DOCUMENT_OCTETS]).expect("within the bounds");
+        mailbox.store_document(document, &[255; DOCUMENT_BYTES]).expect("within the bounds");
     }
-    mailbox.post_password(&[255; PASSWORD_OCTETS]).expect("within the bounds");
+    mailbox.post_password(&[255; PASSWORD_BYTES]).expect("within the bounds");
     saves.flush();
     let found = found_after_restart(room.path());
     assert_eq!(found.attributes(), mailbox.attributes());

@@ -38,7 +38,7 @@ fn formats_of_every_release_are_read() {
     golden::check("token.key", Keys::VERSION, keys.text().as_bytes());
     let token = Keyring::with(keys).mint(Kind::Aws, VM, 60, NOW);
     for sample in golden::all("token.key") {
-        private_file::replace(&path, &sample.octets).expect("written");
+        private_file::replace(&path, &sample.bytes).expect("written");
         assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW), "{}", sample.release);
     }
 }
@@ -46,7 +46,7 @@ fn formats_of_every_release_are_read() {
 #[test]
 fn keys_of_a_later_version_are_refused_with_a_remedy_and_stay() {
     let (_room, path) = room();
-    let text = br#"{"form":"xdp-imds token keys 2","keys":[{"octets":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}]}"#;
+    let text = br#"{"form":"xdp-imds token keys 2","keys":[{"bytes":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}]}"#;
     private_file::replace(&path, text).expect("written");
     let errors = [
         super::open(&path, NOW).err(),

@@ -137,10 +137,10 @@ fn known(message: &NeighbourMessage) -> Option<(IpAddr, String)> {
         _ => None,
     })?;
     let link = message.attributes.iter().find_map(|attribute| match attribute {
-        NeighbourAttribute::LinkLayerAddress(octets) => Some(octets),
+        NeighbourAttribute::LinkLayerAddress(bytes) => Some(bytes),
         _ => None,
     })?;
-    Some((address, link.iter().map(|octet| format!("{octet:02x}")).collect::<Vec<_>>().join(":")))
+    Some((address, link.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(":")))
 }
 
 /// A link in a bpffs.

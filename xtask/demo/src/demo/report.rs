@@ -24,7 +24,7 @@ pub(crate) struct Report {
 /// The result of one guest.
 pub(crate) struct Asked {
     pub(crate) guest: Identity,
-    /// Octets of all bodies together.
+    /// Bytes of all bodies together.
     pub(crate) bytes: usize,
     /// Time of all requests together, with connection set-up.
     pub(crate) time: Duration,

@@ -224,8 +224,8 @@ fn tail(directory: &Path) -> String {
 
 /// Returns the console's lines that are not empty, without colours and cursor movements.
 fn console(directory: &Path) -> Vec<String> {
-    let octets = fs::read(directory.join("console.log")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&octets);
+    let bytes = fs::read(directory.join("console.log")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
     let lines = text.lines().map(|line| {
         let mut plain = String::new();
         let mut escape = false;

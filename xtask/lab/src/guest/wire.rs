@@ -76,8 +76,8 @@ pub(super) fn read(dump: &[u8], nic: Mac) -> Result<Traffic> {
 }
 
 fn word(dump: &[u8], at: usize) -> Option<u32> {
-    let octets = dump.get(at..at + 4)?;
-    Some(u32::from_le_bytes(octets.try_into().ok()?))
+    let bytes = dump.get(at..at + 4)?;
+    Some(u32::from_le_bytes(bytes.try_into().ok()?))
 }
 
 /// The parts of a packet's IP header that are used here.
@@ -105,9 +105,9 @@ struct Reader {
 }
 
 impl Reader {
-    fn frame(&mut self, time: Duration, octets: &[u8]) -> Option<()> {
-        let octets = self.without_prefix(octets)?;
-        let frame = EthernetFrame::new_checked(octets).ok()?;
+    fn frame(&mut self, time: Duration, bytes: &[u8]) -> Option<()> {
+        let bytes = self.without_prefix(bytes)?;
+        let frame = EthernetFrame::new_checked(bytes).ok()?;
         match frame.ethertype() {
             EthernetProtocol::Ipv4 => {
                 let packet = Ipv4Packet::new_checked(frame.payload()).ok()?;
@@ -131,16 +131,16 @@ impl Reader {
         }
     }
 
-    fn payload(&mut self, time: Duration, path: &Path, protocol: IpProtocol, octets: &[u8]) -> Option<()> {
+    fn payload(&mut self, time: Duration, path: &Path, protocol: IpProtocol, bytes: &[u8]) -> Option<()> {
         match protocol {
             IpProtocol::Udp => {
-                let datagram = UdpPacket::new_checked(octets).ok()?;
+                let datagram = UdpPacket::new_checked(bytes).ok()?;
                 if datagram.src_port() == DHCP_SERVER || datagram.dst_port() == DHCP_SERVER {
                     self.traffic.dhcp += 1;
                     self.traffic.dhcp_before += usize::from(self.first.is_none());
                 }
             }
-            IpProtocol::Tcp => self.segment(time, path, &TcpPacket::new_checked(octets).ok()?),
+            IpProtocol::Tcp => self.segment(time, path, &TcpPacket::new_checked(bytes).ok()?),
             _ => {}
         }
         Some(())
@@ -180,9 +180,9 @@ impl Reader {
         }
     }
 
-    fn without_prefix<'a>(&self, octets: &'a [u8]) -> Option<&'a [u8]> {
+    fn without_prefix<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
         PREFIXES.iter().find_map(|len| {
-            let frame = octets.get(*len..)?;
+            let frame = bytes.get(*len..)?;
             let own = frame.get(..6)? == self.nic.0 || frame.get(6..12)? == self.nic.0;
             let broadcast = frame.get(..6)? == [0xff; 6];
             (own || broadcast).then_some(frame)

@@ -25,7 +25,7 @@ use support::tap::Shape;
 const GIVES_UP: Duration = Duration::from_secs(30);
 /// Interval at which all guests are checked for stalls.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
-/// The most octets of one read.
+/// The most bytes of one read.
 const READ: usize = 256 << 10;
 
 /// The side that closes a connection.
@@ -237,7 +237,7 @@ fn fetch(
             ensure!(is_done, "the connection ended before the answer");
             return Ok(());
         }
-        ensure!(!is_done, "octets follow the answer");
+        ensure!(!is_done, "bytes follow the answer");
         match answer.feed(&buffer[..length], expected, shared.bodies) {
             Progress::More => {}
             Progress::Done { .. } if matches!(ending, Ending::Guest) => return Ok(()),

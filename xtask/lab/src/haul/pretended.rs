@@ -32,7 +32,7 @@ pub(super) fn haul(site: &Site, job: &Job, progress: &mut ProgressLines) -> Resu
             seconds: 0.0,
             keep_alive: false,
             to_the_end,
-            any_octets: false,
+            any_bytes: false,
             retries: 0,
             loss: job.loss,
             slow: 0,

@@ -22,7 +22,7 @@ pub(super) struct Report {
 pub(super) struct Case {
     kind: String,
     guests: usize,
-    octets: usize,
+    bytes: usize,
     loss: f64,
     asked: u64,
     answered: u64,
@@ -41,7 +41,7 @@ impl Case {
         Self {
             kind: job.kind.to_string(),
             guests: job.guests,
-            octets: job.octets,
+            bytes: job.bytes,
             loss: job.loss,
             asked: job.answers,
             answered: found.answered,
@@ -55,7 +55,7 @@ impl Case {
     }
 
     fn name(&self) -> String {
-        format!("{} {} octets, loss {}", self.kind, self.octets, self.loss)
+        format!("{} {} bytes, loss {}", self.kind, self.bytes, self.loss)
     }
 
     fn failures(&self) -> u64 {
@@ -113,7 +113,7 @@ impl Report {
             "{:<10} {:>6} {:>8} {:>5} {:>8} {:>6} {:>6} {:>7} {:>8} {:>7} {:>9}",
             "guests",
             "",
-            "octets",
+            "bytes",
             "loss",
             "answers",
             "failed",
@@ -129,7 +129,7 @@ impl Report {
                 "{:<10} {:>6} {:>8} {:>5} {:>8} {:>6} {:>6} {:>7} {:>6.2} s {:>5.0} s {:>9.0}",
                 case.kind,
                 case.guests,
-                case.octets,
+                case.bytes,
                 case.loss,
                 case.answered,
                 case.failures(),

@@ -31,7 +31,7 @@ pub(super) struct Site {
 impl Site {
     /// Makes taps and records.
     pub(super) fn new(job: &Job, agent: &Path, configuration: &str) -> Result<Self> {
-        let case = Case::lay_out(Dialect::Nocloud, job.guests, job.octets)?;
+        let case = Case::lay_out(Dialect::Nocloud, job.guests, job.bytes)?;
         let crawl = Dialect::Nocloud.crawl()?;
         let at = crawl.iter().position(|asked| asked.path.ends_with("/user-data"));
         let at = at.context("the crawl has no request for user-data")?;

@@ -25,7 +25,7 @@ const ORPHANS: u64 = 0;
 /// Frames that no counter accounts for.
 const UNACCOUNTED: u64 = 0;
 /// Growth of memory along its trend line. The allocator may take this much while tables reach their largest size. A
-/// leak of 100 octets in each of the thousands of crawls, changes and hostile connections of a minute would exceed it
+/// leak of 100 bytes in each of the thousands of crawls, changes and hostile connections of a minute would exceed it
 /// by far.
 const GROWTH_BYTES: f64 = (4 << 20) as f64;
 /// Growth of memory per minute, checked once the soak is long enough for a slope to be significant. A node that grows
@@ -102,7 +102,7 @@ pub(super) fn judge(samples: &[Sample], guests: u64) -> Vec<Verdict> {
     verdicts
 }
 
-/// Returns the slope of the least-squares line through all memory samples, in octets per minute, and the minutes that
+/// Returns the slope of the least-squares line through all memory samples, in bytes per minute, and the minutes that
 /// they span.
 pub(super) fn memory_slope(samples: &[Sample]) -> (f64, f64) {
     let points = || samples.iter().map(|sample| (sample.at_s / 60.0, sample.rss_bytes as f64));

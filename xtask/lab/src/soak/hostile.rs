@@ -25,7 +25,7 @@ const OPENED: usize = 2;
 const OPEN_EVERY: u64 = 5;
 /// The most frames read in a turn.
 const READ: usize = 64;
-/// The receive window of a slow reader, in octets.
+/// The receive window of a slow reader, in bytes.
 const SLOW_WINDOW: u16 = 1;
 /// The destination MAC. Any MAC reaches the service, because frames are steered by their IP destination.
 const ANY_MAC: Mac = Mac([0x02, 0, 0xa9, 0xfe, 0, 0]);

@@ -129,7 +129,7 @@ impl Report {
                 title: "Memory of the agent".into(),
                 x: minutes(),
                 y: Axis {
-                    title: "octets, without mapped files",
+                    title: "bytes, without mapped files",
                     scale: Scale::binary(self.samples.iter().map(|sample| sample.rss_bytes as f64)),
                     label: units::memory,
                 },

@@ -3,7 +3,7 @@
 
 use super::script::{self, Place};
 use super::shared::{Shared, add};
-use super::steady::is_about_octets;
+use super::steady::is_about_bytes;
 use crate::storm::crawl::Dialect;
 use crate::storm::guest::{Arrival, Failure, Orders, Plan, Pump};
 use anyhow::{Context as _, Result, bail};
@@ -176,7 +176,7 @@ impl Roamer {
         let tap = self.tap.as_ref().context("the roaming guest has no tap")?;
         let mut pump = Pump::new(std::slice::from_ref(tap))?;
         let mut began = Instant::now();
-        // Consecutive crawls whose octets match neither the current record nor the former one.
+        // Consecutive crawls whose bytes match neither the current record nor the former one.
         let mut mismatches = 0;
         while !shared.is_over() {
             let mark = shared.mark();
@@ -189,16 +189,16 @@ impl Roamer {
             if !shared.was_undisturbed_since(mark) {
                 began = Instant::now();
             }
-            let octets = failures.iter().any(|failure| is_about_octets(*failure));
+            let bytes = failures.iter().any(|failure| is_about_bytes(*failure));
             let former = match before {
-                Some(plan) if octets => crawled(&mut pump, plan, self.generation)?.is_empty(),
+                Some(plan) if bytes => crawled(&mut pump, plan, self.generation)?.is_empty(),
                 _ => false,
             };
             // One such crawl can happen between two records: its first request may be answered from the former one.
-            mismatches = if octets && !former { mismatches + 1 } else { 0 };
+            mismatches = if bytes && !former { mismatches + 1 } else { 0 };
             if mismatches > 2 {
                 shared.breach(format!(
-                    "{} got octets that match neither its record nor its former one after {after:?}",
+                    "{} got bytes that match neither its record nor its former one after {after:?}",
                     self.identity.hostname
                 ));
                 return Ok(());
@@ -237,7 +237,7 @@ fn crawled(pump: &mut Pump<'_>, plan: &Plan, seed: u64) -> Result<Vec<Failure>> 
         flood: None,
         stall: 0.0,
         to_the_end: false,
-        any_octets: false,
+        any_bytes: false,
         seed: seed ^ fastrand::u64(..),
     };
     let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;

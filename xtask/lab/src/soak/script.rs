@@ -15,7 +15,7 @@ use support::record::{Identity, replace};
 
 /// Requests per second that a record allows its guest. It is high, because crawls follow one another without a pause.
 const REQUESTS_PER_SECOND: u32 = 1_000_000;
-/// Octets of user-data, enough for several segments. Each generation of a record has its own.
+/// Bytes of user-data, enough for several segments. Each generation of a record has its own.
 const USER_DATA: usize = 5_000;
 
 /// The tap of a guest, as its record names it.

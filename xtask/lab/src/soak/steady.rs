@@ -37,7 +37,7 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
             flood: None,
             stall: 0.0,
             to_the_end: false,
-            any_octets: false,
+            any_bytes: false,
             seed: seed.wrapping_add(round),
         };
         let (tally, _) = pump.storm(&orders, &mut |_, _| {})?;
@@ -47,8 +47,8 @@ pub(super) fn crawl(shared: &Shared, taps: &[Tap], plans: &[Plan], seed: u64) ->
     Ok(())
 }
 
-/// Whether a request failed because of wrong octets, not because of missing ones.
-pub(super) fn is_about_octets(failure: Failure) -> bool {
+/// Whether a request failed because of wrong bytes, not because of missing ones.
+pub(super) fn is_about_bytes(failure: Failure) -> bool {
     matches!(failure, Failure::Head | Failure::Length | Failure::Body | Failure::Checksum)
 }
 
@@ -67,9 +67,9 @@ fn count(shared: &Shared, tally: &Tally, mark: Mark, kept: bool) {
     } else {
         add(&shared.counts.interrupted, tally.failed);
     }
-    // Wrong octets are a breach even while no agent serves.
-    let strange = tally.reasons.iter().filter(|(reason, _)| is_about_octets(**reason));
+    // Wrong bytes are a breach even while no agent serves.
+    let strange = tally.reasons.iter().filter(|(reason, _)| is_about_bytes(**reason));
     for (reason, times) in strange {
-        shared.breach(format!("steady guests got wrong octets: {reason:?}, {times} times"));
+        shared.breach(format!("steady guests got wrong bytes: {reason:?}, {times} times"));
     }
 }

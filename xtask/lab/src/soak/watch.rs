@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Sample {
     /// Seconds since the start of the soak.
     pub(super) at_s: f64,
-    /// The agent's resident memory without mapped files, in octets.
+    /// The agent's resident memory without mapped files, in bytes.
     pub(super) rss_bytes: u64,
     /// Descriptors except those of eBPF objects.
     pub(super) fds: u64,
@@ -231,7 +231,7 @@ fn dropped(node: &Namespace) -> Result<u64> {
     let table = node.run_in(|| std::fs::read_to_string("/proc/thread-self/net/dev"))?;
     let mut ends = table.lines().filter(|line| line.trim_start().starts_with(INNER)).peekable();
     ensure!(ends.peek().is_some(), "there is no hub");
-    // The columns of received frames begin with octets, packets, errors, dropped (Linux: net/core/net-procfs.c).
+    // The columns of received frames begin with bytes, packets, errors, dropped (Linux: net/core/net-procfs.c).
     let dropped = |line: &str| line.split_once(':')?.1.split_whitespace().nth(3)?.parse::<u64>().ok();
     ends.map(|line| dropped(line).context("cannot parse /proc/net/dev")).sum()
 }
@@ -259,7 +259,7 @@ fn count(directory: &str) -> Result<u64> {
     Ok(std::fs::read_dir(directory).with_context(|| format!("cannot list {directory}"))?.count() as u64)
 }
 
-/// Returns resident memory without mapped files, in octets.
+/// Returns resident memory without mapped files, in bytes.
 fn resident(pid: u32) -> Result<u64> {
     crate::storm::cpu::resident(pid).with_context(|| format!("cannot read the memory of process {pid}"))
 }

@@ -187,10 +187,10 @@ const NOT_THE_KERNELS: [&str; 7] =
 /// The most samples of the kernel's memory. The last one is used even if the memory is not stable.
 const SAMPLES: usize = 30;
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
-/// The octets by which two samples may differ if the memory is stable.
+/// The bytes by which two samples may differ if the memory is stable.
 const STABLE_WITHIN: u64 = 64 << 10;
 
-/// Returns the octets that the kernel has taken for itself.
+/// Returns the bytes that the kernel has taken for itself.
 fn kernel() -> Option<u64> {
     parse(&std::fs::read_to_string("/proc/meminfo").ok()?)
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub(crate) enum Unit {
     /// Microseconds.
     Time,
-    /// Octets.
+    /// Bytes.
     Memory,
     /// Events per second.
     Rate,
@@ -213,7 +213,7 @@ fn rate(round: &Round) -> Option<f64> {
     (round.wall_us > 0.0).then(|| round.requests as f64 * 1e6 / round.wall_us)
 }
 
-/// Returns octets per VM; `None` if there was no measurement.
+/// Returns bytes per VM; `None` if there was no measurement.
 fn per_vm(bytes: u64, settings: &Settings) -> Option<f64> {
     (settings.vms > 0 && bytes > 0).then(|| bytes as f64 / f64::from(settings.vms))
 }

@@ -1,6 +1,6 @@
 //! The results of a storm, in the form of its JSON file. The report and the comparison use nothing else.
 //!
-//! Times are in microseconds, sizes in octets. Fields may be added; readers ignore unknown fields.
+//! Times are in microseconds, sizes in bytes. Fields may be added; readers ignore unknown fields.
 
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -27,7 +27,7 @@ pub(crate) struct Environment {
     pub(crate) processor: String,
     /// Cores online.
     pub(crate) cores: usize,
-    /// Octets of the machine's memory.
+    /// Bytes of the machine's memory.
     pub(crate) memory_bytes: u64,
     /// The commit that the agent was built from, with `-dirty` at the end if files had changed.
     pub(crate) commit: String,

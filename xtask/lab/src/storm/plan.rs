@@ -1,6 +1,6 @@
 //! Lays out one case: records for the agent, the same documents for the peers, and the plan for the guests.
 //!
-//! Every document comes from the agent's own renderer, so that all subjects serve the same octets.
+//! Every document comes from the agent's own renderer, so that all subjects serve the same bytes.
 
 use super::crawl::{Asked, Dialect};
 use super::guest::{Body, Expected, Plan, Planned, tap_name};
@@ -26,7 +26,7 @@ use support::guest::METADATA;
 use support::record::{Identity, replace};
 use tempfile::TempDir;
 
-/// Octets of all user-data of a case together. Beyond it, guests share texts.
+/// Bytes of all user-data of a case together. Beyond it, guests share texts.
 const USER_DATA_IN_ALL: usize = 256 << 20;
 /// Requests per second that a record allows its guest. It is high, because guests boot again and again.
 const REQUESTS_PER_SECOND: u32 = 1_000_000;
@@ -40,7 +40,7 @@ pub(crate) struct Case {
     pub(crate) dialect: Dialect,
     /// The guests. The last one floods, if any does.
     pub(crate) tenants: Vec<Tenant>,
-    /// Octets of a guest's user-data.
+    /// Bytes of a guest's user-data.
     pub(crate) user_data: usize,
     pub(crate) requests: usize,
     directory: TempDir,
@@ -51,7 +51,7 @@ impl Case {
     pub(crate) fn lay_out(dialect: Dialect, guests: usize, user_data: usize) -> Result<Self> {
         ensure!(
             user_data <= USER_DATA_MAX as usize,
-            "user-data can have at most {USER_DATA_MAX} octets, not {user_data}"
+            "user-data can have at most {USER_DATA_MAX} bytes, not {user_data}"
         );
         let base =
             if Path::new(IN_MEMORY).is_dir() { PathBuf::from(IN_MEMORY) } else { std::env::temp_dir() };

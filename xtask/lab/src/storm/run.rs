@@ -216,7 +216,7 @@ impl Run<'_> {
             flood: args.flood,
             stall: 0.0,
             to_the_end: false,
-            any_octets: subject.makes_its_own_documents(),
+            any_bytes: subject.makes_its_own_documents(),
             // All subjects of a round have the same seed. Each round has another, so that guests use other ports.
             seed: args.seed.wrapping_add(self.cases * SEEDS + u64::from(round)),
         }

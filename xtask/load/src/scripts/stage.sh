@@ -1,4 +1,4 @@
-# Reads the new binary, of $1 octets, from standard input.
+# Reads the new binary, of $1 bytes, from standard input.
 rm -rf "$lib/next"
 mkdir -p "$lib/next"
 cat > "$lib/next/xdp-imds"

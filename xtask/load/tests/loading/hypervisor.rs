@@ -158,7 +158,7 @@ impl Site {
     }
 
     /// Returns the path of the agent without symbols, so that it fits several times into a hypervisor's memory. Agents
-    /// of different names differ in their octets.
+    /// of different names differ in their bytes.
     pub(crate) fn agent(&self, name: &str) -> String {
         static STRIPPED: OnceLock<Vec<u8>> = OnceLock::new();
         let path = self.room.path().join(name);
@@ -168,8 +168,8 @@ impl Site {
             fs::read(&path).expect("the agent")
         });
         // Nothing reads what follows the last section.
-        let octets = [stripped, name.as_bytes()].concat();
-        fs::write(&path, octets).expect("another agent");
+        let bytes = [stripped, name.as_bytes()].concat();
+        fs::write(&path, bytes).expect("another agent");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
         path.display().to_string()
     }

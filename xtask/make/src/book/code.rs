@@ -145,7 +145,7 @@ impl Code {
             let value = (name.len() > 2 && name.chars().all(constant))
                 .then(|| self.meant(from, &words, DEPTH).ok())??;
             let mut forms = value.forms();
-            // A smaller number may count something other than octets, so it gets no unit.
+            // A smaller number may count something other than bytes, so it gets no unit.
             if matches!(value, Value::Number(number) if number < 1 << 20) {
                 forms.drain(1..);
             }

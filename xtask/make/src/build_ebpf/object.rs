@@ -5,7 +5,7 @@ use object::build::elf::{Builder, SectionData};
 use object::elf::SHT_STRTAB;
 use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind};
 
-/// Octets of an instruction (RFC 9669 §3).
+/// Bytes of an instruction (RFC 9669 §3).
 const INSTRUCTION: u64 = 8;
 
 /// Returns the programs by name, with their length in instructions.
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn octets_that_are_not_an_object_are_refused() {
+    fn bytes_that_are_not_an_object_are_refused() {
         assert!(with_plain_names(b"no object").is_err());
         assert!(instructions(b"version https://example.org/pointer").is_err());
     }

@@ -42,7 +42,7 @@ struct File {
     /// The absolute path.
     path: String,
     mode: u16,
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
 }
 
 /// Writes the package with the files of a Debian package to `out`. `top` is the source tree.
@@ -59,8 +59,8 @@ pub(super) fn make(
     ensure!(output.status.success(), "dpkg-deb: {}: {}", output.status, errors.trim());
     let mut files = files(&output.stdout)?;
     for name in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        let octets = fs::read(top.join(name)).with_context(|| format!("cannot read {name}"))?;
-        files.push(File { path: format!("/usr/share/licenses/xdp-imds/{name}"), mode: 0o644, octets });
+        let bytes = fs::read(top.join(name)).with_context(|| format!("cannot read {name}"))?;
+        files.push(File { path: format!("/usr/share/licenses/xdp-imds/{name}"), mode: 0o644, bytes });
     }
     let script = |name: &str| {
         let path = top.join("deploy/rpm/scripts").join(name);
@@ -89,9 +89,9 @@ fn files(tar: &[u8]) -> Result<Vec<File>> {
             path = format!("{}{name}", ZSH[1]);
         }
         let mode = u16::try_from(entry.header().mode()? & 0o7777)?;
-        let mut octets = Vec::new();
-        entry.read_to_end(&mut octets)?;
-        files.push(File { path, mode, octets });
+        let mut bytes = Vec::new();
+        entry.read_to_end(&mut bytes)?;
+        files.push(File { path, mode, bytes });
     }
     Ok(files)
 }
@@ -116,7 +116,7 @@ fn build(
     for (path, mode) in DIRECTORIES {
         builder.with_dir_entry(FileOptions::dir(path).permissions(mode))?;
     }
-    for File { path, mode, octets } in files {
+    for File { path, mode, bytes } in files {
         let options = FileOptions::new(&path).permissions(mode);
         let options = match () {
             // An upgrade keeps a changed file.
@@ -125,7 +125,7 @@ fn build(
             () if path.starts_with("/usr/share/doc/") || path.starts_with("/usr/share/man/") => options.doc(),
             () => options,
         };
-        builder.with_file_contents(octets, options)?;
+        builder.with_file_contents(bytes, options)?;
     }
     Ok(builder.build()?)
 }
@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn a_package_is_the_same_whenever_it_is_made() {
         let written = || {
-            let mut octets = Vec::new();
-            package().write(&mut octets).expect("written");
-            octets
+            let mut bytes = Vec::new();
+            package().write(&mut bytes).expect("written");
+            bytes
         };
         assert_eq!(written(), written());
         assert_eq!(package().metadata.get_build_time().expect("a time"), 5);

@@ -13,28 +13,28 @@ pub(crate) struct Entry {
     path: String,
     mode: u32,
     /// The content; empty for a directory.
-    pub(crate) octets: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
     is_directory: bool,
 }
 
 impl Entry {
     /// Returns a program that everybody may run.
-    pub(crate) fn program(path: &str, octets: Vec<u8>) -> Self {
-        Self { path: path.into(), mode: 0o755, octets, is_directory: false }
+    pub(crate) fn program(path: &str, bytes: Vec<u8>) -> Self {
+        Self { path: path.into(), mode: 0o755, bytes, is_directory: false }
     }
 
     /// Returns a file that everybody may read.
-    pub(crate) fn file(path: &str, octets: Vec<u8>) -> Self {
-        Self { path: path.into(), mode: 0o644, octets, is_directory: false }
+    pub(crate) fn file(path: &str, bytes: Vec<u8>) -> Self {
+        Self { path: path.into(), mode: 0o644, bytes, is_directory: false }
     }
 
     /// Returns a directory that everybody may enter.
     pub(crate) fn directory(path: &str) -> Self {
-        Self { path: path.into(), mode: 0o755, octets: Vec::new(), is_directory: true }
+        Self { path: path.into(), mode: 0o755, bytes: Vec::new(), is_directory: true }
     }
 }
 
-/// The octets of a layer in its two forms.
+/// The bytes of a layer in its two forms.
 #[derive(Debug)]
 pub(crate) struct Layer {
     /// The form that runtimes unpack. Its digest names the layer (`diff_id`).
@@ -59,12 +59,12 @@ pub(crate) fn write(mut entries: Vec<Entry>, epoch: u64) -> Result<Layer> {
         let mut header = Header::new_ustar();
         header.set_entry_type(if entry.is_directory { EntryType::Directory } else { EntryType::Regular });
         header.set_mode(entry.mode);
-        header.set_size(entry.octets.len() as u64);
+        header.set_size(entry.bytes.len() as u64);
         header.set_mtime(epoch);
         header.set_uid(0);
         header.set_gid(0);
         let path = if entry.is_directory { format!("{}/", entry.path) } else { entry.path.clone() };
-        tar.append_data(&mut header, path, &*entry.octets)?;
+        tar.append_data(&mut header, path, &*entry.bytes)?;
     }
     let tar = tar.into_inner()?;
     // The header has no name and no time, so that the same input gives the same output.
@@ -104,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn a_changed_octet_changes_the_layer() {
-        let of = |octet| write(vec![Entry::file("a", vec![octet])], 0).expect("a layer").gzip;
+    fn a_changed_byte_changes_the_layer() {
+        let of = |byte| write(vec![Entry::file("a", vec![byte])], 0).expect("a layer").gzip;
         assert_ne!(of(1), of(2));
     }
 }

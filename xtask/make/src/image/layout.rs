@@ -84,7 +84,7 @@ pub(crate) struct Image {
     layer: Layer,
     config: Vec<u8>,
     manifest: Vec<u8>,
-    /// Octets of the agent's binary.
+    /// Bytes of the agent's binary.
     pub(super) binary: usize,
     /// SHA-256 of the agent's binary, in hexadecimal.
     pub(super) program: String,
@@ -129,7 +129,7 @@ impl Image {
         digest(&self.manifest)
     }
 
-    /// Returns the octets of the compressed layer.
+    /// Returns the bytes of the compressed layer.
     pub(super) fn compressed(&self) -> usize {
         self.layer.gzip.len()
     }
@@ -188,9 +188,9 @@ fn digest(blob: &[u8]) -> String {
 
 /// Returns the SHA-256 in hexadecimal.
 pub(crate) fn sha256(blob: &[u8]) -> String {
-    Sha256::digest(blob).iter().fold(String::new(), |mut text, octet| {
+    Sha256::digest(blob).iter().fold(String::new(), |mut text, byte| {
         // Writing to a String cannot fail.
-        let _ = write!(text, "{octet:02x}");
+        let _ = write!(text, "{byte:02x}");
         text
     })
 }
@@ -233,12 +233,12 @@ mod tests {
         /// Reads a blob whose name and size must agree with its descriptor.
         fn blob(&self, of: &Value) -> Vec<u8> {
             let name = of["digest"].as_str().and_then(|text| text.strip_prefix("sha256:")).expect("a digest");
-            let octets = self.read(&format!("blobs/sha256/{name}"));
+            let bytes = self.read(&format!("blobs/sha256/{name}"));
             assert_eq!(
-                (sha256(&octets), octets.len() as u64),
+                (sha256(&bytes), bytes.len() as u64),
                 (name.to_owned(), of["size"].as_u64().expect("a size"))
             );
-            octets
+            bytes
         }
 
         fn json(&self, of: &Value) -> Value {

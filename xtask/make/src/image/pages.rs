@@ -23,11 +23,11 @@ pub(crate) fn write(agent: &Path, products: &Path) -> Result<PathBuf> {
     Ok(pages)
 }
 
-/// Replaces a file by its compressed form, whose octets depend on the content alone.
+/// Replaces a file by its compressed form, whose bytes depend on the content alone.
 fn compress(path: &Path) -> Result<()> {
-    let octets = fs::read(path)?;
+    let bytes = fs::read(path)?;
     let mut gzip = GzBuilder::new().mtime(0).write(Vec::new(), Compression::best());
-    gzip.write_all(&octets)?;
+    gzip.write_all(&bytes)?;
     let name = format!("{}.gz", path.display());
     fs::write(&name, gzip.finish()?).with_context(|| format!("cannot write {name}"))?;
     Ok(fs::remove_file(path)?)
@@ -46,11 +46,11 @@ mod tests {
         fs::write(&page, "text").expect("written");
         compress(&page).expect("compressed");
         assert!(!page.exists());
-        let octets = fs::read(room.path().join("a.1.gz")).expect("a file");
+        let bytes = fs::read(room.path().join("a.1.gz")).expect("a file");
         // RFC 1952 §2.3: no name, no time, slowest and best compression.
-        assert_eq!(octets[3..9], [0, 0, 0, 0, 0, 2]);
+        assert_eq!(bytes[3..9], [0, 0, 0, 0, 0, 2]);
         let mut text = String::new();
-        flate2::read::GzDecoder::new(&*octets).read_to_string(&mut text).expect("gzip");
+        flate2::read::GzDecoder::new(&*bytes).read_to_string(&mut text).expect("gzip");
         assert_eq!(text, "text");
     }
 }

@@ -278,18 +278,15 @@ fn addresses_are_listed_in_the_order_that_cloud_init_needs() {
 
 #[test]
 fn user_data_is_served_unchanged_and_not_copied() {
-    let octets: Vec<u8> = (0..=255).cycle().take(3_000).collect();
+    let bytes: Vec<u8> = (0..=255).cycle().take(3_000).collect();
     let mut record = full();
-    record["user_data"] = json!({ "base64": STANDARD.encode(&octets) });
+    record["user_data"] = json!({ "base64": STANDARD.encode(&bytes) });
     let responses = responses(&record);
     let ask = || get(&responses, "/compute/userData", "&format=text");
-    assert_eq!(STANDARD.decode(text(&ask())).expect("base64"), octets);
+    assert_eq!(STANDARD.decode(text(&ask())).expect("base64"), bytes);
     assert_eq!(ask().body().pieces()[0].as_ptr(), ask().body().pieces()[0].as_ptr());
     let whole = document(&get(&responses, "", "&extended=true"));
-    assert_eq!(
-        STANDARD.decode(whole["compute"]["userData"].as_str().expect("text")).expect("base64"),
-        octets
-    );
+    assert_eq!(STANDARD.decode(whole["compute"]["userData"].as_str().expect("text")).expect("base64"), bytes);
 }
 
 #[test]

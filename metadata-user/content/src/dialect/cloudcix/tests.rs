@@ -33,8 +33,8 @@ fn the_network_is_the_records_own_or_null() {
 #[test]
 fn user_data_is_base64_of_text() {
     let mut record = full();
-    let mut decoded = |octets: &[u8]| {
-        record["user_data"] = json!({ "base64": STANDARD.encode(octets) });
+    let mut decoded = |bytes: &[u8]| {
+        record["user_data"] = json!({ "base64": STANDARD.encode(bytes) });
         STANDARD.decode(get(&record, "/v1/userdata").body().to_bytes()).expect("base64")
     };
     assert_eq!(decoded("#é\n".as_bytes()), "#é\n".as_bytes());

@@ -1,6 +1,6 @@
 //! `signature`, `pkcs7` and `rsa2048`: the identity document as the operator's certificate signs it.
 //!
-//! `signature` is over the octets of `document`. The other two have the document within: both are the same, RSA with
+//! `signature` is over the bytes of `document`. The other two have the document within: both are the same, RSA with
 //! SHA-256, while AWS's `pkcs7` is DSA. They are base64 in lines as PEM has them, without PEM's first and last line.
 //!
 //! They prove to others who the VM is, so they do not leave the guest's first hop and are refused through a proxy. A

@@ -29,8 +29,8 @@ pub(super) fn write(call: &Call<'_>, namespace: &str, key: &str) -> Outcome {
     }
 }
 
-fn done(octets: &[u8]) -> Outcome {
-    Outcome::Changed(found(PLAIN, Etag::of(&octets.to_vec().into()), ""))
+fn done(bytes: &[u8]) -> Outcome {
+    Outcome::Changed(found(PLAIN, Etag::of(&bytes.to_vec().into()), ""))
 }
 
 /// All guest attributes, one namespace, or one attribute.
@@ -65,7 +65,7 @@ impl<'a> GuestView<'a> {
     /// because a directory is too large to hash for each parked request after each write.
     pub(super) fn etag(&self) -> Etag {
         match &self.at {
-            At::Attribute(octets) => Etag::of(&octets.clone().into()),
+            At::Attribute(bytes) => Etag::of(&bytes.clone().into()),
             At::All | At::Namespace(..) => {
                 let version = RUN.wrapping_add(self.mailbox.attributes_version());
                 Etag::of(&version.to_be_bytes().to_vec().into())
@@ -75,7 +75,7 @@ impl<'a> GuestView<'a> {
 
     fn value(&self) -> Value {
         match &self.at {
-            At::Attribute(octets) => String::from_utf8_lossy(octets).into(),
+            At::Attribute(bytes) => String::from_utf8_lossy(bytes).into(),
             At::All | At::Namespace(..) => {
                 let members = self.children().into_iter().map(|(name, child)| (name, child.value()));
                 members.collect::<Map<String, Value>>().into()
@@ -99,8 +99,8 @@ impl View for GuestView<'_> {
             }
             At::Namespace(namespace, keys) => {
                 let attribute = |key: &String| {
-                    let octets = self.mailbox.attribute(namespace, key)?;
-                    Some((key.clone(), view(At::Attribute(octets))))
+                    let bytes = self.mailbox.attribute(namespace, key)?;
+                    Some((key.clone(), view(At::Attribute(bytes))))
                 };
                 keys.iter().filter_map(attribute).collect()
             }
@@ -114,7 +114,7 @@ impl View for GuestView<'_> {
 
     fn text(&self) -> Body {
         match &self.at {
-            At::Attribute(octets) => octets.clone().into(),
+            At::Attribute(bytes) => bytes.clone().into(),
             At::All | At::Namespace(..) => Body::default(),
         }
     }

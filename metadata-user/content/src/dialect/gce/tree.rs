@@ -94,12 +94,12 @@ fn attributes(record: &Record, user: &str) -> Value {
         let lines: Vec<String> = record.ssh_keys.iter().map(line).collect();
         attributes.insert("ssh-keys".to_owned(), lines.join("\n").into());
     }
-    if let Some(octets) = record.user_data.as_ref().and_then(Payload::bytes) {
-        let text = match std::str::from_utf8(&octets) {
+    if let Some(bytes) = record.user_data.as_ref().and_then(Payload::bytes) {
+        let text = match std::str::from_utf8(&bytes) {
             Ok(text) => text.into(),
             Err(_) => {
                 attributes.insert("user-data-encoding".to_owned(), "base64".into());
-                STANDARD.encode(&octets).into()
+                STANDARD.encode(&bytes).into()
             }
         };
         attributes.insert("user-data".to_owned(), text);

@@ -133,9 +133,9 @@ fn a_node_without_an_issuer_has_no_such_path() {
 
 #[test]
 fn lines_are_those_of_pem() {
-    for (octets, expected) in [(0, 0), (1, 1), (LINE, 1), (LINE + 1, 2), (3 * LINE, 3)] {
-        let text = lines(&vec![b'A'; octets]);
-        let found: Vec<_> = text.split(|octet| *octet == b'\n').filter(|line| !line.is_empty()).collect();
+    for (bytes, expected) in [(0, 0), (1, 1), (LINE, 1), (LINE + 1, 2), (3 * LINE, 3)] {
+        let text = lines(&vec![b'A'; bytes]);
+        let found: Vec<_> = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).collect();
         assert_eq!(found.len(), expected);
         assert!(found.iter().all(|line| line.len() <= LINE) && !text.ends_with(b"\n"));
     }

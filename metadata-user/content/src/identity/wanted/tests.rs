@@ -38,7 +38,7 @@ fn one_answer_serves_only_what_is_the_same() {
 
 #[test]
 fn a_nonce_is_short_and_plain() {
-    let longest = "0".repeat(Nonce::OCTETS);
+    let longest = "0".repeat(Nonce::BYTES);
     for good in ["1234567890", "a-B_9", &longest] {
         assert_eq!(Nonce::parse(good).expect(good).as_str(), good);
     }

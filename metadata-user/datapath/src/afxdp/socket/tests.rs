@@ -33,18 +33,18 @@ fn random_traffic_keeps_every_chunk_in_one_place_and_every_frame_once() {
         let mut in_flight = VecDeque::new();
         for _ in 0..rounds(300) {
             if rng.bool() {
-                let mut octets = vec![0; rng.usize(1..2_000)];
-                rng.fill(&mut octets);
-                let fate = rig.deliver(&octets);
+                let mut bytes = vec![0; rng.usize(1..2_000)];
+                rng.fill(&mut bytes);
+                let fate = rig.deliver(&bytes);
                 let expected = match () {
-                    () if octets.len() > 1_792 => Fate::TooLong,
+                    () if bytes.len() > 1_792 => Fate::TooLong,
                     () if in_flight.len() == chunks as usize => Fate::NoChunk,
                     () if in_flight.len() == rx_ring as usize => Fate::RingFull,
                     () => Fate::Queued,
                 };
                 assert_eq!(fate, expected);
                 if fate == Fate::Queued {
-                    in_flight.push_back(octets);
+                    in_flight.push_back(bytes);
                 }
             } else {
                 let max = rng.usize(0..3 * GROUP);

@@ -242,11 +242,11 @@ fn an_excessively_long_frame_is_dropped_if_it_would_have_to_wait() {
 
 #[test]
 fn a_long_frame_counts_one_and_one_more_for_each_8_kib() {
-    for (octets, work) in [(2_920, 1), (8_191, 1), (8_192, 2), (LONG_MAX as usize, 8)] {
-        let octets = vec![0; octets];
+    for (bytes, work) in [(2_920, 1), (8_191, 1), (8_192, 2), (LONG_MAX as usize, 8)] {
+        let bytes = vec![0; bytes];
         let mut counted = Counted { out: &mut Nowhere, work: 0 };
-        let payload = &[IoSlice::new(&octets)];
+        let payload = &[IoSlice::new(&bytes)];
         counted.send_long(&Long { headers: &[], tcp_at: 34, is_ipv4: true, payload, segment: 1_460 });
-        assert_eq!(counted.work, work, "{} octets", octets.len());
+        assert_eq!(counted.work, work, "{} bytes", bytes.len());
     }
 }

@@ -149,7 +149,7 @@ impl Instance {
         self.lacks_at_most(usize::MAX)
     }
 
-    /// True if it lacks memory for its record and `free` octets suffice.
+    /// True if it lacks memory for its record and `free` bytes suffice.
     pub(super) fn lacks_at_most(&self, free: usize) -> bool {
         let lacks = |problem: &Problem| matches!(problem, Problem::Room(no_room) if no_room.wants <= free);
         !self.ended && self.problems.iter().any(lacks)

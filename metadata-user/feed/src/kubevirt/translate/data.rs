@@ -146,7 +146,7 @@ impl Places<'_> {
         let volume = options::volume(field);
         let files = self.files(field, &volume)?;
         match first(&files, keys) {
-            Some(octets) => bounded(field, octets).map(Some),
+            Some(bytes) => bounded(field, bytes).map(Some),
             None => Err(Problem::Key { field, volume, keys: words(keys) }),
         }
     }
@@ -158,18 +158,18 @@ impl Places<'_> {
         let inline = match (from.inline, from.base64) {
             (Some(text), _) if !text.is_empty() => Some(Bytes::from(text.to_owned())),
             (_, Some(packed)) if !packed.is_empty() => {
-                let octets = STANDARD.decode(packed.trim_ascii());
-                Some(octets.map_err(|_| Problem::Base64 { field: from.base64_field })?.into())
+                let bytes = STANDARD.decode(packed.trim_ascii());
+                Some(bytes.map_err(|_| Problem::Base64 { field: from.base64_field })?.into())
             }
             _ => None,
         };
         if from.secret.is_none_or(|secret| secret.name.is_empty()) {
-            return inline.map(|octets| bounded(field, octets)).transpose();
+            return inline.map(|bytes| bounded(field, bytes)).transpose();
         }
         let volume = from.volume.clone();
         let files = self.files(field, &volume)?;
         match first(&files, from.keys).or(inline) {
-            Some(octets) => bounded(field, octets).map(Some),
+            Some(bytes) => bounded(field, bytes).map(Some),
             None => Err(Problem::Key { field, volume, keys: words(from.keys) }),
         }
     }
@@ -269,20 +269,20 @@ struct CloudInitField<'a> {
     keys: &'static [&'static str],
 }
 
-/// The volume of an access credential's Secret. Every version of KubeVirt uses names of up to 51 octets
+/// The volume of an access credential's Secret. Every version of KubeVirt uses names of up to 51 bytes
 /// unchanged. Before 1.9 pods with longer names failed; later versions shorten them
 /// (SanitizeAccessCredentialVolumeName).
 fn credential_volume(secret: &str) -> String {
     const SUFFIX: &str = "access-cred";
     /// Longest DNS label (RFC 1123 §2.1).
-    const OCTETS: usize = 63;
+    const BYTES: usize = 63;
     let name = format!("{secret}-{SUFFIX}");
     // Reserve two hyphens and eight digits for FNV-1a's 32 bits (RFC 9923).
-    match secret.get(..OCTETS - SUFFIX.len() - 10) {
-        Some(start) if name.len() > OCTETS => {
+    match secret.get(..BYTES - SUFFIX.len() - 10) {
+        Some(start) if name.len() > BYTES => {
             let hash = secret
                 .bytes()
-                .fold(0x811c_9dc5_u32, |hash, octet| (hash ^ u32::from(octet)).wrapping_mul(0x0100_0193));
+                .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
             format!("{start}-{hash:08x}-{SUFFIX}")
         }
         _ => name,
@@ -302,17 +302,17 @@ fn words(keys: &[&str]) -> &'static str {
     }
 }
 
-fn bounded(field: &'static str, octets: Bytes) -> Result<Bytes, Problem> {
+fn bounded(field: &'static str, bytes: Bytes) -> Result<Bytes, Problem> {
     let limit = USER_DATA_MAX as usize;
-    match octets.len() {
+    match bytes.len() {
         found if found > limit => Err(Problem::TooLarge { field, limit, found }),
-        _ => Ok(octets),
+        _ => Ok(bytes),
     }
 }
 
 /// The kind of a network document, as clients detect it.
-fn in_form(octets: &[u8]) -> Option<Network> {
-    let text = std::str::from_utf8(octets).ok()?;
+fn in_form(bytes: &[u8]) -> Option<Network> {
+    let text = std::str::from_utf8(bytes).ok()?;
     match text.into() {
         value if is_network_config(&value) => Some(Network::Config(text.to_owned())),
         value if is_network_data(&value) => Some(Network::Data(text.to_owned())),

@@ -125,13 +125,13 @@ pub enum Problem {
         field: &'static str,
     },
     /// A payload exceeds its limit.
-    #[error("{field}: expected at most {limit} octets, found {found}")]
+    #[error("{field}: expected at most {limit} bytes, found {found}")]
     TooLarge {
         /// The field.
         field: &'static str,
-        /// The limit in octets.
+        /// The limit in bytes.
         limit: usize,
-        /// The payload's length in octets.
+        /// The payload's length in bytes.
         found: usize,
     },
     /// The network data is in no known form.

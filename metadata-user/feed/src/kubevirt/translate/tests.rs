@@ -154,7 +154,7 @@ fn shown(record: &Record) -> Value {
     for (name, payload) in record.payloads() {
         shown[name] = payload
             .and_then(|payload| payload.bytes())
-            .map_or(Value::Null, |octets| String::from_utf8_lossy(&octets).into_owned().into());
+            .map_or(Value::Null, |bytes| String::from_utf8_lossy(&bytes).into_owned().into());
     }
     shown["serve"] = Value::Null;
     strip(&mut shown);
@@ -329,12 +329,12 @@ fn custom_keys_beyond_the_limits_are_omitted_and_reported() {
 #[test]
 fn a_payload_larger_than_a_secret_can_be_is_withheld() {
     let volumes = json!([{"name": "ci", "cloudInitNoCloud": {"secretRef": {"name": "s"}}}]);
-    for (octets, served) in [(1 << 20, true), ((1 << 20) + 1, false)] {
-        let text = "x".repeat(octets);
+    for (bytes, served) in [(1 << 20, true), ((1 << 20) + 1, false)] {
+        let text = "x".repeat(bytes);
         let vmi = json!({"spec": {"volumes": volumes}});
         let translation = with(vmi, &[("ci-udata", "userdata", &text)], json!({}));
-        assert_eq!(matches!(translation.outcome, Outcome::Record(_)), served, "{octets}");
-        assert_eq!(translation.problems.is_empty(), served, "{octets}");
+        assert_eq!(matches!(translation.outcome, Outcome::Record(_)), served, "{bytes}");
+        assert_eq!(translation.problems.is_empty(), served, "{bytes}");
     }
 }
 

@@ -1,4 +1,4 @@
-use super::{KEY_OCTETS, MAX_KEYS, PLUGINS, VOLUME_OCTETS, VolumeError, Volumes};
+use super::{KEY_BYTES, MAX_KEYS, PLUGINS, VOLUME_BYTES, VolumeError, Volumes};
 use crate::pods::PodUid;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -27,8 +27,8 @@ impl Kubelet {
         let name = format!("..2026_05_01.{}", self.times);
         let dir = self.volume(plugin).join(&name);
         fs::create_dir_all(&dir).expect("a directory");
-        for (key, octets) in keys {
-            fs::write(dir.join(key), octets).expect("written");
+        for (key, bytes) in keys {
+            fs::write(dir.join(key), bytes).expect("written");
         }
         name
     }
@@ -46,7 +46,7 @@ impl Kubelet {
 
     fn keys(&self) -> Vec<(String, Vec<u8>)> {
         let files = self.volumes().read(&self.uid, "data").expect("readable").expect("there");
-        files.iter().map(|(key, octets)| (key.clone(), octets.to_vec())).collect()
+        files.iter().map(|(key, bytes)| (key.clone(), bytes.to_vec())).collect()
     }
 
     fn error(&self) -> VolumeError {
@@ -151,12 +151,12 @@ fn a_key_that_is_not_a_file_is_refused_without_blocking() {
 fn each_limit_is_refused_one_beyond_it() {
     let keys: Vec<String> = (0..=MAX_KEYS).map(|n| format!("k{n}")).collect();
     let few = |n: usize| keys[..n].iter().map(|key| (key.as_str(), b"".as_slice())).collect::<Vec<_>>();
-    let octets = vec![b'x'; KEY_OCTETS + 1];
-    let whole = |n: usize| keys[..n].iter().map(|key| (key.as_str(), &octets[1..])).collect::<Vec<_>>();
-    let full = VOLUME_OCTETS / KEY_OCTETS;
+    let bytes = vec![b'x'; KEY_BYTES + 1];
+    let whole = |n: usize| keys[..n].iter().map(|key| (key.as_str(), &bytes[1..])).collect::<Vec<_>>();
+    let full = VOLUME_BYTES / KEY_BYTES;
     for (fits, beyond) in [
         (few(MAX_KEYS), few(MAX_KEYS + 1)),
-        (vec![("a", &octets[1..])], vec![("a", &octets[..])]),
+        (vec![("a", &bytes[1..])], vec![("a", &bytes[..])]),
         (whole(full), [whole(full), vec![("one-more", b"x")]].concat()),
     ] {
         let mut kubelet = Kubelet::new();
@@ -164,7 +164,7 @@ fn each_limit_is_refused_one_beyond_it() {
         assert_eq!(kubelet.keys().len(), fits.len());
         kubelet.write(PLUGINS[0], &beyond);
         let error = kubelet.error();
-        assert!(matches!(error, VolumeError::Keys { .. } | VolumeError::Octets { .. }), "{error}");
+        assert!(matches!(error, VolumeError::Keys { .. } | VolumeError::Bytes { .. }), "{error}");
     }
 }
 

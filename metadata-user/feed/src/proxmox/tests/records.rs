@@ -370,7 +370,7 @@ fn hostile_text_never_panics() {
         drop(translate(123, &config, &Given { custom, ..given() }, &Options::default(), &Limits::DEFAULT));
         drop(translate(123, &config, &given(), &Options::default(), &Limits::DEFAULT));
     }
-    super::VmConfig::parse(&vec![b'a'; super::super::config::FILE_OCTETS + 1]).expect_err("too much");
+    super::VmConfig::parse(&vec![b'a'; super::super::config::FILE_BYTES + 1]).expect_err("too much");
     let many: String = (0..=super::super::config::SETTINGS).map(|n| format!("a{n}: 1\n")).collect();
     super::VmConfig::parse(many.as_bytes()).expect_err("too many");
 }

@@ -20,7 +20,7 @@ const KIND: &str = "urn:xdp-imds:";
 
 pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     match serde_json::to_vec(value) {
-        Ok(octets) => (status, [(header::CONTENT_TYPE, JSON)], octets).into_response(),
+        Ok(bytes) => (status, [(header::CONTENT_TYPE, JSON)], bytes).into_response(),
         Err(error) => {
             let fault = problem(StatusCode::INTERNAL_SERVER_ERROR, "fault", "A fault", error.to_string());
             Refusal::from(fault).into_response()
@@ -77,7 +77,7 @@ pub(super) fn media_type() -> Problem {
 }
 
 pub(super) fn too_large(most: usize) -> Problem {
-    let detail = format!("expected a record of at most {most} octets, found more");
+    let detail = format!("expected a record of at most {most} bytes, found more");
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The record is too large", detail)
 }
 

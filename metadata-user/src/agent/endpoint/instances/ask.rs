@@ -181,13 +181,13 @@ pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, Problem> {
 fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, Problem> {
     let name = uri.path().strip_prefix(prefix).unwrap_or_default();
     let name =
-        percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other octets"))?;
+        percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other bytes"))?;
     if !is_name(&name) {
         let expected = format!(
             "a name of 1 to {NAME_MAX} letters, digits, `-`, `.`, `_`, `~`, `:` and `@`, in parts joined by `/`, \
              none of them `.` or `..`"
         );
-        return Err(bad_request(&expected, &format!("{} octets that are none", name.len())));
+        return Err(bad_request(&expected, &format!("{} bytes that are none", name.len())));
     }
     Ok(name)
 }

@@ -13,7 +13,7 @@ use metadata_content::parser;
 use metadata_content::record::{Credential, Limits, Record, RecordError};
 use metadata_control::instances::Problem;
 
-/// Limit on a record in a request, in octets: three payloads and the files at their limits, in base64.
+/// Limit on a record in a request, in bytes: three payloads and the files at their limits, in base64.
 pub(super) const BODY_MAX: usize = 8 << 20;
 
 /// File names of a record in errors, by format.
@@ -45,16 +45,16 @@ pub(super) struct Good {
 /// Reads the record in the body of a request.
 pub(super) async fn read(head: &HeaderMap, body: Body, limits: &Limits, peer: Peer) -> Result<Good, Problem> {
     let is_json = is_json(head)?;
-    let octets = to_bytes(body, BODY_MAX).await.map_err(|error| {
+    let bytes = to_bytes(body, BODY_MAX).await.map_err(|error| {
         let error: &dyn std::error::Error = &error;
         match error.source().is_some_and(|source| source.is::<http_body_util::LengthLimitError>()) {
             true => too_large(BODY_MAX),
             false => bad_request("a complete record", "a truncated one"),
         }
     })?;
-    let within = Limits { record_octets: BODY_MAX, ..limits.clone() };
+    let within = Limits { record_bytes: BODY_MAX, ..limits.clone() };
     // Large YAML takes long to parse.
-    blocking(move || parse(&octets, is_json, &within, peer)).await?
+    blocking(move || parse(&bytes, is_json, &within, peer)).await?
 }
 
 /// Whether the body is JSON; `None` if the request does not state a media type.
@@ -68,8 +68,8 @@ fn is_json(head: &HeaderMap) -> Result<Option<bool>, Problem> {
     }
 }
 
-fn parse(octets: &[u8], is_json: Option<bool>, limits: &Limits, peer: Peer) -> Result<Good, Problem> {
-    let text = std::str::from_utf8(octets).map_err(|_| bad_request("text in UTF-8", "other octets"))?;
+fn parse(bytes: &[u8], is_json: Option<bool>, limits: &Limits, peer: Peer) -> Result<Good, Problem> {
+    let text = std::str::from_utf8(bytes).map_err(|_| bad_request("text in UTF-8", "other bytes"))?;
     let json = is_json.unwrap_or_else(|| text.trim_start().starts_with('{'));
     let (record, _) =
         Record::parse_within(limits, NAMES[usize::from(!json)], text).map_err(|error| match &error {
@@ -211,9 +211,9 @@ mod tests {
         let mut record = full();
         record["sinks"] = json!({"ready": "file:/var/log/ready"});
         assert_eq!(status(&record, ROOT), Ok(()), "root can write anywhere");
-        for octets in [&b"{"[..], b"[]", b"\xff"] {
-            let problem = parse(octets, None, &Limits::DEFAULT, ROOT).expect_err("no record");
-            assert_eq!(problem.status, 400, "{octets:?}: {}", problem.detail);
+        for bytes in [&b"{"[..], b"[]", b"\xff"] {
+            let problem = parse(bytes, None, &Limits::DEFAULT, ROOT).expect_err("no record");
+            assert_eq!(problem.status, 400, "{bytes:?}: {}", problem.detail);
         }
     }
 
@@ -242,10 +242,10 @@ mod tests {
     #[tokio::test]
     async fn a_record_beyond_the_limit_is_refused() {
         let record = full().to_string();
-        for (octets, expected) in [(BODY_MAX, Ok(())), (BODY_MAX + 1, Err(413))] {
-            let body = Body::from(format!("{record}{}", " ".repeat(octets - record.len())));
+        for (bytes, expected) in [(BODY_MAX, Ok(())), (BODY_MAX + 1, Err(413))] {
+            let body = Body::from(format!("{record}{}", " ".repeat(bytes - record.len())));
             let read = read(&HeaderMap::new(), body, &Limits::DEFAULT, ROOT).await;
-            assert_eq!(read.map(drop).map_err(|problem| problem.status), expected, "{octets}");
+            assert_eq!(read.map(drop).map_err(|problem| problem.status), expected, "{bytes}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Conversations with previous agents, of this release and of earlier ones, as the octets that they send.
+//! Conversations with previous agents, of this release and of earlier ones, as the bytes that they send.
 
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixListener;
@@ -23,7 +23,7 @@ fn question() -> Question {
         path: "/latest/api/token".into(),
         query: "a=b".into(),
         headers: vec![("X-Name".into(), b"\xff\x00".to_vec())],
-        body: b"octets\n".to_vec(),
+        body: b"bytes\n".to_vec(),
     }
 }
 
@@ -78,7 +78,7 @@ async fn formats_of_a_handover_by_every_release_are_understood() {
     for sample in golden::all("handover") {
         let room = tempfile::tempdir().expect("a directory");
         let listener = UnixListener::bind(room.path().join(SOCKET)).expect("a socket");
-        let previous = tokio::spawn(play(listener, String::from_utf8(sample.octets).expect("text")));
+        let previous = tokio::spawn(play(listener, String::from_utf8(sample.bytes).expect("text")));
         let mut taking = Takeover::begin(room.path()).await.expect("a welcome").expect("an agent runs");
         assert_eq!(taking.side(), 0, "{}", sample.release);
         assert!(taking.request_drain().await.is_ok(), "{}", sample.release);

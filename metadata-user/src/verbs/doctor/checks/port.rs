@@ -13,7 +13,7 @@ use metadata_steer::{HUB_MTU, Mode};
 const LEAST_RING: u32 = 160;
 /// What a device without a kind is called.
 const PHYSICAL: &str = "physical device";
-/// The default MTU of guests, in octets.
+/// The default MTU of guests, in bytes.
 const USUAL_MTU: u32 = 1_500;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
@@ -301,14 +301,14 @@ fn mtu(device: &Device) -> Option<Check> {
     if mtu < USUAL_MTU {
         Some(Check::warn(
             check,
-            format!("the MTU is {mtu} octets"),
+            format!("the MTU is {mtu} bytes"),
             format!("an MTU of {USUAL_MTU}, or a guest with an MTU of {mtu}"),
             "Make sure that the guest has this MTU too, because longer answers are dropped",
         ))
     } else if device.kind == "veth" && mtu > HUB_MTU {
         Some(Check::warn(
             check,
-            format!("the MTU is {mtu} octets; a veth with such an MTU supports only generic XDP"),
+            format!("the MTU is {mtu} bytes; a veth with such an MTU supports only generic XDP"),
             format!("an MTU of {HUB_MTU} at most"),
             "Lower the MTU if the agent's XDP program takes too much CPU time",
         ))

@@ -169,7 +169,7 @@ fn missing(facts: &Facts, check: &'static str, name: &str, number: u32, what_for
 fn ipc_lock(facts: &Facts) -> Check {
     let (check, name) = ("capability.ipc_lock", "CAP_IPC_LOCK");
     let needed = facts.wanted.pinned_memory.saturating_mul(facts.wanted.workers.into());
-    let mib = |octets: u64| octets.div_ceil(1 << 20);
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
     if has(facts, IPC_LOCK) {
         return Check::ok(
             check,

@@ -4,9 +4,9 @@ use super::super::{Check, Directory, Facts, FileSystem, Pins, Records, Status};
 use super::count;
 use metadata_steer::PINS_VERSION;
 
-/// Free space, in octets, below which the check fails.
+/// Free space, in bytes, below which the check fails.
 const LITTLE: u64 = 1 << 20;
-/// Free space, in octets, below which the check warns.
+/// Free space, in bytes, below which the check warns.
 const SOME: u64 = 64 << 20;
 /// The mode bits that let anybody but the owner add and remove files.
 const FOR_OTHERS: u32 = 0o022;

@@ -1,11 +1,11 @@
-//! Checks answers as they arrive: status, length and every octet.
+//! Checks answers as they arrive: status, length and every byte.
 
 use super::tally::Failure;
 use serde::{Deserialize, Serialize};
 
-/// Octets of the longest accepted response head.
+/// Bytes of the longest accepted response head.
 const HEAD_MOST: usize = 8 << 10;
-/// Octets of the longest accepted token.
+/// Bytes of the longest accepted token.
 const TOKEN_MOST: usize = 4 << 10;
 
 /// The answer that a request must get.
@@ -18,15 +18,15 @@ pub(crate) struct Expected {
 /// The body that an answer must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Body {
-    /// These octets of the file of bodies.
+    /// These bytes of the file of bodies.
     Exactly { offset: u64, length: u64 },
-    /// Any octets.
+    /// Any bytes.
     Any,
     /// A token, which the guest sends with the following requests.
     Token,
 }
 
-/// The state of an answer after some octets.
+/// The state of an answer after some bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     More,
@@ -41,7 +41,7 @@ pub(crate) enum Progress {
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     head: Vec<u8>,
-    /// The announced and the received octets of the body, once the head is complete.
+    /// The announced and the received bytes of the body, once the head is complete.
     body: Option<(usize, usize)>,
     keep: bool,
     token: Vec<u8>,
@@ -59,16 +59,16 @@ impl Answer {
         &self.token
     }
 
-    /// Checks the next octets. `bodies` is the content of the file of bodies.
-    pub(crate) fn feed(&mut self, mut octets: &[u8], expected: &Expected, bodies: &[u8]) -> Progress {
+    /// Checks the next bytes. `bodies` is the content of the file of bodies.
+    pub(crate) fn feed(&mut self, mut bytes: &[u8], expected: &Expected, bodies: &[u8]) -> Progress {
         if self.body.is_none() {
             let before = self.head.len();
-            self.head.extend_from_slice(&octets[..octets.len().min(HEAD_MOST - before)]);
+            self.head.extend_from_slice(&bytes[..bytes.len().min(HEAD_MOST - before)]);
             let Some(end) = find_end(&self.head, before) else {
                 let full = self.head.len() == HEAD_MOST;
                 return if full { Progress::Wrong(Failure::Head) } else { Progress::More };
             };
-            octets = &octets[end - before..];
+            bytes = &bytes[end - before..];
             self.head.truncate(end);
             let Some(head) = Head::parse(&self.head) else { return Progress::Wrong(Failure::Head) };
             if head.status != expected.status {
@@ -84,25 +84,25 @@ impl Answer {
                 self.token.clear();
             }
         }
-        self.feed_body(octets, expected.body, bodies)
+        self.feed_body(bytes, expected.body, bodies)
     }
 
-    fn feed_body(&mut self, octets: &[u8], expected: Body, bodies: &[u8]) -> Progress {
+    fn feed_body(&mut self, bytes: &[u8], expected: Body, bodies: &[u8]) -> Progress {
         let Some((length, seen)) = &mut self.body else { return Progress::More };
-        if *seen + octets.len() > *length {
+        if *seen + bytes.len() > *length {
             return Progress::Wrong(Failure::Length);
         }
         match expected {
             Body::Exactly { offset, .. } => {
                 let from = offset as usize + *seen;
-                if bodies.get(from..from + octets.len()) != Some(octets) {
+                if bodies.get(from..from + bytes.len()) != Some(bytes) {
                     return Progress::Wrong(Failure::Body);
                 }
             }
             Body::Any => {}
-            Body::Token => self.token.extend_from_slice(octets),
+            Body::Token => self.token.extend_from_slice(bytes),
         }
-        *seen += octets.len();
+        *seen += bytes.len();
         if *seen == *length { Progress::Done { keep: self.keep } } else { Progress::More }
     }
 }
@@ -115,7 +115,7 @@ fn fits(length: usize, expected: Body) -> bool {
     }
 }
 
-/// Returns the end of the blank line. Only its last three octets can be before `from`.
+/// Returns the end of the blank line. Only its last three bytes can be before `from`.
 fn find_end(head: &[u8], from: usize) -> Option<usize> {
     let from = from.saturating_sub(3);
     head[from..].windows(4).position(|four| four == b"\r\n\r\n").map(|at| from + at + 4)
@@ -130,7 +130,7 @@ struct Head {
 
 impl Head {
     fn parse(head: &[u8]) -> Option<Self> {
-        let mut lines = head.split(|&octet| octet == b'\n').map(<[u8]>::trim_ascii_end);
+        let mut lines = head.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii_end);
         let first = lines.next()?;
         let (version, status) = (first.get(..9)?, first.get(9..12)?);
         let mut parsed = Self { status: number(status)? as u16, length: None, keep: version == b"HTTP/1.1 " };
@@ -138,7 +138,7 @@ impl Head {
             return None;
         }
         for line in lines.take_while(|line| !line.is_empty()) {
-            let colon = line.iter().position(|&octet| octet == b':')?;
+            let colon = line.iter().position(|&byte| byte == b':')?;
             let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
             if name.eq_ignore_ascii_case(b"content-length") {
                 parsed.length = Some(number(value)?);
@@ -166,7 +166,7 @@ mod tests {
         let mut reader = Answer::default();
         let mut progress = Progress::More;
         for part in answer.as_bytes().chunks(step) {
-            assert_eq!(progress, Progress::More, "octets after the end");
+            assert_eq!(progress, Progress::More, "bytes after the end");
             progress = reader.feed(part, expected, BODIES);
             if matches!(progress, Progress::Wrong(_)) {
                 break;
@@ -179,7 +179,7 @@ mod tests {
     fn a_right_answer_is_accepted_however_it_is_split() {
         let answer = "HTTP/1.1 200 OK\r\nServer: x\r\ncontent-LENGTH: 10\r\n\r\nright body";
         for step in 1..=answer.len() {
-            assert_eq!(judged(answer, &RIGHT, step), DONE, "{step} octets at a time");
+            assert_eq!(judged(answer, &RIGHT, step), DONE, "{step} bytes at a time");
         }
     }
 
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_with_any_octets_needs_status_and_length() {
+    fn an_answer_with_any_bytes_needs_status_and_length() {
         let any = Expected { body: Body::Any, ..RIGHT };
         let ok = "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
         for (answer, progress) in [

@@ -20,7 +20,7 @@ use crate::storm::guest::wire::Header;
 const ARP_AGAIN: Nanos = SECOND;
 /// The number of tries of ARP.
 const ARP_TRIES: u8 = 5;
-/// An answer is given up after this time without an octet. cloud-init's own limits are 2 to 50 s.
+/// An answer is given up after this time without a byte. cloud-init's own limits are 2 to 50 s.
 const SILENCE: Nanos = 10 * SECOND;
 /// The most closed connections whose end the guest awaits. Beyond it the oldest is dropped.
 const CLOSING_MOST: usize = 64;
@@ -371,13 +371,13 @@ impl Guest {
                 acknowledge = false;
             }
             Event::Data { skip } => {
-                let octets = &payload[skip..];
-                outcome = self.feed(octets, world);
-                acknowledge |= connection.took(octets.len(), world.now);
-                while let (None, Some((seq, octets))) = (outcome, connection.ripe()) {
+                let bytes = &payload[skip..];
+                outcome = self.feed(bytes, world);
+                acknowledge |= connection.took(bytes.len(), world.now);
+                while let (None, Some((seq, bytes))) = (outcome, connection.ripe()) {
                     let ripe = Header { seq, flags: wire::ACK, ..*header };
-                    if let (Event::Data { skip }, _) = connection.segment(&ripe, &octets, world.now) {
-                        outcome = self.feed(&octets[skip..], world);
+                    if let (Event::Data { skip }, _) = connection.segment(&ripe, &bytes, world.now) {
+                        outcome = self.feed(&bytes[skip..], world);
                     }
                     acknowledge = true;
                 }
@@ -396,13 +396,13 @@ impl Guest {
         outcome
     }
 
-    fn feed(&mut self, octets: &[u8], world: &mut World<'_>) -> Option<Result<bool, Failure>> {
+    fn feed(&mut self, bytes: &[u8], world: &mut World<'_>) -> Option<Result<bool, Failure>> {
         self.progress_at = world.now;
         let mut expected = self.plan.answers[self.at];
-        if world.manner.any_octets {
+        if world.manner.any_bytes {
             expected.body = Body::Any;
         }
-        match self.answer.feed(octets, &expected, world.bodies) {
+        match self.answer.feed(bytes, &expected, world.bodies) {
             Progress::More => None,
             Progress::Done { keep } => Some(Ok(keep)),
             Progress::Wrong(failure) => Some(Err(failure)),

@@ -79,9 +79,9 @@ pub(crate) struct Orders {
     /// The service closes each connection first. The requests must ask for it.
     #[serde(default)]
     pub(crate) to_the_end: bool,
-    /// The service makes its own documents: answers may have any octets.
+    /// The service makes its own documents: answers may have any bytes.
     #[serde(default)]
-    pub(crate) any_octets: bool,
+    pub(crate) any_bytes: bool,
     /// How often a guest repeats a failed request, a second after the failure, as clients in guests do.
     #[serde(default)]
     pub(crate) retries: u8,
@@ -145,7 +145,7 @@ pub(super) fn prices(tap: &Tap) -> Result<Prices> {
     let mut buffer = [0; 2_048];
     while tap.receive(0, &mut buffer)?.is_some() {}
     // A tap refuses frames shorter than its own header and Ethernet's (Linux: drivers/net/tun.c).
-    ensure!(tap.send(0, &[0]).is_err(), "the tap accepts a frame of one octet");
+    ensure!(tap.send(0, &[0]).is_err(), "the tap accepts a frame of one byte");
     let poll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     epoll::add(&poll, tap, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -172,7 +172,7 @@ fn price(mut call: impl FnMut()) -> f64 {
 
 // Requests as text with placeholders, which differ between guests only in a MAC and a token.
 
-/// Octets of a MAC in text.
+/// Bytes of a MAC in text.
 const MAC_TEXT: usize = 17;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -195,7 +195,7 @@ impl Requests {
         self.0.len()
     }
 
-    /// Returns the octets of one request.
+    /// Returns the bytes of one request.
     pub(super) fn length(&self, request: usize, token: &[u8]) -> usize {
         let length = |piece: &Piece| match piece {
             Piece::Text(text) => text.len(),
@@ -219,11 +219,11 @@ impl Requests {
 
 fn write_mac(out: &mut Vec<u8>, mac: Mac) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for (n, octet) in mac.0.into_iter().enumerate() {
+    for (n, byte) in mac.0.into_iter().enumerate() {
         if n > 0 {
             out.push(b':');
         }
-        out.extend([DIGITS[usize::from(octet >> 4)], DIGITS[usize::from(octet & 15)]]);
+        out.extend([DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
     }
 }
 

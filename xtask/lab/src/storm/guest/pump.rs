@@ -184,8 +184,8 @@ impl<'a> Pump<'a> {
         );
         let vnet = self.taps[0].shape().vnet_hdr;
         let lone = orders.arrival == Arrival::Lone;
-        let Orders { keep_alive, to_the_end, any_octets, retries, .. } = *orders;
-        self.manner = Manner { vnet, keep_alive, lone, to_the_end, any_octets, retries };
+        let Orders { keep_alive, to_the_end, any_bytes, retries, .. } = *orders;
+        self.manner = Manner { vnet, keep_alive, lone, to_the_end, any_bytes, retries };
         let mut random = fastrand::Rng::with_seed(orders.seed);
         self.drain()?;
         for (number, guest) in self.guests.iter_mut().enumerate() {
@@ -425,7 +425,7 @@ fn thread_cpu_us() -> Result<f64> {
 
 // The state that guests share while they handle a frame, and the frames that they send.
 
-/// Octets of `struct virtio_net_hdr` (Linux: include/uapi/linux/virtio_net.h).
+/// Bytes of `struct virtio_net_hdr` (Linux: include/uapi/linux/virtio_net.h).
 pub(super) const VNET: usize = VNET_HDR_LEN;
 /// VIRTIO_NET_HDR_F_NEEDS_CSUM.
 pub(super) const NEEDS_CHECKSUM: u8 = 1;
@@ -449,8 +449,8 @@ pub(super) struct Manner {
     pub(super) lone: bool,
     /// The service closes connections first, so the guest reads beyond its answer to the end of the connection.
     pub(super) to_the_end: bool,
-    /// Answers may have any octets.
-    pub(super) any_octets: bool,
+    /// Answers may have any bytes.
+    pub(super) any_bytes: bool,
     /// How often a failed request is repeated.
     pub(super) retries: u8,
 }

@@ -1,8 +1,8 @@
-//! The Internet checksum (RFC 1071), four octets at a time, in the machine's own byte order (§2(B)).
+//! The Internet checksum (RFC 1071), four bytes at a time, in the machine's own byte order (§2(B)).
 
-/// Adds octets to a sum. All parts but the last must have an even length.
-pub(super) fn add(sum: u64, octets: &[u8]) -> u64 {
-    let (words, rest) = octets.as_chunks::<4>();
+/// Adds bytes to a sum. All parts but the last must have an even length.
+pub(super) fn add(sum: u64, bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<4>();
     let mut sum = words.iter().fold(sum, |sum, word| sum + u64::from(u32::from_ne_bytes(*word)));
     if let [first, second, ..] = *rest {
         sum += u64::from(u16::from_ne_bytes([first, second]));
@@ -33,20 +33,20 @@ mod tests {
 
     #[test]
     fn the_example_of_rfc_1071_gives_its_sum() {
-        let octets = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
-        assert_eq!(folded(add(0, &octets)).to_ne_bytes(), [0xdd, 0xf2]);
+        let bytes = [0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7];
+        assert_eq!(folded(add(0, &bytes)).to_ne_bytes(), [0xdd, 0xf2]);
     }
 
     #[test]
     fn sums_of_any_length_agree_with_word_by_word_addition() {
-        let octets: Vec<u8> = (0..=255).cycle().take(1_500).map(|n: u8| n.wrapping_mul(37)).collect();
+        let bytes: Vec<u8> = (0..=255).cycle().take(1_500).map(|n: u8| n.wrapping_mul(37)).collect();
         for len in [0, 1, 2, 3, 4, 5, 7, 8, 20, 1_459, 1_460] {
             let mut plain = 0u32;
-            for pair in octets[..len].chunks(2) {
+            for pair in bytes[..len].chunks(2) {
                 plain += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
                 plain = (plain >> 16) + (plain & 0xffff);
             }
-            assert_eq!(folded(add(0, &octets[..len])).to_ne_bytes(), (plain as u16).to_be_bytes(), "{len}");
+            assert_eq!(folded(add(0, &bytes[..len])).to_ne_bytes(), (plain as u16).to_be_bytes(), "{len}");
         }
     }
 

@@ -16,7 +16,7 @@ pub(crate) enum Failure {
     Arp,
     /// No connection was established.
     Connect,
-    /// No octet arrived for too long.
+    /// No byte arrived for too long.
     Silence,
     /// An RST arrived.
     Reset,
@@ -28,7 +28,7 @@ pub(crate) enum Failure {
     Status,
     /// The answer has another length, or announces none.
     Length,
-    /// The body has wrong octets, perhaps another guest's.
+    /// The body has wrong bytes, perhaps another guest's.
     Body,
     /// A frame had a wrong checksum. It is discarded, and the request may still succeed.
     Checksum,

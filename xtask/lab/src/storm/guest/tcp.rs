@@ -21,11 +21,11 @@ const RETRIES: u8 = 6;
 const DELAYED_ACK: Nanos = 40 * MILLISECOND;
 /// Number of first segments of a connection that are acknowledged at once: Linux's TCP_MAX_QUICKACKS.
 const QUICK_ACKS: u8 = 16;
-/// The receive window of a guest that reads at once, in octets.
+/// The receive window of a guest that reads at once, in bytes.
 const WINDOW: u32 = 256 << 10;
-/// The receive window of a slow reader, in octets.
+/// The receive window of a slow reader, in bytes.
 const SLOW_WINDOW: u32 = 8 << 10;
-/// Octets that a slow reader reads, and the pause between two reads.
+/// Bytes that a slow reader reads, and the pause between two reads.
 const SLOW_CHUNK: u32 = 4 << 10;
 const SLOW_PAUSE: Nanos = 50 * MILLISECOND;
 /// The most segments kept out of order. Further ones are discarded.
@@ -60,11 +60,11 @@ pub(super) enum Event {
     Nothing,
     /// The handshake is complete. The owner acknowledges it and sends the request.
     Opened,
-    /// Payload arrived. Its first `skip` octets are old, and the others are the next ones.
+    /// Payload arrived. Its first `skip` bytes are old, and the others are the next ones.
     Data {
         skip: usize,
     },
-    /// The server has closed its side, and all of its octets have been delivered.
+    /// The server has closed its side, and all of its bytes have been delivered.
     Ended,
     /// The server reset the connection.
     Reset,
@@ -74,10 +74,10 @@ pub(super) enum Event {
 pub(super) struct Connection {
     pub(super) port: u16,
     state: State,
-    /// The oldest octet that is not acknowledged, and the next one to send.
+    /// The oldest byte that is not acknowledged, and the next one to send.
     unacked: u32,
     next: u32,
-    /// Octets of the outstanding request.
+    /// Bytes of the outstanding request.
     asked: u32,
     expected: u32,
     ended: bool,
@@ -92,7 +92,7 @@ pub(super) struct Connection {
     /// Segments received since the last acknowledgement.
     taken: u8,
     early: Vec<(u32, Vec<u8>)>,
-    /// Octets that a slow reader has not read yet, and the time of its next read; `None` for other guests.
+    /// Bytes that a slow reader has not read yet, and the time of its next read; `None` for other guests.
     unread: Option<(u32, Nanos)>,
 }
 
@@ -196,8 +196,8 @@ impl Connection {
     /// Collects the ranges received out of order, the lowest first.
     pub(super) fn sacks(&self, out: &mut Vec<(u32, u32)>) {
         out.clear();
-        for (seq, octets) in &self.early {
-            let end = seq.wrapping_add(octets.len() as u32);
+        for (seq, bytes) in &self.early {
+            let end = seq.wrapping_add(bytes.len() as u32);
             let full = out.len() == SACKS_MOST;
             match out.last_mut() {
                 Some(last) if !before(last.1, *seq) => {
@@ -238,7 +238,7 @@ impl Connection {
         Due::Nothing
     }
 
-    /// Handles a segment of this connection. After [`Event::Data`], the owner takes the octets and calls
+    /// Handles a segment of this connection. After [`Event::Data`], the owner takes the bytes and calls
     /// [`Connection::took`]. The second value is true if an acknowledgement must be sent, whatever the event.
     pub(super) fn segment(&mut self, header: &Header, payload: &[u8], now: Nanos) -> (Event, bool) {
         if header.flags & RST != 0 {
@@ -357,9 +357,9 @@ impl Connection {
     /// Whether the payload just taken must be acknowledged at once: every second segment, the first segments of a
     /// connection, and all segments while there is a gap (RFC 5681 §4.2). Other segments are acknowledged a little
     /// later.
-    pub(super) fn took(&mut self, octets: usize, now: Nanos) -> bool {
+    pub(super) fn took(&mut self, bytes: usize, now: Nanos) -> bool {
         // An aggregate counts as the segments in it, at most two.
-        self.taken = self.taken.saturating_add(octets.div_ceil(usize::from(super::wire::MSS)).min(2) as u8);
+        self.taken = self.taken.saturating_add(bytes.div_ceil(usize::from(super::wire::MSS)).min(2) as u8);
         if self.quick > 0 {
             self.quick -= 1;
             return true;

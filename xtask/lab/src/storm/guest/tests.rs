@@ -11,7 +11,7 @@ use super::wire::tests::{ends, from_server, turned};
 use super::wire::{self, ACK, FIN, Header, Incoming, MSS, SYN};
 use std::collections::{HashMap, VecDeque};
 
-/// Octets of the body in every answer.
+/// Bytes of the body in every answer.
 const LENGTH: usize = 20_000;
 /// The longest simulated time of a boot.
 const LONGEST: Nanos = 120 * SECOND;
@@ -29,7 +29,7 @@ impl Transmit for Sent {
     }
 }
 
-/// A connection as the server sees it: its next octet, the guest's next octet, and its unacknowledged segments.
+/// A connection as the server sees it: its next byte, the guest's next byte, and its unacknowledged segments.
 struct Served {
     next: u32,
     expected: u32,
@@ -76,8 +76,8 @@ impl Server {
             return;
         }
         let Some(served) = self.connections.get_mut(&header.port) else { return };
-        served.sent.retain(|(seq, octets, flags)| {
-            let end = seq.wrapping_add(octets.len() as u32 + u32::from(flags & FIN));
+        served.sent.retain(|(seq, bytes, flags)| {
+            let end = seq.wrapping_add(bytes.len() as u32 + u32::from(flags & FIN));
             (header.ack.wrapping_sub(end) as i32) < 0
         });
         let new = header.seq == served.expected;
@@ -95,8 +95,8 @@ impl Server {
         }
         // An acknowledgement of less than everything may mean a loss, so the first outstanding segment is sent again.
         let again = if payload.is_empty() && header.flags & FIN == 0 { 1 } else { usize::MAX };
-        for (seq, octets, flags) in served.sent.iter().take(again) {
-            out.push(frame(header.port, *seq, served.expected, *flags, octets));
+        for (seq, bytes, flags) in served.sent.iter().take(again) {
+            out.push(frame(header.port, *seq, served.expected, *flags, bytes));
         }
         if served.sent.is_empty() && (!payload.is_empty() || header.flags & FIN != 0) {
             out.push(frame(header.port, served.next, served.expected, ACK, &[]));
@@ -184,14 +184,14 @@ fn a_boot_gets_an_answer_to_every_request() {
 }
 
 #[test]
-fn a_wrong_octet_anywhere_is_a_failed_request() {
+fn a_wrong_byte_anywhere_is_a_failed_request() {
     for at in [0, 1_400, LENGTH - 1] {
         let mut wrong = body().into_bytes();
         wrong[at] = b'!';
         let wrong = String::from_utf8(wrong).expect("text");
         let (tally, _) = boot(&answer(&wrong), Manner::default(), false, no_loss, no_fault);
-        assert_eq!((tally.requests, tally.failed), (0, 2), "octet {at}");
-        assert_eq!(tally.reasons.get(&Failure::Body), Some(&2), "octet {at}");
+        assert_eq!((tally.requests, tally.failed), (0, 2), "byte {at}");
+        assert_eq!(tally.reasons.get(&Failure::Body), Some(&2), "byte {at}");
     }
 }
 

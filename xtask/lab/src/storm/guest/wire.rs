@@ -6,14 +6,14 @@ use super::sum;
 use metadata_common::mac::Mac;
 use std::net::Ipv4Addr;
 
-/// Octets of an Ethernet header.
+/// Bytes of an Ethernet header.
 pub(crate) const ETHERNET: usize = 14;
 const ARP: usize = 28;
 const IPV4: usize = 20;
 const TCP: usize = 20;
-/// Octets of the longest TCP header.
+/// Bytes of the longest TCP header.
 const TCP_MOST: usize = 60;
-/// Octets of the longest frame that a guest sends.
+/// Bytes of the longest frame that a guest sends.
 pub(crate) const FRAME_MOST: usize = 1514;
 /// The MSS that a guest announces in its SYN.
 pub(crate) const MSS: u16 = 1460;
@@ -146,7 +146,7 @@ fn read_tcp<'a>(segment: &'a [u8], ends: &Ends, partial: bool) -> Incoming<'a> {
     Incoming::Tcp(header, &segment[head..])
 }
 
-/// Returns the timestamps among the options (RFC 9293 §3.2: kind, length, value; kinds 0 and 1 are single octets).
+/// Returns the timestamps among the options (RFC 9293 §3.2: kind, length, value; kinds 0 and 1 are single bytes).
 fn timestamps(mut options: &[u8]) -> Option<(u32, u32)> {
     loop {
         match *options {
@@ -300,14 +300,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_changed_octet_anywhere_in_a_packet_is_detected() {
+    fn a_changed_byte_anywhere_in_a_packet_is_detected() {
         let ends = ends();
         let header = Header { port: 40_000, seq: 1, ack: 2, flags: ACK, window: 3, timestamps: None };
         let good = from_server(&ends, &header, b"metadata");
         for at in 14..good.len() {
             let mut bad = good.clone();
             bad[at] ^= 0x10;
-            assert!(!matches!(read(&bad, &ends, false), Incoming::Tcp(..)), "octet {at}");
+            assert!(!matches!(read(&bad, &ends, false), Incoming::Tcp(..)), "byte {at}");
         }
     }
 
@@ -317,7 +317,7 @@ pub(crate) mod tests {
         let header = Header { port: 1, seq: 1, ack: 2, flags: SYN, window: 3, timestamps: Some((1, 2)) };
         let good = from_server(&ends, &header, b"metadata");
         for len in 0..good.len() {
-            assert!(!matches!(read(&good[..len], &ends, false), Incoming::Tcp(..)), "{len} octets");
+            assert!(!matches!(read(&good[..len], &ends, false), Incoming::Tcp(..)), "{len} bytes");
         }
     }
 

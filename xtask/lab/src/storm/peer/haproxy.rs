@@ -18,12 +18,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use support::guest::METADATA;
 
-/// Octets of the largest body that haproxy answers by itself. The whole response must fit into one of its buffers, and
+/// Bytes of the largest body that haproxy answers by itself. The whole response must fit into one of its buffers, and
 /// every connection takes two.
 const MAX_BODY: usize = 256 << 10;
-/// Octets of a buffer in addition to the body: the head, and the space that haproxy reserves for rewriting.
+/// Bytes of a buffer in addition to the body: the head, and the space that haproxy reserves for rewriting.
 const BUFFER_MARGIN: usize = 4_096;
-/// haproxy's default buffer size, in octets.
+/// haproxy's default buffer size, in bytes.
 const USUAL_BUFFER: usize = 16_384;
 /// Connections of one haproxy in addition to two per guest.
 const MORE_CONNECTIONS: usize = 256;

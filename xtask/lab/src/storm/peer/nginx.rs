@@ -16,7 +16,7 @@ use support::guest::METADATA;
 
 /// Connections of one worker; more than there are guests.
 const CONNECTIONS: u32 = 8_192;
-/// Octets of the longest body that nginx can hold in its configuration, whose buffer has 4,096 octets.
+/// Bytes of the longest body that nginx can hold in its configuration, whose buffer has 4,096 bytes.
 const MAX_RETURN: usize = 2_048;
 
 /// How requests reach nginx, and how it identifies the guest.
@@ -165,7 +165,7 @@ fn quoted(path: &str, body: &[u8]) -> Result<String> {
     }
     let text = std::str::from_utf8(body).ok().filter(|text| text.len() <= MAX_RETURN && !text.contains('$'));
     let text = text.ok_or_else(|| {
-        anyhow::anyhow!("{path}: nginx can return only text of at most {MAX_RETURN} octets without `$`")
+        anyhow::anyhow!("{path}: nginx can return only text of at most {MAX_RETURN} bytes without `$`")
     })?;
     Ok(format!(" \"{}\"", text.replace('\\', "\\\\").replace('"', "\\\"")))
 }

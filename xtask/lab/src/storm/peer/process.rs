@@ -158,7 +158,7 @@ pub(super) fn descriptors() -> u32 {
     hard.unwrap_or(1 << 20).min(1 << 20)
 }
 
-// The files that a peer serves: the same octets as the agent's, written once for all servers.
+// The files that a peer serves: the same bytes as the agent's, written once for all servers.
 //
 // A document that all guests share is stored once. Of the other documents each guest has its own file,
 // `<directory>/<address>/<number of the document>`, on a file system in memory.
@@ -259,7 +259,7 @@ impl Site {
         &self.guests
     }
 
-    /// Returns the octets of the largest body.
+    /// Returns the bytes of the largest body.
     pub(super) fn largest(&self) -> usize {
         self.largest
     }

@@ -97,7 +97,7 @@ fn may_run() -> bool {
 }
 
 #[test]
-fn all_peers_in_turn_answer_each_guest_with_its_own_octets() {
+fn all_peers_in_turn_answer_each_guest_with_its_own_bytes() {
     if !may_run() {
         return;
     }

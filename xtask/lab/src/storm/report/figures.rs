@@ -42,13 +42,13 @@ pub(super) fn of_case(case: &Case, names: &[&str]) -> Vec<(Drawing, &'static str
         ),
         (
             distribution("Time of a request", case, names, per_request),
-            "From the first SYN of a connection to the last octet of its answer, over all rounds. The vertical axis \
+            "From the first SYN of a connection to the last byte of its answer, over all rounds. The vertical axis \
              is the share of requests that took no longer, and each mark divides the rest by ten. Further left is \
              better.",
         ),
         (
             distribution("Time of a whole boot", case, names, per_boot),
-            "From a guest's first frame (ARP) to the last octet of its last answer, over all rounds. It is the time \
+            "From a guest's first frame (ARP) to the last byte of its last answer, over all rounds. It is the time \
              for which a booting guest waits for its metadata.",
         ),
     ]

@@ -37,7 +37,7 @@ pub(super) fn page(results: &Results) -> String {
 fn introduction(xml: &mut Xml, results: &Results) {
     xml.line("h1", &[], "Boot storm");
     let guests = "Guests on real taps boot at the same moment and make all requests of cloud-init. Each server \
-                  gives the same guests the same octets on the same taps. Servers run one after the other, in every \
+                  gives the same guests the same bytes on the same taps. Servers run one after the other, in every \
                   round.";
     xml.line("p", &[], guests);
     match words::foremost(results) {

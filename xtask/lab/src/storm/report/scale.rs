@@ -36,9 +36,9 @@ impl Scale {
         Self::even(values, |_| 1.0)
     }
 
-    /// Returns an axis with equal steps, round in KiB, MiB or GiB, for all `octets`.
-    pub(crate) fn binary(octets: impl Iterator<Item = f64>) -> Self {
-        Self::even(octets, |max| {
+    /// Returns an axis with equal steps, round in KiB, MiB or GiB, for all `bytes`.
+    pub(crate) fn binary(bytes: impl Iterator<Item = f64>) -> Self {
+        Self::even(bytes, |max| {
             let units = [30, 20, 10].map(|power| 2_f64.powi(power));
             units.into_iter().find(|unit| max >= *unit).unwrap_or(1.0)
         })

@@ -38,14 +38,14 @@ pub(crate) fn time(us: f64) -> String {
     }
 }
 
-/// Formats an amount of memory, given in octets.
-pub(crate) fn memory(octets: f64) -> String {
+/// Formats an amount of memory, given in bytes.
+pub(crate) fn memory(bytes: f64) -> String {
     const KIB: f64 = 1024.0;
-    match octets.abs() {
-        value if value >= KIB * KIB * KIB => format!("{} GiB", number(octets / (KIB * KIB * KIB))),
-        value if value >= KIB * KIB => format!("{} MiB", number(octets / (KIB * KIB))),
-        value if value >= KIB => format!("{} KiB", number(octets / KIB)),
-        _ => format!("{} B", number(octets)),
+    match bytes.abs() {
+        value if value >= KIB * KIB * KIB => format!("{} GiB", number(bytes / (KIB * KIB * KIB))),
+        value if value >= KIB * KIB => format!("{} MiB", number(bytes / (KIB * KIB))),
+        value if value >= KIB => format!("{} KiB", number(bytes / KIB)),
+        _ => format!("{} B", number(bytes)),
     }
 }
 

@@ -62,8 +62,8 @@ impl Recording {
         });
         let mut text = format!("{head}\n");
         for (at, screen) in &self.screens {
-            let octets = format!("\x1b[H\x1b[J{}", screen.trim_end().replace('\n', "\r\n"));
-            let event = serde_json::json!([at.as_secs_f64(), "o", octets]);
+            let bytes = format!("\x1b[H\x1b[J{}", screen.trim_end().replace('\n', "\r\n"));
+            let event = serde_json::json!([at.as_secs_f64(), "o", bytes]);
             let _ = writeln!(text, "{event}");
         }
         text

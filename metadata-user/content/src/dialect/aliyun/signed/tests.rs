@@ -16,7 +16,7 @@ fn get(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> Response {
 /// Header fields, a query, and the status of the answer.
 type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, u16);
 
-/// Returns the octets that are signed for a query.
+/// Returns the bytes that are signed for a query.
 fn signed(guest: &Guest, orders: &Orders, query: &str) -> String {
     let target = format!("{DIRECTORY}/pkcs7{query}");
     let Outcome::Park(parked) = guest.get_at(ADDRESS, &target, &[], None) else {
@@ -35,7 +35,7 @@ fn signed(guest: &Guest, orders: &Orders, query: &str) -> String {
 }
 
 #[test]
-fn the_signed_octets_are_the_document_with_the_audience_as_its_last_member() {
+fn the_signed_bytes_are_the_document_with_the_audience_as_its_last_member() {
     let (guest, orders) = issued(&full(), true);
     let document = text(&get(&guest, &format!("{DIRECTORY}/document"), &[]));
     assert_eq!(signed(&guest, &orders, ""), document);

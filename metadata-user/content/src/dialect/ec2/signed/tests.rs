@@ -16,7 +16,7 @@ fn serving(serve: Value, identity: Value) -> Value {
 }
 
 #[test]
-fn the_signed_octets_are_those_of_the_document() {
+fn the_signed_bytes_are_those_of_the_document() {
     for name in NAMES {
         let (guest, orders) = issued(&full(), true);
         let document = guest.text(&format!("{DIRECTORY}/document"));

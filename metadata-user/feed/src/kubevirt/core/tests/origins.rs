@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{NOTHING, Story, named, secretive, vmi};
 use crate::FeedEvent;
 use crate::kubevirt::Vmi;
-use crate::kubevirt::core::{Action, MAX_VMIS, Origin, VMIS_OCTETS};
+use crate::kubevirt::core::{Action, MAX_VMIS, Origin, VMIS_BYTES};
 use crate::pods::{self, PodEvent};
 
 #[test]
@@ -156,11 +156,11 @@ fn an_unreadable_vmi_leaves_the_published_record() {
 }
 
 #[test]
-fn vmis_beyond_the_octet_limit_are_refused_and_known_ones_stay() {
+fn vmis_beyond_the_byte_limit_are_refused_and_known_ones_stay() {
     let mut story = Story::begin();
-    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_OCTETS / 4)), NOTHING);
-    assert_eq!(story.apply(Origin::Here, sized("shop", "b", VMIS_OCTETS / 4)), ["!shop/b"]);
-    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_OCTETS)), ["!shop/a"]);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_BYTES / 4)), NOTHING);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "b", VMIS_BYTES / 4)), ["!shop/b"]);
+    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_BYTES)), ["!shop/a"]);
     assert_eq!(story.core.vmis.len(), 1);
     assert_eq!(story.apply(Origin::Here, sized("shop", "a", 10)), ["-shop/a"], "nothing of it is refused");
     story.core.gone(Origin::Here, "shop/a", story.now);
@@ -195,7 +195,7 @@ fn a_refusal_ends_with_what_was_refused() {
     let mut story = Story::begin();
     let large = || {
         let mut vmi = vmi(&["p"]);
-        vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_OCTETS)});
+        vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)});
         vmi
     };
     story.apply(Origin::Here, vmi(&["p"]));

@@ -206,10 +206,10 @@ impl Node {
 
     /// Another agent starts with what the former kept, before it hears of the API server.
     fn restart(&mut self) {
-        let octets = kept::encode(self.core.vmis()).expect("JSON");
+        let bytes = kept::encode(self.core.vmis()).expect("JSON");
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(kept::FILE);
-        kept::write(&path, &octets).expect("a file");
+        kept::write(&path, &bytes).expect("a file");
         self.core = Self::core(self.name);
         self.watched.clear();
         self.identities.clear();
