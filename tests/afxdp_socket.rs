@@ -13,7 +13,7 @@ use metadata_common::stamp::stamp;
 use metadata_datapath::afxdp::{AfxdpError, Socket, SocketConfig, SocketStats};
 use metadata_datapath::link::HubTap;
 use metadata_datapath::stack::Transmit;
-use metadata_datapath::worker::{Engine, Worker, WorkerConfig};
+use metadata_datapath::worker::{Engine, WorkerConfig, WorkerLauncher};
 use smoltcp::phy::{Device as _, Medium, RawSocket, RxToken as _, TxToken as _};
 use smoltcp::time::Instant as SmolInstant;
 use std::os::fd::AsFd as _;
@@ -279,7 +279,7 @@ fn a_sleeping_worker_wakes_for_each_frame_and_answers_through_the_tap() {
         let sent = stamped(50);
         let socket = veth.bind(&SMALL);
         let config = WorkerConfig { spin: Duration::ZERO, ..WorkerConfig::default() };
-        let worker = Worker::spawn(config, socket, HubTap::new(fd), Echo).expect("a worker");
+        let worker = WorkerLauncher::spawn(config, socket, HubTap::new(fd), Echo).expect("a worker");
         for frame in &sent {
             veth.send(frame);
             assert_eq!(captured(&mut wire, 1), [&frame[..]]);

@@ -11,9 +11,9 @@ use metadata_base::addresses;
 use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
-use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::store::{Interner, Store, VmState};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;
@@ -142,11 +142,11 @@ fn the_agents_port_opens_and_closes_with_the_record() {
         let mut record: Value = serde_json::from_str(&Identity::of(0).record(1)).expect("a record");
         record["serve"] = json!({ "dialects": dialects });
         let record = Record::parse("test.json", &record.to_string()).expect("a record").0;
-        Arc::new(dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str())))
+        Arc::new(dialect::render(&record, &mut Interner::new(), VmState::alone(record.vm.uuid.as_str())))
     };
     let content = Arc::new(OnDemand::new(Store::new(8)));
     let served = addresses::ALL.to_vec();
-    let serve = Serve::new(Arc::clone(&content));
+    let serve = MetadataService::new(Arc::clone(&content));
     let mut raw = Raw::new(Stack::new(StackConfig { served, ..StackConfig::default() }, serve));
     let mut expect_open = |step: &str, open: bool| {
         for (address, port) in addresses::ALL.into_iter().flat_map(|a| [(a, 32_526), (a, 32_525)]) {

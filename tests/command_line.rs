@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use anyhow::ensure;
-use metadata_control::status::{PortState, Status};
+use metadata_control::status::{AgentStatus, PortState};
 use serde_json::Value;
 use support::agent::{self, Agent, PortArgument};
 use support::bpffs::Bpffs;
@@ -310,7 +310,7 @@ fn a_port_that_can_be_no_guests_is_refused_with_the_cause() {
     let directory = room.path().join("run").display().to_string();
     let status = eventually(PATIENCE, || {
         let (_, text) = run(&["status", "--all", "--json", "--run", &directory]);
-        let status: Status = serde_json::from_str(&text)?;
+        let status: AgentStatus = serde_json::from_str(&text)?;
         let settled = |(name, state, _): &(&str, PortState, &str)| {
             status.ports.listed.iter().any(|port| port.name == *name && port.state == *state)
         };

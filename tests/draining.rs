@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use metadata_common::cookie::Flow;
-use metadata_datapath::stack::{Claims, DRAIN_LIMIT, Stack, StackConfig, Transmit};
-use metadata_serve::Serve;
+use metadata_datapath::stack::{DRAIN_LIMIT, ServedFlows, Stack, StackConfig, Transmit};
+use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl::{Fin, None as Bare};
 use support::client::{CLIENT, Client, Habits, SERVICE};
 use support::pattern::{Answered, Pattern, bytes, responses, stack};
@@ -18,17 +18,17 @@ const SOON: Duration = Duration::from_secs(1);
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
 const GET_AND_CLOSE: &[u8] = b"GET /close HTTP/1.1\r\nHost: x\r\n\r\n";
 
-fn world(habits: Habits) -> (World<Serve<Pattern>>, Arc<Pattern>) {
+fn world(habits: Habits) -> (World<MetadataService<Pattern>>, Arc<Pattern>) {
     let (stack, pattern) = stack(StackConfig::default());
     (World::new(stack, Client::new(3, habits), Faults::NONE, 0), pattern)
 }
 
-fn drain(world: &mut World<Serve<Pattern>>) {
+fn drain(world: &mut World<MetadataService<Pattern>>) {
     let now = world.now();
     world.stack.drain(now, DRAIN_LIMIT, Some(Box::new(Claimed::default())));
 }
 
-fn answers(world: &World<Serve<Pattern>>, talk: usize) -> Vec<Answered> {
+fn answers(world: &World<MetadataService<Pattern>>, talk: usize) -> Vec<Answered> {
     responses(&world.client.talks[talk].received, &[])
 }
 
@@ -46,7 +46,7 @@ impl Claimed {
     }
 }
 
-impl Claims for Claimed {
+impl ServedFlows for Claimed {
     fn claim(&mut self, flow: u64) {
         self.0.lock().expect("no panic").push(flow);
     }
@@ -326,7 +326,7 @@ fn a_drain_claims_open_and_closed_flows_at_once_and_new_ones_before_any_frame() 
 fn a_claimed_port_reused_late_in_the_drain_is_left_to_the_next_agent() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
-    let close = |raw: &mut Raw<Serve<Pattern>>| {
+    let close = |raw: &mut Raw<MetadataService<Pattern>>| {
         let next = raw.connect(1);
         let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
         let end = replies.last().map(|reply| reply.seq.wrapping_add(reply.payload.len() as u32 + 1))?;
@@ -349,7 +349,7 @@ fn flows_of_another_agent_are_not_reset_and_a_late_fin_is_acknowledged() {
     let (stack, _) = stack(StackConfig::default());
     let mut raw = Raw::new(stack);
     let unknown = Segment::ack(1, 5_000, 9_000);
-    let is_reset = |raw: &mut Raw<Serve<Pattern>>, segment: &Segment| {
+    let is_reset = |raw: &mut Raw<MetadataService<Pattern>>, segment: &Segment| {
         let replies = raw.send(segment);
         replies.iter().any(|reply| reply.flags.3)
     };
@@ -375,7 +375,7 @@ fn a_drain_at_any_moment_answers_each_request_once_and_ends_in_time() {
         println!("seed {seed}");
         let faults = Faults { loss: 3, duplicate: 2, reorder: 5, ..Faults::NONE };
         let (stack, _) = stack(StackConfig::default());
-        let mut world: World<Serve<Pattern>> =
+        let mut world: World<MetadataService<Pattern>> =
             World::new(stack, Client::new(3, Habits::default()), faults, seed);
         let mut asked = Vec::new();
         let mut leave = Some(Duration::from_millis(rng.below(400)));
@@ -392,7 +392,8 @@ fn a_drain_at_any_moment_answers_each_request_once_and_ends_in_time() {
         if leave.is_some() {
             drain(&mut world);
         }
-        let ended = |world: &mut World<Serve<Pattern>>| world.client.talks.iter().all(|talk| talk.ended);
+        let ended =
+            |world: &mut World<MetadataService<Pattern>>| world.client.talks.iter().all(|talk| talk.ended);
         assert!(world.run(DRAIN_LIMIT, ended), "seed {seed}: a connection outlives the limit");
         for (talk, count) in asked {
             world.client.close(talk);
@@ -410,7 +411,7 @@ fn a_drain_at_any_moment_answers_each_request_once_and_ends_in_time() {
 
 #[test]
 fn resuming_a_stack_that_does_not_drain_has_no_effect() {
-    let (mut stack, _): (Stack<Serve<Pattern>>, _) = stack(StackConfig::default());
+    let (mut stack, _): (Stack<MetadataService<Pattern>>, _) = stack(StackConfig::default());
     stack.resume();
     assert_eq!(stack.left(), 0);
 }

@@ -15,10 +15,10 @@ use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::slot_of;
 use metadata_datapath::afxdp::SocketStats;
-use metadata_datapath::link::{FrameSource, Link};
+use metadata_datapath::link::{FrameSource, LinkReceiver};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats, Transmit};
 use metadata_datapath::worker::{Engine, Fair};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use support::pattern::{Pattern, stack};
 use support::raw::Segment;
 use support::wire::{Sent, at};
@@ -128,7 +128,7 @@ impl FrameSource for Source {
 
 /// The stack. Each frame that it receives costs virtual time.
 struct Costly {
-    stack: Stack<Serve<Pattern>>,
+    stack: Stack<MetadataService<Pattern>>,
     clock: Clock,
 }
 
@@ -196,7 +196,7 @@ struct Asker {
 
 impl Asker {
     /// A guest that has completed the handshake.
-    fn new(stack: &mut Stack<Serve<Pattern>>, slot: Slot, bytes: usize) -> Self {
+    fn new(stack: &mut Stack<MetadataService<Pattern>>, slot: Slot, bytes: usize) -> Self {
         let mut sent = Sent::default();
         stack.receive(at(Duration::ZERO), slot, &Segment::syn(PORT, 1_000).frame(slot), &mut sent);
         let answer = sent.0.first().expect("an answer to a SYN");
@@ -298,7 +298,7 @@ fn run(fetchers: u32, junkers: u32) -> Outcome {
         .map(|slot| Segment::ack(PORT, 77, 99).with(b"junk").frame(slot))
         .collect();
     let fd = UnixDatagram::unbound().expect("a socket");
-    let mut link = Link::new(Source { wire: Rc::clone(&wire), clock: clock.clone(), fd });
+    let mut link = LinkReceiver::new(Source { wire: Rc::clone(&wire), clock: clock.clone(), fd });
     let mut engine = Costly { stack, clock: clock.clone() };
     let mut tap = Tap { clock: clock.clone(), sent: Vec::new() };
     let mut fair = Fair::default();

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
-use metadata_control::status::Status;
+use metadata_control::status::AgentStatus;
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};
@@ -128,12 +128,12 @@ fn a_mac_that_no_record_has_is_named_with_its_port_and_record() {
     let problem =
         format!("{port}: frames from MAC {mac} are dropped, because guest-0.yaml expects {right} there");
 
-    let look = || -> Result<Status> {
+    let look = || -> Result<AgentStatus> {
         // Each try sends frames again.
         let url = format!("http://{METADATA}/v1/meta-data");
         _ = guest.curl(&[&url], Duration::from_secs(1));
         let (code, text) = ask(records.path(), &["status", "--json"]);
-        let status: Status = serde_json::from_str(&text).with_context(|| text.clone())?;
+        let status: AgentStatus = serde_json::from_str(&text).with_context(|| text.clone())?;
         ensure!(status.troubles.iter().any(|line| line.starts_with(&problem)), "{:?}", status.troubles);
         ensure!(code == Some(1), "exit code {code:?}");
         Ok(status)

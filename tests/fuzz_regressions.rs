@@ -33,8 +33,8 @@ use support::{seed, vectors};
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
-/// All bytes that one input may make a law allocate, at most: a law renders every dialect of a record and asks for every
-/// path. `input_costs` has the limits of the parsers themselves, by the length of the input.
+/// All bytes that one input may make a law allocate, at most: a law renders every dialect of a record and asks for
+/// every path. `input_costs` has the limits of the parsers themselves, by the length of the input.
 const ALLOCATED_MOST: usize = 512 << 20;
 /// Lets one input allocate at a time.
 static ALONE: Mutex<()> = Mutex::new(());

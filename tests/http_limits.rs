@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use metadata_content::dialect;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
-use metadata_content::http::{Response, Status};
+use metadata_content::http::{Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
-use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, Vm};
+use metadata_content::store::{Endpoint, Host, Interner, RequestLimit, Responses, Route, Store, VmState};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{PUT_HOLD, Serve};
+use metadata_serve::{MetadataService, PUT_HOLD};
 use support::client::{Client, Habits};
 use support::pattern::{Answered, Pattern, responses, stack};
 use support::record::Identity;
@@ -19,7 +19,7 @@ use support::wire::{Faults, World};
 
 const SOON: Duration = Duration::from_secs(1);
 
-fn world() -> (World<Serve<Pattern>>, Arc<Pattern>) {
+fn world() -> (World<MetadataService<Pattern>>, Arc<Pattern>) {
     let (stack, pattern) = stack(StackConfig::default());
     (World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0), pattern)
 }
@@ -410,10 +410,10 @@ fn an_unknown_slot_is_answered_404_at_once() {
 #[test]
 fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
     let content = Arc::new(OnDemand::new(Store::new(1)));
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&content)));
+    let stack = Stack::new(StackConfig::default(), MetadataService::new(Arc::clone(&content)));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
     let (record, _) = Record::parse("r.yaml", &Identity::of(0).record(1)).expect("a good record");
-    let vm = Vm::alone(record.vm.uuid.as_str());
+    let vm = VmState::alone(record.vm.uuid.as_str());
     let responses_of = dialect::render(&record, &mut Interner::new(), vm);
     let paths = ["/", "/healthz", "/v1/meta-data", "/v1/user-data"];
     let states: [(&dyn Fn(), u16); 3] = [
@@ -440,11 +440,11 @@ fn every_path_follows_the_vm_from_expected_to_served_to_removed() {
 fn a_vm_above_its_rate_waits_its_turn_and_gets_429_if_it_waits_too_long() {
     const ASKED: u16 = 10;
     let content = Arc::new(OnDemand::new(Store::new(1)));
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(&content)));
+    let stack = Stack::new(StackConfig::default(), MetadataService::new(Arc::clone(&content)));
     let mut world = World::new(stack, Client::new(0, Habits::default()), Faults::NONE, 0);
-    let mut limited = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+    let mut limited = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     limited.limit(RequestLimit { per_second: 1, burst: 2 });
-    let answer = Endpoint::Fixed(Response::new(Status(200), None, &[], "x"));
+    let answer = Endpoint::Fixed(Response::new(StatusCode(200), None, &[], "x"));
     limited.add(Host::Metadata, "/", Route::new("test", answer));
     content.store().publish(0, Arc::new(limited.build())).expect("there is slot 0");
     let talks: Vec<_> =

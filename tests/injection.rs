@@ -4,7 +4,7 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use metadata_user::verbs::webhook::pods;
-use metadata_user::verbs::webhook::rules::{Operation, judge};
+use metadata_user::verbs::webhook::rules::{AdmissionOperation, judge};
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -105,7 +105,8 @@ fn apply(object: &mut Value, patch: &Value) -> Result<()> {
 #[test]
 fn the_webhook_gives_the_results_in_the_table() {
     for case in Case::all() {
-        let operation = if case.operation == "CREATE" { Operation::Create } else { Operation::Update };
+        let operation =
+            if case.operation == "CREATE" { AdmissionOperation::Create } else { AdmissionOperation::Update };
         let judged = judge(operation, &case.before(), &case.old());
         let mut vm = case.before();
         apply(&mut vm, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
@@ -332,14 +333,18 @@ impl PodCase {
 #[test]
 fn a_launcher_pod_gets_the_volumes_that_its_annotations_name() {
     for case in PodCase::all() {
-        let judged = pods::judge_made(Operation::Create, &case.before(), &Value::Null);
+        let judged = pods::judge_made(AdmissionOperation::Create, &case.before(), &Value::Null);
         let mut pod = case.before();
         apply(&mut pod, &serde_json::to_value(&judged.changes).expect("JSON")).expect("it applies");
         assert_eq!(pod, case.after(), "{}", case.name);
         // A second run adds nothing.
-        assert!(pods::judge_made(Operation::Create, &pod, &Value::Null).changes.is_empty(), "{}", case.name);
         assert!(
-            pods::judge_made(Operation::Update, &case.before(), &case.before()).changes.is_empty(),
+            pods::judge_made(AdmissionOperation::Create, &pod, &Value::Null).changes.is_empty(),
+            "{}",
+            case.name
+        );
+        assert!(
+            pods::judge_made(AdmissionOperation::Update, &case.before(), &case.before()).changes.is_empty(),
             "{}",
             case.name
         );

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use metadata_common::answer::{self, Reply};
 use metadata_common::classify::classify;
-use metadata_common::cookie::{self, Check, Flow};
+use metadata_common::cookie::{self, CookieCheck, Flow};
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
     ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, Identity, Port, PortKey, Slot, program,
@@ -207,7 +207,7 @@ fn a_handshake_over_either_family_is_complete_and_its_options_are_kept() {
         let request = segment(family, TcpControl::None, SEQ + 1, Some(next), b"GET / HTTP/1.0\r\n\r\n");
         assert_eq!(policy(&request, &book), None);
         let check = cookie::check(&KEY, flow(family, IDENTITY.slot), SEQ + 1, next);
-        let Check::First(abilities) = check else { panic!("{check:?}") };
+        let CookieCheck::First(abilities) = check else { panic!("{check:?}") };
         assert_eq!((abilities.segment, abilities.scale), (segment_size, None));
     }
 }
@@ -376,8 +376,8 @@ fn the_kernel_answers_neither_strangers_nor_floods() {
 fn the_verifier_is_far_from_its_limit() {
     // The verifier's limit is 1,000,000. Each namespace with ports waits once for the verification.
     const MOST: u32 = 160_000;
-    /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before: 6.1 follows most
-    /// of the program once with and once without a priority tag.
+    /// On a kernel without tcx, whose verifier recognises fewer of the paths that it has followed before: 6.1 follows
+    /// most of the program once with and once without a priority tag.
     const MOST_WITHOUT_TCX: u32 = 230_000;
     if !privileged::or_skip() {
         return;

@@ -11,10 +11,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 use metadata_feed::FeedEvent;
 use metadata_feed::contact::Contact;
-use metadata_feed::kubevirt::{self, Feed, Launchers, Options, Pace, follow};
+use metadata_feed::kubevirt::{self, Feed, KubevirtOptions, Launchers, Pace, follow};
 use metadata_feed::pods::{Inlets, Pod, PodEvent, PodUid, PodsError, Tap, TapKind, Volumes};
 use metadata_state::save_queue::SaveQueue;
 use serde_json::{Value, json};
@@ -121,14 +121,14 @@ impl Node {
         (kept, pace): (Option<PathBuf>, Pace),
         launchers: impl FnOnce(mpsc::Sender<(PodUid, PodEvent)>) -> Box<dyn Launchers>,
     ) -> Self {
-        let options: Options =
+        let options: KubevirtOptions =
             serde_json::from_value(json!({"node": "n1", "kubeconfig": kubeconfig})).expect("options");
         let (pods, pod_events) = mpsc::channel(4_096);
         let launchers = launchers(pods.clone());
         let (tx, events) = mpsc::channel(1_024);
         let (_, hook) = mpsc::channel(1);
         let volumes = Volumes::new(kubelet.pods());
-        let (contact, limits) = (kubevirt::contact(), Limits::DEFAULT);
+        let (contact, limits) = (kubevirt::contact(), RecordLimits::DEFAULT);
         let reports = Arc::clone(&contact);
         let saves = SaveQueue::default();
         tokio::spawn(saves.clone().run());
@@ -503,11 +503,11 @@ async fn a_feed_without_kubelets_pod_directory_does_not_start() {
     std::fs::write(room.path().join("pods"), "a file").unwrap();
     for kubelet in [room.path().join("none"), room.path().into()] {
         let options = json!({"node": "n1", "kubelet": kubelet, "kubeconfig": kubeconfig});
-        let options: Options = serde_json::from_value(options).unwrap();
+        let options: KubevirtOptions = serde_json::from_value(options).unwrap();
         let (tx, _events) = mpsc::channel(1);
         let served = kubevirt::serve(
             (options, Inlets::default()),
-            Limits::DEFAULT,
+            RecordLimits::DEFAULT,
             (None, SaveQueue::default()),
             (kubevirt::contact(), watch::channel(BTreeMap::new()).1),
             tx,

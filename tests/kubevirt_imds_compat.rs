@@ -4,10 +4,10 @@
 
 use metadata_content::dialect::render;
 use metadata_content::http::{Method, Response};
-use metadata_content::record::{Limits, Record};
-use metadata_content::store::{Interner, Responses, Vm};
-use metadata_feed::kubevirt::translate::{Files, Outcome, is_wanted, translate};
-use metadata_feed::kubevirt::{Options, Vmi};
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::store::{Interner, Responses, VmState};
+use metadata_feed::kubevirt::translate::{TranslationOutcome, VolumeFiles, is_wanted, translate};
+use metadata_feed::kubevirt::{KubevirtOptions, Vmi};
 use metadata_feed::pods::{Pod, Tap, TapKind};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -142,7 +142,7 @@ fn vmi(annotations: &Value) -> Value {
 /// Translates a VMI whose pod has these volumes; `None` if the feed does not want it.
 fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> Option<Record> {
     let vmi = Vmi::from_value(vmi.clone()).expect("a VMI");
-    let options: Options = serde_json::from_value(options.clone()).expect("options");
+    let options: KubevirtOptions = serde_json::from_value(options.clone()).expect("options");
     let pod = Pod {
         uid: "p".parse().expect("a uid"),
         pid: 42,
@@ -157,15 +157,15 @@ fn translated(vmi: &Value, volumes: &[(&str, &str, &str)], options: &Value) -> O
     };
     let read = |volume: &str| {
         let files = volumes.iter().filter(|(name, ..)| *name == volume);
-        let files: Files =
+        let files: VolumeFiles =
             files.map(|(_, file, text)| ((*file).to_owned(), (*text).to_owned().into())).collect();
         Ok((!files.is_empty()).then_some(files))
     };
     if !is_wanted(&vmi, &options) {
         return None;
     }
-    match translate(&vmi, &pod, &read, &options, &Limits::DEFAULT).outcome {
-        Outcome::Record(record) => Some(*record),
+    match translate(&vmi, &pod, &read, &options, &RecordLimits::DEFAULT).outcome {
+        TranslationOutcome::Record(record) => Some(*record),
         outcome => panic!("{outcome:?}"),
     }
 }
@@ -185,7 +185,7 @@ fn record(which: VmKind, switch: &Value) -> Record {
 }
 
 fn answers(record: &Record) -> Responses {
-    render(record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str()))
+    render(record, &mut Interner::new(), VmState::alone(record.vm.uuid.as_str()))
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! While it serves it keeps only those needed to attach and detach ports; its workers keep only `CAP_BPF`.
 
-use metadata_datapath::sandbox::{Mode, Stage};
+use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::Path;
@@ -279,7 +279,7 @@ const PROBE: &str = "XDP_IMDS_SANDBOX_PROBE";
 fn running_a_program_ends_the_agent_and_starting_a_process_fails() {
     use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
     if std::env::var_os(PROBE).is_some() {
-        Mode::On.enter(Stage::Start).expect("a fence");
+        SandboxMode::On.enter(SandboxStage::Start).expect("a fence");
         let forked = Command::new("true").spawn().expect_err("no process");
         assert_eq!(forked.raw_os_error(), Some(libc::EPERM), "{forked}");
         println!("not forked");

@@ -3,7 +3,7 @@
 //! A failure of our hook prevents neither the start nor the end of a domain.
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_control::status::{PortState, Status};
+use metadata_control::status::{AgentStatus, PortState};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -67,7 +67,7 @@ impl Node {
         Agent::start(self.host.ns(), self.room.path(), &[])
     }
 
-    fn status(&self) -> Result<Status> {
+    fn status(&self) -> Result<AgentStatus> {
         let mut command = Command::new(agent::binary()?);
         command.args(["status", "--all", "--json", "--run"]).arg(self.room.path().join("run"));
         Ok(serde_json::from_slice(&command.output()?.stdout)?)

@@ -11,14 +11,15 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, ensure};
 use metadata_base::printable::is_printable;
 use metadata_base::run::SOCKET;
-use metadata_content::source::Source;
-use metadata_control::instances::{self, Instance, Name, Problem, Vm};
+use metadata_content::source::RecordSource;
+use metadata_control::instances::{self, ApiProblem, Instance, InstanceVm, Name};
 use metadata_control::status::{
-    ApiServer, ExpectedMac, Guest, GuestState, GuestWay, InstanceState, IssuerState, MacMismatch, Port,
-    PortState, Proxmox, RecentWarning, Refused, Shadowed, SharedUuid, Status, Unanswered, Unread, Worker,
+    AgentStatus, ApiServer, ExpectedMac, GuestState, GuestStatus, GuestWay, InstanceState, IssuerState,
+    MacMismatch, PortState, PortStatus, Proxmox, RecentWarning, RefusedRecord, Shadowed, SharedUuid,
+    Unanswered, Unread, WorkerStatus,
 };
-use metadata_control::top::{Dropped, SeenRequest, Top, VmPage, VmRow};
-use metadata_control::trace::wire::{self, Line};
+use metadata_control::top::{DropCount, SeenRequest, Top, VmPage, VmRow};
+use metadata_control::trace::wire::{self, TraceLine};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -59,13 +60,13 @@ fn text() -> String {
     "t".into()
 }
 
-fn status() -> Status {
-    Status {
+fn status() -> AgentStatus {
+    AgentStatus {
         version: text(),
         troubles: vec![text()],
-        workers: vec![Worker { device: text(), ..Worker::default() }],
-        ports: metadata_control::status::Ports {
-            listed: vec![Port {
+        workers: vec![WorkerStatus { device: text(), ..WorkerStatus::default() }],
+        ports: metadata_control::status::PortSummary {
+            listed: vec![PortStatus {
                 name: text(),
                 state: PortState::Error,
                 reason: Some(text()),
@@ -81,7 +82,7 @@ fn status() -> Status {
             count: 1,
         }],
         conflicts: vec![text()],
-        refused: vec![Refused { record: text(), reason: text() }],
+        refused: vec![RefusedRecord { record: text(), reason: text() }],
         mac_mismatches: vec![MacMismatch {
             port: text(),
             mac: text(),
@@ -106,13 +107,13 @@ fn status() -> Status {
         }),
         lately: vec![RecentWarning { level: text(), ago: 1.0, times: 2, text: text() }],
         counters: [(HOSTILE.to_owned(), 1)].into(),
-        ..Status::default()
+        ..AgentStatus::default()
     }
 }
 
-fn guest() -> Guest {
+fn guest() -> GuestStatus {
     let some = || Some(text());
-    Guest {
+    GuestStatus {
         port: text(),
         mac: text(),
         record: some(),
@@ -131,21 +132,21 @@ fn guest() -> Guest {
 }
 
 fn name() -> Name {
-    Name { source: Source::File, name: text() }
+    Name { source: RecordSource::File, name: text() }
 }
 
 fn instance() -> Instance {
     Instance {
         name: text(),
-        source: Source::Api,
+        source: RecordSource::Api,
         state: InstanceState::Contested,
         in_force: true,
         shadowed_by: Some(name()),
         refused: Some(text()),
         etag: Some(text()),
         generation: None,
-        vm: Some(Vm { name: text(), uuid: text(), owner: text() }),
-        ports: vec![instances::Port {
+        vm: Some(InstanceVm { name: text(), uuid: text(), owner: text() }),
+        ports: vec![instances::InstancePort {
             port: text(),
             mac: text(),
             state: GuestState::Unbound,
@@ -178,7 +179,7 @@ fn pretend(run: &Path) {
         version: text(),
         node: text(),
         troubles: vec![text()],
-        drops: vec![Dropped { reason: text(), count: 1, per_second: 1.0 }],
+        drops: vec![DropCount { reason: text(), count: 1, per_second: 1.0 }],
         parked: [(HOSTILE.to_owned(), 1)].into(),
         vms: vec![row()],
         matching: 1,
@@ -192,7 +193,7 @@ fn pretend(run: &Path) {
         requests: vec![request],
         ..VmPage::default()
     };
-    let begin = Line::Begin {
+    let begin = TraceLine::Begin {
         schema: wire::SCHEMA.into(),
         who: HOSTILE.into(),
         unseen: Some(HOSTILE.into()),
@@ -200,15 +201,16 @@ fn pretend(run: &Path) {
         monotonic_ns: 0,
         unix_ns: 0,
     };
-    let frame = wire::Frame {
+    let frame = wire::TracedFrame {
         verdict: HOSTILE.into(),
         mac: HOSTILE.into(),
         message: Some(HOSTILE.into()),
-        ..wire::Frame::default()
+        ..wire::TracedFrame::default()
     };
-    let lines = [begin, Line::Frame(frame)].map(|line| serde_json::to_string(&line).expect("JSON") + "\n");
+    let lines =
+        [begin, TraceLine::Frame(frame)].map(|line| serde_json::to_string(&line).expect("JSON") + "\n");
     let list = instances::Page { instances: vec![instance()], next: None };
-    let problem = Problem {
+    let problem = ApiProblem {
         kind: text(),
         title: text(),
         status: 404,

@@ -11,11 +11,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use crawl::{Listing, Tree};
 use metadata_content::dialect;
-use metadata_content::http::{Method, Response, Status};
+use metadata_content::http::{Method, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
-use metadata_content::record::{DateTree, Dialects, Limits, Record};
+use metadata_content::record::{DateTree, Dialects, Record, RecordLimits};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Host, Interner, Responses, Store, Vm};
+use metadata_content::store::{Host, Interner, Responses, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_state::mailboxes::Mailboxes;
 use proptest::prelude::*;
@@ -52,10 +52,10 @@ impl Node {
     }
 
     fn take(&mut self, record: &Record) -> Responses {
-        let vm = Vm::of(
+        let vm = VmState::of(
             record,
             Arc::clone(&self.keyring),
-            self.mailboxes.for_record(metadata_content::source::Source::File, "vm.json", record),
+            self.mailboxes.for_record(metadata_content::source::RecordSource::File, "vm.json", record),
         );
         dialect::render(record, &mut self.interner, vm)
     }
@@ -83,7 +83,7 @@ fn body(response: &Response) -> Vec<u8> {
 
 fn json_document(insider: &Insider<'_>, target: &str) -> Value {
     let answer = insider.get(Host::Metadata, target);
-    assert_eq!(answer.status(), Status(200), "{target}");
+    assert_eq!(answer.status(), StatusCode(200), "{target}");
     serde_json::from_slice(&body(&answer)).expect("a JSON document")
 }
 
@@ -91,8 +91,8 @@ fn json_document(insider: &Insider<'_>, target: &str) -> Value {
 fn has_no_token(question: &Question, answer: &Response) -> bool {
     let google = question.target.contains("service-accounts");
     match answer.status() {
-        Status(500) => body(answer).starts_with(br#"{"error":"token_unavailable""#),
-        Status(503) => google && answer.field("Retry-After").is_some(),
+        StatusCode(500) => body(answer).starts_with(br#"{"error":"token_unavailable""#),
+        StatusCode(503) => google && answer.field("Retry-After").is_some(),
         _ => false,
     }
 }
@@ -191,7 +191,7 @@ proptest! {
             let listing = String::from_utf8(body(&insider.get(Host::Metadata, directory))).expect("text");
             for name in listing.split('\n').filter(|name| !name.is_empty()) {
                 let place = format!("{directory}/{name}");
-                prop_assert_eq!(insider.get(Host::Metadata, &place).status(), Status(200), "{}", place);
+                prop_assert_eq!(insider.get(Host::Metadata, &place).status(), StatusCode(200), "{}", place);
             }
         }
     }
@@ -229,7 +229,7 @@ proptest! {
     #[test]
     fn every_record_reads_back_from_its_serialized_form(given in any_record()) {
         let kept = given.record.to_json().expect("JSON");
-        let limits = Limits { record_bytes: usize::MAX, ..Limits::DEFAULT };
+        let limits = RecordLimits { record_bytes: usize::MAX, ..RecordLimits::DEFAULT };
         let (found, _) = Record::parse_within(&limits, "kept.json", &kept).expect("a record");
         prop_assert_eq!(found, given.record);
     }
@@ -251,7 +251,7 @@ proptest! {
             (Host::AliYun, "/latest/user-data"),
         ] {
             let answer = insider.get(host, target);
-            prop_assert_eq!(answer.status(), Status(200), "{}", target);
+            prop_assert_eq!(answer.status(), StatusCode(200), "{}", target);
             // GCE's attributes are text; other bytes are in base64.
             let encoded = target.ends_with("attributes/user-data") && std::str::from_utf8(&bytes).is_err();
             let found = if encoded { STANDARD.decode(body(&answer)).expect("base64") } else { body(&answer) };
@@ -351,14 +351,14 @@ proptest! {
         let tokens = Insider::of(&vms[0]).tokens().to_vec();
         for (host, field, token) in &tokens {
             let own = guarded(*host, field).with(field, token.clone());
-            prop_assert_eq!(own.ask(&vms[0]).status(), Status(200), "{} of its own VM", field);
+            prop_assert_eq!(own.ask(&vms[0]).status(), StatusCode(200), "{} of its own VM", field);
             let (tree, is_ec2) = (other.record.serve.date_tree, *field == "X-aws-ec2-metadata-token");
             if !is_ec2 || tree == DateTree::Ec2 {
-                prop_assert_eq!(own.ask(&vms[1]).status(), Status(401), "{} of another VM", field);
+                prop_assert_eq!(own.ask(&vms[1]).status(), StatusCode(401), "{} of another VM", field);
             }
             for (_, _, foreign) in tokens.iter().filter(|(_, other, _)| other != field) {
                 let crossed = guarded(*host, field).with(field, foreign.clone());
-                prop_assert_eq!(crossed.ask(&vms[0]).status(), Status(401), "{} of another dialect", field);
+                prop_assert_eq!(crossed.ask(&vms[0]).status(), StatusCode(401), "{} of another dialect", field);
             }
         }
     }
@@ -370,15 +370,15 @@ proptest! {
         let vms = [node.take(&one.record), node.take(&other.record)];
         let password = Question::get("/openstack/latest/password");
         let posted = password.clone().by(Method::Post).saying("written-by-one").ask(&vms[0]);
-        prop_assert_eq!(posted.status(), Status(200));
+        prop_assert_eq!(posted.status(), StatusCode(200));
         prop_assert_eq!(body(&password.ask(&vms[0])), b"written-by-one");
         prop_assert_eq!(body(&password.ask(&vms[1])), b"");
         let attribute = Question::get("/computeMetadata/v1/instance/guest-attributes/a/b");
         let attribute = attribute.with("Metadata-Flavor", "Google");
         let put = attribute.clone().by(Method::Put).saying("written-by-one").ask(&vms[0]);
-        prop_assert_eq!(put.status(), Status(200));
+        prop_assert_eq!(put.status(), StatusCode(200));
         prop_assert_eq!(body(&attribute.ask(&vms[0])), b"written-by-one");
-        prop_assert_eq!(attribute.ask(&vms[1]).status(), Status(404));
+        prop_assert_eq!(attribute.ask(&vms[1]).status(), StatusCode(404));
         for question in questions(&vms[1], &Insider::of(&vms[1])) {
             prop_assert!(!contains(&body(&question.ask(&vms[1])), "written-by-one"), "{}", question.target);
         }
@@ -405,7 +405,7 @@ proptest! {
         }
         for (host, target, status, said) in ABSENT {
             let answer = insider.get(host, target);
-            prop_assert_eq!(answer.status(), Status(status), "{}", target);
+            prop_assert_eq!(answer.status(), StatusCode(status), "{}", target);
             prop_assert_eq!(body(&answer), said.as_bytes(), "{}", target);
         }
         let scaleway = insider.get(Host::Scaleway, "/user_data/cloud-init");

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use fleet::{STORAGE, Vm, fleet};
-use metadata_control::status::{PortState, Status};
+use metadata_control::status::{AgentStatus, PortState};
 use rustix::mount::{MountFlags, UnmountFlags};
 use seat::Seat;
 use support::agent::{self, Agent};
@@ -99,7 +99,7 @@ impl Node {
         Ok(())
     }
 
-    fn status(&self) -> Result<Status> {
+    fn status(&self) -> Result<AgentStatus> {
         let mut command = Command::new(agent::binary()?);
         command.args(["status", "--all", "--json", "--run"]).arg(self.path("run"));
         Ok(serde_json::from_slice(&command.output()?.stdout)?)

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use metadata_control::status::{Question, Reply, Status, ask};
+use metadata_control::status::{AgentStatus, StatusRequest, StatusResponse, ask};
 use serde_json::{Value, json};
 use support::agent::{self, Agent};
 use support::bpffs::Bpffs;
@@ -75,8 +75,8 @@ impl Node {
         let fields: Vec<_> = fields.iter().map(|&field| field.to_owned()).collect();
         let path = format!("/v1/instances{path}");
         let question =
-            Question { method, path: &path, fields: &fields, body: body.as_bytes(), patience: PATIENCE };
-        let Reply { status, body } = ask(&self.run(), &question).expect("an answer");
+            StatusRequest { method, path: &path, fields: &fields, body: body.as_bytes(), patience: PATIENCE };
+        let StatusResponse { status, body } = ask(&self.run(), &question).expect("an answer");
         (status, serde_json::from_slice(&body).unwrap_or_default())
     }
 
@@ -89,7 +89,7 @@ impl Node {
         (status.code().expect("an exit code"), said)
     }
 
-    fn status(&self) -> Status {
+    fn status(&self) -> AgentStatus {
         let (_, text) = self.command(&["status", "--json"]);
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
     }

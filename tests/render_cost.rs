@@ -18,7 +18,7 @@ use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialect, Dialects, Record};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Endpoint, Entry, Host, Interner, Responses, Store, Vm};
+use metadata_content::store::{Endpoint, Host, Interner, Responses, SlotState, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_feed::room::Weight;
 use metadata_state::mailboxes::Mailboxes;
@@ -35,7 +35,8 @@ const MOST_PER_VM: usize = 32 << 10;
 /// Number of VMs in the measurements by dialect.
 const FEW: u32 = 1_000;
 
-/// Names and paths for the measurements of dialects rendered on demand. The VMs ask for the paths in turn, each for one.
+/// Names and paths for the measurements of dialects rendered on demand. The VMs ask for the paths in turn, each for
+/// one.
 const ASKED: [(&str, &[&str]); 6] = [
     ("asked for nothing", &["/of/no/dialect"]),
     ("asked for NoCloud", &["/v1/meta-data"]),
@@ -161,10 +162,10 @@ impl Node {
         let record = Arc::new(record);
         let kept = Heap::now().since(before);
         let start = Instant::now();
-        let vm = Vm::of(
+        let vm = VmState::of(
             &record,
             Arc::clone(&self.keyring),
-            self.mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record),
+            self.mailboxes.for_record(metadata_content::source::RecordSource::File, "vm.json", &record),
         );
         let mut responses = Arc::new(match load.asked {
             [] => dialect::render(&record, &mut self.interner, vm),
@@ -174,7 +175,7 @@ impl Node {
         let published = Instant::now();
         if let [_, ..] = load.asked {
             let path = load.asked[number as usize % load.asked.len()];
-            if let Entry::Ready(fuller) = self.content.get(number, Host::Metadata, path) {
+            if let SlotState::Ready(fuller) = self.content.get(number, Host::Metadata, path) {
                 responses = fuller;
             }
         }

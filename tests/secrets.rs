@@ -3,23 +3,23 @@
 
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_content::dialect;
-use metadata_content::http::{Headers, Method, Request, Target};
-use metadata_content::identity::{Answer, Token};
-use metadata_content::mailbox::{Document, Mailbox};
+use metadata_content::http::{Headers, Method, Request, RequestTarget};
+use metadata_content::identity::{IssuedToken, IssuerResponse};
+use metadata_content::mailbox::{EveDocument, Mailbox};
 use metadata_content::on_demand::OnDemand;
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Interner, Store, Vm};
-use metadata_datapath::stack::{Exchange as _, Service as _, StackConfig, Step};
-use metadata_serve::Serve;
+use metadata_content::store::{Interner, Store, VmState};
+use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _, StackConfig};
+use metadata_serve::MetadataService;
 use metadata_signer::Algorithm;
 use metadata_steer::SteerConfig;
 use metadata_user::config::Config;
 use metadata_user::verbs::check;
 use metadata_user::verbs::explain;
-use metadata_user::verbs::explain::Question;
+use metadata_user::verbs::explain::ExplainRequest;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 use std::fs::{self, Permissions};
@@ -63,11 +63,11 @@ fn shows(text: &str) -> bool {
 
 #[test]
 fn no_identity_token_or_key_is_in_debug_output() {
-    let token = Token { text: canary("token").into(), issued: 0, expires: 1 };
-    assert!(!shows(&format!("{token:?} {:?}", Answer::Token(token.clone()))));
+    let token = IssuedToken { text: canary("token").into(), issued: 0, expires: 1 };
+    assert!(!shows(&format!("{token:?} {:?}", IssuerResponse::Token(token.clone()))));
     for algorithm in [Algorithm::Es256, Algorithm::EdDsa] {
-        let pem = metadata_signer::Key::generate(algorithm).expect("a key");
-        let key = metadata_signer::Key::parse(algorithm, &pem).expect("the key");
+        let pem = metadata_signer::SigningKey::generate(algorithm).expect("a key");
+        let key = metadata_signer::SigningKey::parse(algorithm, &pem).expect("the key");
         let secret: Vec<&str> = pem.lines().filter(|line| !line.starts_with('-')).collect();
         let shown = format!("{key:?}");
         assert!(!secret.is_empty() && secret.iter().all(|line| !shown.contains(line)), "{shown}");
@@ -135,10 +135,10 @@ fn no_debug_output_shows_a_secret_of_a_record_or_guest() {
     let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &Outbox::detached()));
     mailbox.post_password(canary("posted").as_bytes()).expect("posted");
     mailbox.set_attribute("guest", "key", canary("attribute").as_bytes()).expect("set");
-    mailbox.store_document(Document::Kubeconfig, canary("document").as_bytes()).expect("stored");
+    mailbox.store_document(EveDocument::Kubeconfig, canary("document").as_bytes()).expect("stored");
     mailbox.note_record("vm", Some(&canary("admin-password")));
     assert_hides("mailbox", &mailbox);
-    let vm = Vm { mailbox, ..Vm::alone(record.vm.uuid.as_str()) };
+    let vm = VmState { mailbox, ..VmState::alone(record.vm.uuid.as_str()) };
     assert_hides("VM", &vm);
     assert_hides("keyring", &vm.keyring);
     let mut interner = Interner::new();
@@ -149,7 +149,7 @@ fn no_debug_output_shows_a_secret_of_a_record_or_guest() {
     let store = Arc::new(Store::new(1));
     store.publish(0, Arc::clone(&responses)).expect("a slot");
     assert_hides("store", &store);
-    let target = Target { path: "/latest/user-data", query: "" };
+    let target = RequestTarget { path: "/latest/user-data", query: "" };
     let value = canary("field");
     let fields = [httparse::Header { name: "X-Token", value: value.as_bytes() }];
     let body = canary("body");
@@ -163,9 +163,9 @@ fn no_debug_output_shows_a_secret_of_a_record_or_guest() {
 fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     let (record, _) = Record::parse("vm.json", &record().to_string()).expect("a record");
     let store = Store::new(1);
-    let vm = Vm::alone(record.vm.uuid.as_str());
+    let vm = VmState::alone(record.vm.uuid.as_str());
     store.publish(0, Arc::new(dialect::render(&record, &mut Interner::new(), vm))).expect("a slot");
-    let mut serve = Serve::new(Arc::new(OnDemand::new(store)));
+    let mut serve = MetadataService::new(Arc::new(OnDemand::new(store)));
     // An incomplete head, an incomplete body, and a request with a complete answer.
     let asked = [
         format!("GET / HTTP/1.1\r\nHost: x\r\nX-Token: {}", canary("field")),
@@ -179,9 +179,9 @@ fn no_debug_output_of_connections_or_settings_shows_a_secret() {
         assert_hides(&bytes, &talk.next(NOW));
     }
     assert_hides("service", &serve);
-    assert_hides("step", &Step::SendWithin { bytes: canary("token").into(), hop_limit: 1 });
+    assert_hides("step", &ConnectionAction::SendWithin { bytes: canary("token").into(), hop_limit: 1 });
     // `Debug` would print the key's two numbers in decimal.
-    let key = Key([0x4341_4e41_5259, 4_242_424_242]);
+    let key = CookieKey([0x4341_4e41_5259, 4_242_424_242]);
     for text in [
         format!("{:?}", StackConfig { cookie_key: key, ..StackConfig::default() }),
         format!("{:?}", SteerConfig { key, ..SteerConfig::default() }),
@@ -189,9 +189,9 @@ fn no_debug_output_of_connections_or_settings_shows_a_secret() {
     ] {
         assert!(!text.contains("4242424242") && !text.contains(&0x4341_4e41_5259_u64.to_string()), "{text}");
     }
-    let question = Question {
+    let question = ExplainRequest {
         record: "vm.yaml".into(),
-        limits: Limits::DEFAULT,
+        limits: RecordLimits::DEFAULT,
         method: "GET".into(),
         target: "/".into(),
         fields: vec![canary("field")],
@@ -239,13 +239,13 @@ fn no_error_about_a_record_shows_its_secrets() {
         fs::write(&file, &text).expect("a record");
         fs::set_permissions(&file, Permissions::from_mode(0o600)).expect("a mode");
         let (mut out, mut complaints) = (Vec::new(), Vec::new());
-        check::run(room.path(), &Limits::DEFAULT, true, &mut out, &mut complaints).expect("a check");
-        check::run_json(room.path(), &Limits::DEFAULT, true, &mut out).expect("a check");
+        check::run(room.path(), &RecordLimits::DEFAULT, true, &mut out, &mut complaints).expect("a check");
+        check::run_json(room.path(), &RecordLimits::DEFAULT, true, &mut out).expect("a check");
         let said = String::from_utf8_lossy(&[out, complaints].concat()).into_owned();
         assert!(said.contains("vm.yaml") && !shows(&said), "{what}: {said}");
-        let question = Question {
+        let question = ExplainRequest {
             record: file,
-            limits: Limits::DEFAULT,
+            limits: RecordLimits::DEFAULT,
             method: "GET".into(),
             target: "/".into(),
             fields: Vec::new(),

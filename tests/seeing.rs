@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use metadata_control::status::{Guest as KnownGuest, GuestState, PortState, Status};
+use metadata_control::status::{AgentStatus, GuestState, GuestStatus as KnownGuest, PortState};
 use support::agent::{self, Agent, PortArgument};
 use support::eventually::eventually;
 use support::guest::{Guest, METADATA, Spec};
@@ -47,7 +47,7 @@ impl Scene {
         (status.code().expect("an exit code"), String::from_utf8(said).expect("text"))
     }
 
-    fn status(&self) -> (i32, Status) {
+    fn status(&self) -> (i32, AgentStatus) {
         let (code, text) = self.run_status(&["--json"]);
         (code, serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
     }

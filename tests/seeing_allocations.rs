@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metadata_base::connection::Connection;
-use metadata_content::http::{Response, Status};
+use metadata_content::http::{Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
-use metadata_content::store::{Endpoint, Host, Responses, Route, Store, Vm};
-use metadata_datapath::stack::{Exchange as _, Service as _, Step};
+use metadata_content::store::{Endpoint, Host, Responses, Route, Store, VmState};
+use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _};
 use metadata_datapath::worker::Heartbeat;
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use metadata_serve::audit::Tape;
 use metadata_user::agent::Health;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -23,7 +23,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 const GET: &[u8] = b"GET /latest/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\nConnection: close\r\n\r\n";
 
 /// The number of allocations for one request over a connection of its own.
-fn request(serve: &mut Serve) -> usize {
+fn request(serve: &mut MetadataService) -> usize {
     let connection = Connection {
         slot: 0,
         local: ([169, 254, 169, 254].into(), 80),
@@ -33,7 +33,7 @@ fn request(serve: &mut Serve) -> usize {
     let mut exchange = serve.open(at(Duration::ZERO), connection);
     assert_eq!(exchange.receive(at(Duration::ZERO), GET), GET.len());
     let mut sent = 0;
-    while let Step::Send(bytes) = exchange.next(at(Duration::ZERO)) {
+    while let ConnectionAction::Send(bytes) = exchange.next(at(Duration::ZERO)) {
         sent += bytes.len();
     }
     drop(exchange);
@@ -53,14 +53,14 @@ fn a_probe_and_the_auditing_of_a_request_allocate_nothing() {
     assert_eq!((troubles, region.change().allocations), (0, 0));
 
     let content = Arc::new(OnDemand::new(Store::new(1)));
-    let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
-    let answer = Response::new(Status(200), Some("text/plain"), &[], vec![b'x'; 300]);
+    let mut responses = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+    let answer = Response::new(StatusCode(200), Some("text/plain"), &[], vec![b'x'; 300]);
     responses.add(Host::Metadata, "/latest/meta-data", Route::new("ec2", Endpoint::Fixed(answer)));
     content.store().publish(0, Arc::new(responses.build())).expect("a slot of the table");
-    let mut plain = Serve::new(Arc::clone(&content));
+    let mut plain = MetadataService::new(Arc::clone(&content));
     let tape = Tape::new(16);
     tape.turn_on();
-    let mut audited = Serve::audited(content, Some(tape));
+    let mut audited = MetadataService::audited(content, Some(tape));
     // The first request also renders the date.
     request(&mut plain);
     let expected = request(&mut plain);

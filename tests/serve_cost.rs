@@ -13,10 +13,10 @@ use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::store::{Interner, Store, VmState};
 use metadata_content::token::Keyring;
-use metadata_datapath::stack::{Exchange as _, Service as _, Step};
-use metadata_serve::Serve;
+use metadata_datapath::stack::{ConnectionAction, Exchange as _, Service as _};
+use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
 use support::typical;
 use support::wire::at;
@@ -45,10 +45,10 @@ fn content(guests: u32) -> Arc<OnDemand> {
         let mut record = typical::record(slot, None);
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
-        let vm = Vm::of(
+        let vm = VmState::of(
             &record,
             Arc::clone(&keyring),
-            mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record),
+            mailboxes.for_record(metadata_content::source::RecordSource::File, "vm.json", &record),
         );
         let responses = Arc::new(dialect::render(&record, &mut interner, vm));
         store.publish(slot, responses).expect("a slot of the table");
@@ -58,7 +58,7 @@ fn content(guests: u32) -> Arc<OnDemand> {
 
 fn main() {
     for guests in [1, 100, 1_000, 4_000] {
-        let mut serve = Serve::new(content(guests));
+        let mut serve = MetadataService::new(content(guests));
         // The time continues from path to path, because the guests' token buckets keep their state.
         let mut now = Duration::ZERO;
         for path in PATHS {
@@ -86,7 +86,7 @@ fn main() {
 }
 
 /// Sends one request over its own connection; returns the length of the answer in bytes.
-fn ask(serve: &mut Serve, slot: u32, now: metadata_base::time::Now, get: &[u8]) -> usize {
+fn ask(serve: &mut MetadataService, slot: u32, now: metadata_base::time::Now, get: &[u8]) -> usize {
     let connection =
         Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 40_000) };
     let mut exchange = serve.open(now, connection);
@@ -94,8 +94,8 @@ fn ask(serve: &mut Serve, slot: u32, now: metadata_base::time::Now, get: &[u8]) 
     let mut sent = 0;
     loop {
         match black_box(exchange.next(now)) {
-            Step::Send(bytes) | Step::SendWithin { bytes, .. } => sent += bytes.len(),
-            Step::Wait { .. } | Step::Close | Step::Abort => return sent,
+            ConnectionAction::Send(bytes) | ConnectionAction::SendWithin { bytes, .. } => sent += bytes.len(),
+            ConnectionAction::Wait { .. } | ConnectionAction::Close | ConnectionAction::Abort => return sent,
         }
     }
 }

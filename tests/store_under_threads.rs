@@ -11,7 +11,7 @@ use std::time::Duration;
 use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialects, Record};
-use metadata_content::store::{Entry, Host, Interner, RequestLimit, Responses, Store, Vm};
+use metadata_content::store::{Host, Interner, RequestLimit, Responses, SlotState, Store, VmState};
 use support::question::Question;
 use support::record::Identity;
 use support::seed;
@@ -76,7 +76,7 @@ fn render(guest: u16, record: usize, rendered: Rendered, interner: &mut Interner
     let mut json: serde_json::Value = serde_json::from_str(&identity.record(1)).expect("JSON");
     json["metadata"] = serde_json::json!({ "is": format!("record-{record}") });
     let parsed = Arc::new(Record::parse("record.json", &json.to_string()).expect("a good record").0);
-    let vm = Vm::alone(parsed.vm.uuid.as_str());
+    let vm = VmState::alone(parsed.vm.uuid.as_str());
     Arc::new(match rendered {
         Rendered::InAdvance => dialect::render(&parsed, interner, vm),
         Rendered::OnDemand => dialect::render_asked(&parsed, interner, vm, Dialects::NONE),
@@ -116,9 +116,9 @@ impl Script {
 /// The contents of a slot according to its documents.
 fn contents(content: &OnDemand, slot: u32) -> Holds {
     match content.get(slot, Host::Metadata, "/v1/user-data") {
-        Entry::Unknown => Holds::Nothing,
-        Entry::Expected => Holds::Expected,
-        Entry::Ready(responses) => {
+        SlotState::Unknown => Holds::Nothing,
+        SlotState::Expected => Holds::Expected,
+        SlotState::Ready(responses) => {
             let (guest, record) = guest_and_record(&responses);
             assert_eq!(u32::from(guest), slot, "slot {slot} answers for guest {guest}");
             Holds::Record(record)

@@ -8,11 +8,11 @@ use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::sink::Outbox;
-use metadata_content::source::Source;
-use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::source::RecordSource;
+use metadata_content::store::{Interner, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Stack, StackConfig, TIME_WAITS_PER_PORT, Transmit};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
@@ -103,7 +103,7 @@ fn a_connection_that_fetches_a_rendered_document_allocates_nothing_between_syn_a
     const GET: &[u8] = b"GET /v1/meta-data HTTP/1.1\r\nHost: 169.254.169.254\r\n\r\n";
     /// As many flows as a slot may have in TIME-WAIT.
     const WARM: u16 = TIME_WAITS_PER_PORT as u16;
-    let mut stack = Stack::new(StackConfig::default(), Serve::new(typical_guest()));
+    let mut stack = Stack::new(StackConfig::default(), MetadataService::new(typical_guest()));
     let (mut allocations, mut seen) = (0, Seen::default());
     // The first connections render the document and fill the tables of their slot.
     for port in 1..=WARM + 20 {
@@ -133,10 +133,10 @@ fn typical_guest() -> Arc<OnDemand> {
     let record = typical::record(0, None);
     let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
-    let vm = Vm::of(
+    let vm = VmState::of(
         &record,
         Arc::new(Keyring::ephemeral()),
-        mailboxes.for_record(Source::File, "vm.json", &record),
+        mailboxes.for_record(RecordSource::File, "vm.json", &record),
     );
     let answers = OnDemand::new(Store::new(1));
     let responses = dialect::render(&record, &mut Interner::new(), vm);

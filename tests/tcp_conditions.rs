@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use metadata_datapath::guest_devices::GuestDevices;
-use metadata_datapath::stack::{Ledger, NARROW_FOR, Service, StackConfig};
+use metadata_datapath::stack::{AckLedger, NARROW_FOR, Service, StackConfig};
 use support::client::{Client, Habits};
 use support::pattern::{bytes, responses, stack};
 use support::wire::{Faults, World};
@@ -175,7 +175,7 @@ fn losing_a_fifth_of_all_frames_costs_the_median_guest_only_seconds() {
     assert!(median < 8.0, "half of all guests waited longer than {median:.1} s");
 }
 
-fn clean_world() -> World<metadata_serve::Serve<support::pattern::Pattern>> {
+fn clean_world() -> World<metadata_serve::MetadataService<support::pattern::Pattern>> {
     let (stack, _) = stack(StackConfig::default());
     World::new(stack, Client::new(3, Habits::default()), Faults::NONE, 0)
 }
@@ -262,7 +262,7 @@ fn a_guest_that_stops_reading_is_reset_and_its_connection_freed() {
 }
 
 /// Fetches an answer. Returns the length of the longest frame sent meanwhile, and the time until the answer was whole.
-fn fetch<S: Service, L: Ledger>(world: &mut World<S, L>, port: u16, bytes: usize) -> (usize, Duration) {
+fn fetch<S: Service, L: AckLedger>(world: &mut World<S, L>, port: u16, bytes: usize) -> (usize, Duration) {
     world.sent = Some(Vec::new());
     let start = world.now().mono;
     let request = format!("GET /bytes/{bytes} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");

@@ -13,11 +13,11 @@ use metadata_content::dialect;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialects, Record};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Interner, Store, Vm};
+use metadata_content::store::{Interner, Store, VmState};
 use metadata_content::token::Keyring;
 use metadata_datapath::GROUP;
 use metadata_datapath::stack::{Stack, StackConfig, Transmit};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
 use smoltcp::wire::TcpControl;
 use support::checksum;
@@ -142,10 +142,10 @@ fn contents(guests: u32) -> [Arc<OnDemand>; 2] {
         let mut record = typical::record(slot, None);
         record["serve"]["limits"] = serde_json::json!({ "rps": 1_000_000, "burst": 1_000_000 });
         let record = Arc::new(Record::parse("vm.json", &record.to_string()).expect("a good record").0);
-        let vm = Vm::of(
+        let vm = VmState::of(
             &record,
             Arc::clone(&keyring),
-            mailboxes.for_record(metadata_content::source::Source::File, "vm.json", &record),
+            mailboxes.for_record(metadata_content::source::RecordSource::File, "vm.json", &record),
         );
         let all = Arc::new(dialect::render(&record, &mut interner, vm.clone()));
         in_advance.store().publish(slot, all).expect("a slot of the table");
@@ -157,7 +157,7 @@ fn contents(guests: u32) -> [Arc<OnDemand>; 2] {
 
 /// Nanoseconds per segment of each kind, and per request, for frames in groups of `size`.
 fn measure(content: &Arc<OnDemand>, guests: u32, sums: Sums, size: usize) -> [f64; 6] {
-    let mut stack = Stack::new(StackConfig::default(), Serve::new(Arc::clone(content)));
+    let mut stack = Stack::new(StackConfig::default(), MetadataService::new(Arc::clone(content)));
     let get_end = 1001 + GET.len() as u32;
     let mut steps = [
         Segment::syn(0, 1000),

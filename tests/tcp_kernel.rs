@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use metadata_common::maps::AllSent;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl::Fin;
 use support::client::{Client, Habits};
 use support::kernel::{Board, Kernel};
@@ -17,16 +17,16 @@ const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
 const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 const PLACES: usize = 65_536;
 
-fn stack(config: StackConfig, places: usize) -> (Stack<Serve<Pattern>, Board>, Kernel, Board) {
+fn stack(config: StackConfig, places: usize) -> (Stack<MetadataService<Pattern>, Board>, Kernel, Board) {
     let board = Board::new(places);
     let kernel = Kernel::new(board.clone(), config.cookie_key);
-    let service = Serve::new(Arc::new(Pattern::default()));
+    let service = MetadataService::new(Arc::new(Pattern::default()));
     (Stack::with_ledger(config, service, board.clone()), kernel, board)
 }
 
 /// A guest that sends single segments, and the kernel program between it and the stack.
 struct Guest {
-    raw: Raw<Serve<Pattern>, Board>,
+    raw: Raw<MetadataService<Pattern>, Board>,
     kernel: Kernel,
     board: Board,
 }

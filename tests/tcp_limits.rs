@@ -7,10 +7,10 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
-use metadata_content::http::{Request, Response, Status};
+use metadata_content::http::{Request, Response, StatusCode};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Service, Stack, StackConfig, TIME_WAITS, TIME_WAITS_PER_PORT};
-use metadata_serve::{Answer, Answers, Origin, Serve};
+use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use smoltcp::wire::{Icmpv4Packet, Icmpv4Repr, Ipv4Packet, Ipv4Repr};
@@ -19,7 +19,7 @@ use support::pattern::{Pattern, stack};
 use support::raw::{FIN_ACK, Raw, Reply, SYN_ACK, Segment};
 use support::toy;
 
-fn raw(config: StackConfig) -> Raw<Serve<Pattern>> {
+fn raw(config: StackConfig) -> Raw<MetadataService<Pattern>> {
     let (stack, _) = stack(config);
     Raw::new(stack)
 }
@@ -487,16 +487,22 @@ fn echo_requests_with_a_wrong_bit_are_dropped_and_counted() {
 /// A service that panics on `/fault`.
 struct Faulty;
 
-impl Answers for Faulty {
-    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> (Answer, Origin) {
+impl AnswerSource for Faulty {
+    fn answer(
+        &self,
+        _: Now,
+        _: &Connection,
+        request: &Request<'_>,
+        _: Option<&Parked>,
+    ) -> (Answer, AnswerOrigin) {
         assert_ne!(request.target.path, "/fault", "the intended fault");
-        (Answer::Known(Response::new(Status(200), None, &[], "fine").into()), Origin::NONE)
+        (Answer::Known(Response::new(StatusCode(200), None, &[], "fine").into()), AnswerOrigin::NONE)
     }
 }
 
 #[test]
 fn a_fault_closes_the_connections_of_its_slot_only() {
-    let stack = Stack::new(StackConfig::default(), Serve::new(Arc::new(Faulty)));
+    let stack = Stack::new(StackConfig::default(), MetadataService::new(Arc::new(Faulty)));
     let mut raw = Raw::new(stack);
     let faulty = raw.slot;
     let mine = raw.open(1);

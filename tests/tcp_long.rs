@@ -5,8 +5,10 @@ use std::time::Duration;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_datapath::guest_devices::GuestDevices;
-use metadata_datapath::stack::{Exchange, LONG_MAX, Long, Service, Stack, StackConfig, Step, Transmit};
-use metadata_serve::Serve;
+use metadata_datapath::stack::{
+    ConnectionAction, Exchange, LONG_MAX, Long, Service, Stack, StackConfig, Transmit,
+};
+use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl::None as Plain;
 use support::client::{Client, Habits};
 use support::cut::cut;
@@ -72,7 +74,7 @@ struct Talk<S: Service> {
     next: u32,
 }
 
-impl Talk<Serve<Pattern>> {
+impl Talk<MetadataService<Pattern>> {
     fn asking(bytes: usize) -> Self {
         Self::with(stack(taking(&[SLOT])).0, &format!("GET /bytes/{bytes} HTTP/1.1\r\nHost: x\r\n\r\n"))
     }
@@ -219,13 +221,13 @@ impl Exchange for Limited {
 
     fn finish(&mut self, _: Now) {}
 
-    fn next(&mut self, _: Now) -> Step {
+    fn next(&mut self, _: Now) -> ConnectionAction {
         self.0 += 1;
         let bytes = bytes(4_000).into();
         match self.0 {
-            1 | 3 => Step::Send(bytes),
-            2 => Step::SendWithin { bytes, hop_limit: 1 },
-            _ => Step::Wait { until: None },
+            1 | 3 => ConnectionAction::Send(bytes),
+            2 => ConnectionAction::SendWithin { bytes, hop_limit: 1 },
+            _ => ConnectionAction::Wait { until: None },
         }
     }
 }

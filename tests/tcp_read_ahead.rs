@@ -9,7 +9,7 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
 use metadata_datapath::GROUP;
-use metadata_datapath::stack::{Exchange, Glimpse, Service, Stack, StackConfig, Step};
+use metadata_datapath::stack::{ConnectionAction, Exchange, Glimpse, Service, Stack, StackConfig};
 use smoltcp::wire::TcpControl::{Fin, None as NoControl, Rst};
 use support::client::{CLIENT_V6, SERVICE};
 use support::pattern;
@@ -34,8 +34,8 @@ impl Exchange for Silent {
 
     fn finish(&mut self, _: Now) {}
 
-    fn next(&mut self, _: Now) -> Step {
-        Step::Wait { until: None }
+    fn next(&mut self, _: Now) -> ConnectionAction {
+        ConnectionAction::Wait { until: None }
     }
 }
 

@@ -8,7 +8,7 @@ use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_datapath::stack::{RECEIVE_BUFFER, StackConfig};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl::{Fin, None as Plain, Rst, Syn};
 use support::pattern::{Pattern, stack};
 use support::raw::{ACK, FIN_ACK, GATEWAY, Raw, Reply, SYN_ACK, Segment};
@@ -20,7 +20,7 @@ const RST_ACK: (bool, bool, bool, bool) = (false, true, false, true);
 const GET: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\n\r\n";
 const GET_AND_CLOSE: &[u8] = b"GET /bytes/10 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
 
-fn raw() -> Raw<Serve<Pattern>> {
+fn raw() -> Raw<MetadataService<Pattern>> {
     let served: Vec<IpAddr> =
         vec![[169, 254, 169, 254].into(), "fe80::a9fe:a9fe".parse().expect("an address")];
     let (stack, _) = stack(StackConfig { served, ..StackConfig::default() });
@@ -28,7 +28,7 @@ fn raw() -> Raw<Serve<Pattern>> {
 }
 
 /// Asserts that the stack frees every connection and port after the guest stops sending.
-fn settles(mut raw: Raw<Serve<Pattern>>) {
+fn settles(mut raw: Raw<MetadataService<Pattern>>) {
     raw.wait(Duration::from_secs(600));
     let stats = raw.stack.stats();
     assert_eq!((stats.connections, stats.ports, raw.stack.time_waits()), (0, 0, 0), "{stats:?}");
@@ -86,7 +86,7 @@ fn the_mss_in_a_syn_ack_fits_the_mtu_of_the_device() {
 }
 
 /// A request on a connection of either family, as a frame.
-fn request((guest, service): (IpAddr, IpAddr), raw: &mut Raw<Serve<Pattern>>) -> Vec<u8> {
+fn request((guest, service): (IpAddr, IpAddr), raw: &mut Raw<MetadataService<Pattern>>) -> Vec<u8> {
     let (source, destination) = ((guest, 40_000), (service, 80));
     let syn = Segment { source, destination, ..Segment::syn(40_000, 1000) };
     let next = raw.send(&syn)[0].seq.wrapping_add(1);
@@ -287,7 +287,7 @@ fn a_guest_that_closes_without_a_request_gets_a_fin() {
 }
 
 /// Runs a connection that the service closes first. Returns the guest's next sequence and acknowledgement numbers.
-fn to_time_wait(raw: &mut Raw<Serve<Pattern>>) -> (u32, u32) {
+fn to_time_wait(raw: &mut Raw<MetadataService<Pattern>>) -> (u32, u32) {
     let next = raw.connect(1);
     let replies = raw.send(&Segment::ack(1, 1001, next).with(GET_AND_CLOSE));
     let last = replies.last().expect("an answer");

@@ -9,7 +9,7 @@ use metadata_common::maps::Slot;
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{FrameSource, HubTap};
 use metadata_datapath::stack::StackConfig;
-use metadata_datapath::worker::{Worker, WorkerConfig};
+use metadata_datapath::worker::{WorkerConfig, WorkerLauncher};
 use smoltcp::wire::TcpControl::{Fin, Rst};
 use support::raw::{FIN_ACK, Raw, Reply, Segment};
 use support::toy::{self, Board, Toy};
@@ -246,7 +246,8 @@ fn a_sleeping_worker_answers_a_parked_exchange_when_woken() {
     wire.set_read_timeout(Some(PATIENCE)).expect("a timeout");
     let (stack, board) = toy::stack(StackConfig::default());
     let config = WorkerConfig { spin: Duration::ZERO, ..WorkerConfig::default() };
-    let worker = Worker::spawn(config, Datagrams(source), HubTap::new(tap.into()), stack).expect("a worker");
+    let worker =
+        WorkerLauncher::spawn(config, Datagrams(source), HubTap::new(tap.into()), stack).expect("a worker");
 
     let receive = || {
         let mut frame = [0; 2_048];

@@ -2,11 +2,11 @@
 //! Errors never contain the key.
 
 use metadata_content::dialect::render;
-use metadata_content::http::{Method, Status};
+use metadata_content::http::{Method, StatusCode};
 use metadata_content::record::Record;
 use metadata_content::store::{Interner, Responses};
 use metadata_feed::registry::RecordId;
-use metadata_user::agent::State;
+use metadata_user::agent::NodeState;
 use metadata_user::config::Config;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -38,7 +38,7 @@ fn make(path: &Path, words: &[&str]) {
 /// The responses of a VM under an agent with this key in its configuration.
 fn node(key: &Path) -> Result<Responses, String> {
     let config = Config { token_key: Some(key.to_owned()), state: None, ..Config::default() };
-    let (state, _) = State::open(&config).map_err(|error| format!("{error:#}"))?;
+    let (state, _) = NodeState::open(&config).map_err(|error| format!("{error:#}"))?;
     let (mut record, _) = Record::parse("a.json", &Identity::of(0).record(1)).expect("a record");
     record.serve.imdsv2 = metadata_content::record::Imdsv2::Required;
     Ok(render(&record, &mut Interner::new(), state.vm(&RecordId::from("vm.json"), &record)))
@@ -46,15 +46,15 @@ fn node(key: &Path) -> Result<Responses, String> {
 
 fn token(node: &Responses) -> Vec<u8> {
     let answer = Question::get(TOKEN_PATH).by(Method::Put).with(TTL, "300").now().ask(node);
-    assert_eq!(answer.status(), Status(200));
+    assert_eq!(answer.status(), StatusCode(200));
     answer.body().to_bytes().to_vec()
 }
 
 fn accepts(node: &Responses, token: &[u8]) -> bool {
     let answer = Question::get("/latest/meta-data/instance-id").with(TOKEN, token).now().ask(node);
     match answer.status() {
-        Status(200) => true,
-        Status(401) => false,
+        StatusCode(200) => true,
+        StatusCode(401) => false,
         other => panic!("{other:?}"),
     }
 }

@@ -3,7 +3,7 @@
 use metadata_common::mac::Mac;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, Guest, Identity, Port, PortKey, program};
 use metadata_common::stamp::stamp;
-use metadata_common::trace::{BYTES, Event, FROM_GUEST, NO_SLOT, PASSING_TOO, TO_GUEST, Trace};
+use metadata_common::trace::{BYTES, FROM_GUEST, NO_SLOT, PASSING_TOO, TO_GUEST, Trace, TraceEvent};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::{ethernet, protocol, tcp};
 use support::frames::{self, GUEST, OTHER_V4, SERVED_V4};
@@ -47,7 +47,7 @@ fn passing() -> Vec<u8> {
 }
 
 /// Runs a frame and returns the reported events.
-fn reported(programs: &mut Programs, by: &str, frame: &[u8]) -> Vec<Event> {
+fn reported(programs: &mut Programs, by: &str, frame: &[u8]) -> Vec<TraceEvent> {
     programs.run(by, frame).expect("a run");
     programs.take_events().expect("events")
 }

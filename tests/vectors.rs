@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use metadata_base::addresses;
 use metadata_content::dialect;
-use metadata_content::identity::{Issuer, Token, Work};
+use metadata_content::identity::{IssuedToken, Issuer, Work};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialects, Record};
 use metadata_content::sink::Outbox;
 use metadata_content::store::{self, Interner, Store};
 use metadata_content::token::Keyring;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use metadata_state::mailboxes::Mailboxes;
 use serde_json::{Value, json};
 use support::client::{Client, Habits};
@@ -36,7 +36,7 @@ const SOON: Duration = Duration::from_secs(3);
 
 /// One VM. Its rendered record is served over TCP to one simulated guest.
 struct Vm {
-    world: World<Serve>,
+    world: World<MetadataService>,
 }
 
 fn vm(record: &Value) -> Result<Vm> {
@@ -53,7 +53,7 @@ fn issued_vm(record: &Value) -> Result<Vm> {
             Work::Detached(document) => json!({ "pkcs7_detached": document }),
             Work::Attested(statement) => json!({ "attested": statement }),
         };
-        order.signed(Token { text: signed.to_string().into(), issued: 0, expires: 4_000_000_000 });
+        order.signed(IssuedToken { text: signed.to_string().into(), issued: 0, expires: 4_000_000_000 });
         true
     });
     issuer.set_signs_documents(true);
@@ -63,11 +63,11 @@ fn issued_vm(record: &Value) -> Result<Vm> {
 fn vm_of(record: &Value, issuer: Option<&Issuer>) -> Result<Vm> {
     let record = Arc::new(Record::parse("vector.json", &record.to_string())?.0);
     let mailbox = Mailboxes::in_memory(Outbox::detached()).for_record(
-        metadata_content::source::Source::File,
+        metadata_content::source::RecordSource::File,
         "vm.json",
         &record,
     );
-    let mut vm = store::Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+    let mut vm = store::VmState::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
     if let Some(issuer) = issuer {
         vm = vm.issued_by(issuer, &record);
     }
@@ -75,7 +75,7 @@ fn vm_of(record: &Value, issuer: Option<&Issuer>) -> Result<Vm> {
     let content = Arc::new(OnDemand::new(Store::new(1)));
     content.store().publish(0, Arc::new(responses))?;
     let config = StackConfig { served: addresses::ALL.to_vec(), ..StackConfig::default() };
-    let stack = Stack::new(config, Serve::new(content));
+    let stack = Stack::new(config, MetadataService::new(content));
     let client = Client::at(GUEST, 0, 0, Habits::default());
     Ok(Vm { world: World::new(stack, client, Faults::NONE, 0) })
 }

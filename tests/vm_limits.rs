@@ -6,12 +6,14 @@ use metadata_content::account::{
 };
 use metadata_content::dialect;
 use metadata_content::http::body::BODY_MAX;
-use metadata_content::http::{Response, Status};
+use metadata_content::http::{Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
-use metadata_content::store::{Call, Endpoint, Host, Interner, Live, Outcome, Responses, Route, Store, Vm};
+use metadata_content::store::{
+    Endpoint, Host, Interner, Live, LiveOutcome, LiveRequest, Responses, Route, Store, VmState,
+};
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use serde_json::{Value, json};
 use smoltcp::wire::TcpControl::Rst;
 use std::sync::Arc;
@@ -24,19 +26,19 @@ const SEGMENT: usize = 1460;
 const GET: &[u8] = b"GET /v1/user-data HTTP/1.1\r\nHost: x\r\n\r\n";
 
 struct Node {
-    raw: Raw<Serve>,
+    raw: Raw<MetadataService>,
     content: Arc<OnDemand>,
 }
 
 impl Node {
     fn new(config: StackConfig) -> Self {
         let content = Arc::new(OnDemand::new(Store::new(64)));
-        let stack = Stack::new(config, Serve::new(Arc::clone(&content)));
+        let stack = Stack::new(config, MetadataService::new(Arc::clone(&content)));
         Self { raw: Raw::new(stack), content }
     }
 
     /// Publishes the responses of a VM in a slot.
-    fn serve(&self, slot: Slot, vm: &Vm, record: &Record) {
+    fn serve(&self, slot: Slot, vm: &VmState, record: &Record) {
         let responses = dialect::render(record, &mut Interner::new(), vm.clone());
         self.content.store().publish(slot, Arc::new(responses)).expect("a slot");
     }
@@ -72,9 +74,9 @@ fn record(number: u16, change: impl FnOnce(&mut Value)) -> Record {
 }
 
 /// The VM of a record, as the agent creates it.
-fn vm(record: &Record) -> Vm {
-    let alone = Vm::alone(record.vm.uuid.as_str());
-    Vm::of(record, alone.keyring, alone.mailbox)
+fn vm(record: &Record) -> VmState {
+    let alone = VmState::alone(record.vm.uuid.as_str());
+    VmState::of(record, alone.keyring, alone.mailbox)
 }
 
 #[test]
@@ -183,8 +185,8 @@ fn the_buffer_limit_for_half_received_requests_is_per_vm() {
 struct Large(usize);
 
 impl Live for Large {
-    fn answer(&self, _: &Call<'_>) -> Outcome {
-        Response::new(Status(200), None, &[], vec![b'.'; self.0]).into()
+    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
+        Response::new(StatusCode(200), None, &[], vec![b'.'; self.0]).into()
     }
 
     fn about(&self) -> &'static str {
@@ -203,7 +205,7 @@ fn unread_computed_answers_are_limited_and_shared_ones_are_free() {
             "/new",
             Route::new("t", Endpoint::Live(Arc::new(Large(COMPUTED_PER_VM / 4)))),
         );
-        let shared = Response::new(Status(200), None, &[], vec![b'.'; 1 << 20]);
+        let shared = Response::new(StatusCode(200), None, &[], vec![b'.'; 1 << 20]);
         builder.add(Host::Metadata, "/old", Route::new("t", Endpoint::Fixed(shared)));
         node.content.store().publish(slot, Arc::new(builder.build())).expect("a slot");
     }

@@ -18,7 +18,7 @@ use loom::thread;
 use metadata_common::maps::AllSent;
 use metadata_datapath::stack::{Displaced, Heard};
 
-use cell::Cell;
+use cell::AtomicEntry;
 use pending::Pending;
 use sync::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
@@ -158,9 +158,9 @@ fn messages_of_two_concurrent_senders_are_both_received() {
     });
 }
 
-fn cell() -> Cell {
+fn cell() -> AtomicEntry {
     let word = || AtomicU32::new(0);
-    Cell {
+    AtomicEntry {
         flow: AtomicU64::new(0),
         sent: word(),
         received: word(),

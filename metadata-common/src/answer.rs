@@ -25,7 +25,7 @@ mod sum;
 mod tcp;
 
 use crate::classify::Reader;
-use crate::cookie::Key;
+use crate::cookie::CookieKey;
 use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, Slot, mtu_of};
 use crate::verdict::Verdict;
 use crate::wire::{ipv4, ipv6, tcp as tcp_header};
@@ -97,7 +97,7 @@ pub trait Ledger {
     /// One entry of `ALL_SENT`.
     type Entry: Entry;
     /// The handshake key.
-    fn key(&self) -> Key;
+    fn key(&self) -> CookieKey;
     /// The entry at an index; `None` from [`ALL_SENT`](crate::maps::ALL_SENT) on.
     fn entry(&self, index: u32) -> Option<Self::Entry>;
 }

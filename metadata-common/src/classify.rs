@@ -67,8 +67,8 @@ pub trait Served {
     }
 }
 
-/// The priority tag of a frame: type and content of a tag whose VLAN ID is 0, "the null VLAN ID" (IEEE 802.1Q-2022 table
-/// 9-2). Some operating systems send one with each frame. Only types that the kernel takes for a tag, too, count.
+/// The priority tag of a frame: type and content of a tag whose VLAN ID is 0, "the null VLAN ID" (IEEE 802.1Q-2022
+/// table 9-2). Some operating systems send one with each frame. Only types that the kernel takes for a tag, too, count.
 #[inline(always)]
 pub fn priority_tag(frame: &(impl Reader + ?Sized)) -> Option<[u8; ethernet::TAG]> {
     let tag = frame.read::<{ ethernet::TAG }>(ethernet::TYPE)?;

@@ -27,10 +27,10 @@ use crate::maps::{ALL_SENT, Slot};
 /// The key of all SYN cookies of an agent: two random words.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Key(pub [u64; 2]);
+pub struct CookieKey(pub [u64; 2]);
 
 /// Omits the words, because they suffice to predict the numbers.
-impl core::fmt::Debug for Key {
+impl core::fmt::Debug for CookieKey {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str("Key")
     }
@@ -64,7 +64,7 @@ pub struct Abilities {
 
 /// What the numbers of a segment show about its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Check {
+pub enum CookieCheck {
     /// The segment acknowledges our SYN-ACK and starts at the first byte of the connection.
     First(Abilities),
     /// The connection may be ours, but an earlier segment is missing.
@@ -86,7 +86,7 @@ impl Flow {
     /// The flow of a connection over IPv4. `ports` are the guest's port and ours, in wire order.
     #[inline(always)]
     #[must_use]
-    pub const fn v4(key: &Key, slot: Slot, guest: [u8; 4], local: [u8; 4], ports: [u8; 4]) -> Self {
+    pub const fn v4(key: &CookieKey, slot: Slot, guest: [u8; 4], local: [u8; 4], ports: [u8; 4]) -> Self {
         let addresses = pair(u32::from_be_bytes(guest), u32::from_be_bytes(local));
         Self(mix(begin(key, slot, ports) ^ addresses))
     }
@@ -94,7 +94,7 @@ impl Flow {
     /// The flow of a connection over IPv6. `ports` are the guest's port and ours, in wire order.
     #[inline(always)]
     #[must_use]
-    pub const fn v6(key: &Key, slot: Slot, guest: [u8; 16], local: [u8; 16], ports: [u8; 4]) -> Self {
+    pub const fn v6(key: &CookieKey, slot: Slot, guest: [u8; 16], local: [u8; 16], ports: [u8; 4]) -> Self {
         let (guest, local) = (u128::from_be_bytes(guest), u128::from_be_bytes(local));
         let hash = mix(begin(key, slot, ports) ^ (guest >> 64) as u64);
         let hash = mix(hash ^ guest as u64);
@@ -128,7 +128,7 @@ impl Flow {
 /// [`SCALE_MAX`] counts as [`SCALE_MAX`].
 #[inline(always)]
 #[must_use]
-pub const fn issue(key: &Key, flow: Flow, guest_isn: u32, abilities: Abilities) -> u32 {
+pub const fn issue(key: &CookieKey, flow: Flow, guest_isn: u32, abilities: Abilities) -> u32 {
     let scale = match abilities.scale {
         Some(shift) if shift > SCALE_MAX => SCALE_MAX as u32,
         Some(shift) => shift as u32,
@@ -149,23 +149,23 @@ pub const fn again(number: u32) -> u32 {
 /// state.
 #[inline(always)]
 #[must_use]
-pub const fn check(key: &Key, flow: Flow, seq: u32, ack: u32) -> Check {
+pub const fn check(key: &CookieKey, flow: Flow, seq: u32, ack: u32) -> CookieCheck {
     let number = ack.wrapping_sub(1);
     let differs = number ^ marks(key, flow, seq.wrapping_sub(1));
     if differs >> FLOW_SHIFT != 0 {
-        return Check::Foreign;
+        return CookieCheck::Foreign;
     }
     if differs >> FIRST_SHIFT & FIRST_MASK != 0 {
-        return Check::Later;
+        return CookieCheck::Later;
     }
     let segment = SEGMENT_SIZES[(number >> SIZE_SHIFT & SIZE_MASK) as usize];
     let scale = number & SCALE_MASK;
-    Check::First(Abilities { segment, scale: if scale == NO_SCALE { None } else { Some(scale as u8) } })
+    CookieCheck::First(Abilities { segment, scale: if scale == NO_SCALE { None } else { Some(scale as u8) } })
 }
 
 /// Both hashes, at their positions in the number.
 #[inline(always)]
-const fn marks(key: &Key, flow: Flow, guest_isn: u32) -> u32 {
+const fn marks(key: &CookieKey, flow: Flow, guest_isn: u32) -> u32 {
     let first = mix(flow.0 ^ key.0[1] ^ guest_isn as u64) >> 48;
     ((flow.0 >> 56) as u32) << FLOW_SHIFT | (first as u32) << FIRST_SHIFT
 }
@@ -184,7 +184,7 @@ const fn size_class(segment: u16) -> u32 {
 }
 
 #[inline(always)]
-const fn begin(key: &Key, slot: Slot, ports: [u8; 4]) -> u64 {
+const fn begin(key: &CookieKey, slot: Slot, ports: [u8; 4]) -> u64 {
     mix(key.0[0] ^ pair(slot, u32::from_be_bytes(ports)))
 }
 
@@ -204,11 +204,11 @@ const fn mix(mut word: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::{Abilities, Check, Flow, Key, SCALE_MAX, SEGMENT_SIZES, again, check, issue};
+    use super::{Abilities, CookieCheck, CookieKey, Flow, SCALE_MAX, SEGMENT_SIZES, again, check, issue};
     use std::collections::HashSet;
     use std::vec::Vec;
 
-    const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+    const KEY: CookieKey = CookieKey([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
     const LOCAL: [u8; 4] = [169, 254, 169, 254];
 
     fn flow(slot: u32, port: u16) -> Flow {
@@ -223,7 +223,7 @@ mod tests {
                 let sent = Abilities { segment, scale };
                 let number = issue(&KEY, flow(1, 40_000), 77, sent);
                 let decoded = check(&KEY, flow(1, 40_000), 78, number.wrapping_add(1));
-                assert_eq!(decoded, Check::First(sent));
+                assert_eq!(decoded, CookieCheck::First(sent));
             }
         }
     }
@@ -235,7 +235,7 @@ mod tests {
         let other = again(number);
         assert_ne!(other, number);
         assert_eq!(again(other), number);
-        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), Check::First(sent));
+        assert_eq!(check(&KEY, flow(1, 40_000), 78, other.wrapping_add(1)), CookieCheck::First(sent));
     }
 
     #[test]
@@ -244,7 +244,9 @@ mod tests {
             [(0, 536), (64, 536), (1219, 536), (1220, 1220), (1459, 1440), (1461, 1460), (8960, 1460)]
         {
             let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: sent, scale: None });
-            let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
+            let CookieCheck::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else {
+                panic!("it is ours")
+            };
             assert_eq!(back.segment, decoded, "{sent}");
         }
     }
@@ -262,7 +264,7 @@ mod tests {
     #[test]
     fn an_invalid_shift_counts_as_the_greatest() {
         let number = issue(&KEY, flow(1, 1), 5, Abilities { segment: 536, scale: Some(255) });
-        let Check::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
+        let CookieCheck::First(back) = check(&KEY, flow(1, 1), 6, number + 1) else { panic!("it is ours") };
         assert_eq!(back.scale, Some(SCALE_MAX));
     }
 
@@ -270,7 +272,7 @@ mod tests {
     fn a_segment_that_overtook_the_first_is_recognised() {
         let number = issue(&KEY, flow(3, 50_000), 1_000, Abilities { segment: 1460, scale: Some(7) });
         let later = (1..=1_000).filter(|behind| {
-            check(&KEY, flow(3, 50_000), 1_001 + behind * 1_460, number + 1) == Check::Later
+            check(&KEY, flow(3, 50_000), 1_001 + behind * 1_460, number + 1) == CookieCheck::Later
         });
         assert!(later.count() >= 998, "a 16-bit hash rarely matches by chance");
     }
@@ -278,15 +280,15 @@ mod tests {
     #[test]
     fn other_slots_ports_and_keys_are_foreign() {
         let number = issue(&KEY, flow(3, 50_000), 9, Abilities { segment: 1460, scale: Some(7) });
-        let other = Key([1, 2]);
-        let others: Vec<Check> = (0..1_000)
+        let other = CookieKey([1, 2]);
+        let others: Vec<CookieCheck> = (0..1_000)
             .map(|n| check(&KEY, flow(4 + n, 50_000), 10, number + 1))
             .chain((0..1_000).map(|n| check(&KEY, flow(3, 50_001 + n), 10, number + 1)))
             .chain([check(&other, flow(3, 50_000), 10, number + 1)])
             .collect();
-        let foreign = others.iter().filter(|check| **check == Check::Foreign).count();
+        let foreign = others.iter().filter(|check| **check == CookieCheck::Foreign).count();
         assert!(foreign >= others.len() - 20, "{foreign} of {}", others.len());
-        assert!(!others.iter().any(|check| matches!(check, Check::First(_))));
+        assert!(!others.iter().any(|check| matches!(check, CookieCheck::First(_))));
     }
 
     #[test]

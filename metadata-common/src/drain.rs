@@ -5,7 +5,7 @@
 //! decides this per frame, so the agents do not need to know each other's connections.
 
 use crate::classify::Reader;
-use crate::cookie::{Flow, Key};
+use crate::cookie::{CookieKey, Flow};
 use crate::maps::{Identity, Slot};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6};
@@ -13,7 +13,7 @@ use crate::wire::{ethernet, ipv4, ipv6};
 /// The connections claimed by the previous agent.
 pub trait Claims {
     /// The handshake key, which both agents share.
-    fn key(&self) -> Key;
+    fn key(&self) -> CookieKey;
     /// True for a connection that the previous agent still serves.
     fn is_claimed(&self, flow: Flow) -> bool;
 }
@@ -38,7 +38,7 @@ pub fn hub(
 /// The connection of a steered frame; `None` if the frame is not TCP or ends before the ports. Steered frames
 /// have no VLAN tags, IP options or extension headers, so the offsets are fixed.
 #[inline(always)]
-pub fn flow(frame: &(impl Reader + ?Sized), steered: Verdict, slot: Slot, key: &Key) -> Option<Flow> {
+pub fn flow(frame: &(impl Reader + ?Sized), steered: Verdict, slot: Slot, key: &CookieKey) -> Option<Flow> {
     const AT: usize = ethernet::HEADER;
     match steered {
         Verdict::SteerIpv4Tcp => {
@@ -60,18 +60,18 @@ pub fn flow(frame: &(impl Reader + ?Sized), steered: Verdict, slot: Slot, key: &
 #[cfg(test)]
 mod tests {
     use super::{Claims, flow, hub};
-    use crate::cookie::{Flow, Key};
+    use crate::cookie::{CookieKey, Flow};
     use crate::maps::Identity;
     use crate::verdict::Verdict;
     use std::vec::Vec;
 
-    const KEY: Key = Key([1, 2]);
+    const KEY: CookieKey = CookieKey([1, 2]);
     const HANDOVER: Identity = Identity { slot: 7, hub: 33, drain: 1 + 5, reserved: 0 };
 
     struct Claimed(Option<Flow>);
 
     impl Claims for Claimed {
-        fn key(&self) -> Key {
+        fn key(&self) -> CookieKey {
             KEY
         }
 

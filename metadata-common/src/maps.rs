@@ -3,7 +3,7 @@
 //! Only integers and byte arrays cross this boundary. Every padding byte is a named field. The size of each
 //! layout is asserted at compile time.
 
-use crate::cookie::Key;
+use crate::cookie::CookieKey;
 
 /// The index of one identity (a port and a MAC) in every per-guest table, in the kernel and in user space.
 pub type Slot = u32;
@@ -154,7 +154,7 @@ pub mod name {
     /// `HASH` [`Flow::number`](crate::cookie::Flow::number) → [`CLAIMED`](super::CLAIMED): connections that
     /// the previous agent still serves ([`Identity::drain`](super::Identity::drain)).
     pub const DRAINING: &str = "DRAINING";
-    /// `ARRAY` of one [`Agent`](super::Agent): state that the next agent inherits. No program reads it.
+    /// `ARRAY` of one [`InheritedState`](super::Agent): state that the next agent inherits. No program reads it.
     pub const AGENT: &str = "AGENT";
     /// `PERCPU_ARRAY` verdict → number of frames.
     pub const COUNTERS: &str = "COUNTERS";
@@ -185,7 +185,7 @@ pub mod name {
     /// Global constant of one program instance: the agent's number for the namespace the instance is loaded
     /// for.
     pub const NETNS: &str = "NETNS";
-    /// Global constant: the handshake [`Key`](crate::cookie::Key), which user space also has.
+    /// Global constant: the handshake [`CookieKey`](crate::cookie::Key), which user space also has.
     pub const COOKIE_KEY: &str = "COOKIE_KEY";
     /// Global constant of one instance of `socket`: the number of its hub.
     pub const HUB: &str = "HUB";
@@ -298,9 +298,9 @@ pub struct Identity {
 /// agent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Agent {
+pub struct InheritedState {
     /// The handshake key.
-    pub key: Key,
+    pub key: CookieKey,
     /// 0 if the agent uses hubs 0 to 31, 1 if it uses hubs 32 to 63.
     pub side: u64,
     /// Always zero.
@@ -428,7 +428,7 @@ const _: () = {
     assert!(size_of::<Port>() == 72);
     assert!(size_of::<IdentityKey>() == 16);
     assert!(size_of::<Identity>() == 16);
-    assert!(size_of::<Agent>() == 32);
+    assert!(size_of::<InheritedState>() == 32);
     assert!(size_of::<Guest>() == 8);
     assert!(size_of::<AllSent>() == 32);
     assert!(ALL_SENT.is_power_of_two());

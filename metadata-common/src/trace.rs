@@ -1,6 +1,6 @@
 //! Traces the frames of one guest through a ring buffer, each with its verdict.
 //!
-//! User space writes a [`Trace`] to the single entry of `TRACE` and reads [`Event`]s from `EVENTS`. While the
+//! User space writes a [`Trace`] to the single entry of `TRACE` and reads [`TraceEvent`]s from `EVENTS`. While the
 //! entry is all zero, nothing is reported. `port` and `port_tcx` report what the guest sends, `port` also its
 //! own answers, and `hub` the answers of user space. A program never waits for the reader. An event without
 //! room is lost and counted in [`Scratch::lost`].
@@ -20,13 +20,13 @@ pub const BY_MAC: u32 = 2;
 /// A bit of [`Trace::flags`]: also report frames that pass, the guest's other traffic.
 pub const PASSING_TOO: u16 = 1;
 
-/// [`Event::direction`]: sent by the guest.
+/// [`TraceEvent::direction`]: sent by the guest.
 pub const FROM_GUEST: u32 = 0;
 
-/// [`Event::direction`]: sent to the guest.
+/// [`TraceEvent::direction`]: sent to the guest.
 pub const TO_GUEST: u32 = 1;
 
-/// [`Event::slot`]: the frame passed or was dropped before its sender was looked up.
+/// [`TraceEvent::slot`]: the frame passed or was dropped before its sender was looked up.
 pub const NO_SLOT: Slot = Slot::MAX;
 
 /// Maximum number of bytes of a frame in an event.
@@ -49,7 +49,7 @@ pub struct Trace {
 /// One frame and its verdict.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct TraceEvent {
     /// Time in nanoseconds on the kernel's monotonic clock (`bpf_ktime_get_ns`).
     pub time_ns: u64,
     /// The number of the port's namespace; 0 from `hub`, which does not know it.
@@ -84,7 +84,7 @@ pub struct Scratch {
     /// 1 while `event` has no verdict yet.
     pub pending: u64,
     /// The event.
-    pub event: Event,
+    pub event: TraceEvent,
 }
 
 impl Trace {
@@ -142,7 +142,7 @@ const fn same(a: [u8; 6], b: [u8; 6]) -> bool {
     u64::from_ne_bytes([a0, a1, a2, a3, a4, a5, 0, 0]) == u64::from_ne_bytes([b0, b1, b2, b3, b4, b5, 0, 0])
 }
 
-impl Event {
+impl TraceEvent {
     /// Decodes an event from the ring; `None` if the length is wrong.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
@@ -174,16 +174,16 @@ impl Event {
 
 const _: () = {
     assert!(size_of::<Trace>() == 20);
-    assert!(size_of::<Event>() == 48 + BYTES);
-    assert!(size_of::<Scratch>() == 16 + size_of::<Event>());
-    assert!(core::mem::offset_of!(Event, slot) == 32);
-    assert!(core::mem::offset_of!(Event, mac) == 36);
-    assert!(core::mem::offset_of!(Event, bytes) == 48);
+    assert!(size_of::<TraceEvent>() == 48 + BYTES);
+    assert!(size_of::<Scratch>() == 16 + size_of::<TraceEvent>());
+    assert!(core::mem::offset_of!(TraceEvent, slot) == 32);
+    assert!(core::mem::offset_of!(TraceEvent, mac) == 36);
+    assert!(core::mem::offset_of!(TraceEvent, bytes) == 48);
 };
 
 #[cfg(test)]
 mod tests {
-    use super::{BYTES, Event, PASSING_TOO, Trace};
+    use super::{BYTES, PASSING_TOO, Trace, TraceEvent};
     use crate::maps::PortKey;
     use std::vec::Vec;
 
@@ -224,10 +224,10 @@ mod tests {
     #[test]
     fn an_event_is_decoded_from_its_bytes() {
         let bytes: Vec<u8> = (0..48 + BYTES).map(|n| n as u8).collect();
-        let event = Event::from_bytes(&bytes).expect("an event");
+        let event = TraceEvent::from_bytes(&bytes).expect("an event");
         assert_eq!(event.ifindex, u32::from_ne_bytes([12, 13, 14, 15]));
         assert_eq!((event.mac, event.bytes[0]), ([36, 37, 38, 39, 40, 41], 48));
         assert_eq!(event.frame().len(), BYTES, "an impossible length is limited");
-        assert_eq!(Event::from_bytes(&bytes[1..]), None);
+        assert_eq!(TraceEvent::from_bytes(&bytes[1..]), None);
     }
 }

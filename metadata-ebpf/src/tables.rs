@@ -9,12 +9,12 @@ use aya_ebpf::programs::{TcContext, XdpContext};
 use metadata_common::answer;
 use metadata_common::bucket;
 use metadata_common::classify::{Reader as _, Served};
-use metadata_common::cookie::{Flow, Key};
+use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::decide;
 use metadata_common::drain;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    self, Agent, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey,
+    self, AllSent, BARE, EVENT_BYTES, Guest, HUB_QUEUES, IN_FRONT, Identity, IdentityKey, InheritedState,
     MAX_DRAINING, MAX_HUBS, MAX_PORTS, MAX_SERVED, MAX_SLOTS, NUMBER_BYTES, NUMBER_WORD, PortKey, SERVED,
     Slot,
 };
@@ -67,7 +67,7 @@ static ALL_SENT: Array<AllSent> = Array::with_max_entries(maps::ALL_SENT, BPF_F_
 #[map]
 static DRAINING: HashMap<u64, u32> = HashMap::with_max_entries(MAX_DRAINING, BPF_F_NO_PREALLOC);
 #[map]
-static AGENT: Array<Agent> = Array::with_max_entries(1, 0);
+static AGENT: Array<InheritedState> = Array::with_max_entries(1, 0);
 #[map]
 pub(crate) static TRACE: Array<Trace> = Array::with_max_entries(1, 0);
 #[map]
@@ -225,8 +225,8 @@ impl decide::Tables for Ingress {
 
 impl drain::Claims for Ingress {
     #[inline(always)]
-    fn key(&self) -> Key {
-        Key(COOKIE_KEY.load())
+    fn key(&self) -> CookieKey {
+        CookieKey(COOKIE_KEY.load())
     }
 
     #[inline(always)]
@@ -239,8 +239,8 @@ impl answer::Ledger for Ingress {
     type Entry = Entry;
 
     #[inline(always)]
-    fn key(&self) -> Key {
-        Key(COOKIE_KEY.load())
+    fn key(&self) -> CookieKey {
+        CookieKey(COOKIE_KEY.load())
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use aya_ebpf::programs::TcContext;
 use core::hint::black_box;
 use metadata_common::classify::Reader;
 use metadata_common::maps::{PortKey, Slot};
-use metadata_common::trace::{BYTES, Event, FROM_GUEST, Scratch, Trace};
+use metadata_common::trace::{BYTES, FROM_GUEST, Scratch, Trace, TraceEvent};
 use metadata_common::wire::ethernet;
 
 use crate::frame::Frame;
@@ -127,8 +127,8 @@ fn note_pieces(buffer: usize, port: u64, passes: u32, direction: u32) {
         return;
     };
     let captured = black_box(if length < BYTES { length } else { BYTES });
-    // The frame has at least the MAC read above. Before Linux 6.8 the verifier does not infer from a comparison with zero
-    // that a length is greater, and then refuses the helper.
+    // The frame has at least the MAC read above. Before Linux 6.8 the verifier does not infer from a comparison with
+    // zero that a length is greater, and then refuses the helper.
     if captured < mac.len() || captured > BYTES {
         return;
     }
@@ -185,7 +185,7 @@ fn report(verdict: u32, slot: Slot) {
     scratch.pending = 0;
     scratch.event.verdict = verdict;
     scratch.event.slot = slot;
-    if EVENTS.output::<Event>(&scratch.event, 0).is_err() {
+    if EVENTS.output::<TraceEvent>(&scratch.event, 0).is_err() {
         scratch.lost += 1;
     }
 }

@@ -26,6 +26,6 @@ mod start;
 mod state;
 
 pub use health::{Health, Trouble};
-pub use reload::Origin;
-pub use start::{Entry, serve};
-pub use state::{Errands, State};
+pub use reload::ConfigSource;
+pub use start::{TakeoverMode, serve};
+pub use state::{BackgroundTasks, NodeState};

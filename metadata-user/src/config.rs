@@ -35,7 +35,7 @@ use metadata_content::record;
 use metadata_feed::kubevirt;
 use metadata_feed::{proxmox, room};
 use metadata_serve::audit::AuditConfig;
-use metadata_steer::{Guarded, Limits, Mode};
+use metadata_steer::{Guarded, PortLimits, SteeringMode};
 
 use crate::logging::LogFormat;
 
@@ -73,7 +73,7 @@ pub struct Config {
     /// [`addresses::SCALEWAY_NEXT_HOP`] if [`addresses::SCALEWAY`] is served, otherwise none.
     pub arp_only: Option<Vec<Ipv4Addr>>,
     /// How much one port may send to the metadata service. The kernel enforces the limits.
-    pub limits: Limits,
+    pub limits: PortLimits,
     /// Memory limit for all rendered records, in bytes or as text (`"512MiB"`), at least [`room::LEAST_BYTES`].
     /// Records beyond the limit are refused. Default (`None`): the control group's memory limit when the configuration
     /// is read, less the agent's own needs ([`room::within`]), or [`room::DEFAULT_BYTES`] without such a limit.
@@ -83,7 +83,7 @@ pub struct Config {
     pub metadata: MetadataLimits,
     /// The program that steers the ports. Default: `auto`, which costs guests least (measured by
     /// `cargo xtask traffic`).
-    pub steer: Mode,
+    pub steer: SteeringMode,
     /// Which taps without a record are closed. A closed tap forwards no frame to a metadata address. `all` closes taps
     /// in the agent's namespace and in those with served ports; `none` is the default. Do not use `all` if two agents
     /// share a namespace: each would close the other's taps.
@@ -127,8 +127,8 @@ pub struct Config {
     /// Age at which the token key is replaced, in days. Tokens signed with the previous key stay valid until they
     /// expire.
     pub rotate_token_key_days: u32,
-    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time. Only guests that send the
-    /// next request within this time get faster answers.
+    /// How long an idle worker polls before it sleeps, in microseconds. Polling uses CPU time. Only guests that send
+    /// the next request within this time get faster answers.
     pub spin_us: u32,
     /// Whether the kernel answers frames that need no state, on ports that are taps. User space then receives little
     /// more than requests. With `false` all frames go to user space, and a capture on the hub shows them.
@@ -140,9 +140,9 @@ pub struct Config {
     pub workers: u32,
     /// How the agent finds and serves KubeVirt's VMs; `None` (default) turns this off.
     #[cfg(feature = "kubevirt")]
-    pub kubevirt: Option<kubevirt::Options>,
+    pub kubevirt: Option<kubevirt::KubevirtOptions>,
     /// How the agent finds and serves the VMs of a Proxmox VE node; `None` (default) turns this off.
-    pub proxmox: Option<proxmox::Options>,
+    pub proxmox: Option<proxmox::ProxmoxOptions>,
     /// Whether the agent drops system calls and capabilities that serving does not need; `on` by default.
     pub sandbox: Sandbox,
 }
@@ -155,8 +155,8 @@ impl Default for Config {
             ports: Vec::new(),
             addresses: addresses::ALL.to_vec(),
             arp_only: None,
-            limits: Limits::default(),
-            steer: Mode::default(),
+            limits: PortLimits::default(),
+            steer: SteeringMode::default(),
             record_memory: None,
             metadata: MetadataLimits::default(),
             guard: Guarded::default(),
@@ -235,9 +235,9 @@ impl Config {
 
     /// Returns the limits of one record, with those of `metadata`.
     #[must_use]
-    pub fn record_limits(&self) -> record::Limits {
+    pub fn record_limits(&self) -> record::RecordLimits {
         let MetadataLimits { keys, chars } = self.metadata;
-        record::Limits { metadata_keys: keys, metadata_chars: chars, ..record::Limits::DEFAULT }
+        record::RecordLimits { metadata_keys: keys, metadata_chars: chars, ..record::RecordLimits::DEFAULT }
     }
 
     /// Returns the next hops for which ARP is answered: those of `arp_only`, or the default for `addresses`.

@@ -57,8 +57,8 @@ pub struct Deliveries {
     queue: UnboundedReceiver<Box<Message>>,
 }
 
-/// Returns an outbox and its receiving end. The queue between them is bounded by [`WAITING`](metadata_content::sink::WAITING) and
-/// [`WAITING_PER_VM`](metadata_content::sink::WAITING_PER_VM).
+/// Returns an outbox and its receiving end. The queue between them is bounded by
+/// [`WAITING`](metadata_content::sink::WAITING) and [`WAITING_PER_VM`](metadata_content::sink::WAITING_PER_VM).
 #[must_use]
 pub fn outbox() -> (Outbox, Deliveries) {
     let (sender, queue) = unbounded_channel();

@@ -32,7 +32,7 @@ pub(crate) struct HttpLimits {
     pub(crate) head_within: Duration,
     /// Maximum size of a request's head, in bytes.
     pub(crate) head_max: usize,
-    /// After it the connection ends with the answer to its present request, unless that is [`Lasting`].
+    /// After it the connection ends with the answer to its present request, unless that is [`LongLivedAnswer`].
     pub(crate) life: Duration,
     /// From the end of `life` to the end of the connection, unless we still owe an answer.
     pub(crate) end_within: Duration,
@@ -42,7 +42,7 @@ pub(crate) struct HttpLimits {
 /// connection, and after [`HttpLimits::life`] only if the client has read nothing for so long. The handler limits the
 /// number of such answers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lasting;
+pub(crate) struct LongLivedAnswer;
 
 /// The body of a request. At its end the request has arrived whole, and the connection is held.
 struct ArrivingBody {
@@ -122,7 +122,7 @@ pub(crate) async fn serve<I>(
             let answer = answer.await;
             hold.end();
             let answer = answer?;
-            if answer.extensions().get::<Lasting>().is_none() {
+            if answer.extensions().get::<LongLivedAnswer>().is_none() {
                 return Ok::<_, Infallible>(answer);
             }
             stay.keep();

@@ -13,9 +13,9 @@ mod publish;
 pub use publish::{Publication, SignerReport, configuration, routes};
 
 use metadata_common::maps::Slot;
-use metadata_content::identity::{Issuer, Order, Token, Work};
-use metadata_signer::wire::{Operation, PACKET_BYTES, decode, encode, receive_packet, send_packet};
-use metadata_signer::{CertificateFiles, Reply, Request, Setup};
+use metadata_content::identity::{IssuedToken, Issuer, Order, Work};
+use metadata_signer::wire::{PACKET_BYTES, SignOperation, decode, encode, receive_packet, send_packet};
+use metadata_signer::{CertificateFiles, Setup, SignRequest, SignerReply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -40,7 +40,7 @@ pub const IN_FLIGHT: usize = 32;
 
 /// The agent's side of a signer that has started.
 #[derive(Debug)]
-pub struct Signing {
+pub struct SigningClient {
     socket: OwnedFd,
     issuer: Issuer,
     orders: UnboundedReceiver<Box<Order>>,
@@ -49,16 +49,16 @@ pub struct Signing {
 
 /// The end of an order.
 #[derive(Debug)]
-pub struct Event {
+pub struct SigningEvent {
     /// The slot whose request waits.
     pub slot: Slot,
     /// What was signed; `None` if nothing was.
-    pub signed: Option<Signed>,
+    pub signed: Option<SignedItem>,
 }
 
 /// A token or document that was signed, without its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Signed {
+pub struct SignedItem {
     /// What it is ([`Order::kind`]).
     pub kind: &'static str,
     /// Owner of the VM.
@@ -81,7 +81,7 @@ pub struct Signed {
     pub expires: u64,
 }
 
-impl Signed {
+impl SignedItem {
     fn of(order: &Order, token: Option<String>, key: String, issued: u64, expires: u64) -> Self {
         let (vm, name) = order.vm();
         Self {
@@ -99,7 +99,7 @@ impl Signed {
     }
 }
 
-impl Signing {
+impl SigningClient {
     fn new(socket: OwnedFd, trust_domain: Option<&str>, publication: Arc<Publication>) -> Self {
         // The issuer bounds the number of orders.
         let (sender, orders) = unbounded_channel();
@@ -124,7 +124,7 @@ impl Signing {
     ///
     /// # Errors
     /// If the socket cannot be used. The agent goes on without tokens if the signer ends.
-    pub async fn run(self, events: UnboundedSender<Event>) -> anyhow::Result<()> {
+    pub async fn run(self, events: UnboundedSender<SigningEvent>) -> anyhow::Result<()> {
         let Self { socket, orders, publication, issuer } = self;
         // Only its name says datagram: its methods send and receive packets.
         let socket = UnixDatagram::from_std(socket.into())?;
@@ -143,13 +143,13 @@ impl Signing {
 }
 
 /// Returns the signer's operation for the work of an order.
-fn operation(work: Work) -> Operation {
+fn operation(work: Work) -> SignOperation {
     match work {
-        Work::Jwt(claims) => Operation::Jwt(claims),
-        Work::Signature(document) => Operation::Signature(document),
-        Work::Envelope(document) => Operation::Envelope(document),
-        Work::Detached(document) => Operation::Detached(document),
-        Work::Attested(statement) => Operation::Attested(statement),
+        Work::Jwt(claims) => SignOperation::Jwt(claims),
+        Work::Signature(document) => SignOperation::Signature(document),
+        Work::Envelope(document) => SignOperation::Envelope(document),
+        Work::Detached(document) => SignOperation::Detached(document),
+        Work::Attested(statement) => SignOperation::Attested(statement),
     }
 }
 
@@ -158,7 +158,7 @@ struct Dispatcher {
     /// Orders that the signer has, by the number of the request.
     waiting: HashMap<u64, Box<Order>>,
     orders: UnboundedReceiver<Box<Order>>,
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<SigningEvent>,
     publication: Arc<Publication>,
     issuer: Issuer,
     id: u64,
@@ -181,40 +181,40 @@ impl Dispatcher {
 
     async fn pass_on(&mut self, socket: &UnixDatagram, order: Box<Order>) -> io::Result<()> {
         self.id += 1;
-        let packet = encode(&Request { id: self.id, operation: operation(order.work()) })?;
+        let packet = encode(&SignRequest { id: self.id, operation: operation(order.work()) })?;
         self.waiting.insert(self.id, order);
         socket.send(&packet).await?;
         Ok(())
     }
 
-    fn on_reply(&mut self, reply: Reply) {
+    fn on_reply(&mut self, reply: SignerReply) {
         match reply {
-            Reply::Keys(published) => {
+            SignerReply::Keys(published) => {
                 if self.publication.set(published) {
                     self.issuer.revoke();
                 }
             }
-            Reply::Token { id, token, jti, kid, issued, expires } => {
-                self.deliver(id, Token { text: token.into(), issued, expires }, Some(jti), kid);
+            SignerReply::Token { id, token, jti, kid, issued, expires } => {
+                self.deliver(id, IssuedToken { text: token.into(), issued, expires }, Some(jti), kid);
             }
-            Reply::Document { id, text, certificate, issued, expires } => {
-                self.deliver(id, Token { text: text.into(), issued, expires }, None, certificate);
+            SignerReply::Document { id, text, certificate, issued, expires } => {
+                self.deliver(id, IssuedToken { text: text.into(), issued, expires }, None, certificate);
             }
-            Reply::Refused { id, reason } => {
+            SignerReply::Refused { id, reason } => {
                 let Some(order) = self.waiting.remove(&id) else { return };
                 if self.publication.is_first_refusal() {
                     warn!("an identity token is not signed: {reason}");
                 }
                 self.fail(order);
             }
-            Reply::Failed { reason } => warn!("the signer of identity tokens fails: {reason}"),
+            SignerReply::Failed { reason } => warn!("the signer of identity tokens fails: {reason}"),
         }
     }
 
     /// Hands a token or document over to the VM that ordered it.
-    fn deliver(&mut self, id: u64, token: Token, jti: Option<String>, key: String) {
+    fn deliver(&mut self, id: u64, token: IssuedToken, jti: Option<String>, key: String) {
         let Some(order) = self.waiting.remove(&id) else { return };
-        let signed = Signed::of(&order, jti, key, token.issued, token.expires);
+        let signed = SignedItem::of(&order, jti, key, token.issued, token.expires);
         let slot = order.slot();
         order.signed(token);
         self.send(slot, Some(signed));
@@ -227,8 +227,8 @@ impl Dispatcher {
     }
 
     /// Wakes the request. Without a control loop the agent is ending.
-    fn send(&self, slot: Slot, signed: Option<Signed>) {
-        let _ = self.events.send(Event { slot, signed });
+    fn send(&self, slot: Slot, signed: Option<SignedItem>) {
+        let _ = self.events.send(SigningEvent { slot, signed });
     }
 
     fn close(&mut self) {
@@ -284,7 +284,7 @@ fn setup(config: &IdentityConfig) -> io::Result<Setup> {
 ///
 /// # Errors
 /// [`StartError`].
-pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<Signing, StartError> {
+pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<SigningClient, StartError> {
     let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
     let (ours, theirs) = pair.map_err(io::Error::from)?;
     let mut command = Command::new(SELF);
@@ -297,16 +297,16 @@ pub fn start(config: &IdentityConfig, sandbox: Sandbox) -> Result<Signing, Start
     send_packet(&ours, &setup(config)?)?;
     let publication = Arc::new(Publication::new(config));
     match first(&ours)? {
-        Some(Reply::Keys(published)) => _ = publication.set(published),
-        Some(Reply::Failed { reason }) => return Err(StartError::Keys(reason)),
+        Some(SignerReply::Keys(published)) => _ = publication.set(published),
+        Some(SignerReply::Failed { reason }) => return Err(StartError::Keys(reason)),
         _ => return Err(StartError::Silent),
     }
     fcntl_setfl(&ours, OFlags::NONBLOCK).map_err(io::Error::from)?;
-    Ok(Signing::new(ours, config.trust_domain.as_deref(), publication))
+    Ok(SigningClient::new(ours, config.trust_domain.as_deref(), publication))
 }
 
 /// Waits for the first packet; `None` if none comes.
-fn first(socket: &OwnedFd) -> io::Result<Option<Reply>> {
+fn first(socket: &OwnedFd) -> io::Result<Option<SignerReply>> {
     let limit = Timespec::try_from(STARTS_WITHIN).map_err(|_| io::ErrorKind::InvalidInput)?;
     let ready = poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN)], Some(&limit))?;
     if ready == 0 {

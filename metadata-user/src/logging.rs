@@ -30,8 +30,8 @@ pub const FORMAT_VARIABLE: &str = "XDP_IMDS_LOG_FORMAT";
 /// The environment variable by which systemd names the journal's socket (systemd.exec(5)).
 pub const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// The crate of the Kubernetes client. It logs each failed request as an error without naming the request; the feed logs
-/// what failed. A filter that names the crate enables its lines.
+/// The crate of the Kubernetes client. It logs each failed request as an error without naming the request; the feed
+/// logs what failed. A filter that names the crate enables its lines.
 const NOISE: &str = "kube_client";
 
 /// Names of the levels, from no line to most lines.
@@ -331,17 +331,17 @@ impl Visit for JsonLine<'_> {
 /// Collects what is logged.
 #[cfg(test)]
 #[derive(Clone, Default)]
-pub(crate) struct Sink(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct LogCollector(Arc<Mutex<Vec<u8>>>);
 
 #[cfg(test)]
-impl Sink {
+impl LogCollector {
     pub(crate) fn text(&self) -> String {
         String::from_utf8(self.0.lock().expect("no panic").clone()).expect("text")
     }
 }
 
 #[cfg(test)]
-impl io::Write for Sink {
+impl io::Write for LogCollector {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().expect("no panic").extend(bytes);
         Ok(bytes.len())
@@ -354,7 +354,7 @@ impl io::Write for Sink {
 
 #[cfg(test)]
 mod tests {
-    use super::{LineFormat, LogFilter, LogFormat, Sink};
+    use super::{LineFormat, LogCollector, LogFilter, LogFormat};
     use std::sync::{Arc, Mutex};
     use tracing::Level;
     use tracing_subscriber::filter::LevelFilter;
@@ -412,7 +412,7 @@ mod tests {
     }
 
     fn logged(form: LogFormat, events: impl FnOnce()) -> String {
-        let (sink, form) = (Sink::default(), Arc::new(Mutex::new(form)));
+        let (sink, form) = (LogCollector::default(), Arc::new(Mutex::new(form)));
         let writer = sink.clone();
         let layer = tracing_subscriber::fmt::layer()
             .event_format(LineFormat { form, text: Format::default().with_target(false) })

@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
 use metadata_base::run::SOCKET;
-use metadata_control::status::{self, Outcome};
+use metadata_control::status::{self, LookupOutcome};
 use metadata_datapath::sandbox;
 use metadata_feed::libvirt::hook;
 use metadata_state::token_file;
@@ -18,7 +18,7 @@ use metadata_user::config::{self, Config};
 use metadata_user::logging::{FILTER_VARIABLE, FORMAT_VARIABLE, LogFilter, LogFormat, LogHandle};
 use metadata_user::output;
 use metadata_user::verbs::exit::{self, Exit, ExitError};
-use metadata_user::verbs::options::Options;
+use metadata_user::verbs::options::ConfigOverrides;
 #[cfg(feature = "kubevirt")]
 use metadata_user::verbs::webhook;
 use metadata_user::verbs::{
@@ -83,8 +83,8 @@ enum Verb {
     Serve(Serve),
     /// Remove what an agent that has ended left in the kernel.
     ///
-    /// Removes its pinned programs and maps, and the devices of its hubs. Afterwards the taps pass all frames. Needs the
-    /// privileges of `serve`.
+    /// Removes its pinned programs and maps, and the devices of its hubs. Afterwards the taps pass all frames. Needs
+    /// the privileges of `serve`.
     Release {
         #[command(flatten)]
         agent: which::Agent,
@@ -135,9 +135,9 @@ enum Verb {
     },
     /// Watch the node in a terminal.
     ///
-    /// Shows requests, latency, drops, workers, and the VMs that boot, with what each has found and waits for. `q` quits,
-    /// `?` shows the keys. Needs a running agent.
-    Top(top::Arguments),
+    /// Shows requests, latency, drops, workers, and the VMs that boot, with what each has found and waits for. `q`
+    /// quits, `?` shows the keys. Needs a running agent.
+    Top(top::TopArgs),
     /// Register the record of a VM with this node's agent, before the VM boots.
     ///
     /// The registration lasts until `rm`, also across restarts of the agent. It overrides records of the same VM from
@@ -153,19 +153,19 @@ enum Verb {
     Rm(instances::Rm),
     /// Remove what the guest of an instance wrote.
     ///
-    /// That is the password that it posted, its confirmation of the record's password, guest attributes and documents. The
-    /// record's password is served again. The same happens when `vm.instance_id` of the record changes.
+    /// That is the password that it posted, its confirmation of the record's password, guest attributes and documents.
+    /// The record's password is served again. The same happens when `vm.instance_id` of the record changes.
     Clear(instances::Clear),
     /// Check whether this node can serve, and print each problem with its remedy.
     ///
-    /// Checks the configuration, kernel, privileges, directories and ports. Changes nothing. Run it like the agent: as the
-    /// same user, in the same namespaces, with the same limits.
+    /// Checks the configuration, kernel, privileges, directories and ports. Changes nothing. Run it like the agent: as
+    /// the same user, in the same namespaces, with the same limits.
     #[command(after_long_help = doctor::LINES)]
-    Doctor(doctor::Arguments),
+    Doctor(doctor::DoctorArgs),
     /// Show each frame to and from one guest, with its verdict.
     ///
     /// Needs a running agent, which runs one trace at a time.
-    Trace(trace::Arguments),
+    Trace(trace::TraceArgs),
     /// Show which dialect answers a request, the answer and the reason.
     ///
     /// Reads the record only: no agent is needed, and no privilege.
@@ -179,13 +179,13 @@ enum Verb {
         after: Option<PathBuf>,
     },
     /// Make keys of identity tokens, and print their public halves.
-    Identity(identity::Arguments),
+    Identity(identity::IdentityArgs),
     /// Serve admission reviews of a Kubernetes cluster.
     ///
     /// VMs annotated `imds.kubevirt.io/enabled: "true"` get the SMBIOS serial or asset tag that points their guests to
     /// this service. Their pods get a token, and the volumes that annotations name. Needs no privilege.
     #[cfg(feature = "kubevirt")]
-    Webhook(webhook::Arguments),
+    Webhook(webhook::WebhookArgs),
     /// Write a VM's metadata to a disk image, for VMs that boot without a network.
     ///
     /// The guest finds the disk by its label. Needs no privilege.
@@ -206,7 +206,7 @@ enum Verb {
     /// Write or remove the record of a libvirt domain, for a script in /etc/libvirt/hooks/qemu.d.
     ///
     /// Reads the domain's XML from standard input. Prints nothing, always exits with 0, and logs to the host's log.
-    LibvirtHook(hook::Arguments),
+    LibvirtHook(hook::HookArgs),
     /// Write the manual pages, and completions for bash, zsh and fish, below a directory.
     ///
     /// For those who make packages.
@@ -228,7 +228,7 @@ enum DiskForm {
     NoCloud,
 }
 
-impl From<DiskForm> for export::Form {
+impl From<DiskForm> for export::ImageFormat {
     fn from(form: DiskForm) -> Self {
         match form {
             DiskForm::ConfigDrive => Self::ConfigDrive,
@@ -274,10 +274,10 @@ struct Explain {
 }
 
 impl Explain {
-    fn question(self) -> anyhow::Result<explain::Question> {
+    fn question(self) -> anyhow::Result<explain::ExplainRequest> {
         let Self { record, method, target, fields, body, to, port, source_port, config, json: _ } = self;
         let limits = configured(config.as_deref())?.record_limits();
-        Ok(explain::Question { record, limits, method, target, fields, body, to, port, source_port })
+        Ok(explain::ExplainRequest { record, limits, method, target, fields, body, to, port, source_port })
     }
 }
 
@@ -289,7 +289,7 @@ fn configured(path: Option<&Path>) -> anyhow::Result<Config> {
 #[derive(Args, Clone)]
 struct Serve {
     #[command(flatten)]
-    options: Options,
+    options: ConfigOverrides,
     /// Serve Prometheus metrics at http://ADDR/metrics.
     #[arg(long, value_name = "ADDR:PORT")]
     metrics: Option<SocketAddr>,
@@ -303,7 +303,8 @@ struct Serve {
     takeover: bool,
     /// Do not exit after another agent has taken over from this one.
     ///
-    /// Wait for SIGTERM and answer `/healthz` instead. For supervisors such as kubelet, which restart a program that exits.
+    /// Wait for SIGTERM and answer `/healthz` instead. For supervisors such as kubelet, which restart a program that
+    /// exits.
     #[arg(long, requires = "takeover")]
     linger: bool,
     /// Taps without a record to close, so that no frame for a metadata address leaves them [default: none].
@@ -346,13 +347,13 @@ fn run(config: Config, serve: Serve, log: LogHandle) -> anyhow::Result<()> {
         return Err(ExitError::new(Exit::Forbidden, text).into());
     }
     let entry = match serve.takeover {
-        true => agent::Entry::TakeOver { linger: serve.linger },
-        false => agent::Entry::Alone,
+        true => agent::TakeoverMode::TakeOver { linger: serve.linger },
+        false => agent::TakeoverMode::Alone,
     };
     let read = Box::new(move || serve.config());
     agent::serve(
         config,
-        agent::Origin {
+        agent::ConfigSource {
             read,
             applied: Box::new(move |config| log.follow(config.log.as_deref(), config.log_format)),
         },
@@ -381,9 +382,9 @@ fn print_status(guest: Option<&str>, run: &Path, all: bool, json: bool) -> anyho
     let outcome = status::run(run, guest, all, json, &mut out)?;
     out.flush()?;
     Ok(match outcome {
-        Outcome::Healthy => Exit::Done,
-        Outcome::Degraded => Exit::Failure,
-        Outcome::Unknown => Exit::Unknown,
+        LookupOutcome::Healthy => Exit::Done,
+        LookupOutcome::Degraded => Exit::Failure,
+        LookupOutcome::Unknown => Exit::Unknown,
     })
 }
 

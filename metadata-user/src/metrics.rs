@@ -22,22 +22,22 @@ use metadata_content::sink::SinkCounts;
 use metadata_control::status::{ApiServer, Instances, PortState};
 use metadata_datapath::worker::WorkerStats;
 use metadata_feed::room::Usage;
-use metadata_serve::Tally;
+use metadata_serve::WorkerCounts;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
-use metadata_steer::{Attachments, HubLosses};
+use metadata_steer::{AttachmentCheck, HubLosses};
 
 use crate::identity::SignerReport;
-pub use exposition::{Exposition, Kind};
+pub use exposition::{Exposition, MetricType};
 use hubs::Hubs;
-pub use process::Process;
+pub use process::ProcessMetrics;
 
 /// The `Content-Type` of the text.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A hub and its counters.
 #[derive(Clone, Debug)]
-pub struct Hub<'a, T> {
+pub struct HubMetrics<'a, T> {
     /// The hub's number.
     pub number: u32,
     /// Frames lost in the hub's devices.
@@ -84,11 +84,11 @@ pub struct Snapshot<'a, T> {
     /// Reloads of the configuration.
     pub config_reloads: Reloads,
     /// Answers of each worker.
-    pub tallies: &'a [Arc<Tally>],
+    pub tallies: &'a [Arc<WorkerCounts>],
     /// Counters of the audit log; `None` if it is off.
     pub audit: Option<AuditCounts>,
     /// Figures of the process; `None` if `/proc/self` cannot be read.
-    pub process: Option<Process>,
+    pub process: Option<ProcessMetrics>,
     /// Whether records come from the snapshot because their source is unavailable.
     pub from_snapshot: bool,
     /// Health of the Kubernetes API server; `None` if no feed uses one.
@@ -96,15 +96,15 @@ pub struct Snapshot<'a, T> {
     /// The signer of identity tokens and the counts of its tokens; `None` on a node that issues none.
     pub identity: Option<(SignerReport, IdentityCounts)>,
     /// Counters of messages from guests and of data stored for guests.
-    pub errands: Errands,
+    pub errands: BackgroundCounters,
     /// Frames that the ports' devices refused.
     pub refused_by_ports: u64,
     /// What is attached and pinned, compared with what the kernel has.
-    pub attachments: &'a Attachments,
+    pub attachments: &'a AttachmentCheck,
     /// Slots that are not used again.
     pub slots_retired: u64,
     /// The hubs.
-    pub hubs: &'a [Hub<'a, T>],
+    pub hubs: &'a [HubMetrics<'a, T>],
 }
 
 /// Time to attach ports, each measured from the inspection of its device until its guest is bound.
@@ -163,7 +163,7 @@ pub struct Reloads {
 
 /// Counters of work for guests other than answers.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Errands {
+pub struct BackgroundCounters {
     /// Messages that guests send to sinks.
     pub messages: SinkCounts,
     /// Data that guests store with the agent.

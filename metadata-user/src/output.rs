@@ -20,9 +20,9 @@ static CLOSED: AtomicBool = AtomicBool::new(false);
 
 /// A stream that notes if its reader has gone.
 #[derive(Debug)]
-pub struct Watched<W>(W);
+pub struct TrackedStream<W>(W);
 
-impl<W> Watched<W> {
+impl<W> TrackedStream<W> {
     fn noted<T>(done: io::Result<T>) -> io::Result<T> {
         if done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
             CLOSED.store(true, Ordering::Relaxed);
@@ -31,7 +31,7 @@ impl<W> Watched<W> {
     }
 }
 
-impl<W: Write> Write for Watched<W> {
+impl<W: Write> Write for TrackedStream<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Self::noted(self.0.write(bytes))
     }
@@ -43,14 +43,14 @@ impl<W: Write> Write for Watched<W> {
 
 /// Standard output, locked.
 #[must_use]
-pub fn stdout() -> PrintableWriter<Watched<StdoutLock<'static>>> {
-    PrintableWriter::new(Watched(io::stdout().lock()))
+pub fn stdout() -> PrintableWriter<TrackedStream<StdoutLock<'static>>> {
+    PrintableWriter::new(TrackedStream(io::stdout().lock()))
 }
 
 /// Standard error.
 #[must_use]
-pub fn stderr() -> PrintableWriter<Watched<Stderr>> {
-    PrintableWriter::new(Watched(io::stderr()))
+pub fn stderr() -> PrintableWriter<TrackedStream<Stderr>> {
+    PrintableWriter::new(TrackedStream(io::stderr()))
 }
 
 /// True once standard output or standard error was written to after its reader had gone.

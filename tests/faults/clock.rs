@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use metadata_content::token::{CLOCK_BACK_SECONDS, Keyring, Keys, Kind};
+use metadata_content::token::{CLOCK_BACK_SECONDS, Keyring, TokenKeys, TokenKind};
 use metadata_state::token_file;
 use support::seed::seed;
 
@@ -12,7 +12,7 @@ const NOW: u64 = 1_790_000_000;
 const HOUR: u64 = 3_600;
 const YEAR: u64 = 365 * 86_400;
 const MONTH: Duration = Duration::from_secs(30 * 86_400);
-const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
 
 #[test]
 fn tokens_stay_valid_over_small_steps_of_the_clock() {
@@ -51,10 +51,10 @@ fn a_token_or_key_made_while_the_clock_was_years_ahead_is_not_used_for_years() {
 
 #[test]
 fn a_former_key_is_not_accepted_for_years_after_the_clock_stepped_back() {
-    let stolen = Keyring::with(Keys::new(NOW));
+    let stolen = Keyring::with(TokenKeys::new(NOW));
     let keyring = Keyring::with(stolen.keys().rotated(NOW + YEAR));
-    let token = stolen.mint(Kind::Aws, VM, 600, NOW);
-    assert!(!keyring.verify(Kind::Aws, VM, token.as_bytes(), NOW), "the former key is accepted");
+    let token = stolen.mint(TokenKind::Aws, VM, 600, NOW);
+    assert!(!keyring.verify(TokenKind::Aws, VM, token.as_bytes(), NOW), "the former key is accepted");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_control::status::{Question, Status, ask};
+use metadata_control::status::{AgentStatus, StatusRequest, ask};
 use serde_json::{Value, json};
 use support::agent::{self, Agent, PortArgument};
 use support::bpffs::Bpffs;
@@ -104,7 +104,7 @@ impl Node {
         Ok(path)
     }
 
-    pub(crate) fn status(&self) -> Result<Status> {
+    pub(crate) fn status(&self) -> Result<AgentStatus> {
         let mut command = Command::new(agent::binary()?);
         command.args(["status", "--json", "--run"]).arg(self.records.path().join("run"));
         let output = command.output()?;
@@ -115,7 +115,7 @@ impl Node {
     /// Sends a request to the agent's API; returns the status.
     pub(crate) fn api(&self, method: &str, path: &str, body: &str, patience: Duration) -> Result<u16> {
         let path = format!("/v1/instances{path}");
-        let question = Question { method, path: &path, fields: &[], body: body.as_bytes(), patience };
+        let question = StatusRequest { method, path: &path, fields: &[], body: body.as_bytes(), patience };
         Ok(ask(&self.records.path().join("run"), &question)?.status)
     }
 

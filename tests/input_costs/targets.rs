@@ -11,18 +11,18 @@ use metadata_content::http::Method;
 use metadata_content::mailbox::Mailbox;
 use metadata_content::parser;
 use metadata_content::record::identity::Audience;
-use metadata_content::record::{Credential, Limits, Record, is_network_config, is_network_data};
+use metadata_content::record::{Credential, Record, RecordLimits, is_network_config, is_network_data};
 use metadata_content::sink::Outbox;
-use metadata_content::store::{Interner, Vm};
+use metadata_content::store::{Interner, VmState};
 use metadata_content::token::Keyring;
-use metadata_feed::kubevirt::translate::{Files, translate as translate_vmi};
+use metadata_feed::kubevirt::translate::{VolumeFiles, translate as translate_vmi};
 use metadata_feed::kubevirt::{self, Vmi};
-use metadata_feed::libvirt::domain::{Domain, Taps};
+use metadata_feed::libvirt::domain::{LibvirtDomain, TapNames};
 use metadata_feed::libvirt::{NAMESPACE, compose};
 use metadata_feed::part::merge;
 use metadata_feed::pods::{Pod, Tap, TapKind};
 use metadata_feed::proxmox::custom::Custom;
-use metadata_feed::proxmox::{self, Given, VmConfig};
+use metadata_feed::proxmox::{self, TranslationInput, VmConfig};
 use metadata_signer::jwt::Joined;
 use metadata_user::config::Config;
 use metadata_user::verbs::webhook;
@@ -42,8 +42,8 @@ pub(crate) struct Target {
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
-/// What aliases allocate, as far as the parser's budget lets them: it keeps the nodes of anchors for replay, in lists that
-/// grow.
+/// What aliases allocate, as far as the parser's budget lets them: it keeps the nodes of anchors for replay, in lists
+/// that grow.
 const REPLAYS: usize = 8 * MIB;
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 
@@ -85,7 +85,7 @@ pub(crate) const TARGETS: [Target; 27] = [
         name: "Proxmox configuration",
         times: 512,
         bytes: REPLAYS,
-        run: |text| configured(text, Given::default()),
+        run: |text| configured(text, TranslationInput::default()),
     },
     Target { name: "Proxmox description", times: 512, bytes: REPLAYS, run: described },
     Target {
@@ -149,7 +149,7 @@ fn raw(field: &str, text: &str) -> String {
 /// Parses a record and renders every dialect.
 fn served(name: &str, text: &str) {
     let Ok((record, _)) = Record::parse(name, text) else { return };
-    _ = dialect::render(&record, &mut Interner::new(), Vm::alone(UUID));
+    _ = dialect::render(&record, &mut Interner::new(), VmState::alone(UUID));
 }
 
 fn metadata(text: &str) {
@@ -199,9 +199,9 @@ fn merged(text: &str) {
     served("r.json", &whole.to_string());
 }
 
-fn configured(text: &str, given: Given) {
+fn configured(text: &str, given: TranslationInput) {
     let Ok((config, _)) = VmConfig::parse(text.as_bytes()) else { return };
-    _ = proxmox::translate(100, &config, &given, &proxmox::Options::default(), &Limits::DEFAULT);
+    _ = proxmox::translate(100, &config, &given, &proxmox::ProxmoxOptions::default(), &RecordLimits::DEFAULT);
 }
 
 /// Writes a text as lines of a description.
@@ -209,18 +209,18 @@ fn described(text: &str) {
     let lines = text.split('\n').map(|line| format!("#{line}\n"));
     let block: String =
         ["#```imds\n".to_owned()].into_iter().chain(lines).chain(["#```\n".to_owned()]).collect();
-    configured(&(block + "name: a\n"), Given::default());
+    configured(&(block + "name: a\n"), TranslationInput::default());
 }
 
 fn custom(custom: Custom) {
     configured(
         "name: a\nnet0: virtio=BC:24:11:2C:69:EC,bridge=vmbr0\nipconfig0: ip=dhcp\n",
-        Given { custom, ..Given::default() },
+        TranslationInput { custom, ..TranslationInput::default() },
     );
 }
 
 fn domain(text: &str) {
-    _ = Domain::parse(text.as_bytes(), Taps::Made);
+    _ = LibvirtDomain::parse(text.as_bytes(), TapNames::Made);
     composed(&format!("<domain><name>a</name><uuid>{UUID}</uuid><devices>{text}</devices></domain>"));
 }
 
@@ -232,7 +232,7 @@ fn instance(text: &str) {
 }
 
 fn composed(xml: &str) {
-    let Ok(domain) = Domain::parse(xml.as_bytes(), Taps::Made) else { return };
+    let Ok(domain) = LibvirtDomain::parse(xml.as_bytes(), TapNames::Made) else { return };
     if let Ok(Some(record)) = compose::record(&domain, std::path::Path::new("/nonexistent"), true) {
         served("r.json", &record.to_string());
     }
@@ -277,11 +277,11 @@ fn translated(vmi: &Vmi, file: &str) {
     };
     let read = |_: &str| {
         let names = ["userdata", "key", "..data"];
-        let files: Files = names.map(|name| (name.to_owned(), file.to_owned().into())).into();
+        let files: VolumeFiles = names.map(|name| (name.to_owned(), file.to_owned().into())).into();
         Ok((!file.is_empty()).then_some(files))
     };
-    let options: kubevirt::Options = serde_json::from_value(json!({})).expect("options");
-    _ = translate_vmi(vmi, &pod, &read, &options, &Limits::DEFAULT);
+    let options: kubevirt::KubevirtOptions = serde_json::from_value(json!({})).expect("options");
+    _ = translate_vmi(vmi, &pod, &read, &options, &RecordLimits::DEFAULT);
 }
 
 fn review(text: &str) {
@@ -303,7 +303,7 @@ fn posted(text: &str) {
         _ = message.json();
         true
     });
-    let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), Arc::new(Mailbox::new(UUID, &outbox)));
+    let vm = VmState::of(&record, Arc::new(Keyring::ephemeral()), Arc::new(Mailbox::new(UUID, &outbox)));
     let responses = dialect::render(&record, &mut Interner::new(), vm);
     for path in [
         "/v1/phone-home",

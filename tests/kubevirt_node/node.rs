@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use metadata_common::mac::Mac;
 use metadata_control::instances::Instance;
-use metadata_control::status::Status;
+use metadata_control::status::AgentStatus;
 use metadata_feed::pods::{NicNames, names_of};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -130,12 +130,12 @@ impl Node {
         self.verb(&["ls", "--source", "kubevirt"])
     }
 
-    pub(crate) fn status(&self) -> Result<Status> {
+    pub(crate) fn status(&self) -> Result<AgentStatus> {
         self.verb(&["status"])
     }
 
     /// The status with every port.
-    pub(crate) fn every_port(&self) -> Result<Status> {
+    pub(crate) fn every_port(&self) -> Result<AgentStatus> {
         self.verb(&["status", "--all"])
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::ensure;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot;
 use support::pod::Plugin;
@@ -55,7 +55,7 @@ fn no_file_of_the_state_directory_has_a_secret_of_a_kubevirt_record() {
     let mut former: serde_json::Value = serde_json::from_str(&Identity::of(7).record(1)).expect("a record");
     former["user_data"]["text"] = format!("#cloud-config\n# {CANARY}-former\n").into();
     let (former, _) = Record::parse("former.json", &former.to_string()).expect("a record");
-    let id = RecordId::new(Source::Kubevirt, "shop/former");
+    let id = RecordId::new(RecordSource::Kubevirt, "shop/former");
     snapshot::write(&state.join(snapshot::FILE), &[(id, Arc::new(former))]).expect("written");
     assert_eq!(leaks(&state).len(), 1, "the test finds what it looks for");
 

@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use metadata_control::status::Status;
+use metadata_control::status::AgentStatus;
 use support::agent::{self, Agent};
 use support::eventually::eventually;
 use support::guest::{Guest, Spec};
@@ -19,7 +19,7 @@ fn troubles(node: &Node) -> Result<Vec<String>> {
     command.args(["status", "--json", "--run"]).arg(node.records.path().join("run"));
     let output = command.output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let status: Status = serde_json::from_str(&text).with_context(|| text.clone())?;
+    let status: AgentStatus = serde_json::from_str(&text).with_context(|| text.clone())?;
     Ok(status.troubles)
 }
 

@@ -3,8 +3,8 @@
 use crate::node::{
     MAC, MOMENT, Node, PATIENCE, allowed, next_event, no_volumes, pod_where, primary, run, uid,
 };
-use metadata_datapath::sandbox::{Mode, Stage};
-use metadata_feed::pods::{Places, PodEvent, PodUid, Pods, VolumeError};
+use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
+use metadata_feed::pods::{PodDirectories, PodEvent, PodUid, Pods, VolumeError};
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
@@ -33,8 +33,8 @@ fn sandboxed<T: Send>(capabilities: CapabilitySet, work: impl AsyncFnOnce() -> T
                 inheritable: CapabilitySet::empty(),
             };
             set_capabilities(None, sets).expect("fewer capabilities");
-            for stage in [Stage::Start, Stage::Serve] {
-                Mode::On.enter(stage).expect("a sandbox");
+            for stage in [SandboxStage::Start, SandboxStage::Serve] {
+                SandboxMode::On.enter(stage).expect("a sandbox");
             }
             run(work())
         };
@@ -116,7 +116,7 @@ fn a_launchers_socket_needs_cap_dac_override() {
     let (node, uid) = (Node::new(), uid());
     let network = PodNetwork::new(&node.ns).expect("a pod");
     let _launcher = node.launch(network.ns(), &uid, How::default());
-    let by_socket = Places { cgroups: "/nonexistent".into(), ..node.places() };
+    let by_socket = PodDirectories { cgroups: "/nonexistent".into(), ..node.places() };
     let found_within = |patience, capabilities| {
         let places = by_socket.clone();
         sandboxed(capabilities, async || {

@@ -1,7 +1,7 @@
 //! A node with pods, and the events about them.
 
 use metadata_common::mac::Mac;
-use metadata_feed::pods::{NicNames, Places, Pod, PodEvent, PodUid, Pods, names_of};
+use metadata_feed::pods::{NicNames, Pod, PodDirectories, PodEvent, PodUid, Pods, names_of};
 use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::Path;
@@ -58,12 +58,12 @@ impl Node {
         }
     }
 
-    pub(crate) fn places(&self) -> Places {
+    pub(crate) fn places(&self) -> PodDirectories {
         self.places_without_groups(self.cgroups.root())
     }
 
-    pub(crate) fn places_without_groups(&self, cgroups: &Path) -> Places {
-        Places { pods: self.kubelet.pods().into(), cgroups: cgroups.into() }
+    pub(crate) fn places_without_groups(&self, cgroups: &Path) -> PodDirectories {
+        PodDirectories { pods: self.kubelet.pods().into(), cgroups: cgroups.into() }
     }
 
     pub(crate) fn launch(&self, ns: &Namespace, uid: &PodUid, how: How) -> Launcher {
@@ -94,7 +94,7 @@ pub(crate) fn run<T>(test: impl Future<Output = T>) -> T {
     runtime.block_on(test)
 }
 
-pub(crate) fn follow(places: Places, uid: &PodUid) -> (Pods, Events) {
+pub(crate) fn follow(places: PodDirectories, uid: &PodUid) -> (Pods, Events) {
     let (mut pods, events) = Pods::start(places).expect("an inotify");
     pods.watch(uid, no_volumes()).expect("room for it");
     (pods, events)

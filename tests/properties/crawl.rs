@@ -1,6 +1,6 @@
 //! A client that reads every name that the listings of a tree contain.
 
-use metadata_content::http::{Response, Status};
+use metadata_content::http::{Response, StatusCode};
 use metadata_content::store::Host;
 use proptest::prelude::*;
 use support::question::{Insider, quoted};
@@ -52,13 +52,13 @@ impl Tree {
     ) -> Result<(), TestCaseError> {
         prop_assert!(depth < DEEPEST, "{} is too deep", path);
         let listing = insider.get(self.host, &format!("{path}{}", self.query));
-        prop_assert_eq!(listing.status(), Status(200), "{}", path);
+        prop_assert_eq!(listing.status(), StatusCode(200), "{}", path);
         let text = String::from_utf8(listing.body().to_bytes().to_vec()).expect("a listing is text");
         for name in self.names(path, &text)? {
             let quoted = quoted(&name);
             if self.lists.contains(&name.as_str()) {
                 let list = insider.get(self.host, &format!("{path}{quoted}{}", self.query));
-                prop_assert_eq!(list.status(), Status(200), "{}{}", path, name);
+                prop_assert_eq!(list.status(), StatusCode(200), "{}{}", path, name);
                 continue;
             }
             if name.ends_with('/') {
@@ -74,8 +74,8 @@ impl Tree {
             let place = format!("{path}{below}");
             let leaf = insider.get(self.host, &format!("{place}{}", self.query));
             // The answer for an expired token asks the client to try again.
-            let again = place.contains("/service-accounts/") && leaf.status() == Status(503);
-            prop_assert!(leaf.status() == Status(200) || again, "{} is {:?}", place, leaf.status());
+            let again = place.contains("/service-accounts/") && leaf.status() == StatusCode(503);
+            prop_assert!(leaf.status() == StatusCode(200) || again, "{} is {:?}", place, leaf.status());
             leaves.push((name, place, leaf));
         }
         Ok(())

@@ -1,7 +1,7 @@
 //! Programs and pins that somebody else takes away are noticed and restored while the agent runs.
 
 use crate::node::{ALICE, Bridged, pinned, port, start_in, steered};
-use metadata_steer::{Adopt, AttachmentFault, Mode, RELEASE_GRACE, SteerConfig, Steering, release};
+use metadata_steer::{Adopt, AttachmentFault, RELEASE_GRACE, SteerConfig, Steering, SteeringMode, release};
 use std::path::Path;
 use std::time::{Duration, Instant};
 use support::objects;
@@ -54,7 +54,7 @@ fn a_program_that_somebody_detached_is_attached_again() {
     if !privileged::or_skip() {
         return;
     }
-    for mode in [Mode::Xdp, Mode::Tcx] {
+    for mode in [SteeringMode::Xdp, SteeringMode::Tcx] {
         let mut node = Bridged::start_with(|config| config.mode = mode);
         assert_eq!(check(node.steering.as_mut().expect("it runs")), [""; 0]);
         let [link] = &*node.bpffs.port_links() else { panic!("one link") };

@@ -1,7 +1,7 @@
 //! What the agent learns by asking the kernel agrees with what the kernel then does.
 
 use metadata_steer::probe::{Feature, features, missing_helpers};
-use metadata_steer::{By, Mode, SteerConfig};
+use metadata_steer::{By, SteerConfig, SteeringMode};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags, set_capabilities, unshare_unsafe};
 use support::netns::Namespace;
 use support::{empty_classifier, privileged};
@@ -45,7 +45,7 @@ fn steering_uses_what_the_kernel_is_found_to_have() {
         return;
     }
     let lacking: Vec<_> = features().into_iter().filter(|(_, answer)| *answer != Ok(true)).collect();
-    let mut node = Node::start_with(&SteerConfig { mode: Mode::Auto, ..config() });
+    let mut node = Node::start_with(&SteerConfig { mode: SteeringMode::Auto, ..config() });
     assert_eq!(node.steering.take_long_tap(0).is_some(), has(Feature::Tcx));
     assert_eq!(node.steering.take_ring(0).is_some(), has(Feature::Tcx));
     let (_tap, name) = port(&node.ns, "tap0", &node.ns);

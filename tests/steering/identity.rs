@@ -2,7 +2,7 @@
 
 use crate::node::{ALICE, BOB, Node, SERVED, ask, ask_for, delete, port, receives, receives_nothing};
 use metadata_common::verdict::Verdict;
-use metadata_steer::Found;
+use metadata_steer::DeviceLookup;
 use support::netns::Namespace;
 use support::privileged;
 
@@ -234,7 +234,7 @@ fn identities_are_bound_before_a_prepared_port_has_a_program() {
         assert!(node.steering.prepare(&name).expect("prepared"));
         assert!(!node.steering.prepare(&name).expect("it is known"), "once is enough");
         let found = node.ns.run_in(|| node.steering.find(&name).ok());
-        assert_eq!(found, Some(Found::Other), "no program is attached");
+        assert_eq!(found, Some(DeviceLookup::Other), "no program is attached");
         node.steering.bind(&name, ALICE, 0).expect("bound");
         ask(&tap, ALICE);
         node.steering.attach(&name).expect("attached");

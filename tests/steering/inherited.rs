@@ -5,7 +5,7 @@ use crate::node::{
 };
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
-use metadata_steer::{By, Mode, Steering};
+use metadata_steer::{By, Steering, SteeringMode};
 use support::bpffs::Bpffs;
 use support::netns::Namespace;
 use support::privileged;
@@ -129,7 +129,7 @@ fn an_inherited_classifier_keeps_its_port_closed_and_is_replaced() {
     if !privileged::or_skip() {
         return;
     }
-    let mut node = Bridged::start_with(|config| config.mode = Mode::Tcx);
+    let mut node = Bridged::start_with(|config| config.mode = SteeringMode::Tcx);
     node.assert_closed();
     node.end();
     node.assert_closed();

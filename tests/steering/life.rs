@@ -6,7 +6,7 @@ use crate::node::{
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::verdict::Verdict;
-use metadata_steer::{Found, SteerError, exists};
+use metadata_steer::{DeviceLookup, SteerError, exists};
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -212,16 +212,16 @@ fn a_device_of_equal_index_in_another_namespace_is_not_the_port() {
     let pods = [0, 1].map(|_| Namespace::new("pod").expect("a namespace"));
     let _taps = pods.each_ref().map(|pod| port(pod, "tap0", &node.ns));
     let [first, second] = pods.each_ref().map(|pod| format!("/run/netns/{}", pod.name()));
-    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::NoNamespace);
+    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::NoNamespace);
     std::os::unix::fs::symlink(first, &path).expect("a name");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Other);
+    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Other);
     node.steering.attach(&name).expect("attached");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Attached);
+    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Attached);
     let index = exists(&name).expect("a look-up");
     std::fs::remove_file(&path).expect("the name is removed");
     std::os::unix::fs::symlink(second, &path).expect("the name means another namespace");
     assert_eq!(exists(&name).expect("a look-up"), index, "both taps have one index");
-    assert_eq!(node.steering.find(&name).expect("a look-up"), Found::Other);
+    assert_eq!(node.steering.find(&name).expect("a look-up"), DeviceLookup::Other);
 }
 
 #[test]

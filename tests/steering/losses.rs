@@ -5,7 +5,7 @@ use metadata_base::port::PortName;
 use metadata_common::maps::ANSWER_LINK;
 use metadata_common::verdict::Verdict;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
-use metadata_steer::{HUB_QUEUES, Limits, SteerConfig, Steering, Way};
+use metadata_steer::{HUB_QUEUES, PortLimits, SteerConfig, Steering, Way};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use support::netns::Namespace;
@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Length of a tap's ring, in frames.
 const RING: u64 = 8;
 /// Limits that admit every frame.
-const UNLIMITED: Limits =
-    Limits { frames_per_second: 0, burst: 0, connections_per_second: 0, connection_burst: 0 };
+const UNLIMITED: PortLimits =
+    PortLimits { frames_per_second: 0, burst: 0, connections_per_second: 0, connection_burst: 0 };
 
 /// Attaches a tap with an empty ring of [`RING`] frames, which its guest does not read.
 fn port_with_short_ring(node: &mut Node) -> Tap {

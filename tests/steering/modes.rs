@@ -8,7 +8,9 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_STEERED;
 use metadata_common::verdict::{Fate, Verdict};
 use metadata_common::wire::ethernet;
-use metadata_steer::{By, LOOKS_AT_ONCE, Limits, Mode, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError};
+use metadata_steer::{
+    By, LOOKS_AT_ONCE, PortLimits, QUIET, SWITCHES_AT_ONCE, SteerConfig, SteerError, SteeringMode,
+};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use support::frames::{self, GUEST, NEXT_HOP, SERVED_V4, SERVED_V6};
@@ -16,14 +18,18 @@ use support::netns::Namespace;
 use support::privileged;
 use support::tap::{Shape, Tap, VNET_HDR_LEN};
 
-const MODES: [Mode; 2] = [Mode::Xdp, Mode::Tcx];
+const MODES: [SteeringMode; 2] = [SteeringMode::Xdp, SteeringMode::Tcx];
 /// Modes, each with whether the port is in another namespace than the agent.
-const MODES_AND_PODS: [(Mode, bool); 4] =
-    [(Mode::Xdp, false), (Mode::Tcx, false), (Mode::Xdp, true), (Mode::Tcx, true)];
-const UNLIMITED: Limits =
-    Limits { frames_per_second: 0, burst: 1, connections_per_second: 0, connection_burst: 1 };
+const MODES_AND_PODS: [(SteeringMode, bool); 4] = [
+    (SteeringMode::Xdp, false),
+    (SteeringMode::Tcx, false),
+    (SteeringMode::Xdp, true),
+    (SteeringMode::Tcx, true),
+];
+const UNLIMITED: PortLimits =
+    PortLimits { frames_per_second: 0, burst: 1, connections_per_second: 0, connection_burst: 1 };
 
-fn by(mode: Mode) -> SteerConfig {
+fn by(mode: SteeringMode) -> SteerConfig {
     SteerConfig { mode, ..config() }
 }
 
@@ -72,7 +78,7 @@ fn every_frame_of_the_table_gets_the_same_verdict_from_xdp_and_tcx() {
             // The network stack drops a frame that ends within a VLAN tag before a classifier sees it, and a
             // classifier does not count ordinary frames.
             let uncounted = matches!(case.verdict, Verdict::PassTruncated | Verdict::PassIpv4);
-            if moved.is_empty() && mode == Mode::Tcx && uncounted {
+            if moved.is_empty() && mode == SteeringMode::Tcx && uncounted {
                 continue;
             }
             assert_eq!(moved, [case.verdict], "{mode:?}, {in_a_pod}: {}", case.name);
@@ -125,8 +131,8 @@ fn the_classifier_enforces_the_limit_of_each_port() {
     if !privileged::or_skip() {
         return;
     }
-    let limits = Limits { frames_per_second: 1, burst: 8, ..UNLIMITED };
-    let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(Mode::Tcx) });
+    let limits = PortLimits { frames_per_second: 1, burst: 8, ..UNLIMITED };
+    let (node, alices, _, _) = bridged(&SteerConfig { limits, ..by(SteeringMode::Tcx) });
     (0..100).for_each(|_| ask(&alices, ALICE));
     let refused = node.steering.counters().expect("counters").get(Verdict::DropOverLimit);
     assert!((2..=92).contains(&refused), "{refused} of 100 frames were refused; the burst is 8");
@@ -167,7 +173,7 @@ fn fragmented_and_oversized_frames_are_steered_or_dropped_but_never_pass() {
         ("thousands of segments", tcp_segment(3_000, TCP, 54, 1), Verdict::DropOversize, 0),
     ];
     for (name, frame, verdict, reach) in cases {
-        let mut node = Node::start_with(&by(Mode::Tcx));
+        let mut node = Node::start_with(&by(SteeringMode::Tcx));
         let tap = Tap::create(&node.ns, "tap0", Shape::virtio()).expect("a tap");
         let (far, _) = port(&node.ns, "tap1", &node.ns);
         node.ns
@@ -196,7 +202,8 @@ fn switching_under_load_loses_no_frame_and_leaks_none() {
         return;
     }
     const SWITCHES: u64 = 200;
-    let (mut node, alices, other, name) = bridged(&SteerConfig { limits: UNLIMITED, ..by(Mode::Auto) });
+    let (mut node, alices, other, name) =
+        bridged(&SteerConfig { limits: UNLIMITED, ..by(SteeringMode::Auto) });
     let (stop, sent, arrived) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let mut leaked = false;
     std::thread::scope(|scope| {
@@ -253,7 +260,7 @@ fn a_port_follows_its_guest_from_booting_to_quiet_and_back() {
     if !privileged::or_skip() {
         return;
     }
-    let (mut node, alices, _, name) = bridged(&by(Mode::Auto));
+    let (mut node, alices, _, name) = bridged(&by(SteeringMode::Auto));
     let start = Instant::now();
     let second = Duration::from_secs(1);
     let mut look = |at: Duration| {
@@ -284,7 +291,7 @@ fn quiet_ports_are_switched_a_few_at_a_time_until_all_are() {
     }
     const PORTS: usize = SWITCHES_AT_ONCE * 2 + 3;
     const { assert!(PORTS < LOOKS_AT_ONCE) };
-    let mut node = Node::start_with(&by(Mode::Auto));
+    let mut node = Node::start_with(&by(SteeringMode::Auto));
     let ports: Vec<_> = (0..PORTS).map(|n| port(&node.ns, &format!("tap{n}"), &node.ns)).collect();
     for (_, name) in &ports {
         node.steering.attach(name).expect("attached");
@@ -307,8 +314,8 @@ fn a_port_with_another_agents_classifier_is_refused_by_name() {
     if !privileged::or_skip() {
         return;
     }
-    let (node, _alices, _, name) = bridged(&by(Mode::Tcx));
-    for mode in [Mode::Xdp, Mode::Tcx, Mode::Auto] {
+    let (node, _alices, _, name) = bridged(&by(SteeringMode::Tcx));
+    for mode in [SteeringMode::Xdp, SteeringMode::Tcx, SteeringMode::Auto] {
         let other = SteerConfig { hub: "other".into(), ..by(mode) };
         let mut other = start_in(&node.ns, &other).expect("another hub name is free");
         let error = other.attach(&name).expect_err("the tap belongs to another agent");

@@ -1,11 +1,11 @@
 //! A node that runs steering, and the frames its guests send and receive.
 
 use metadata_base::port::PortName;
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
 use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
-use metadata_steer::{Limits, Mode, SteerConfig, SteerError, Steering};
+use metadata_steer::{PortLimits, SteerConfig, SteerError, Steering, SteeringMode};
 use std::fs::File;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -29,8 +29,8 @@ pub(crate) fn config() -> SteerConfig {
         hub: "imds".into(),
         served: vec![SERVED.into()],
         arp_only: Vec::new(),
-        limits: Limits::default(),
-        mode: Mode::Xdp,
+        limits: PortLimits::default(),
+        mode: SteeringMode::Xdp,
         ..SteerConfig::default()
     }
 }
@@ -151,7 +151,7 @@ pub(crate) fn within<T>(limit: Duration, mut attempt: impl FnMut() -> Option<T>)
 }
 
 pub(crate) fn pinned(bpffs: &Bpffs) -> SteerConfig {
-    SteerConfig { pins: Some(bpffs.pins()), key: Key([4, 2]), ..config() }
+    SteerConfig { pins: Some(bpffs.pins()), key: CookieKey([4, 2]), ..config() }
 }
 
 /// A node with two taps on a bridge. A broadcast from the first tap arrives at the second unless steering stops it.

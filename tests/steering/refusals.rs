@@ -6,7 +6,7 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::MAX_SLOTS;
 use metadata_common::verdict::Verdict;
 use metadata_links::error::LinkError;
-use metadata_steer::{Limits, SteerConfig, SteerError};
+use metadata_steer::{PortLimits, SteerConfig, SteerError};
 use support::netns::Namespace;
 use support::privileged;
 
@@ -114,7 +114,7 @@ fn each_port_has_its_own_limit() {
         return;
     }
     let ns = Namespace::new("steer").expect("a namespace");
-    let limits = Limits { frames_per_second: 1, burst: 8, ..Limits::default() };
+    let limits = PortLimits { frames_per_second: 1, burst: 8, ..PortLimits::default() };
     let mut steering = start_in(&ns, &SteerConfig { limits, ..config() }).expect("steering starts");
     let ports = ["tap0", "tap1"].map(|ifname| port(&ns, ifname, &ns));
     for ((_, name), (mac, slot)) in ports.iter().zip([(ALICE, 0), (BOB, 1)]) {

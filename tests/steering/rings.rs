@@ -10,7 +10,7 @@ use metadata_common::stamp::stamp;
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
 use metadata_datapath::link::FrameSource as _;
-use metadata_steer::{By, Limits, Mode, QUIET, Ring, SteerConfig, Steering};
+use metadata_steer::{By, PortLimits, QUIET, Ring, SteerConfig, Steering, SteeringMode};
 use std::time::{Duration, Instant};
 use support::frames::{self, SERVED_V4};
 use support::netns::Namespace;
@@ -63,7 +63,7 @@ fn count(node: &Node, verdict: Verdict) -> u64 {
     node.steering.counters().expect("counters").get(verdict)
 }
 
-fn steered_by(mode: Mode, limits: Limits) -> SteerConfig {
+fn steered_by(mode: SteeringMode, limits: PortLimits) -> SteerConfig {
     SteerConfig { mode, limits, ..config() }
 }
 
@@ -72,7 +72,7 @@ fn xdp_is_detached_from_a_quiet_guest_in_a_pod_and_attached_when_it_is_active() 
     if !privileged::or_skip() {
         return;
     }
-    let mut node = Node::start_with(&steered_by(Mode::Auto, Limits::default()));
+    let mut node = Node::start_with(&steered_by(SteeringMode::Auto, PortLimits::default()));
     let pod = Pod::new(&mut node.steering, &node.ns);
     let mut ring = node.steering.take_ring(0).expect("this kernel has rings");
     let (start, second) = (Instant::now(), Duration::from_secs(1));
@@ -111,7 +111,7 @@ fn only_the_bound_mac_of_a_port_in_a_pod_is_steered() {
     if !privileged::or_skip() {
         return;
     }
-    let mut node = Node::start_with(&steered_by(Mode::Tcx, Limits::default()));
+    let mut node = Node::start_with(&steered_by(SteeringMode::Tcx, PortLimits::default()));
     // Both taps have the same index: only their namespaces distinguish the guests.
     let (alice, bob) = (Pod::new(&mut node.steering, &node.ns), Pod::new(&mut node.steering, &node.ns));
     node.steering.bind(&bob.name, BOB, 1).expect("bound");
@@ -151,8 +151,8 @@ fn frames_of_every_length_arrive_whole_or_are_counted_as_dropped() {
     if !privileged::or_skip() {
         return;
     }
-    let unlimited = Limits { frames_per_second: 0, connections_per_second: 0, ..Limits::default() };
-    let mut node = Node::start_with(&steered_by(Mode::Tcx, unlimited));
+    let unlimited = PortLimits { frames_per_second: 0, connections_per_second: 0, ..PortLimits::default() };
+    let mut node = Node::start_with(&steered_by(SteeringMode::Tcx, unlimited));
     let pod = Namespace::new("pod").expect("a namespace");
     let tap = Tap::create(&pod, "tap0", Shape::default()).expect("a tap");
     pod.ip("link set tap0 mtu 9000 up").expect("up");
@@ -180,7 +180,10 @@ fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
     if !privileged::or_skip() {
         return;
     }
-    let mut node = Node::start_with(&steered_by(Mode::Tcx, Limits { burst: 65_536, ..Limits::default() }));
+    let mut node = Node::start_with(&steered_by(
+        SteeringMode::Tcx,
+        PortLimits { burst: 65_536, ..PortLimits::default() },
+    ));
     let (greedy, modest) = (Pod::new(&mut node.steering, &node.ns), Pod::new(&mut node.steering, &node.ns));
     node.steering.unbind(0).expect("unbound");
     node.steering.bind(&greedy.name, ALICE, 0).expect("bound");
@@ -199,7 +202,7 @@ fn a_full_ring_counts_drops_and_reserves_half_for_guests_that_send_little() {
     ask(&greedy.alices, ALICE);
     node.expect_count(Verdict::RingDelivered, taken + 2);
     // Without limits nothing shows which guest sends much, so one guest may fill the whole ring.
-    let unlimited = Limits { frames_per_second: 0, connections_per_second: 0, ..Limits::default() };
+    let unlimited = PortLimits { frames_per_second: 0, connections_per_second: 0, ..PortLimits::default() };
     node.steering.set_limits(unlimited).expect("set");
     (0..records * 2).for_each(|_| ask(&greedy.alices, ALICE));
     let all = frames_in(&mut ring).len() as u64;
@@ -215,7 +218,7 @@ fn the_next_agent_inherits_and_switches_ports_in_a_pod() {
     }
     let bpffs = support::bpffs::Bpffs::mount().expect("a bpffs");
     let ns = Namespace::new("steer").expect("a namespace");
-    let config = SteerConfig { mode: Mode::Auto, pins: Some(bpffs.pins()), ..config() };
+    let config = SteerConfig { mode: SteeringMode::Auto, pins: Some(bpffs.pins()), ..config() };
     let mut first = start_in(&ns, &config).expect("steering starts");
     let pod = Pod::new(&mut first, &ns);
     let start = Instant::now();

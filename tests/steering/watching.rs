@@ -3,9 +3,9 @@
 use crate::node::{ALICE, Node, ask, port};
 use metadata_base::port::PortName;
 use metadata_links::watch::Changed;
-use metadata_links::watch::Device;
+use metadata_links::watch::DeviceEvent;
 use metadata_links::watch::LinkWatch;
-use metadata_steer::{Found, exists};
+use metadata_steer::{DeviceLookup, exists};
 use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,7 +30,7 @@ async fn quiet(watch: &mut LinkWatch) {
 }
 
 /// Collects the devices that a watch reports until no change follows for [`MOMENT`].
-async fn devices(watch: &mut LinkWatch) -> Vec<Device> {
+async fn devices(watch: &mut LinkWatch) -> Vec<DeviceEvent> {
     let mut all = Vec::new();
     while let Ok(changed) = timeout(MOMENT, watch.changed()).await {
         match changed.expect("the watch does not end") {
@@ -81,12 +81,12 @@ fn a_recreated_tap_of_the_same_name_and_index_is_another_device() {
             (bridged, devices(&mut watch).await)
         });
         bridged.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), Found::Attached);
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Attached);
         recreated.iter().for_each(|device| node.steering.lost(device));
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), Found::Other);
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Other);
         let attached = if closed { node.steering.attach_closed(&name) } else { node.steering.attach(&name) };
         attached.expect("the new one is attached");
-        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), Found::Attached);
+        assert_eq!(node.ns.run_in(|| node.steering.find(&name)).expect("a look-up"), DeviceLookup::Attached);
         let shown = node.ns.ip("link show tap0").expect("the tap");
         assert!(shown.contains("xdp"), "{shown}");
     }

@@ -2,11 +2,11 @@
 //! this process.
 
 use metadata_common::answer::{self, Entry, Reply, answer};
-use metadata_common::cookie::{Flow, Key};
+use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::maps::{ANSWER_TCP, AllSent, Slot};
 use metadata_common::verdict::Verdict;
 use metadata_common::wire::ethernet;
-use metadata_datapath::stack::{Displaced, Heard, Ledger, Transmit};
+use metadata_datapath::stack::{AckLedger, Displaced, Heard, Transmit};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The table that kernel and stack share.
@@ -17,7 +17,7 @@ pub struct Board(Arc<Mutex<Vec<AllSent>>>);
 #[derive(Clone)]
 pub struct Kernel {
     board: Board,
-    key: Key,
+    key: CookieKey,
     /// A deliberate defect: the kernel treats every entry as not held.
     pub ignores_held: bool,
     /// Numbers of SYNs answered, acknowledgements recorded, and FINs answered.
@@ -58,7 +58,7 @@ impl Board {
     }
 }
 
-impl Ledger for Board {
+impl AckLedger for Board {
     fn hold(&mut self, flow: Flow) {
         self.with(flow.index(), |place| *place = AllSent { held: place.held + 1, opened: 0, ..*place });
     }
@@ -127,7 +127,7 @@ impl Entry for Place {
 impl answer::Ledger for Kernel {
     type Entry = Place;
 
-    fn key(&self) -> Key {
+    fn key(&self) -> CookieKey {
         self.key
     }
 
@@ -139,7 +139,7 @@ impl answer::Ledger for Kernel {
 impl Kernel {
     /// A kernel that shares this table and key with a stack.
     #[must_use]
-    pub fn new(board: Board, key: Key) -> Self {
+    pub fn new(board: Board, key: CookieKey) -> Self {
         Self { board, key, ignores_held: false, taken: [0; 3] }
     }
 

@@ -1,14 +1,14 @@
 //! A table in memory instead of the kernel's map `ALL_SENT`, for tests of `answer`.
 
 use metadata_common::answer::{Entry, Ledger};
-use metadata_common::cookie::{Flow, Key};
+use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::maps::AllSent;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
 /// The handshake key of all runs.
-pub const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+pub const KEY: CookieKey = CookieKey([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
 
 /// A table for [`KEY`], initially empty.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ pub struct Line(Rc<Cell<AllSent>>);
 impl Ledger for Book {
     type Entry = Line;
 
-    fn key(&self) -> Key {
+    fn key(&self) -> CookieKey {
         KEY
     }
 

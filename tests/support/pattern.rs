@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
-use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::http::{Method, Request, Response, StatusCode};
 use metadata_content::store::Parked;
 use metadata_datapath::stack::{Stack, StackConfig};
-use metadata_serve::{Answer, Answers, Origin, Serve};
+use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,9 +33,15 @@ pub fn bytes(n: usize) -> Vec<u8> {
     (0..n).map(|i| (i * 7 + i / 251) as u8).collect()
 }
 
-impl Answers for Pattern {
-    fn answer(&self, _: Now, _: &Connection, request: &Request<'_>, _: Option<&Parked>) -> (Answer, Origin) {
-        (self.reply(request), Origin::NONE)
+impl AnswerSource for Pattern {
+    fn answer(
+        &self,
+        _: Now,
+        _: &Connection,
+        request: &Request<'_>,
+        _: Option<&Parked>,
+    ) -> (Answer, AnswerOrigin) {
+        (self.reply(request), AnswerOrigin::NONE)
     }
 }
 
@@ -48,18 +54,20 @@ impl Pattern {
             return Answer::NotYet;
         }
         let response = match (request.method, request.target.path) {
-            (Method::Other, _) => Response::error(Status(405), &[("Allow", "GET, HEAD")]),
-            (_, "/some") => Response::new(Status(200), None, &[], Bytes::from_static(b"some\n")),
-            (_, "/none") => Response::new(Status(204), None, &[], Bytes::new()),
-            (_, "/close") => Response::new(Status(200), None, &[], Bytes::from_static(b"bye\n")).and_close(),
+            (Method::Other, _) => Response::error(StatusCode(405), &[("Allow", "GET, HEAD")]),
+            (_, "/some") => Response::new(StatusCode(200), None, &[], Bytes::from_static(b"some\n")),
+            (_, "/none") => Response::new(StatusCode(204), None, &[], Bytes::new()),
+            (_, "/close") => {
+                Response::new(StatusCode(200), None, &[], Bytes::from_static(b"bye\n")).and_close()
+            }
             (method, "/echo") => {
                 let mut body = format!("{method:?}\n{}\n{}\n", request.target.path, request.target.query);
                 body.push_str(&String::from_utf8_lossy(request.body));
-                Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body)
+                Response::new(StatusCode(200), Some("text/plain; charset=utf-8"), &[], body)
             }
             (_, path) => match path.strip_prefix("/bytes/").and_then(|n| n.parse().ok()) {
-                Some(n) => Response::new(Status(200), Some("application/octet-stream"), &[], bytes(n)),
-                None => Response::error(Status(404), &[]),
+                Some(n) => Response::new(StatusCode(200), Some("application/octet-stream"), &[], bytes(n)),
+                None => Response::error(StatusCode(404), &[]),
             },
         };
         Answer::Known(response.into())
@@ -74,9 +82,9 @@ impl Default for Pattern {
 
 /// Returns a stack that serves [`Pattern`], and the pattern.
 #[must_use]
-pub fn stack(config: StackConfig) -> (Stack<Serve<Pattern>>, Arc<Pattern>) {
+pub fn stack(config: StackConfig) -> (Stack<MetadataService<Pattern>>, Arc<Pattern>) {
     let pattern = Arc::new(Pattern::default());
-    (Stack::new(config, Serve::new(Arc::clone(&pattern))), pattern)
+    (Stack::new(config, MetadataService::new(Arc::clone(&pattern))), pattern)
 }
 
 /// A parsed response.

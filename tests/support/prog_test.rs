@@ -22,7 +22,7 @@ use metadata_common::maps::{
     ARP_ONLY, AllSent, CLAIMED, Guest, IN_FRONT, Identity, IdentityKey, MAX_HUBS, Port, PortKey, SERVED,
     Slot, name, program,
 };
-use metadata_common::trace::{Event, PASSING_TOO, Scratch, Trace};
+use metadata_common::trace::{PASSING_TOO, Scratch, Trace, TraceEvent};
 use metadata_common::verdict::Verdict;
 
 /// The variable that names a directory of objects to test instead of the committed ones.
@@ -329,11 +329,11 @@ impl Programs {
     ///
     /// # Errors
     /// When an event has a wrong length.
-    pub fn take_events(&mut self) -> Result<Vec<Event>> {
+    pub fn take_events(&mut self) -> Result<Vec<TraceEvent>> {
         let mut ring = RingBuf::try_from(self.ebpf.map_mut(name::EVENTS).context(name::EVENTS)?)?;
         let mut events = Vec::new();
         while let Some(item) = ring.next() {
-            events.push(Event::from_bytes(&item).context("an event of a wrong length")?);
+            events.push(TraceEvent::from_bytes(&item).context("an event of a wrong length")?);
         }
         Ok(events)
     }

@@ -7,10 +7,10 @@ use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::http::target::{TargetError, normalise};
-use metadata_content::http::{Headers, Method, Request, Response, Status};
+use metadata_content::http::{Headers, Method, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Entry, Host, Outcome, Parked, Responses};
+use metadata_content::store::{Host, LiveOutcome, Parked, Responses, SlotState};
 
 /// Time of the requests, in Unix seconds: 2026-11-21T00:00:00Z.
 pub const NOW_UNIX: u64 = 1_795_219_200;
@@ -108,19 +108,19 @@ impl Question {
     #[must_use]
     pub fn ask_on_demand(&self, content: &OnDemand) -> Response {
         self.ask_of(|now, connection, request, parked| {
-            let Entry::Ready(responses) = content.store().get(0) else { panic!("slot 0 has a record") };
+            let SlotState::Ready(responses) = content.store().get(0) else { panic!("slot 0 has a record") };
             content.answer_with(responses, now, connection, request, parked).0
         })
     }
 
     fn ask_of(
         &self,
-        answer: impl Fn(Now, &Connection, &Request<'_>, Option<&Parked>) -> Outcome,
+        answer: impl Fn(Now, &Connection, &Request<'_>, Option<&Parked>) -> LiveOutcome,
     ) -> Response {
         let target = match normalise(&self.target) {
             Ok(target) => target,
-            Err(TargetError::Malformed) => return Response::error(Status(400), &[]),
-            Err(TargetError::NotText) => return Response::error(Status(404), &[]),
+            Err(TargetError::Malformed) => return Response::error(StatusCode(400), &[]),
+            Err(TargetError::NotText) => return Response::error(StatusCode(404), &[]),
         };
         let fields: Vec<_> =
             self.fields.iter().map(|(name, value)| httparse::Header { name, value }).collect();
@@ -130,14 +130,14 @@ impl Question {
         let connection = Connection { slot: 0, local: self.to, remote: (remote, self.source_port) };
         let mut now = Now { mono: std::time::Duration::ZERO, unix_seconds: self.unix_seconds };
         let parked = match answer(now, &connection, &request, None) {
-            Outcome::Ready(response) | Outcome::Changed(response) => return response,
-            Outcome::Park(parked) => parked,
+            LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => return response,
+            LiveOutcome::Park(parked) => parked,
         };
         now.unix_seconds += parked.until.as_secs();
         now.mono = parked.until;
         match answer(now, &connection, &request, Some(&parked)) {
-            Outcome::Ready(response) | Outcome::Changed(response) => response,
-            Outcome::Park(again) => panic!("{} is parked again: {again:?}", self.target),
+            LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
+            LiveOutcome::Park(again) => panic!("{} is parked again: {again:?}", self.target),
         }
     }
 }
@@ -177,7 +177,7 @@ impl<'r> Insider<'r> {
         let fetch = |(host, field, path, seconds): &(Host, &'static str, &str, &str)| {
             let put = Question::get(*path).by(Method::Put).at(*host).with(seconds, "300");
             let answer = put.ask(responses);
-            (answer.status() == Status(200)).then(|| (*host, *field, answer.body().to_bytes().to_vec()))
+            (answer.status() == StatusCode(200)).then(|| (*host, *field, answer.body().to_bytes().to_vec()))
         };
         Self { responses, tokens: TOKENS.iter().filter_map(fetch).collect() }
     }

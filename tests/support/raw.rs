@@ -3,7 +3,7 @@
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::stamp;
-use metadata_datapath::stack::{Ledger, NoLedger, Service, Stack};
+use metadata_datapath::stack::{AckLedger, NoLedger, Service, Stack};
 use smoltcp::phy::ChecksumCapabilities;
 use smoltcp::wire::{
     IpAddress, IpProtocol, IpRepr, Ipv4Packet, Ipv6Packet, TcpControl, TcpPacket, TcpRepr, TcpSeqNumber,
@@ -184,7 +184,7 @@ pub struct Raw<S: Service, L = NoLedger> {
     pub now: Duration,
 }
 
-impl<S: Service, L: Ledger> Raw<S, L> {
+impl<S: Service, L: AckLedger> Raw<S, L> {
     /// Starts at time zero.
     pub fn new(stack: Stack<S, L>) -> Self {
         Self { stack, slot: 7, now: Duration::ZERO }

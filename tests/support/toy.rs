@@ -16,7 +16,7 @@ use bytes::Bytes;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_datapath::stack::{Exchange, Service, Stack, StackConfig, Step};
+use metadata_datapath::stack::{ConnectionAction, Exchange, Service, Stack, StackConfig};
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,21 +103,21 @@ impl Puppet {
         self.stirred = true;
     }
 
-    fn obey(&mut self, now: Now, line: &str) -> Option<Step> {
+    fn obey(&mut self, now: Now, line: &str) -> Option<ConnectionAction> {
         let (word, number) = line.trim().split_once(' ').unwrap_or((line.trim(), "0"));
         let number: u64 = number.parse().expect("a number");
         let seen = self.board.read(self.slot);
         let bytes = || Bytes::from(vec![b'.'; number as usize]);
         match word {
-            "far" => return Some(Step::Send(bytes())),
-            "near" => return Some(Step::SendWithin { bytes: bytes(), hop_limit: NEAR }),
+            "far" => return Some(ConnectionAction::Send(bytes())),
+            "near" => return Some(ConnectionAction::SendWithin { bytes: bytes(), hop_limit: NEAR }),
             "park" => self.doing = Doing::Parked { seen, until: now.mono + Duration::from_secs(number) },
-            "close" => return Some(Step::Close),
-            "abort" => return Some(Step::Abort),
+            "close" => return Some(ConnectionAction::Close),
+            "abort" => return Some(ConnectionAction::Abort),
             "storm" => self.doing = Doing::Storming { seen },
             "write" => {
                 self.stir(number);
-                return Some(Step::Send(Bytes::from_static(b"ok\n")));
+                return Some(ConnectionAction::Send(Bytes::from_static(b"ok\n")));
             }
             other => panic!("unknown command: {other}"),
         }
@@ -135,25 +135,25 @@ impl Exchange for Puppet {
         self.ended = true;
     }
 
-    fn next(&mut self, now: Now) -> Step {
+    fn next(&mut self, now: Now) -> ConnectionAction {
         if self.ended {
-            return Step::Close;
+            return ConnectionAction::Close;
         }
         let says = self.board.read(self.slot);
         match self.doing {
             Doing::Parked { seen, until } if says == seen && now.mono < until => {
-                return Step::Wait { until: Some(until) };
+                return ConnectionAction::Wait { until: Some(until) };
             }
             Doing::Parked { .. } => {
                 self.doing = Doing::Nothing;
-                return Step::Send(format!("{says}\n").into());
+                return ConnectionAction::Send(format!("{says}\n").into());
             }
             Doing::Storming { seen } => {
                 if says != seen {
                     self.stir(says + 1);
                     self.doing = Doing::Storming { seen: says + 1 };
                 }
-                return Step::Wait { until: None };
+                return ConnectionAction::Wait { until: None };
             }
             Doing::Nothing => {}
         }
@@ -165,7 +165,7 @@ impl Exchange for Puppet {
                 return self.next(now);
             }
         }
-        Step::Wait { until: None }
+        ConnectionAction::Wait { until: None }
     }
 
     fn is_waiting(&self) -> bool {

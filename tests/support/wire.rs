@@ -4,7 +4,7 @@
 
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_datapath::stack::{Ledger, Long, NoLedger, Service, Stack, Transmit};
+use metadata_datapath::stack::{AckLedger, Long, NoLedger, Service, Stack, Transmit};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ pub struct World<S: Service, L = NoLedger> {
     wake: Option<Duration>,
 }
 
-impl<S: Service, L: Ledger> World<S, L> {
+impl<S: Service, L: AckLedger> World<S, L> {
     /// A world at time zero.
     pub fn new(stack: Stack<S, L>, client: Client, faults: Faults, seed: u64) -> Self {
         let mut rng = Rng::new(seed);

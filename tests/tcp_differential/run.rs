@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use metadata_datapath::stack::{Ledger, Stack, StackConfig};
-use metadata_serve::Serve;
+use metadata_datapath::stack::{AckLedger, Stack, StackConfig};
+use metadata_serve::MetadataService;
 use support::kernel::Kernel;
 use support::pattern::Pattern;
 use support::raw::{Reply, Segment};
@@ -77,8 +77,8 @@ impl Lane {
 }
 
 /// One guest, one stack, and the link between them.
-pub(super) struct World<L: Ledger> {
-    stack: Stack<Serve<Pattern>, L>,
+pub(super) struct World<L: AckLedger> {
+    stack: Stack<MetadataService<Pattern>, L>,
     pub(super) kernel: Option<Kernel>,
     lanes: Vec<Lane>,
     up: Link,
@@ -86,9 +86,9 @@ pub(super) struct World<L: Ledger> {
     now: Duration,
 }
 
-impl<L: Ledger> World<L> {
+impl<L: AckLedger> World<L> {
     pub(super) fn new(script: &Script, ledger: L, kernel: Option<Kernel>) -> Self {
-        let service = Serve::new(Arc::new(Pattern::default()));
+        let service = MetadataService::new(Arc::new(Pattern::default()));
         let mut rng = Rng::exactly(script.seed);
         let lanes = script.lanes.iter().enumerate().map(|(number, plans)| {
             let mut plans = plans.clone().into_iter();

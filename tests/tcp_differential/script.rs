@@ -3,14 +3,14 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use metadata_common::cookie::{Abilities, Check, Flow, Key, check, issue};
+use metadata_common::cookie::{Abilities, CookieCheck, CookieKey, Flow, check, issue};
 use proptest::prelude::*;
 use support::client::{CLIENT, SERVICE};
 use support::wire::Faults;
 
 use super::guest::SLOT;
 
-pub(super) const KEY: Key = Key([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321]);
+pub(super) const KEY: CookieKey = CookieKey([0x1234_5678_9abc_def0, 0x0fed_cba9_8765_4321]);
 
 /// The port of the first lane; each further lane has the next one.
 pub(super) const FIRST_PORT: u16 = 40_000;
@@ -114,7 +114,7 @@ fn search(lane: usize) -> Vec<u32> {
         let seq = isn.wrapping_add(1 + request);
         (1..segments).any(|n| {
             let ack = first.wrapping_add(n * u32::from(SEGMENT));
-            matches!(check(&KEY, flow, seq, ack), Check::First(_))
+            matches!(check(&KEY, flow, seq, ack), CookieCheck::First(_))
         })
     };
     let found: Vec<u32> =

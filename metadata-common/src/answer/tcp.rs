@@ -4,7 +4,7 @@ use super::{
     Editor, Entry, HOP_LIMIT, Ledger, PORT, Reply, SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, WINDOW, put,
     segment_v4, segment_v6, sum,
 };
-use crate::cookie::{self, Abilities, Check, Flow, SCALE_MAX};
+use crate::cookie::{self, Abilities, CookieCheck, Flow, SCALE_MAX};
 use crate::maps::{FIN_ENDS, FIN_ENDS_BOTH, Slot};
 use crate::verdict::Verdict;
 use crate::wire::{ethernet, ipv4, ipv6, protocol, tcp};
@@ -310,7 +310,7 @@ fn ack(segment: &Segment, ledger: &impl Ledger) -> bool {
         return false;
     }
     let found = cookie::check(&ledger.key(), segment.flow, segment.seq, segment.ack);
-    matches!(found, Check::First(_))
+    matches!(found, CookieCheck::First(_))
 }
 
 /// Acknowledges the FIN, or a repeated FIN, of a guest that has received everything, and sends our FIN with

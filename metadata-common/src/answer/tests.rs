@@ -1,5 +1,5 @@
 use super::{Entry, Ledger, PORT, Reply, WINDOW, answer, segment_v6, sum, tcp};
-use crate::cookie::{Abilities, Check, Flow, Key, check};
+use crate::cookie::{Abilities, CookieCheck, CookieKey, Flow, check};
 use crate::maps::{ANSWER_LINK, ANSWER_TCP, AllSent, FIN_ENDS, FIN_ENDS_BOTH, FIN_IS_NEWS, answers_within};
 use crate::verdict::Verdict::{self, *};
 use crate::wire::{ethernet, ipv4, protocol, tcp as header};
@@ -7,7 +7,7 @@ use core::cell::Cell;
 use std::vec;
 use std::vec::Vec;
 
-const KEY: Key = Key([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
+const KEY: CookieKey = CookieKey([0x0123_4567_89ab_cdef, 0xfedc_ba98_7654_3210]);
 const SLOT: u32 = 7;
 const GUEST: [u8; 4] = [10, 0, 2, 15];
 const LOCAL: [u8; 4] = [169, 254, 169, 254];
@@ -24,7 +24,7 @@ struct Book(Cell<AllSent>);
 impl<'a> Ledger for &'a Book {
     type Entry = &'a Cell<AllSent>;
 
-    fn key(&self) -> Key {
+    fn key(&self) -> CookieKey {
         KEY
     }
 
@@ -131,7 +131,7 @@ fn answer_to(options: &[u8]) -> (Vec<u8>, Abilities) {
     frame.truncate(length);
     let number = u32::from_be_bytes(frame[38..42].try_into().expect("a sequence number"));
     let back = check(&KEY, flow(), ISN.wrapping_add(1), number.wrapping_add(1));
-    let Check::First(abilities) = back else { panic!("{back:?}") };
+    let CookieCheck::First(abilities) = back else { panic!("{back:?}") };
     (frame, abilities)
 }
 
@@ -328,7 +328,7 @@ fn offered_and_encoded_segment_sizes_fit_the_mtu() {
         assert_eq!(frame[54..58], [&[2, 4][..], &u16::to_be_bytes(offered)].concat(), "{mtu}");
         let number = u32::from_be_bytes(frame[38..42].try_into().expect("a sequence number"));
         let back = check(&KEY, flow(), ISN.wrapping_add(1), number.wrapping_add(1));
-        assert_eq!(back, Check::First(Abilities { segment: remembered, scale: None }), "{mtu}");
+        assert_eq!(back, CookieCheck::First(Abilities { segment: remembered, scale: None }), "{mtu}");
     }
     for (mtu, size) in [(0, 1440), (68, 1220), (1_280, 1220), (1_450, 1390), (1_500, 1440), (9_000, 1440)] {
         assert_eq!(segment_v6(mtu), size, "{mtu} over IPv6");

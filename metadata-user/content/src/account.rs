@@ -107,14 +107,14 @@ impl Account {
 
 /// Usage of one connection on the accounts of its VM and its worker. Dropping it releases the usage.
 #[derive(Debug)]
-pub struct Tab {
+pub struct ConnectionUsage {
     vm: Arc<Account>,
     worker: Arc<Account>,
     holds: bool,
     buffered: usize,
 }
 
-impl Tab {
+impl ConnectionUsage {
     /// Counts one more connection.
     pub fn open(vm: Arc<Account>, worker: Arc<Account>) -> Self {
         vm.enter(Resource::Connections, 1);
@@ -173,7 +173,7 @@ impl Tab {
     }
 }
 
-impl Drop for Tab {
+impl Drop for ConnectionUsage {
     fn drop(&mut self) {
         self.let_go();
         self.give_back(self.buffered);
@@ -205,8 +205,8 @@ impl Drop for Charged {
 mod tests {
     use super::*;
 
-    fn tab(vm: &Arc<Account>, worker: &Arc<Account>) -> Tab {
-        Tab::open(Arc::clone(vm), Arc::clone(worker))
+    fn tab(vm: &Arc<Account>, worker: &Arc<Account>) -> ConnectionUsage {
+        ConnectionUsage::open(Arc::clone(vm), Arc::clone(worker))
     }
 
     fn accounts() -> (Arc<Account>, Arc<Account>) {

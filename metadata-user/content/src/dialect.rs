@@ -1,8 +1,9 @@
 //! One module per dialect. Each renders a record into the paths and responses of its clouds.
 //!
-//! A module describes its dialect in a [`Description`] and adds routes to a `Sheet`. Its row in `each_dialect!`
+//! A module describes its dialect in a [`Description`] and adds routes to a `RouteBuilder`. Its row in `each_dialect!`
 //! registers it. Each dialect of a record is rendered once: in advance if the guest is expected to ask for
-//! it, else when the guest asks. Answers that depend on the request (tokens, writes, queries, long polls) come from a [`Live`](crate::store::Live) in the same module.
+//! it, else when the guest asks. Answers that depend on the request (tokens, writes, queries, long polls) come from a
+//! [`Live`](crate::store::Live) in the same module.
 
 /// The table of dialects. It calls a macro with one row per module:
 ///
@@ -87,8 +88,8 @@ pub use description::{Access, Description, Mount, PATIENCE};
 use std::time::Duration;
 
 use crate::record::{self, Dialects, Record};
-use crate::store::{Host, Interner, RequestLimit, Responses, Vm};
-use sheet::Sheet;
+use crate::store::{Host, Interner, RequestLimit, Responses, VmState};
+use sheet::RouteBuilder;
 
 /// A row of the table.
 struct Row {
@@ -150,14 +151,14 @@ pub fn patience(path: &str) -> Duration {
 
 /// Renders all answers for a VM. Paths of dialects not in `serve.dialects` are left out.
 #[must_use]
-pub fn render(record: &Record, interner: &mut Interner, vm: Vm) -> Responses {
+pub fn render(record: &Record, interner: &mut Interner, vm: VmState) -> Responses {
     render_dialects(record, interner, vm, demand::served(record))
 }
 
 /// Renders the answers of these dialects, and those that every VM has.
-fn render_dialects(record: &Record, interner: &mut Interner, vm: Vm, dialects: Dialects) -> Responses {
+fn render_dialects(record: &Record, interner: &mut Interner, vm: VmState, dialects: Dialects) -> Responses {
     let issues = vm.issuer.is_some();
-    let mut sheet = Sheet::new(interner, vm);
+    let mut sheet = RouteBuilder::new(interner, vm);
     sheet.limit(RequestLimit { per_second: record.serve.limits.rps, burst: record.serve.limits.burst });
     core::render(record, &mut sheet);
     for row in DIALECTS.iter().filter(|row| dialects.contains(row.name())) {

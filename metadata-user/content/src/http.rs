@@ -9,6 +9,6 @@ mod response;
 pub mod target;
 
 pub use message::RequestError;
-pub use message::{Headers, Method, Request, Target};
-pub(crate) use response::Head;
-pub use response::{Body, Response, Status};
+pub use message::{Headers, Method, Request, RequestTarget};
+pub(crate) use response::ResponseHead;
+pub use response::{Body, Response, StatusCode};

@@ -2,11 +2,11 @@
 //!
 //! A token's claims come from the VM's record and from the NIC that asks, never from what the guest wrote. The guest
 //! chooses the audience only. The keys are in another process, so a signature takes a while: the VM's [`VmIssuer`]
-//! hands an [`Order`] over without waiting, and the request is parked until the token is there. The agent's module `identity`
-//! passes orders on.
+//! hands an [`Order`] over without waiting, and the request is parked until the token is there. The agent's module
+//! `identity` passes orders on.
 //!
-//! Guests may also ask in the words of a cloud: for a token with that cloud's claims ([`Form`]), and, on a node with an
-//! operator's certificate, for the cloud's signed documents ([`Wanted`]).
+//! Guests may also ask in the words of a cloud: for a token with that cloud's claims ([`CloudClaims`]), and, on a node
+//! with an operator's certificate, for the cloud's signed documents ([`SigningRequest`]).
 
 mod vm_issuer;
 mod wanted;
@@ -15,10 +15,10 @@ mod wanted;
 mod tests;
 
 pub use vm_issuer::{
-    Answer, CACHED_PER_VM, Order, Refusal, SIGNINGS_BURST, SIGNINGS_PER_SECOND, Token, VmIssuer,
-    WAITING_PER_VM,
+    CACHED_PER_VM, IssuedToken, IssuerResponse, Order, SIGNINGS_BURST, SIGNINGS_PER_SECOND, TokenRefusal,
+    VmIssuer, WAITING_PER_VM,
 };
-pub use wanted::{Form, Nonce, Wanted, Work};
+pub use wanted::{CloudClaims, Nonce, SigningRequest, Work};
 
 use metadata_base::share::{FairShare, Tenant};
 use metadata_common::mac::Mac;
@@ -123,7 +123,8 @@ impl Issuer {
         Self(Arc::new(Shared { trust_domain, signs_documents, hand_over, counters, vm_issuers, revocations }))
     }
 
-    /// Sets whether the signer has a certificate. Issuers of VMs that are created later then sign the documents of clouds.
+    /// Sets whether the signer has a certificate. Issuers of VMs that are created later then sign the documents of
+    /// clouds.
     pub fn set_signs_documents(&self, signs: bool) {
         self.0.signs_documents.store(signs, Ordering::Relaxed);
     }
@@ -223,7 +224,7 @@ impl Claims {
     }
 
     /// Returns the claims of a token for an audience, in the form of a cloud.
-    fn in_form(&self, audience: &str, form: &Form) -> Map<String, Value> {
+    fn in_form(&self, audience: &str, form: &CloudClaims) -> Map<String, Value> {
         let mut claims = form.claims.clone();
         claims.insert("aud".to_owned(), audience.into());
         claims.insert("sub".to_owned(), (&*self.subject).into());

@@ -7,7 +7,7 @@
 //! about 350 KiB.
 //!
 //! With a state directory, the passwords' state, guest attributes and documents outlive the agent, in one file per VM.
-//! `mailboxes` of `metadata-state` writes these files through [`Kept`].
+//! `mailboxes` of `metadata-state` writes these files through [`StoredMailbox`].
 
 #[cfg(test)]
 mod tests;
@@ -56,7 +56,7 @@ pub struct DocumentTooLarge;
 /// A document that guests of EVE write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Document {
+pub enum EveDocument {
     /// Document at `/eve/v1/kubeconfig`.
     Kubeconfig,
     /// Document at `/eve/v1/app/appCustomStatus`.
@@ -65,21 +65,21 @@ pub enum Document {
 
 /// The mailbox of one VM. Its methods never wait for a disk or a sink.
 pub struct Mailbox {
-    kept: Arc<Kept>,
+    kept: Arc<StoredMailbox>,
     outbox: VmOutbox,
     waits: Mutex<Waits>,
-    noted: Mutex<Noted>,
+    noted: Mutex<RecordValues>,
     account: Arc<Account>,
     /// The bits of [`Dialects`].
     asked: AtomicU32,
 }
 
 /// Values from the VM's record.
-struct Noted {
+struct RecordValues {
     name: Arc<str>,
     /// The instance-id; `None` before the first record.
     instance: Option<Box<str>>,
-    /// SHA-256 over a salt ([`State`]) and `admin.password`; empty without a password.
+    /// SHA-256 over a salt ([`MailboxState`]) and `admin.password`; empty without a password.
     password: Base64,
 }
 
@@ -98,14 +98,15 @@ impl Mailbox {
     /// Creates an empty mailbox, in memory only, for the VM of this owner.
     #[must_use]
     pub fn new(vm: &str, outbox: &Outbox) -> Self {
-        Self::with(Kept::in_memory(vm), outbox)
+        Self::with(StoredMailbox::in_memory(vm), outbox)
     }
 
     /// Creates the mailbox of a VM from its stored state.
     #[must_use]
-    pub fn with(kept: Kept, outbox: &Outbox) -> Self {
+    pub fn with(kept: StoredMailbox, outbox: &Outbox) -> Self {
         let outbox = outbox.for_vm(kept.vm());
-        let noted = Mutex::new(Noted { name: "".into(), instance: None, password: Base64(Bytes::new()) });
+        let noted =
+            Mutex::new(RecordValues { name: "".into(), instance: None, password: Base64(Bytes::new()) });
         Self {
             kept: Arc::new(kept),
             outbox,
@@ -118,7 +119,7 @@ impl Mailbox {
 
     /// Returns the state that outlives the agent.
     #[must_use]
-    pub fn kept(&self) -> &Arc<Kept> {
+    pub fn kept(&self) -> &Arc<StoredMailbox> {
         &self.kept
     }
 
@@ -192,7 +193,7 @@ impl Mailbox {
 
     /// Replaces the state by the one that another agent stored. Drops the guest's confirmation in it if that was for
     /// another password than the record's, and everything in it if that was of another instance-id.
-    pub fn replace(&self, state: State) {
+    pub fn replace(&self, state: MailboxState) {
         self.kept.replace(state);
         let noted = locked(&self.noted);
         if let Some(instance) = noted.instance.as_deref() {
@@ -283,7 +284,7 @@ impl Mailbox {
     ///
     /// # Errors
     /// [`DocumentTooLarge`] if it exceeds [`DOCUMENT_BYTES`].
-    pub fn store_document(&self, document: Document, bytes: &[u8]) -> Result<(), DocumentTooLarge> {
+    pub fn store_document(&self, document: EveDocument, bytes: &[u8]) -> Result<(), DocumentTooLarge> {
         if bytes.len() > DOCUMENT_BYTES {
             return Err(DocumentTooLarge);
         }
@@ -296,7 +297,7 @@ impl Mailbox {
 
     /// Returns a document that the guest wrote; `None` if it wrote none.
     #[must_use]
-    pub fn document(&self, document: Document) -> Option<Bytes> {
+    pub fn document(&self, document: EveDocument) -> Option<Bytes> {
         self.kept.read(|state| state.documents.get(&document).map(|bytes| bytes.0.clone()))
     }
 
@@ -304,7 +305,7 @@ impl Mailbox {
     ///
     /// If [`WAITS_PER_VM`] requests are parked already, ends and counts the oldest.
     #[must_use]
-    pub fn wait(&self) -> Arc<Wait> {
+    pub fn wait(&self) -> Arc<ParkedRequest> {
         let (wait, ended) = locked(&self.waits).enter();
         if ended {
             self.outbox.count_ended_wait();
@@ -324,10 +325,10 @@ impl Mailbox {
 // The part of a VM's mailbox that outlives the agent, and whether it is on disk.
 
 /// Schedules a changed mailbox to be saved. The packet path calls it, so it must not wait.
-pub type Saver = Box<dyn Fn(Arc<Kept>) + Send + Sync>;
+pub type Saver = Box<dyn Fn(Arc<StoredMailbox>) + Send + Sync>;
 
 /// The stored state of one VM, and its file.
-pub struct Kept {
+pub struct StoredMailbox {
     vm: Box<str>,
     changing: Mutex<Changing>,
     /// True from a change until its save begins. So a mailbox is in the queue at most once, and the queue has at most
@@ -340,23 +341,23 @@ pub struct Kept {
 
 #[derive(Default)]
 struct Changing {
-    state: State,
+    state: MailboxState,
     /// Grows with each change.
     revision: u64,
     /// The revision on disk.
     saved: u64,
 }
 
-impl Kept {
+impl StoredMailbox {
     /// Creates an empty state without a file for the VM of this owner.
     #[must_use]
     pub fn in_memory(vm: &str) -> Self {
-        Self::new(vm, State::default(), None, None)
+        Self::new(vm, MailboxState::default(), None, None)
     }
 
     /// Creates the state of the VM of this owner, with its file and the scheduler of saves.
     #[must_use]
-    pub fn new(vm: &str, mut state: State, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
+    pub fn new(vm: &str, mut state: MailboxState, file: Option<PathBuf>, saver: Option<Saver>) -> Self {
         state.set_owner(vm);
         let changing = Mutex::new(Changing { state, ..Changing::default() });
         Self { vm: vm.into(), changing, queued: AtomicBool::new(false), file: Mutex::new(file), saver }
@@ -368,11 +369,11 @@ impl Kept {
         &self.vm
     }
 
-    fn read<T>(&self, get: impl FnOnce(&State) -> T) -> T {
+    fn read<T>(&self, get: impl FnOnce(&MailboxState) -> T) -> T {
         get(&locked(&self.changing).state)
     }
 
-    fn change(self: &Arc<Self>, change: impl FnOnce(&mut State)) {
+    fn change(self: &Arc<Self>, change: impl FnOnce(&mut MailboxState)) {
         self.change_if(|state| {
             change(state);
             true
@@ -380,7 +381,7 @@ impl Kept {
     }
 
     /// `change` returns whether the state has to be saved.
-    fn change_if(self: &Arc<Self>, change: impl FnOnce(&mut State) -> bool) {
+    fn change_if(self: &Arc<Self>, change: impl FnOnce(&mut MailboxState) -> bool) {
         let changed: Result<(), std::convert::Infallible> = self.try_change(|state| Ok(change(state)));
         match changed {
             Ok(()) => {}
@@ -388,7 +389,10 @@ impl Kept {
     }
 
     /// `change` returns whether the state has to be saved.
-    fn try_change<E>(self: &Arc<Self>, change: impl FnOnce(&mut State) -> Result<bool, E>) -> Result<(), E> {
+    fn try_change<E>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut MailboxState) -> Result<bool, E>,
+    ) -> Result<(), E> {
         let mut changing = locked(&self.changing);
         if !change(&mut changing.state)? {
             return Ok(());
@@ -402,7 +406,7 @@ impl Kept {
     }
 
     /// Replaces the state by the content that another agent wrote to the file.
-    fn replace(&self, mut state: State) {
+    fn replace(&self, mut state: MailboxState) {
         state.set_owner(&self.vm);
         let mut changing = locked(&self.changing);
         changing.state = state;
@@ -444,11 +448,11 @@ pub const WAITS_PER_VM: usize = 8;
 
 /// One parked request.
 #[derive(Debug, Default)]
-pub struct Wait {
+pub struct ParkedRequest {
     ended: AtomicBool,
 }
 
-impl Wait {
+impl ParkedRequest {
     /// Returns whether a newer request displaced this one, which then gets the current value as its answer.
     #[must_use]
     pub fn is_ended(&self) -> bool {
@@ -462,15 +466,15 @@ impl Wait {
 
 /// The parked requests of one VM, oldest first.
 #[derive(Debug, Default)]
-struct Waits(VecDeque<Weak<Wait>>);
+struct Waits(VecDeque<Weak<ParkedRequest>>);
 
 impl Waits {
     /// Adds a request. Returns it, and whether that ended the oldest one.
-    fn enter(&mut self) -> (Arc<Wait>, bool) {
+    fn enter(&mut self) -> (Arc<ParkedRequest>, bool) {
         self.0.retain(|wait| wait.strong_count() > 0);
         let oldest = if self.0.len() < WAITS_PER_VM { None } else { self.0.pop_front() };
         let ended = oldest.and_then(|oldest| oldest.upgrade()).inspect(|wait| wait.end()).is_some();
-        let wait = Arc::new(Wait::default());
+        let wait = Arc::new(ParkedRequest::default());
         self.0.push_back(Arc::downgrade(&wait));
         (wait, ended)
     }
@@ -623,12 +627,13 @@ impl<'de> Deserialize<'de> for Base64 {
 /// State that one guest wrote or confirmed. It has no `Debug`, because it contains passwords.
 #[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct State {
+pub struct MailboxState {
     version: Version,
     /// The owner, unless that is a UUID: the file's name has a hash of it then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     owner: Option<Box<str>>,
-    /// With what the digest of the record's password is salted, if not with the owner: an earlier release used the UUID.
+    /// With what the digest of the record's password is salted, if not with the owner: an earlier release used the
+    /// UUID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     salt: Option<Box<str>>,
     /// Instance-id of the guest that wrote this; `None` until its record is known.
@@ -638,10 +643,10 @@ pub struct State {
     taken_password: Option<Base64>,
     posted_password: Option<Base64>,
     attributes: Attributes,
-    documents: BTreeMap<Document, Base64>,
+    documents: BTreeMap<EveDocument, Base64>,
 }
 
-impl State {
+impl MailboxState {
     /// Returns the owner that the file names; `None` if the file's name is the owner.
     #[must_use]
     pub fn owner(&self) -> Option<&str> {
@@ -668,8 +673,8 @@ impl State {
         true
     }
 
-    /// Sets the instance-id of the guest. What a guest of another instance-id wrote is removed; returns true if there was
-    /// something. A state without an instance-id keeps what it has.
+    /// Sets the instance-id of the guest. What a guest of another instance-id wrote is removed; returns true if there
+    /// was something. A state without an instance-id keeps what it has.
     fn set_instance(&mut self, instance: &str) -> bool {
         let last = self.instance.replace(instance.into());
         last.is_some_and(|last| *last != *instance) && self.clear()
@@ -687,7 +692,8 @@ impl State {
     /// The version of the file format.
     pub const VERSION: u32 = 1;
 
-    /// The version of a file that begins with these bytes, [`State::PREFIX`] at most; `None` if they are not a mailbox's.
+    /// The version of a file that begins with these bytes, [`MailboxState::PREFIX`] at most; `None` if they are not a
+    /// mailbox's.
     #[must_use]
     pub fn version_of(bytes: &[u8]) -> Option<u32> {
         let digits = bytes.strip_prefix(br#"{"version":"#)?;
@@ -695,24 +701,24 @@ impl State {
         std::str::from_utf8(&digits[..end]).ok()?.parse().ok()
     }
 
-    /// Bytes from which [`State::version_of`] reads the version.
+    /// Bytes from which [`MailboxState::version_of`] reads the version.
     pub const PREFIX: usize = 32;
 }
 
-/// Version of the file format, [`State::VERSION`].
+/// Version of the file format, [`MailboxState::VERSION`].
 #[derive(Clone, Default)]
 struct Version;
 
 impl Serialize for Version {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u32(State::VERSION)
+        serializer.serialize_u32(MailboxState::VERSION)
     }
 }
 
 impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u32::deserialize(deserializer)? {
-            State::VERSION => Ok(Self),
+            MailboxState::VERSION => Ok(Self),
             _ => Err(de::Error::custom("expected another version")),
         }
     }

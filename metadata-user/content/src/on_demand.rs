@@ -9,7 +9,7 @@ use metadata_common::maps::Slot;
 use crate::dialect;
 use crate::http::Request;
 use crate::record::Dialects;
-use crate::store::{Datasource, Entry, Host, Interner, Outcome, Parked, Responses, Store};
+use crate::store::{Datasource, Host, Interner, LiveOutcome, Parked, Responses, SlotState, Store};
 
 /// A [`Store`] that renders a dialect when its guest first asks for it. Rendering takes 20 to 90
 /// µs for each dialect and VM.
@@ -35,18 +35,18 @@ impl OnDemand {
     /// Returns the state of `slot`. Responses contain every route that may answer a request for `path`, which is
     /// normalised. Never waits.
     #[must_use]
-    pub fn get(&self, slot: Slot, host: Host, path: &str) -> Entry {
+    pub fn get(&self, slot: Slot, host: Host, path: &str) -> SlotState {
         let entry = self.store.get(slot);
-        let Entry::Ready(responses) = entry else { return entry };
+        let SlotState::Ready(responses) = entry else { return entry };
         let missing = dialect::missing(&responses, host, path);
-        Entry::Ready(match missing.is_empty() {
+        SlotState::Ready(match missing.is_empty() {
             true => responses,
             false => self.render(slot, responses, missing),
         })
     }
 
-    /// Answers a request of a slot by the responses that [`Store::get`] returned. Also returns the dialect of the route,
-    /// and the responses that contain it.
+    /// Answers a request of a slot by the responses that [`Store::get`] returned. Also returns the dialect of the
+    /// route, and the responses that contain it.
     #[must_use]
     pub fn answer_with(
         &self,
@@ -55,7 +55,7 @@ impl OnDemand {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Outcome, Datasource, Arc<Responses>) {
+    ) -> (LiveOutcome, Datasource, Arc<Responses>) {
         if let Some((outcome, datasource)) = responses.answer_if_rendered(now, connection, request, parked) {
             return (outcome, datasource, responses);
         }
@@ -88,9 +88,9 @@ impl OnDemand {
     #[must_use]
     pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
         match self.get(connection.slot, Host::at(connection.local), request.target.path) {
-            Entry::Ready(responses) => responses.is_fixed(connection, request),
-            Entry::Expected => false,
-            Entry::Unknown => true,
+            SlotState::Ready(responses) => responses.is_fixed(connection, request),
+            SlotState::Expected => false,
+            SlotState::Unknown => true,
         }
     }
 
@@ -98,9 +98,9 @@ impl OnDemand {
     #[must_use]
     pub fn opens(&self, slot: Slot, host: Host) -> bool {
         match self.store.get(slot) {
-            Entry::Ready(responses) => responses.has(host) || dialect::is_missing_at(&responses, host),
-            Entry::Expected => true,
-            Entry::Unknown => false,
+            SlotState::Ready(responses) => responses.has(host) || dialect::is_missing_at(&responses, host),
+            SlotState::Expected => true,
+            SlotState::Unknown => false,
         }
     }
 

@@ -1,11 +1,11 @@
 //! The one way in for YAML and JSON that others wrote.
 //!
 //! A document costs what it weighs: its values are built under a budget of [`NODES`], of bytes that aliases add
-//! ([`ALIAS_BYTES`]), and of [`DEPTH`]. So the memory and the time of a parse are bounded by the length of the text plus a constant, whatever its
-//! author wrote. The test `house` forbids every other way in.
+//! ([`ALIAS_BYTES`]), and of [`DEPTH`]. So the memory and the time of a parse are bounded by the length of the text
+//! plus a constant, whatever its author wrote. The test `house` forbids every other way in.
 //!
-//! Errors name a place. The reason of a [`ParseError`] may repeat a value; where the text may hold secrets, callers show
-//! its [`line`](ParseError::line) instead.
+//! Errors name a place. The reason of a [`ParseError`] may repeat a value; where the text may hold secrets, callers
+//! show its [`line`](ParseError::line) instead.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -48,20 +48,20 @@ pub enum Syntax {
 
 /// One step of a path into a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum PathStep {
     /// The value of a key in a mapping.
     Key(String),
     /// A member of a list, counted from 0.
     Index(usize),
 }
 
-impl From<&str> for Step {
+impl From<&str> for PathStep {
     fn from(key: &str) -> Self {
         Self::Key(key.to_owned())
     }
 }
 
-impl From<usize> for Step {
+impl From<usize> for PathStep {
     fn from(index: usize) -> Self {
         Self::Index(index)
     }
@@ -225,7 +225,7 @@ pub fn parse<T: DeserializeOwned>(syntax: Syntax, text: impl AsRef<[u8]>) -> Res
 
 /// Finds a field; returns the place of its nearest ancestor if it is absent, and `None` if the text is malformed.
 #[must_use]
-pub fn locate(syntax: Syntax, text: &str, path: &[Step]) -> Option<(usize, usize)> {
+pub fn locate(syntax: Syntax, text: &str, path: &[PathStep]) -> Option<(usize, usize)> {
     let text = text.strip_prefix(BOM).unwrap_or(text);
     match syntax {
         Syntax::Yaml => seek(&mut nodes(text), path, false),
@@ -243,15 +243,15 @@ fn utf8(text: &[u8]) -> Result<&str, ParseError> {
 
 /// Where a parser stopped.
 struct Way {
-    steps: Vec<Step>,
+    steps: Vec<PathStep>,
     name: String,
 }
 
 impl Way {
     fn of(path: &Path) -> Self {
         let steps = path.iter().map_while(|segment| match segment {
-            Segment::Seq { index } => Some(Step::Index(*index)),
-            Segment::Map { key } => Some(Step::Key(key.clone())),
+            Segment::Seq { index } => Some(PathStep::Index(*index)),
+            Segment::Map { key } => Some(PathStep::Key(key.clone())),
             Segment::Enum { .. } | Segment::Unknown => None,
         });
         let name = match path.to_string() {
@@ -286,8 +286,8 @@ fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &W
         serde_yaml::Error::Message { .. } => {}
         serde_yaml::Error::Unexpected { expected: "mapping start", .. } => {
             let found = way.steps.iter().try_fold(&value, |value, step| match step {
-                Step::Key(key) => value.get(key),
-                Step::Index(index) => value.get(index),
+                PathStep::Key(key) => value.get(key),
+                PathStep::Index(index) => value.get(index),
             });
             reason = format!("invalid type: {}, expected a mapping", found.map_or("something else", kind));
         }
@@ -312,7 +312,7 @@ fn explained<T: DeserializeOwned>(text: &str, error: &serde_yaml::Error, way: &W
 }
 
 /// The place of the second occurrence of a key in the mapping at a path.
-fn seek_repeated(text: &str, path: &[Step], key: &str) -> Option<(usize, usize)> {
+fn seek_repeated(text: &str, path: &[PathStep], key: &str) -> Option<(usize, usize)> {
     let mut nodes = nodes(text);
     // One step at a time, so that the iterator stays at the mapping's first key.
     enter(&mut nodes, path)?;
@@ -335,11 +335,11 @@ fn seek_repeated(text: &str, path: &[Step], key: &str) -> Option<(usize, usize)>
 }
 
 /// Goes to the first key of the mapping at a path.
-fn enter<'a>(nodes: &mut dyn Iterator<Item = Node<'a>>, path: &[Step]) -> Option<()> {
+fn enter<'a>(nodes: &mut dyn Iterator<Item = Node<'a>>, path: &[PathStep]) -> Option<()> {
     let (node, _) = nodes.next()?;
     match (node, path) {
         (Event::MappingStart(..), []) => Some(()),
-        (Event::MappingStart(..), [Step::Key(wanted), rest @ ..]) => loop {
+        (Event::MappingStart(..), [PathStep::Key(wanted), rest @ ..]) => loop {
             match nodes.next()?.0 {
                 Event::MappingEnd => return None,
                 Event::Scalar(name, ..) if name == wanted.as_str() => return enter(nodes, rest),
@@ -348,7 +348,7 @@ fn enter<'a>(nodes: &mut dyn Iterator<Item = Node<'a>>, path: &[Step]) -> Option
             let (value, _) = nodes.next()?;
             skip(&value, nodes)?;
         },
-        (Event::SequenceStart(..), [Step::Index(wanted), rest @ ..]) => {
+        (Event::SequenceStart(..), [PathStep::Index(wanted), rest @ ..]) => {
             for _ in 0..*wanted {
                 let (value, _) = nodes.next()?;
                 if value == Event::SequenceEnd {
@@ -399,12 +399,12 @@ fn nodes(text: &str) -> impl Iterator<Item = Node<'_>> {
 /// Follows a path from the next node on, to its value or to its last key.
 fn seek<'a>(
     nodes: &mut dyn Iterator<Item = Node<'a>>,
-    path: &[Step],
+    path: &[PathStep],
     to_key: bool,
 ) -> Option<(usize, usize)> {
     let (node, here) = nodes.next()?;
     match (node, path) {
-        (Event::MappingStart(..), [Step::Key(wanted), rest @ ..]) => loop {
+        (Event::MappingStart(..), [PathStep::Key(wanted), rest @ ..]) => loop {
             let (key, at) = nodes.next()?;
             match key {
                 Event::MappingEnd => return Some(here),
@@ -416,7 +416,7 @@ fn seek<'a>(
             let (value, _) = nodes.next()?;
             skip(&value, nodes)?;
         },
-        (Event::SequenceStart(..), [Step::Index(wanted), rest @ ..]) => {
+        (Event::SequenceStart(..), [PathStep::Index(wanted), rest @ ..]) => {
             let mut nodes = nodes.peekable();
             for _ in 0..*wanted {
                 let (value, _) = nodes.next()?;
@@ -448,7 +448,7 @@ fn skip<'a>(node: &Event<'a>, nodes: &mut dyn Iterator<Item = Node<'a>>) -> Opti
 }
 
 /// Walks JSON to a value and fails there on purpose: the parser adds the position to the error.
-struct Seek<'p>(&'p [Step]);
+struct Seek<'p>(&'p [PathStep]);
 
 const ARRIVED: &str = "arrived";
 
@@ -467,7 +467,7 @@ impl<'de> Visitor<'de> for Seek<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        if let [Step::Key(wanted), rest @ ..] = self.0 {
+        if let [PathStep::Key(wanted), rest @ ..] = self.0 {
             while let Some(key) = map.next_key::<String>()? {
                 if key == *wanted {
                     return map.next_value_seed(Seek(rest));
@@ -479,7 +479,7 @@ impl<'de> Visitor<'de> for Seek<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        if let [Step::Index(wanted), rest @ ..] = self.0 {
+        if let [PathStep::Index(wanted), rest @ ..] = self.0 {
             for _ in 0..*wanted {
                 seq.next_element::<IgnoredAny>()?;
             }

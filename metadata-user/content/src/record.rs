@@ -21,17 +21,17 @@ mod tests;
 
 pub use credentials::{CREDENTIAL_BYTES, Credential, CredentialError};
 pub use dialects::{
-    AbsentSeed, Carried, DateTree, Dialect, Dialects, Imdsv2, Serve, ServeLimits, Smbios, Switch,
+    AbsentSeed, Carried, DateTree, Dialect, Dialects, Imdsv2, ServeLimits, ServeSettings, Smbios, Switch,
     USER_DATA_DEFAULT, USER_DATA_MAX,
 };
 pub use metadata::{GCE_ATTRIBUTES, ORACLE_KEYS, RESERVED_KEYS, Sink, is_instance_tag, is_segment};
 pub use network::{Nic, Role};
 pub use owner::{OWNER_BYTES, Owner};
-pub use parse::Step;
+pub use parse::PathStep;
 pub use validate::{is_network_config, is_network_data};
 
 use bytes::Bytes;
-use identity::Identity;
+use identity::IdentitySettings;
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use network::Network;
@@ -40,12 +40,12 @@ use std::fmt;
 use values::Line;
 use vm::{
     Admin, Credentials, Disk, Hostname, Image, InjectedFile, Metadata, Payload, Placement, RandomSeed,
-    Schema, Signing, Sinks, SshKey, SystemdCredential, Vm,
+    Schema, SigningSettings, Sinks, SshKey, SystemdCredential, Vm,
 };
 
 /// Limits on the size of a record. The parser refuses a record that exceeds one.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct RecordLimits {
     /// Maximum length of the record's text, in bytes.
     pub record_bytes: usize,
     /// Maximum number of NICs.
@@ -72,7 +72,7 @@ pub struct Limits {
     pub metadata_chars: usize,
 }
 
-impl Limits {
+impl RecordLimits {
     /// Upper bound of the `metadata_keys` setting; some dialects serve one or more paths per key.
     pub const METADATA_KEYS_MOST: usize = 256;
     /// Upper bound of the `metadata_chars` setting.
@@ -95,7 +95,7 @@ impl Limits {
     };
 }
 
-impl Default for Limits {
+impl Default for RecordLimits {
     fn default() -> Self {
         Self::DEFAULT
     }
@@ -147,8 +147,8 @@ pub struct Record {
     /// Files that OpenStack's dialect injects into the guest.
     #[serde(default)]
     pub files: Vec<InjectedFile>,
-    /// Credentials for the guest's service manager, which `systemd-imds` imports (systemd 261 and later): GCE's attribute
-    /// `systemd-userdata`, and user-data if the record has no other.
+    /// Credentials for the guest's service manager, which `systemd-imds` imports (systemd 261 and later): GCE's
+    /// attribute `systemd-userdata`, and user-data if the record has no other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub systemd_credentials: Vec<SystemdCredential>,
     /// Seed for the guest's random number generator.
@@ -157,20 +157,20 @@ pub struct Record {
     #[serde(default)]
     pub credentials: Credentials,
     /// Key that signs identity documents.
-    pub signing: Option<Signing>,
+    pub signing: Option<SigningSettings>,
     /// What tokens that others verify say about the VM.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub identity: Option<Box<Identity>>,
+    pub identity: Option<Box<IdentitySettings>>,
     /// Which dialects serve the record, and how.
     #[serde(default)]
-    pub serve: Serve,
+    pub serve: ServeSettings,
     /// Destinations of the guest's messages.
     #[serde(default)]
     pub sinks: Sinks,
 }
 
 impl Record {
-    /// Parses and validates a record under [`Limits::DEFAULT`].
+    /// Parses and validates a record under [`RecordLimits::DEFAULT`].
     ///
     /// Errors and warnings name the record by `source_name`. Text whose name ends in `.json` is parsed as JSON, any
     /// other text as YAML.
@@ -178,7 +178,7 @@ impl Record {
     /// # Errors
     /// Returns the first violation, with its place in the text.
     pub fn parse(source_name: &str, text: &str) -> Result<(Self, Vec<Warning>), RecordError> {
-        Self::parse_within(&Limits::DEFAULT, source_name, text)
+        Self::parse_within(&RecordLimits::DEFAULT, source_name, text)
     }
 
     /// Like [`parse`](Self::parse), under the given limits.
@@ -186,7 +186,7 @@ impl Record {
     /// # Errors
     /// Returns the first violation, with its place in the text.
     pub fn parse_within(
-        limits: &Limits,
+        limits: &RecordLimits,
         source_name: &str,
         text: &str,
     ) -> Result<(Self, Vec<Warning>), RecordError> {
@@ -197,7 +197,7 @@ impl Record {
                 limit: limits.record_bytes,
             });
         }
-        let text = parse::Text { source: source_name, text };
+        let text = parse::RecordText { source: source_name, text };
         let mut record = text.read()?;
         record.network.parse_raw();
         record.fill_user_data();
@@ -207,8 +207,8 @@ impl Record {
 
     /// Finds a field in a record's text. If the field is absent, returns the place of its nearest ancestor.
     #[must_use]
-    pub fn locate(source_name: &str, text: &str, field: &[Step]) -> Place {
-        parse::Text { source: source_name, text }.place(field)
+    pub fn locate(source_name: &str, text: &str, field: &[PathStep]) -> FieldPosition {
+        parse::RecordText { source: source_name, text }.place(field)
     }
 
     /// Returns `instance_type`; `unknown` if it is not set.
@@ -298,7 +298,7 @@ impl Record {
 
 /// Place of a field in a record's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FieldPosition {
     /// Source of the record, such as its file name.
     pub source: String,
     /// Line and column, counted from 1; `None` if the parser reports none.
@@ -307,7 +307,7 @@ pub struct Place {
     pub field: String,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FieldPosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.source)?;
         if let Some((line, column)) = self.position {
@@ -323,7 +323,7 @@ impl fmt::Display for Place {
 /// Why the parser refuses a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The text exceeds [`Limits::record_bytes`](Limits::record_bytes).
+    /// The text exceeds [`RecordLimits::record_bytes`](Limits::record_bytes).
     #[error(
         "{source_name}: expected at most {limit} bytes, found {found}; move large user-data to a separate file \
          and name that in `source: {{file: …}}`"
@@ -340,7 +340,7 @@ pub enum RecordError {
     #[error("{place}: {reason}")]
     Unreadable {
         /// Place of the problem.
-        place: Box<Place>,
+        place: Box<FieldPosition>,
         /// The parser's message: what it expected and what it found.
         reason: String,
     },
@@ -348,7 +348,7 @@ pub enum RecordError {
     #[error("{place}: expected {expected}, found {found}; {remedy}")]
     Refused {
         /// Place of the problem.
-        place: Box<Place>,
+        place: Box<FieldPosition>,
         /// What the record should contain.
         expected: String,
         /// What it contains.
@@ -359,7 +359,8 @@ pub enum RecordError {
 }
 
 impl RecordError {
-    /// The error of a record that is composed of parts: names the part in place of a position in a text that nobody wrote.
+    /// The error of a record that is composed of parts: names the part in place of a position in a text that nobody
+    /// wrote.
     #[must_use]
     pub fn in_part(mut self, part: &str) -> Self {
         match &mut self {
@@ -377,7 +378,7 @@ impl RecordError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     /// Place of the problem.
-    pub place: Place,
+    pub place: FieldPosition,
     /// What the agent does, and how to change it.
     pub message: String,
 }

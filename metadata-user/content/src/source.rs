@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Where a record comes from, by falling precedence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Source {
+pub enum RecordSource {
     /// The local API. The name in the URL identifies the record.
     Api,
     /// A directory of files. The file's name identifies the record.
@@ -19,7 +19,7 @@ pub enum Source {
     Proxmox,
 }
 
-impl Source {
+impl RecordSource {
     /// All sources, by falling precedence.
     pub const ALL: [Self; 5] = [Self::Api, Self::File, Self::Hook, Self::Kubevirt, Self::Proxmox];
 
@@ -42,8 +42,8 @@ impl Source {
         matches!(self, Self::Api)
     }
 
-    /// Returns whether tenants of a platform are the authors of this source's records. What such a record says of itself
-    /// identifies nobody: its owner is what the platform assigned ([`crate::record::Owner`]).
+    /// Returns whether tenants of a platform are the authors of this source's records. What such a record says of
+    /// itself identifies nobody: its owner is what the platform assigned ([`crate::record::Owner`]).
     #[must_use]
     pub fn is_of_tenants(self) -> bool {
         matches!(self, Self::Kubevirt | Self::Proxmox)

@@ -14,14 +14,14 @@ mod responses;
 mod table;
 
 pub use ahead::Hint;
-pub use guard::{Condition, Guard};
+pub use guard::{Condition, RequestGuard};
 pub use intern::Interner;
 pub(crate) use intern::Notation;
-pub use live::{Call, Live, Outcome, Parked, Vm};
+pub use live::{Live, LiveOutcome, LiveRequest, Parked, VmState};
 pub use path::{Endpoint, Host, Methods, Route};
 pub(crate) use responses::Unrendered;
 pub use responses::{Explained, RequestLimit, Responses, ResponsesBuilder};
-pub use table::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
+pub use table::{MAX_SLOTS, SlotOutOfRange, SlotState, Store};
 
 use crate::record::Dialect;
 

@@ -40,7 +40,7 @@ const KEY_BYTES: usize = 32;
 
 /// The dialect a token is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum TokenKind {
     /// EC2's IMDSv2.
     Aws = 1,
     /// Alibaba Cloud's hardened mode.
@@ -49,7 +49,7 @@ pub enum Kind {
     Akamai = 3,
 }
 
-impl Kind {
+impl TokenKind {
     /// Returns the maximum lifetime of a token, in seconds.
     #[must_use]
     pub const fn longest_ttl_seconds(self) -> u32 {
@@ -88,14 +88,14 @@ impl Key {
 
 /// The current key and the former one. It has no `Debug`, because the keys are secret.
 #[derive(Clone)]
-pub struct Keys {
+pub struct TokenKeys {
     current: Key,
     /// Time when `current` replaced `previous`, in Unix seconds.
     since_unix: u64,
     previous: Option<Key>,
 }
 
-impl Keys {
+impl TokenKeys {
     /// Creates a random current key, valid from `now_unix` (Unix seconds), and no former key.
     #[must_use]
     pub fn new(now_unix: u64) -> Self {
@@ -110,7 +110,7 @@ impl Keys {
     }
 
     /// Returns the former key while tokens that it signed may still be valid.
-    fn overlapping(&self, kind: Kind, now_unix: u64) -> Option<&Key> {
+    fn overlapping(&self, kind: TokenKind, now_unix: u64) -> Option<&Key> {
         let age = now_unix.saturating_sub(self.since_unix);
         self.previous
             .as_ref()
@@ -133,7 +133,7 @@ impl Keys {
 
 /// Issues and checks tokens. Neither waits, not even for a rotation.
 pub struct Keyring {
-    keys: ArcSwap<Keys>,
+    keys: ArcSwap<TokenKeys>,
 }
 
 impl fmt::Debug for Keyring {
@@ -146,23 +146,23 @@ impl Keyring {
     /// Creates a keyring in memory only: its tokens become invalid when the process ends.
     #[must_use]
     pub fn ephemeral() -> Self {
-        Self { keys: ArcSwap::from_pointee(Keys::new(0)) }
+        Self { keys: ArcSwap::from_pointee(TokenKeys::new(0)) }
     }
 
     /// Creates a keyring with these keys.
     #[must_use]
-    pub fn with(keys: Keys) -> Self {
+    pub fn with(keys: TokenKeys) -> Self {
         Self { keys: ArcSwap::from_pointee(keys) }
     }
 
     /// Returns the keys.
     #[must_use]
-    pub fn keys(&self) -> Keys {
-        Keys::clone(&self.keys.load())
+    pub fn keys(&self) -> TokenKeys {
+        TokenKeys::clone(&self.keys.load())
     }
 
     /// Replaces the keys.
-    pub fn set(&self, keys: Keys) {
+    pub fn set(&self, keys: TokenKeys) {
         self.keys.store(Arc::new(keys));
     }
 
@@ -170,7 +170,7 @@ impl Keyring {
     ///
     /// The token has [`TOKEN_CHARS`] characters, all of them allowed in a header value.
     #[must_use]
-    pub fn mint(&self, kind: Kind, vm: &str, ttl_seconds: u32, now_unix: u64) -> String {
+    pub fn mint(&self, kind: TokenKind, vm: &str, ttl_seconds: u32, now_unix: u64) -> String {
         let expiry = now_unix.saturating_add(ttl_seconds.min(kind.longest_ttl_seconds()).into());
         let mut token = [0; TOKEN_BYTES];
         token[0] = VERSION;
@@ -182,13 +182,13 @@ impl Keyring {
         STANDARD.encode(token)
     }
 
-    /// Returns whether the token is of this `kind`, was issued for the VM of this owner, and has not expired. A token from a
-    /// time when the clock was more than [`CLOCK_BACK_SECONDS`] ahead is refused.
+    /// Returns whether the token is of this `kind`, was issued for the VM of this owner, and has not expired. A token
+    /// from a time when the clock was more than [`CLOCK_BACK_SECONDS`] ahead is refused.
     ///
     /// The MAC is compared in constant time. After a rotation the former key stays valid for the maximum lifetime of
     /// the kind.
     #[must_use]
-    pub fn verify(&self, kind: Kind, vm: &str, token: &[u8], now_unix: u64) -> bool {
+    pub fn verify(&self, kind: TokenKind, vm: &str, token: &[u8], now_unix: u64) -> bool {
         let mut bytes = [0; TOKEN_BYTES];
         if token.len() != TOKEN_CHARS || STANDARD.decode_slice(token, &mut bytes) != Ok(TOKEN_BYTES) {
             return false;
@@ -220,7 +220,7 @@ struct Text {
     previous: Option<String>,
 }
 
-impl Keys {
+impl TokenKeys {
     /// The version of the file format.
     pub const VERSION: u32 = 1;
 

@@ -7,10 +7,10 @@ pub mod client;
 
 use serde::{Deserialize, Serialize};
 
-pub use client::{Failure, NAME_MAX, is_name, path_of};
+pub use client::{NAME_MAX, RegistrationError, is_name, path_of};
 
 use crate::status::{GuestState, InstanceState};
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 
 /// Most instances in one response; [`Page::next`] continues the list.
 pub const PAGE: usize = 512;
@@ -21,7 +21,7 @@ pub struct Instance {
     /// Its name within its source.
     pub name: String,
     /// The source that published it.
-    pub source: Source,
+    pub source: RecordSource,
     /// The state of the record.
     pub state: InstanceState,
     /// True if the VM is served from this record.
@@ -40,9 +40,9 @@ pub struct Instance {
     pub generation: Option<u64>,
     /// The VM of the good version, if one exists.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub vm: Option<Vm>,
+    pub vm: Option<InstanceVm>,
     /// The ports of the record's NICs.
-    pub ports: Vec<Port>,
+    pub ports: Vec<InstancePort>,
     /// What the registration did; only in its answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub change: Option<RegistrationOutcome>,
@@ -85,14 +85,14 @@ impl RegistrationOutcome {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Name {
     /// The record's source.
-    pub source: Source,
+    pub source: RecordSource,
     /// The name within the source.
     pub name: String,
 }
 
 /// The VM of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Vm {
+pub struct InstanceVm {
     /// Its name.
     pub name: String,
     /// The UUID of its firmware, which another VM may have too.
@@ -104,7 +104,7 @@ pub struct Vm {
 
 /// The port of a NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Port {
+pub struct InstancePort {
     /// `IFNAME`, or `IFNAME@NETNS`.
     pub port: String,
     /// The NIC's MAC.
@@ -131,7 +131,7 @@ pub struct Page {
 
 /// An error of the API (RFC 9457).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Problem {
+pub struct ApiProblem {
     /// The kind: `urn:xdp-imds:` and a word.
     #[serde(rename = "type")]
     pub kind: String,

@@ -1,9 +1,9 @@
 //! `xdp-imds status`: the state of an agent, or of one of its guests.
 //!
-//! The agent answers `GET /v1/status` on its control socket with a [`Status`] as JSON, and `?guest=NAME` with a list of
-//! [`Guest`]. The verb prints a table, or the JSON unchanged. The types below define the fields. A new version may
-//! add fields, but no field changes its meaning within [`SCHEMA`]. Times are in seconds. Of a record,
-//! the status shows only identifiers: its name, its VM's name and UUID, its ports and MACs.
+//! The agent answers `GET /v1/status` on its control socket with a [`AgentStatus`] as JSON, and `?guest=NAME` with a
+//! list of [`GuestStatus`]. The verb prints a table, or the JSON unchanged. The types below define the fields. A new
+//! version may add fields, but no field changes its meaning within [`SCHEMA`]. Times are in seconds. Of a record, the
+//! status shows only identifiers: its name, its VM's name and UUID, its ports and MACs.
 
 mod client;
 mod table;
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use client::{Answer, ClientError, Question, Reply, ask, get, open};
+pub use client::{ClientError, StatusRequest, StatusResponse, StreamedResponse, ask, get, open};
 
 /// The version of the format. It rises when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "status/1";
@@ -40,7 +40,7 @@ pub enum About {
 
 /// The state of the agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct AgentStatus {
     /// [`SCHEMA`].
     pub schema: String,
     /// The agent's version.
@@ -67,9 +67,9 @@ pub struct Status {
     /// Faults that need an operator, a line each; empty if the agent is healthy.
     pub troubles: Vec<String>,
     /// The workers, one for each hub.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerStatus>,
     /// The ports.
-    pub ports: Ports,
+    pub ports: PortSummary,
     /// Number of records by source and state.
     pub instances: Vec<Instances>,
     /// Identities in the kernel's maps: MACs on ports.
@@ -77,11 +77,12 @@ pub struct Status {
     /// Records that claim another record's identity, or match several ports; at most [`LISTED_COMPLAINTS`].
     pub conflicts: Vec<String>,
     /// Records whose latest version is refused; at most [`LISTED_COMPLAINTS`].
-    pub refused: Vec<Refused>,
+    pub refused: Vec<RefusedRecord>,
     /// Records shadowed by one of a higher source; at most [`LISTED_COMPLAINTS`].
     #[serde(default)]
     pub shadowed: Vec<Shadowed>,
-    /// Ports whose guests use another MAC than their records say; at most [`LISTED_COMPLAINTS`]. Also among the troubles.
+    /// Ports whose guests use another MAC than their records say; at most [`LISTED_COMPLAINTS`]. Also among the
+    /// troubles.
     #[serde(default)]
     pub mac_mismatches: Vec<MacMismatch>,
     /// UUIDs that several VMs share; at most [`LISTED_COMPLAINTS`]. No fault: each VM is known by its owner.
@@ -104,15 +105,15 @@ pub struct Status {
     pub shares: Vec<Share>,
     /// The last comparison of what the agent attached and pinned with what the kernel has.
     #[serde(default)]
-    pub attachments: Attachments,
+    pub attachments: AttachmentStatus,
     /// Counters since the start that are 0 on a healthy node.
     pub counters: BTreeMap<String, u64>,
     /// Recent warnings, the newest last.
     pub lately: Vec<RecentWarning>,
 }
 
-/// Frames for the metadata addresses from a MAC that no record has on their port: they are dropped. Noticed within the last
-/// ten minutes.
+/// Frames for the metadata addresses from a MAC that no record has on their port: they are dropped. Noticed within the
+/// last ten minutes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MacMismatch {
     /// The port.
@@ -171,7 +172,7 @@ pub struct SharedUuid {
 
 /// What the agent attached and pinned, compared with what the kernel has. The agent compares every 30 to 60 seconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Attachments {
+pub struct AttachmentStatus {
     /// Seconds since the last complete comparison; `None` before the first.
     pub checked: Option<f64>,
     /// What it found, a line for each kind of fault; also among the troubles.
@@ -319,7 +320,7 @@ impl Phase {
 
 /// A worker and its hub.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Worker {
+pub struct WorkerStatus {
     /// The hub's number.
     pub hub: u32,
     /// The device of its AF_XDP socket.
@@ -338,13 +339,13 @@ pub struct Worker {
 
 /// The ports: counts, and a list.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Ports {
+pub struct PortSummary {
     /// Number of ports by state.
     pub counts: BTreeMap<PortState, u64>,
     /// Number of attached ports by program.
     pub programs: BTreeMap<String, u64>,
     /// The listed ports.
-    pub listed: Vec<Port>,
+    pub listed: Vec<PortStatus>,
     /// Number of ports beyond the limit of the list.
     pub unlisted: u64,
 }
@@ -381,7 +382,7 @@ impl PortState {
 
 /// A port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Port {
+pub struct PortStatus {
     /// `IFNAME`, or `IFNAME@NETNS`.
     pub name: String,
     /// The port's state.
@@ -458,7 +459,7 @@ impl InstanceState {
 
 /// A record whose latest version is refused. An earlier good version stays in force.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refused {
+pub struct RefusedRecord {
     /// The record.
     pub record: String,
     /// The reason.
@@ -489,7 +490,7 @@ pub struct RecentWarning {
 
 /// The state of one guest, which is a MAC on a port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Guest {
+pub struct GuestStatus {
     /// The port; empty if none is known.
     pub port: String,
     /// The MAC; empty if none is known.
@@ -520,12 +521,12 @@ pub struct Guest {
     #[serde(default)]
     pub way: GuestWay,
     /// The resources that its worker uses for it; `None` if it is not served or the worker is silent.
-    pub held: Option<Held>,
+    pub held: Option<GuestUsage>,
 }
 
 /// The resources that a worker uses for a guest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Held {
+pub struct GuestUsage {
     /// Open connections.
     pub connections: u64,
     /// Complete requests without an answer yet.
@@ -552,7 +553,7 @@ pub enum GuestState {
 
 /// What the verb found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum LookupOutcome {
     /// The agent is healthy, or every guest of the name is served.
     Healthy,
     /// An operator needs to act, or a guest is not served.
@@ -571,7 +572,7 @@ pub fn run(
     all: bool,
     as_json: bool,
     out: &mut dyn Write,
-) -> anyhow::Result<Outcome> {
+) -> anyhow::Result<LookupOutcome> {
     let path = match guest {
         Some(name) => format!(
             "/v1/status?{}",
@@ -586,20 +587,20 @@ pub fn run(
         out.write_all(b"\n")?;
     }
     if let Some(name) = guest {
-        let guests: Vec<Guest> = serde_json::from_slice(&answer)?;
+        let guests: Vec<GuestStatus> = serde_json::from_slice(&answer)?;
         if !as_json {
             table::guests(name, &guests, out)?;
         }
-        let is_well = |guest: &Guest| guest.state == GuestState::Served && guest.problem.is_none();
+        let is_well = |guest: &GuestStatus| guest.state == GuestState::Served && guest.problem.is_none();
         return Ok(match &guests[..] {
-            [] => Outcome::Unknown,
-            guests if guests.iter().all(is_well) => Outcome::Healthy,
-            _ => Outcome::Degraded,
+            [] => LookupOutcome::Unknown,
+            guests if guests.iter().all(is_well) => LookupOutcome::Healthy,
+            _ => LookupOutcome::Degraded,
         });
     }
-    let status: Status = serde_json::from_slice(&answer)?;
+    let status: AgentStatus = serde_json::from_slice(&answer)?;
     if !as_json {
         table::status(&status, out)?;
     }
-    Ok(if status.troubles.is_empty() { Outcome::Healthy } else { Outcome::Degraded })
+    Ok(if status.troubles.is_empty() { LookupOutcome::Healthy } else { LookupOutcome::Degraded })
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::status::{self, ClientError, Held, Phase, Worker};
+use crate::status::{self, ClientError, GuestUsage, Phase, WorkerStatus};
 
 /// The version of the format. It rises when a field changes its meaning or is removed.
 pub const SCHEMA: &str = "top/1";
@@ -134,9 +134,9 @@ pub struct Top {
     /// Requests that wait now, by reason: `record`, `rate` or `change`.
     pub parked: BTreeMap<String, u64>,
     /// Frames and requests that were dropped since the start, by reason; the reason that grows fastest comes first.
-    pub drops: Vec<Dropped>,
+    pub drops: Vec<DropCount>,
     /// The workers, one for each hub.
-    pub workers: Vec<Worker>,
+    pub workers: Vec<WorkerStatus>,
     /// Number of VMs by stage, all of the node.
     pub stages: BTreeMap<BootStage, u64>,
     /// The listed VMs.
@@ -177,7 +177,7 @@ pub struct LatencyFigures {
 
 /// One reason for drops.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Dropped {
+pub struct DropCount {
     /// The reason, as in the metrics and in `status`.
     pub reason: String,
     /// Number since the start.
@@ -242,8 +242,8 @@ pub struct VmRow {
     pub stage: BootStage,
     /// What it waits for.
     pub waits_for: Option<String>,
-    /// The datasource that the guest has found: the dialect that first answered with success while it was followed, else
-    /// those that it asked for before.
+    /// The datasource that the guest has found: the dialect that first answered with success while it was followed,
+    /// else those that it asked for before.
     pub dialect: Option<String>,
     /// Somebody needs to act before its port can be attached. False for a VM that is off: its port has no interface.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -290,7 +290,7 @@ pub struct VmPage {
     /// The program that steers its port.
     pub program: Option<String>,
     /// What its worker holds for it; `None` if it is not served or the worker is silent.
-    pub held: Option<Held>,
+    pub held: Option<GuestUsage>,
     /// Its last requests, the newest first.
     pub requests: Vec<SeenRequest>,
 }

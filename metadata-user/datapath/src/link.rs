@@ -1,8 +1,8 @@
 //! Frames between the kernel and the stack.
 //!
 //! To the stack: the kernel replaces the source MAC of a redirected frame with the stamp of its sender's slot
-//! ([`metadata_common::stamp`]). [`Link::receive`] reads the stamp and passes on the slot and the frame. A frame
-//! without a valid stamp did not come through the program `port`; it is dropped and counted.
+//! ([`metadata_common::stamp`]). [`LinkReceiver::receive`] reads the stamp and passes on the slot and the frame. A
+//! frame without a valid stamp did not come through the program `port`; it is dropped and counted.
 //!
 //! To the guest: [`HubTap`] writes each frame to the hub tap, where the program `hub` finds the guest's port by the
 //! stamp in the destination MAC. A frame that the kernel refuses is lost, as on any wire, and counted by reason; TCP
@@ -62,7 +62,7 @@ impl FrameSource for Queues {
 
 /// Why a received frame was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum FrameError {
     /// Shorter than an Ethernet header.
     Runt,
     /// The source MAC is not a stamp.
@@ -74,41 +74,41 @@ pub enum Refusal {
 /// The slot in a frame's stamp.
 ///
 /// # Errors
-/// [`Refusal`] if the frame did not come through `port`.
-pub fn slot_of(frame: &[u8]) -> Result<Slot, Refusal> {
+/// [`FrameError`] if the frame did not come through `port`.
+pub fn slot_of(frame: &[u8]) -> Result<Slot, FrameError> {
     if frame.len() < HEADER_LEN {
-        return Err(Refusal::Runt);
+        return Err(FrameError::Runt);
     }
-    let source = frame[Mac::LEN..].first_chunk().ok_or(Refusal::Runt)?;
+    let source = frame[Mac::LEN..].first_chunk().ok_or(FrameError::Runt)?;
     match stamp::slot_of(Mac(*source)) {
-        None => Err(Refusal::Unstamped),
-        Some(slot) if slot >= MAX_SLOTS => Err(Refusal::SlotOutOfRange),
+        None => Err(FrameError::Unstamped),
+        Some(slot) if slot >= MAX_SLOTS => Err(FrameError::SlotOutOfRange),
         Some(slot) => Ok(slot),
     }
 }
 
-/// Received frames that the link dropped, by [`Refusal`].
+/// Received frames that the link dropped, by [`FrameError`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkStats {
-    /// Frames shorter than an Ethernet header ([`Refusal::Runt`]).
+    /// Frames shorter than an Ethernet header ([`FrameError::Runt`]).
     pub runt: u64,
-    /// Frames whose source MAC is not a stamp ([`Refusal::Unstamped`]).
+    /// Frames whose source MAC is not a stamp ([`FrameError::Unstamped`]).
     pub unstamped: u64,
-    /// Frames whose stamp names a slot that does not exist ([`Refusal::SlotOutOfRange`]).
+    /// Frames whose stamp names a slot that does not exist ([`FrameError::SlotOutOfRange`]).
     pub slot_out_of_range: u64,
     /// Frames dropped because their slot already held its share of the waiting places. The worker counts them; 0 in
-    /// [`Link::stats`].
+    /// [`LinkReceiver::stats`].
     pub over_share: u64,
 }
 
 /// The receiving side of the link.
 #[derive(Debug)]
-pub struct Link<S> {
+pub struct LinkReceiver<S> {
     source: S,
     stats: LinkStats,
 }
 
-impl<S: FrameSource> Link<S> {
+impl<S: FrameSource> LinkReceiver<S> {
     /// Creates a link that receives from `source`.
     pub fn new(source: S) -> Self {
         Self { source, stats: LinkStats::default() }
@@ -127,9 +127,9 @@ impl<S: FrameSource> Link<S> {
                         group[count] = (slot, frame);
                         count += 1;
                     }
-                    Err(Refusal::Runt) => stats.runt += 1,
-                    Err(Refusal::Unstamped) => stats.unstamped += 1,
-                    Err(Refusal::SlotOutOfRange) => stats.slot_out_of_range += 1,
+                    Err(FrameError::Runt) => stats.runt += 1,
+                    Err(FrameError::Unstamped) => stats.unstamped += 1,
+                    Err(FrameError::SlotOutOfRange) => stats.slot_out_of_range += 1,
                 }
             }
             f(&group[..count]);

@@ -6,12 +6,12 @@
 //!
 //! | stage | applies to | system calls | capabilities |
 //! |---|---|---|---|
-//! | [`Stage::Start`] | the process, from its first step | what hubs, program loading and serving need | as given |
-//! | [`Stage::Serve`] | the control side | no mounts, AF_XDP sockets or raised limits | those to add and remove ports |
-//! | [`Stage::Work`] | threads that read frames | wait, read, write, clocks, memory, map elements | `CAP_BPF` |
+//! | [`SandboxStage::Start`] | the process, from its first step | what hubs, program loading and serving need | as given |
+//! | [`SandboxStage::Serve`] | the control side | no mounts, AF_XDP sockets or raised limits | those to add and remove ports |
+//! | [`SandboxStage::Work`] | threads that read frames | wait, read, write, clocks, memory, map elements | `CAP_BPF` |
 //!
-//! The signer of identity tokens, a process of its own, enters [`Stage::Sign`] alone: it reads and makes files in its
-//! directory of keys and talks to the agent, and opens no socket and no process.
+//! The signer of identity tokens, a process of its own, enters [`SandboxStage::Sign`] alone: it reads and makes files
+//! in its directory of keys and talks to the agent, and opens no socket and no process.
 //!
 //! A thread inherits the filters of the thread that starts it, and filters cannot be removed. This module therefore
 //! changes only the calling thread. A filter on all threads at once would also have to allow what threads that enter
@@ -38,7 +38,7 @@ use calls::Calls;
 
 /// Whether the sandbox is enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Mode {
+pub enum SandboxMode {
     /// Forbidden calls fail.
     #[default]
     On,
@@ -51,7 +51,7 @@ pub enum Mode {
 
 /// The stage of the agent that a sandbox applies to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum SandboxStage {
     /// At the start, before any resource is created.
     Start,
     /// The hubs exist.
@@ -120,23 +120,23 @@ const WORK: CapabilitySet = CapabilitySet::BPF;
 /// Capability to read keys of other users.
 const SIGN: CapabilitySet = CapabilitySet::DAC_READ_SEARCH;
 
-impl Mode {
+impl SandboxMode {
     /// Applies the stage to the calling thread and the threads it starts later.
     ///
     /// # Errors
     /// The kernel refused a step, or no filter exists for this processor. The thread may already have dropped
     /// capabilities.
-    pub fn enter(self, stage: Stage) -> Result<(), SandboxError> {
+    pub fn enter(self, stage: SandboxStage) -> Result<(), SandboxError> {
         if self == Self::Off {
             return Ok(());
         }
         set_no_new_privs(true).map_err(SandboxError::step("set no_new_privs"))?;
         match stage {
             _ if self == Self::Log => {}
-            Stage::Start => {}
-            Stage::Serve => keep_capabilities(SERVE)?,
-            Stage::Work => keep_capabilities(WORK)?,
-            Stage::Sign => keep_capabilities(SIGN)?,
+            SandboxStage::Start => {}
+            SandboxStage::Serve => keep_capabilities(SERVE)?,
+            SandboxStage::Work => keep_capabilities(WORK)?,
+            SandboxStage::Sign => keep_capabilities(SIGN)?,
         }
         for filter in self.filters(stage)? {
             apply_filter(&filter).map_err(SandboxError::Filter)?;
@@ -145,24 +145,24 @@ impl Mode {
     }
 
     /// The filters of a stage, in the order of installation: the last one decides the error of a call.
-    fn filters(self, stage: Stage) -> Result<Vec<BpfProgram>, SandboxError> {
+    fn filters(self, stage: SandboxStage) -> Result<Vec<BpfProgram>, SandboxError> {
         let allowed = match stage {
-            Stage::Start => Calls::start(),
-            Stage::Serve => Calls::serve(),
-            Stage::Work => Calls::work(),
-            Stage::Sign => Calls::sign(),
+            SandboxStage::Start => Calls::start(),
+            SandboxStage::Serve => Calls::serve(),
+            SandboxStage::Work => Calls::work(),
+            SandboxStage::Sign => Calls::sign(),
         };
         let (allow, refuse) = (SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32));
         if self != Self::On {
             return Ok(vec![compile(allowed, SeccompAction::Log, allow)?]);
         }
         let mut filters = vec![compile(allowed, refuse, allow.clone())?];
-        if matches!(stage, Stage::Start | Stage::Sign) {
+        if matches!(stage, SandboxStage::Start | SandboxStage::Sign) {
             filters.push(compile(Calls::attacks(), allow.clone(), SeccompAction::KillProcess)?);
             filters.push(compile(Calls::absent(), allow, SeccompAction::Errno(libc::ENOSYS as u32))?);
         }
         // The signer's list does not allow to install another filter.
-        if stage == Stage::Sign {
+        if stage == SandboxStage::Sign {
             filters.rotate_left(1);
         }
         Ok(filters)

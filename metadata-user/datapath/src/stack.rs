@@ -38,9 +38,9 @@ pub use config::{
     CONNECTIONS, MTU, NARROW_FOR, PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEGMENTS_IN_FLIGHT, SEND_AHEAD,
     SHARE, StackConfig, TIME_WAIT, TIME_WAITS, TIME_WAITS_PER_PORT,
 };
-pub use port::{Claims, DRAIN_LIMIT};
-pub use seam::{Displaced, Heard, Ledger, NoLedger};
-pub use seam::{Exchange, Glimpse, LONG_MAX, Long, Refused, Service, Step, Transmit};
+pub use port::{DRAIN_LIMIT, ServedFlows};
+pub use seam::{AckLedger, Displaced, Heard, NoLedger};
+pub use seam::{ConnectionAction, Exchange, Glimpse, LONG_MAX, Long, RefusedRequests, Service, Transmit};
 pub use stats::{SlotStats, StackStats};
 
 use metadata_common::maps::Slot;
@@ -49,12 +49,12 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use arrivals::Source;
-use emit::Workshop;
+use arrivals::SegmentContext;
+use emit::FrameBuilder;
 use frame::Segment;
-use frame::{Drop, Inbound, Route};
+use frame::{Drop, EthernetAddresses, Inbound};
 use port::Draining;
-use port::Ports;
+use port::PortTable;
 use table::Table;
 use table::{Lists, Ranks};
 use timewait::Forgotten;
@@ -67,8 +67,8 @@ pub struct Stack<S: Service, L = NoLedger> {
     config: StackConfig,
     service: S,
     ledger: L,
-    workshop: Workshop,
-    ports: Ports,
+    workshop: FrameBuilder,
+    ports: PortTable,
     table: Table<S::Exchange>,
     /// One timer for each connection, followed by one for each port.
     wheel: Wheel,
@@ -100,14 +100,14 @@ impl<S: Service> Stack<S> {
     }
 }
 
-impl<S: Service, L: Ledger> Stack<S, L> {
+impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Like [`new`](Self::new), with a ledger: the kernel then handles acknowledgements of complete answers for the
     /// stack.
     pub fn with_ledger(config: StackConfig, service: S, ledger: L) -> Self {
         let waits = TIME_WAITS.min(config.ports * TIME_WAITS_PER_PORT);
         Self {
-            workshop: Workshop::new(),
-            ports: Ports::new(config.slots, config.ports),
+            workshop: FrameBuilder::new(),
+            ports: PortTable::new(config.slots, config.ports),
             table: Table::new(config.connections, waits),
             wheel: Wheel::new(config.connections + config.slots as usize),
             sweep: 0,
@@ -163,7 +163,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             Ok((route, Inbound::Segment { source, destination, tcp })) => {
                 Segment::read(source, destination, tcp).map(|segment| {
                     let flow = segment.tuple.flow(&self.config.cookie_key, slot);
-                    self.segment(Source { now, slot, route, flow }, &segment, out);
+                    self.segment(SegmentContext { now, slot, route, flow }, &segment, out);
                 })
             }
         };
@@ -172,8 +172,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
     }
 
-    /// Runs a turn for each connection of a slot that waits ([`Step::Wait`]), because something it may wait for has
-    /// changed. Costs one turn per connection.
+    /// Runs a turn for each connection of a slot that waits ([`ConnectionAction::Wait`]), because something it may wait
+    /// for has changed. Costs one turn per connection.
     pub fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit) {
         let woken = catch_unwind(AssertUnwindSafe(|| self.stir(now, slot, out)));
         self.contain(slot, woken);
@@ -220,7 +220,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         *counter += 1;
     }
 
-    fn arp(&mut self, arp: &[u8], route: Route, out: &mut dyn Transmit) -> Result<(), Drop> {
+    fn arp(&mut self, arp: &[u8], route: EthernetAddresses, out: &mut dyn Transmit) -> Result<(), Drop> {
         let config = &self.config;
         let is_ours = |v4| config.served.contains(&IpAddr::V4(v4)) || config.arp_only.contains(&v4);
         if let Some(answer) = frame::answer_arp(arp, is_ours)? {
@@ -234,7 +234,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         &mut self,
         source: Ipv6Addr,
         target: Ipv6Addr,
-        route: Route,
+        route: EthernetAddresses,
         out: &mut dyn Transmit,
     ) -> Result<(), Drop> {
         if !self.config.served.contains(&IpAddr::V6(target)) {
@@ -245,7 +245,14 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         Ok(())
     }
 
-    fn echo(&mut self, source: IpAddr, to: IpAddr, icmp: &[u8], route: Route, out: &mut dyn Transmit) {
+    fn echo(
+        &mut self,
+        source: IpAddr,
+        to: IpAddr,
+        icmp: &[u8],
+        route: EthernetAddresses,
+        out: &mut dyn Transmit,
+    ) {
         if emit::fits_echo(source, icmp) {
             self.workshop.send(out, |frame| emit::echo(source, to, icmp, route, frame));
             self.stats.echoes_answered += 1;

@@ -47,9 +47,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::afxdp::SocketStats;
-use crate::link::{FrameSource, HubTap, Link, LinkStats, TapStats};
-use crate::sandbox::{Mode, SandboxError, Stage};
-use crate::stack::{Claims, Ledger, Service, SlotStats, Stack, StackStats, Transmit};
+use crate::link::{FrameSource, HubTap, LinkReceiver, LinkStats, TapStats};
+use crate::sandbox::{SandboxError, SandboxMode, SandboxStage};
+use crate::stack::{AckLedger, ServedFlows, Service, SlotStats, Stack, StackStats, Transmit};
 
 /// The atomics that `pending` uses. A thread model replaces this module with its own types.
 mod sync {
@@ -89,8 +89,8 @@ pub const NAP: Duration = Duration::from_micros(50);
 pub trait Engine: Send + 'static {
     /// The engine's counters.
     type Stats: Copy + Default + Send + 'static;
-    /// Reads ahead what the frames of a group will touch, so that the CPU waits for memory once for all of them. Changes
-    /// nothing.
+    /// Reads ahead what the frames of a group will touch, so that the CPU waits for memory once for all of them.
+    /// Changes nothing.
     fn read_ahead(&self, _group: &[(Slot, &[u8])]) {}
     /// Processes one frame of `slot` and sends answers to `out`.
     fn receive(&mut self, now: Now, slot: Slot, frame: &[u8], out: &mut dyn Transmit);
@@ -111,7 +111,7 @@ pub trait Engine: Send + 'static {
     fn wake(&mut self, now: Now, slot: Slot, out: &mut dyn Transmit);
     /// Starts to drain: hands all current flows to `claims` before it returns, and ends their connections within
     /// `limit`. Engines that keep no state between frames need neither this method nor the next three.
-    fn drain(&mut self, _now: Now, _limit: Duration, _claims: Option<Box<dyn Claims + Send>>) {}
+    fn drain(&mut self, _now: Now, _limit: Duration, _claims: Option<Box<dyn ServedFlows + Send>>) {}
     /// Stops draining and returns to normal service.
     fn resume(&mut self) {}
     /// Sets whether the engine leaves unknown connections alone, because they may belong to another agent.
@@ -139,12 +139,12 @@ pub struct WorkerConfig {
     /// How long the thread polls after its last work before it sleeps; 0 sleeps at once.
     pub spin: Duration,
     /// How the thread drops the system calls and capabilities that a turn does not need.
-    pub sandbox: Mode,
+    pub sandbox: SandboxMode,
 }
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self { name: "imds-hub-0".into(), spin: Duration::ZERO, sandbox: Mode::Off }
+        Self { name: "imds-hub-0".into(), spin: Duration::ZERO, sandbox: SandboxMode::Off }
     }
 }
 
@@ -227,7 +227,7 @@ pub struct WorkerStats<T> {
 
 /// An order to the whole engine.
 enum Order {
-    Drain(Duration, Option<Box<dyn Claims + Send>>),
+    Drain(Duration, Option<Box<dyn ServedFlows + Send>>),
     Resume,
     Spare(bool),
 }
@@ -262,9 +262,9 @@ struct Inbox {
 
 /// Starts worker threads.
 #[derive(Debug)]
-pub struct Worker;
+pub struct WorkerLauncher;
 
-impl Worker {
+impl WorkerLauncher {
     /// Starts a thread that passes the frames of `source` to `engine` and sends its answers through `tap`.
     ///
     /// # Errors
@@ -298,13 +298,13 @@ impl Worker {
         let its = Arc::clone(&shared);
         let body = move || {
             let _last = LastBeat(its.beat.clone());
-            let ready = sandbox.enter(Stage::Work);
+            let ready = sandbox.enter(SandboxStage::Work);
             let refused = ready.is_err();
             // The spawning thread waits for this one message, and returns if it reports a failure.
             if entered.send(ready).is_err() || refused {
                 return Ok(());
             }
-            run::Run::new(Link::new(source), tap, engine, its, inbox, spin).run()
+            run::Run::new(LinkReceiver::new(source), tap, engine, its, inbox, spin).run()
         };
         let thread = std::thread::Builder::new().name(name.clone()).spawn(body).map_err(start)?;
         let handle = WorkerHandle { shared, forget, wake, look, order, thread: Some(thread) };
@@ -351,7 +351,11 @@ impl<T: Copy> WorkerHandle<T> {
     ///
     /// # Errors
     /// [`ControlError`]; the engine does not drain.
-    pub fn drain(&self, limit: Duration, claims: Option<Box<dyn Claims + Send>>) -> Result<(), ControlError> {
+    pub fn drain(
+        &self,
+        limit: Duration,
+        claims: Option<Box<dyn ServedFlows + Send>>,
+    ) -> Result<(), ControlError> {
         self.send(&self.order, Order::Drain(limit, claims))
     }
 
@@ -484,7 +488,7 @@ impl<S, L> Engine for Stack<S, L>
 where
     S: Service + Send + 'static,
     S::Exchange: Send,
-    L: Ledger + Send + 'static,
+    L: AckLedger + Send + 'static,
 {
     type Stats = StackStats;
 
@@ -523,7 +527,7 @@ where
         Stack::wake(self, now, slot, out);
     }
 
-    fn drain(&mut self, now: Now, limit: Duration, claims: Option<Box<dyn Claims + Send>>) {
+    fn drain(&mut self, now: Now, limit: Duration, claims: Option<Box<dyn ServedFlows + Send>>) {
         Stack::drain(self, now, limit, claims);
     }
 

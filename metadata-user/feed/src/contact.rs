@@ -64,7 +64,7 @@ impl FailureKind {
 /// A failed request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}: {reason}", kind.name())]
-pub struct Failure {
+pub struct ContactError {
     /// The kind of failure.
     pub kind: FailureKind,
     /// The message of the server or the kernel.
@@ -73,7 +73,7 @@ pub struct Failure {
 
 /// The state of the connection: that of the worst watch.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct ContactReport {
     /// Seconds since the first request.
     pub asked_for: f64,
     /// Seconds since the last useful answer; `None` while a watch has had none.
@@ -115,7 +115,7 @@ struct Watch {
     /// When the server last answered usefully.
     answered: Option<Instant>,
     /// When the consecutive failures began, and the last of them.
-    failing: Option<(Instant, Failure)>,
+    failing: Option<(Instant, ContactError)>,
 }
 
 impl Contact {
@@ -149,7 +149,7 @@ impl Contact {
     }
 
     /// Notes a failed request. Returns true if the previous request did not fail.
-    pub fn failed(&self, watch: &'static str, failure: Failure, now: Instant) -> bool {
+    pub fn failed(&self, watch: &'static str, failure: ContactError, now: Instant) -> bool {
         let mut inner = self.lock();
         *inner.failures.entry(failure.kind).or_default() += 1;
         let watch = inner.watches.entry(watch).or_default();
@@ -160,7 +160,7 @@ impl Contact {
 
     /// The current state: that of the worst watch.
     #[must_use]
-    pub fn report(&self, now: Instant) -> Report {
+    pub fn report(&self, now: Instant) -> ContactReport {
         let inner = self.lock();
         let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
         let last = inner.watches.values().map(|watch| watch.answered).min().flatten();
@@ -171,7 +171,7 @@ impl Contact {
             reason: failure.reason.clone(),
         });
         let count = |kind: &FailureKind| inner.failures.get(kind).copied().unwrap_or_default();
-        Report {
+        ContactReport {
             asked_for: ago(self.since),
             answered: last.map(ago),
             failing,
@@ -182,11 +182,11 @@ impl Contact {
 
 #[cfg(test)]
 mod tests {
-    use super::{Contact, Failure, FailureKind};
+    use super::{Contact, ContactError, FailureKind};
     use std::time::{Duration, Instant};
 
-    fn failure(kind: FailureKind) -> Failure {
-        Failure { kind, reason: "why".into() }
+    fn failure(kind: FailureKind) -> ContactError {
+        ContactError { kind, reason: "why".into() }
     }
 
     #[test]

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
-pub use load::{Loaded, files, load, names};
-use metadata_content::record::{Limits, Record};
-use watch::{Changes, Watch};
+pub use load::{LoadedFile, files, load, names};
+use metadata_content::record::{Record, RecordLimits};
+use watch::{DirectoryChanges, DirectoryWatch};
 
 use super::publisher::{Freed, Publisher};
 use super::{FeedError, FeedEvent, blocking};
@@ -45,12 +45,17 @@ const RETRY: Duration = Duration::from_secs(1);
 ///
 /// # Errors
 /// [`FeedError::Io`] if the directory cannot be watched or read at the start. Later the feed waits until it is back.
-pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
+pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     watch_at_most(MAX_RECORDS, dir, limits, tx.into()).await
 }
 
-async fn watch_at_most(limit: usize, dir: PathBuf, limits: Limits, tx: Publisher) -> Result<(), FeedError> {
-    let watch = Watch::open(&dir)?;
+async fn watch_at_most(
+    limit: usize,
+    dir: PathBuf,
+    limits: RecordLimits,
+    tx: Publisher,
+) -> Result<(), FeedError> {
+    let watch = DirectoryWatch::open(&dir)?;
     let freed = tx.freed();
     let (known, crowded_out) = (BTreeMap::new(), BTreeMap::new());
     let mut feed = Directory { dir, limits, tx, freed, watch, limit, known, crowded_out };
@@ -84,7 +89,7 @@ struct Gone;
 #[derive(Default)]
 struct Known {
     /// Digest of the last published text and sources.
-    digest: Option<load::Digest>,
+    digest: Option<load::RecordDigest>,
     /// The first path component of each of its sources.
     sources: BTreeSet<String>,
     /// Set once its permissions were logged.
@@ -94,10 +99,10 @@ struct Known {
 struct Directory {
     dir: PathBuf,
     /// The limits of one record.
-    limits: Limits,
+    limits: RecordLimits,
     tx: Publisher,
     freed: Freed,
-    watch: Watch,
+    watch: DirectoryWatch,
     /// Most records to publish.
     limit: usize,
     known: BTreeMap<String, Known>,
@@ -133,7 +138,7 @@ impl Directory {
         self.publish(FeedEvent::Synced).await
     }
 
-    async fn apply(&mut self, changes: &Changes) -> Result<(), Gone> {
+    async fn apply(&mut self, changes: &DirectoryChanges) -> Result<(), Gone> {
         let sources = |name: &String| changes.names.contains(name);
         let dependent = self.known.iter().filter(|(_, known)| known.sources.iter().any(sources));
         let mut names: BTreeSet<String> = dependent.map(|(key, _)| key.clone()).collect();
@@ -164,7 +169,7 @@ impl Directory {
         tracing::warn!("{reason}");
         self.tx.set_outage(Some(reason));
         loop {
-            if let Ok(opened) = Watch::open(&self.dir) {
+            if let Ok(opened) = DirectoryWatch::open(&self.dir) {
                 self.watch = opened;
                 if let Ok(told) = self.scan().await {
                     tracing::info!("{dir} is back: its records are read again");
@@ -186,7 +191,7 @@ impl Directory {
     }
 
     /// Publishes what was read of one record.
-    async fn take_in(&mut self, name: String, loaded: Option<Loaded>) -> Result<(), Gone> {
+    async fn take_in(&mut self, name: String, loaded: Option<LoadedFile>) -> Result<(), Gone> {
         let full = self.known.len() >= self.limit && !self.known.contains_key(&name);
         let Some(loaded) = loaded else {
             return self.remove(name).await;
@@ -239,13 +244,13 @@ impl Directory {
     }
 
     /// Reads a record.
-    async fn read(&self, name: &str) -> Option<Loaded> {
+    async fn read(&self, name: &str) -> Option<LoadedFile> {
         let (dir, key, limits) = (self.dir.clone(), name.to_owned(), self.limits.clone());
         blocking(move || load(&dir, &key, &limits)).await
     }
 
     /// Watches the directories of a record's sources, and reads the record again if one is new.
-    async fn followed(&mut self, name: &str, loaded: Option<Loaded>) -> Option<Loaded> {
+    async fn followed(&mut self, name: &str, loaded: Option<LoadedFile>) -> Option<LoadedFile> {
         let loaded = loaded?;
         if self.watch.follow(&loaded.below) {
             return self.read(name).await;

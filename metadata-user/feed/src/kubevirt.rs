@@ -24,7 +24,7 @@ mod watch;
 
 pub use client::access;
 pub use kept::FILE as KEPT;
-pub use options::{DEFAULT_KUBELET, InstanceId, NODE_VARIABLE, Options, Passt};
+pub use options::{DEFAULT_KUBELET, InstanceId, KubevirtOptions, NODE_VARIABLE, Passt};
 pub use run::{Feed, Launchers, PATIENCE, contact, follow, node, serve};
 pub use run::{Pace, SPREAD};
 pub use vmi::{Vmi, VmiError};

@@ -13,8 +13,8 @@
 //! 3. the domain's `<metadata>`: an element `instance` of [`NAMESPACE`] ([`instance`] has its form);
 //! 4. `<uuid>.yaml` in the directory of files.
 //!
-//! The files hold parts of a record ([`crate::part`]): mappings merge, lists and payloads replace, `null` removes a value,
-//! and MAC or id identify a NIC. A domain with neither 3 nor 4 gets no record.
+//! The files hold parts of a record ([`crate::part`]): mappings merge, lists and payloads replace, `null` removes a
+//! value, and MAC or id identify a NIC. A domain with neither 3 nor 4 gets no record.
 
 pub mod compose;
 pub mod domain;

@@ -3,7 +3,7 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use metadata_content::parser;
-use metadata_content::record::{Limits, Record, RecordError, USER_DATA_MAX, Warning};
+use metadata_content::record::{Record, RecordError, RecordLimits, USER_DATA_MAX, Warning};
 use serde_json::{Map, Value, json};
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub const DEFAULTS: &str = "defaults.yaml";
 
 /// Most bytes of a file with a part of a record.
-pub const FILE_BYTES: usize = Limits::DEFAULT.record_bytes;
+pub const FILE_BYTES: usize = RecordLimits::DEFAULT.record_bytes;
 
 /// Record fields that may be in a separate file.
 pub(crate) const PAYLOADS: [&str; 3] = ["user_data", "vendor_data", "vendor_data2"];
@@ -135,7 +135,7 @@ pub(crate) fn label(name: &str) -> String {
 
 /// Fields of the SMBIOS tables by which guests know a cloud; absent ones are empty.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Firmware<'a> {
+pub(crate) struct SmbiosFields<'a> {
     /// Serial of the system.
     pub(crate) serial: &'a str,
     /// Manufacturer of the system.
@@ -147,7 +147,7 @@ pub(crate) struct Firmware<'a> {
 }
 
 /// The cloud that the firmware names, if a record has a value for it. cloud-init's `ds-identify` reads the same fields.
-pub(crate) fn stamp(firmware: &Firmware<'_>) -> Option<&'static str> {
+pub(crate) fn stamp(firmware: &SmbiosFields<'_>) -> Option<&'static str> {
     let is_nova = |text: &str| matches!(text, "OpenStack Nova" | "OpenStack Compute");
     match () {
         () if firmware.serial.contains("ds=nocloud-net") => Some("nocloud-net"),
@@ -173,10 +173,10 @@ const WHOLE: [&str; 9] = [
     "vendor_data2",
 ];
 
-/// Parses the record of several parts. `compose` makes it of all of them, or of all but one. The error names the only part
-/// without which the record is valid, or else `whole`; a part that has no name is never named.
+/// Parses the record of several parts. `compose` makes it of all of them, or of all but one. The error names the only
+/// part without which the record is valid, or else `whole`; a part that has no name is never named.
 pub(crate) fn parse_composed(
-    limits: &Limits,
+    limits: &RecordLimits,
     (whole, names): (&str, &[Option<String>]),
     compose: impl Fn(Option<usize>) -> Value,
 ) -> Result<(Record, Vec<Warning>), RecordError> {

@@ -33,7 +33,7 @@ use metadata_common::mac::Mac;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::AbortHandle;
 
-use files::Wanted;
+use files::WatchedVolumes;
 use follow::Means;
 use tend::{Wisher, wishes};
 
@@ -42,8 +42,8 @@ use metadata_links::inlet;
 pub use follow::AT_FIRST;
 pub use launcher::{NicNames, NotAPod, PodUid, names_of};
 pub use tend::{INLET_PAUSE, InletPause};
-pub use volumes::{Files, KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeError, Volumes};
-pub(crate) use volumes::{Reading, Version};
+pub use volumes::{KEY_BYTES, MAX_KEYS, VOLUME_BYTES, VolumeContent, VolumeError, Volumes};
+pub(crate) use volumes::{Reading, VolumeVersion};
 
 /// Most pods to watch; a node runs a few hundred.
 pub const MAX_PODS: usize = 4_096;
@@ -54,14 +54,14 @@ const EVENTS: usize = 1_024;
 
 /// The directories of kubelet and of the control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Places {
+pub struct PodDirectories {
     /// kubelet's directory of pods.
     pub pods: PathBuf,
     /// The mount point of the node's control groups.
     pub cgroups: PathBuf,
 }
 
-impl Default for Places {
+impl Default for PodDirectories {
     fn default() -> Self {
         Self { pods: "/var/lib/kubelet/pods".into(), cgroups: "/sys/fs/cgroup".into() }
     }
@@ -119,7 +119,7 @@ impl Pods {
     ///
     /// # Panics
     /// Outside a tokio runtime with I/O and time.
-    pub fn start(places: Places) -> Result<(Self, mpsc::Receiver<(PodUid, PodEvent)>), PodsError> {
+    pub fn start(places: PodDirectories) -> Result<(Self, mpsc::Receiver<(PodUid, PodEvent)>), PodsError> {
         Self::start_with(places, Inlets::default())
     }
 
@@ -131,14 +131,14 @@ impl Pods {
     /// # Panics
     /// The panics of [`Pods::start`].
     pub fn start_with(
-        places: Places,
+        places: PodDirectories,
         inlets: Inlets,
     ) -> Result<(Self, mpsc::Receiver<(PodUid, PodEvent)>), PodsError> {
         let (tell, events) = mpsc::channel(EVENTS);
-        let Places { pods, cgroups } = places;
-        let wanted = Wanted::default();
-        let watch =
-            files::Watch::new(pods.clone(), wanted.clone(), tell.clone()).map_err(PodsError::Inotify)?;
+        let PodDirectories { pods, cgroups } = places;
+        let wanted = WatchedVolumes::default();
+        let watch = files::VolumeWatch::new(pods.clone(), wanted.clone(), tell.clone())
+            .map_err(PodsError::Inotify)?;
         let files = tokio::spawn(watch.run()).abort_handle();
         let volumes = Volumes::new(&pods);
         let looks = Semaphore::new(follow::LOOKS_AT_ONCE);
@@ -150,8 +150,8 @@ impl Pods {
     /// Watches a pod, which need not exist yet. A second call for a pod changes its volumes.
     ///
     /// The events are [`PodEvent::Absent`] if the launcher does not run yet, [`PodEvent::Missing`] if it does not after
-    /// [`AT_FIRST`], then [`PodEvent::Found`], its changes, and [`PodEvent::Gone`]. [`PodEvent::Files`] names each
-    /// volume when it becomes readable and when its content changes.
+    /// [`AT_FIRST`], then [`PodEvent::Found`], its changes, and [`PodEvent::Gone`]. [`PodEvent::VolumeContent`] names
+    /// each volume when it becomes readable and when its content changes.
     ///
     /// # Errors
     /// [`PodsError::TooManyPods`], [`PodsError::TooManyVolumes`]; the call then changes nothing.
@@ -195,7 +195,7 @@ impl Pods {
     ///
     /// # Errors
     /// The errors of [`Volumes::read`].
-    pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<Files>, VolumeError> {
+    pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<VolumeContent>, VolumeError> {
         self.volumes.read(pod, volume)
     }
 }

@@ -8,8 +8,8 @@
 //! - A VM is on the node whose directory has its file. While it migrates live, its taps are on another node too, which
 //!   serves it by the file where that still is.
 //!
-//! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate()`] says how
-//! the parts of a record override each other.
+//! A guest gets what Proxmox VE's own cloud-init drive would say ([`drive`]), in every dialect. [`translate()`] says
+//! how the parts of a record override each other.
 
 pub mod config;
 pub mod custom;
@@ -26,11 +26,11 @@ use std::path::Path;
 use std::time::Duration;
 
 pub use config::VmConfig;
-pub use config::{DEFAULT_DIRECTORY, DEFAULT_FILES, Options};
+pub use config::{DEFAULT_DIRECTORY, DEFAULT_FILES, ProxmoxOptions};
 pub use load::{reachable, within};
 pub use translate::NICS;
-pub use translate::{Given, Translation, translate};
-pub use watch::Problem;
+pub use translate::{ProxmoxTranslation, TranslationInput, translate};
+pub use watch::ProxmoxProblem;
 pub use watch::{MAX_VMS, PATIENCE, watch};
 
 use crate::FeedError;

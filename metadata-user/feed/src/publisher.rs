@@ -12,7 +12,7 @@ use super::FeedEvent;
 use crate::registry::RecordId;
 use crate::room::{NoRoom, Room};
 use metadata_content::record::Record;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 
 /// Most bytes of payloads in the queue, whatever the number of events. The queue always accepts one record.
 pub const QUEUED_BYTES: usize = 16 << 20;
@@ -38,7 +38,7 @@ impl Outage {
 pub struct Publisher {
     tx: mpsc::Sender<FeedEvent>,
     /// The memory accounts and the source of these records; `None` admits every record.
-    room: Option<(Arc<Room>, Source)>,
+    room: Option<(Arc<Room>, RecordSource)>,
     /// Maps the feed's key of a record to the agent's key.
     name: fn(String) -> String,
     outage: Outage,
@@ -61,7 +61,7 @@ pub struct Freed(Option<watch::Receiver<u64>>);
 impl Publisher {
     /// Publishes records of a source, within the memory that `room` allows.
     #[must_use]
-    pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<Room>, source: Source) -> Self {
+    pub fn new(tx: mpsc::Sender<FeedEvent>, room: Arc<Room>, source: RecordSource) -> Self {
         Self { room: Some((room, source)), ..tx.into() }
     }
 

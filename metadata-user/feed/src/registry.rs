@@ -1,8 +1,9 @@
 //! The registry: the records of all sources, and which of them are in force.
 //!
-//! Each feed names its records by its own keys. Records with the same owner ([`Record::owner`]) belong to one VM, even from
-//! different sources. A UUID that two VMs share does not join them. Those of the highest source are in force. The others stay shadowed until they are the highest. One source
-//! may have several records of a VM in force, because a VM that migrates within its node exists twice for a while.
+//! Each feed names its records by its own keys. Records with the same owner ([`Record::owner`]) belong to one VM, even
+//! from different sources. A UUID that two VMs share does not join them. Those of the highest source are in force. The
+//! others stay shadowed until they are the highest. One source may have several records of a VM in force, because a VM
+//! that migrates within its node exists twice for a while.
 //!
 //! A refused record leaves the last good one in force. This module uses no clock, file or network: events go in, and
 //! changes for guests come out.
@@ -22,7 +23,7 @@ use metadata_common::mac::Mac;
 use crate::FeedEvent;
 use metadata_base::port::PortName;
 use metadata_content::record::{Owner, Record};
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 
 /// Most records of one source; the registry refuses the rest.
 pub const MAX_RECORDS: usize = 16_384;
@@ -39,7 +40,7 @@ pub const REASON_BYTES: usize = 2 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId {
     /// The feed that published it.
-    pub source: Source,
+    pub source: RecordSource,
     /// The key within the source.
     pub key: Arc<str>,
 }
@@ -47,7 +48,7 @@ pub struct RecordId {
 impl RecordId {
     /// The id of a source's record.
     #[must_use]
-    pub fn new(source: Source, key: &str) -> Self {
+    pub fn new(source: RecordSource, key: &str) -> Self {
         Self { source, key: key.into() }
     }
 
@@ -56,9 +57,9 @@ impl RecordId {
     #[must_use]
     pub fn tenant(&self) -> Tenant {
         match self.source {
-            Source::Kubevirt => Tenant::namespace(self.key.split('/').next().unwrap_or_default()),
-            Source::Proxmox => Tenant::Vm(Arc::clone(&self.key)),
-            Source::Api | Source::File | Source::Hook => Tenant::Operator,
+            RecordSource::Kubevirt => Tenant::namespace(self.key.split('/').next().unwrap_or_default()),
+            RecordSource::Proxmox => Tenant::Vm(Arc::clone(&self.key)),
+            RecordSource::Api | RecordSource::File | RecordSource::Hook => Tenant::Operator,
         }
     }
 }
@@ -67,7 +68,7 @@ impl RecordId {
 impl fmt::Display for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
-            Source::File => f.write_str(&self.key),
+            RecordSource::File => f.write_str(&self.key),
             source => write!(f, "{}/{}", source.name(), self.key),
         }
     }
@@ -76,7 +77,7 @@ impl fmt::Display for RecordId {
 impl From<&str> for RecordId {
     /// The id of a file's record.
     fn from(key: &str) -> Self {
-        Self::new(Source::File, key)
+        Self::new(RecordSource::File, key)
     }
 }
 
@@ -154,20 +155,20 @@ pub struct Registry {
     /// Good records by VM. The source of the first decides which are in force.
     by_vm: BTreeMap<Owner, SortedIds>,
     /// The counts and the current round of each source.
-    sources: BTreeMap<Source, Told>,
+    sources: BTreeMap<RecordSource, SourceCounts>,
     refusals: u64,
     limits: Limits,
 }
 
 #[derive(Debug)]
-struct Told {
+struct SourceCounts {
     records: usize,
     /// Refused records without a good version. Their names are kept, and tenants share the limit.
     refused: FairShare,
     round: u64,
 }
 
-impl Default for Told {
+impl Default for SourceCounts {
     fn default() -> Self {
         Self { records: 0, refused: FairShare::new(MAX_REFUSED, REFUSED_FLOOR), round: 0 }
     }
@@ -188,7 +189,7 @@ impl Default for Limits {
 
 impl Registry {
     /// Applies an event of a source, and returns the changes for guests.
-    pub fn apply(&mut self, source: Source, event: FeedEvent) -> Vec<Change> {
+    pub fn apply(&mut self, source: RecordSource, event: FeedEvent) -> Vec<Change> {
         match event {
             FeedEvent::Upsert { key, record } => {
                 let id = RecordId::new(source, &key);
@@ -216,7 +217,7 @@ impl Registry {
     }
 
     /// Starts a new round of a source: its next [`FeedEvent::Synced`] removes the records it has not published since.
-    pub fn begin(&mut self, source: Source) {
+    pub fn begin(&mut self, source: RecordSource) {
         self.sources.entry(source).or_default().round += 1;
     }
 
@@ -275,13 +276,13 @@ impl Registry {
 
     /// How tenants share the refused records of a source that are kept by name.
     #[must_use]
-    pub fn refused_share(&self, source: Source) -> Option<&FairShare> {
+    pub fn refused_share(&self, source: RecordSource) -> Option<&FairShare> {
         self.sources.get(&source).map(|told| &told.refused)
     }
 
     /// Number of good records of a source.
     #[must_use]
-    pub fn count(&self, source: Source) -> usize {
+    pub fn count(&self, source: RecordSource) -> usize {
         self.sources.get(&source).map_or(0, |told| told.records)
     }
 
@@ -360,7 +361,7 @@ impl Registry {
     }
 
     /// Removes the records that a source has not published in this round.
-    fn sweep(&mut self, source: Source) -> Vec<Change> {
+    fn sweep(&mut self, source: RecordSource) -> Vec<Change> {
         let round = self.sources.entry(source).or_default().round;
         let old = self.held.iter().filter(|(id, held)| id.source == source && held.round < round);
         let old: Vec<_> = old.map(|(id, _)| id.clone()).collect();
@@ -400,6 +401,6 @@ impl Registry {
     }
 }
 
-fn told_of<'a>(sources: &'a mut BTreeMap<Source, Told>, id: &RecordId) -> &'a mut Told {
+fn told_of<'a>(sources: &'a mut BTreeMap<RecordSource, SourceCounts>, id: &RecordId) -> &'a mut SourceCounts {
     sources.entry(id.source).or_default()
 }

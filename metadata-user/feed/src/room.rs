@@ -16,7 +16,7 @@ use bytes::Bytes;
 use foldhash::fast::RandomState;
 use metadata_base::share::{FairShare, ShareReport, Tenant};
 use metadata_content::record::{Carried, Dialect, Record};
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap};
@@ -256,12 +256,12 @@ impl Room {
     }
 
     /// Releases the charges of a source's records that the node no longer holds. Those of queued records stay.
-    pub fn keep_only(&self, source: Source, holds: impl Fn(&RecordId) -> bool) {
+    pub fn keep_only(&self, source: RecordSource, holds: impl Fn(&RecordId) -> bool) {
         self.give_back_all(|id, charge| id.source == source && charge.arrived && !holds(id));
     }
 
     /// Releases the charges of a source's queued records, after its feed has ended.
-    pub fn forget_pending(&self, source: Source) {
+    pub fn forget_pending(&self, source: RecordSource) {
         self.give_back_all(|id, charge| id.source == source && !charge.arrived);
     }
 

@@ -22,10 +22,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::registry::RecordId;
-use metadata_content::record::{Limits, Record};
-use metadata_content::source::Source;
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
 pub use metadata_state::form::Written;
-use metadata_state::form::{Form, FormError, OtherVersion};
+use metadata_state::form::{FormError, OtherVersion, StateFileKind};
 use metadata_state::private_file;
 
 /// The file's name in the state directory.
@@ -34,7 +34,7 @@ pub const FILE: &str = "records.snapshot";
 /// Most bytes of the file: 16,384 records of 16 KiB. Written in the order of ids, without those that do not fit.
 pub const MAX_BYTES: usize = 256 << 20;
 
-const FORM: Form = Form { kind: "records", version: 1, oldest: 1, bytes: MAX_BYTES };
+const FORM: StateFileKind = StateFileKind { kind: "records", version: 1, oldest: 1, bytes: MAX_BYTES };
 
 /// Why a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -114,7 +114,7 @@ pub fn write(path: &Path, records: &[(RecordId, Arc<Record>)]) -> io::Result<Wri
 ///
 /// # Errors
 /// [`SnapshotError`] if no snapshot exists, or if it is damaged.
-pub fn read(path: &Path, limits: &Limits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
+pub fn read(path: &Path, limits: &RecordLimits) -> Result<Vec<(RecordId, Record)>, SnapshotError> {
     decode(open(path)?, limits).map_err(|error| failed(path, error))
 }
 
@@ -131,8 +131,8 @@ fn failed(path: &Path, error: FormError) -> SnapshotError {
     }
 }
 
-/// Returns the UUIDs of the records in the snapshot at `path` that have no owner besides. Of a platform's tenants only an
-/// earlier release wrote such records.
+/// Returns the UUIDs of the records in the snapshot at `path` that have no owner besides. Of a platform's tenants only
+/// an earlier release wrote such records.
 ///
 /// # Errors
 /// [`SnapshotError`] if no snapshot exists, or if it is damaged.
@@ -143,7 +143,7 @@ pub fn uuids_as_owners(path: &Path) -> Result<Vec<(RecordId, String)>, SnapshotE
         let Ids { source, key, record: IdsOfRecord { vm } } =
             serde_json::from_slice(line).map_err(|_| "a record in each line")?;
         if vm.owner.is_none() {
-            let source = source.as_deref().and_then(Source::of).unwrap_or_default();
+            let source = source.as_deref().and_then(RecordSource::of).unwrap_or_default();
             found.push((RecordId::new(source, &key), vm.uuid));
         }
         Ok(())
@@ -162,16 +162,16 @@ fn lines(records: &[(RecordId, Arc<Record>)]) -> impl Iterator<Item = io::Result
     })
 }
 
-fn decode(file: impl BufRead + Seek, limits: &Limits) -> Result<Vec<(RecordId, Record)>, FormError> {
+fn decode(file: impl BufRead + Seek, limits: &RecordLimits) -> Result<Vec<(RecordId, Record)>, FormError> {
     // The line includes payloads from other files, which the limit of a record's text does not cover.
-    let within = Limits { record_bytes: MAX_BYTES, ..limits.clone() };
+    let within = RecordLimits { record_bytes: MAX_BYTES, ..limits.clone() };
     let mut records = Vec::new();
     FORM.read(file, |line| {
         let Line { source, key, record } =
             serde_json::from_slice(line).map_err(|_| "a record in each line")?;
         match Record::parse_within(&within, "snapshot.json", record.get()) {
             Ok((record, _)) => {
-                let source = source.as_deref().and_then(Source::of).unwrap_or_default();
+                let source = source.as_deref().and_then(RecordSource::of).unwrap_or_default();
                 records.push((RecordId::new(source, &key), record));
             }
             Err(error) => tracing::warn!(record = key, "a record of the snapshot was skipped: {error}"),
@@ -183,11 +183,11 @@ fn decode(file: impl BufRead + Seek, limits: &Limits) -> Result<Vec<(RecordId, R
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, FORM, Form, FormError, SnapshotError, Written, lines, read, write};
+    use super::{FILE, FORM, FormError, SnapshotError, StateFileKind, Written, lines, read, write};
     use crate::registry::RecordId;
     use metadata_base::hex::hex;
-    use metadata_content::record::{Credential, Limits, Record};
-    use metadata_content::source::Source;
+    use metadata_content::record::{Credential, Record, RecordLimits};
+    use metadata_content::source::RecordSource;
     use sha2::{Digest as _, Sha256};
     use std::io::Cursor;
     use std::os::unix::fs::PermissionsExt as _;
@@ -195,13 +195,13 @@ mod tests {
 
     fn encode(records: &[(RecordId, Arc<Record>)], limit: usize) -> (Vec<u8>, Written) {
         let mut bytes = Vec::new();
-        let form = Form { bytes: limit, ..FORM };
+        let form = StateFileKind { bytes: limit, ..FORM };
         let written = form.write(lines(records), &mut bytes).expect("encoded");
         (bytes, written)
     }
 
     fn decode(bytes: &[u8]) -> Result<Vec<(RecordId, Record)>, FormError> {
-        super::decode(Cursor::new(bytes), &Limits::DEFAULT)
+        super::decode(Cursor::new(bytes), &RecordLimits::DEFAULT)
     }
 
     fn record(name: &str) -> Record {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     fn records(names: &[&str]) -> Vec<(RecordId, Arc<Record>)> {
-        let id = |name| RecordId::new(Source::File, &format!("{name}.yaml"));
+        let id = |name| RecordId::new(RecordSource::File, &format!("{name}.yaml"));
         names.iter().map(|name| (id(name), Arc::new(record(name)))).collect()
     }
 
@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(written, Written { records: 2, left_out: 0 });
         let mode = std::fs::metadata(&path).expect("it is there").permissions().mode() & 0o7777;
         assert_eq!(mode, 0o600);
-        let found = read(&path, &Limits::DEFAULT).expect("read");
+        let found = read(&path, &RecordLimits::DEFAULT).expect("read");
         assert_eq!(found.iter().map(|(id, _)| id.to_string()).collect::<Vec<_>>(), ["a.yaml", "b.yaml"]);
         let (mut expected, found) = (record("a"), &found[0].1);
         expected.credentials.iam.as_mut().expect("it has one").source = None;
@@ -247,7 +247,7 @@ mod tests {
 
     #[test]
     fn formats_of_every_release_are_read() {
-        let all = [("a.yaml", Source::File), ("ns/vm", Source::Kubevirt)]
+        let all = [("a.yaml", RecordSource::File), ("ns/vm", RecordSource::Kubevirt)]
             .map(|(key, source)| (RecordId::new(source, key), Arc::new(record("web-1"))));
         let (bytes, _) = encode(&all, usize::MAX);
         golden::check(FILE, FORM.version, &bytes);
@@ -269,16 +269,16 @@ mod tests {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
         let mut later = Vec::new();
-        Form { version: 2, ..FORM }.write(lines(&records(&["a"])), &mut later).expect("encoded");
+        StateFileKind { version: 2, ..FORM }.write(lines(&records(&["a"])), &mut later).expect("encoded");
         std::fs::write(&path, &later).expect("a file");
-        let error = read(&path, &Limits::DEFAULT).expect_err("a refusal").to_string();
+        let error = read(&path, &RecordLimits::DEFAULT).expect_err("a refusal").to_string();
         for part in
             ["records.snapshot", "records of version 1, found version 2", "start a release that reads it"]
         {
             assert!(error.contains(part), "no `{part}` in: {error}");
         }
         write(&path, &records(&["b"])).expect("written");
-        assert_eq!(read(&path, &Limits::DEFAULT).expect("its own").len(), 1);
+        assert_eq!(read(&path, &RecordLimits::DEFAULT).expect("its own").len(), 1);
         assert_eq!(std::fs::read(room.path().join("records.snapshot.v2")).expect("it is kept"), later);
     }
 
@@ -295,7 +295,7 @@ mod tests {
             "\n",
         );
         let found = decode(text.as_bytes()).expect("whole");
-        assert_eq!(found[0].0, RecordId::new(Source::Kubevirt, "ns/vm"));
+        assert_eq!(found[0].0, RecordId::new(RecordSource::Kubevirt, "ns/vm"));
         assert_eq!(found[0].1.generation, 7);
     }
 
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn sources_read_back_and_a_line_without_one_is_a_files() {
-        let kept = [(RecordId::new(Source::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
+        let kept = [(RecordId::new(RecordSource::Kubevirt, "ns/vm"), Arc::new(record("vm")))];
         let (bytes, _) = encode(&kept, usize::MAX);
         let read = |bytes: &[u8]| decode(bytes).expect("whole")[0].0.clone();
         assert_eq!(read(&bytes), kept[0].0);
@@ -335,7 +335,11 @@ mod tests {
             let body = format!("{body}\n");
             let digest = hex(&Sha256::digest(body.as_bytes()));
             let tail = format!("{{\"records\":1,\"sha256\":\"{digest}\"}}\n");
-            assert_eq!(read((body + &tail).as_bytes()), RecordId::new(Source::File, "ns/vm"), "{earlier}");
+            assert_eq!(
+                read((body + &tail).as_bytes()),
+                RecordId::new(RecordSource::File, "ns/vm"),
+                "{earlier}"
+            );
         }
     }
 
@@ -343,10 +347,10 @@ mod tests {
     fn the_error_of_a_snapshot_omits_its_content() {
         let room = tempfile::tempdir().expect("a directory");
         let path = room.path().join(FILE);
-        assert!(matches!(read(&path, &Limits::DEFAULT), Err(SnapshotError::Absent { .. })));
+        assert!(matches!(read(&path, &RecordLimits::DEFAULT), Err(SnapshotError::Absent { .. })));
         for text in ["", "correct horse", "correct horse\n{}\n", "\n\n"] {
             std::fs::write(&path, text).expect("written");
-            let error = read(&path, &Limits::DEFAULT).expect_err(text);
+            let error = read(&path, &RecordLimits::DEFAULT).expect_err(text);
             assert!(matches!(error, SnapshotError::Damaged { .. }), "{error}");
             assert!(!error.to_string().contains("horse"), "{error}");
         }

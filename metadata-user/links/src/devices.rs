@@ -5,9 +5,9 @@ use rtnetlink::sys::protocols::NETLINK_ROUTE;
 use std::io;
 
 use crate::error::LinkError;
-use crate::exchange::Exchange;
+use crate::exchange::NetlinkSocket;
 use crate::netns::Netns;
-use crate::processes::Meant;
+use crate::processes::NamespaceReservation;
 use crate::watch::LinkWatch;
 use crate::watch::{attribute, text};
 
@@ -30,7 +30,7 @@ const IFLA_TUN_NUM_QUEUES: u16 = 8;
 
 /// Current state of an Ethernet device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct EthernetDevice {
     /// Name of the interface.
     pub name: String,
     /// `tap`, `macvtap`, `veth`, `dummy`, `bridge`, …; `physical device` if the kernel reports no kind.
@@ -44,7 +44,7 @@ pub struct Seen {
 /// Lists the Ethernet devices of one namespace.
 ///
 /// Holding it keeps the namespace alive, as a [`LinkWatch`] does.
-pub struct LinkList(Exchange);
+pub struct LinkList(NetlinkSocket);
 
 impl LinkList {
     /// Opens a list of a process's namespace, and a watch on it. The watch reports changes made after a listing.
@@ -54,7 +54,7 @@ impl LinkList {
     ///
     /// # Panics
     /// Outside a tokio runtime.
-    pub fn open(process: &Meant) -> Result<(Self, LinkWatch), LinkError> {
+    pub fn open(process: &NamespaceReservation) -> Result<(Self, LinkWatch), LinkError> {
         let netns = Netns::of_process(process)?;
         if netns.is_here() {
             let source = io::Error::other("expected a separate namespace, found the agent's own");
@@ -62,7 +62,7 @@ impl LinkList {
         }
         let watch = LinkWatch::opener();
         netns.run(|| {
-            let netlink = Exchange::open(NETLINK_ROUTE);
+            let netlink = NetlinkSocket::open(NETLINK_ROUTE);
             let netlink = netlink.map_err(|source| LinkError::device("list devices", source))?;
             Ok((Self(netlink), watch()?))
         })
@@ -72,7 +72,7 @@ impl LinkList {
     ///
     /// # Errors
     /// If the kernel does not answer; open another list then.
-    pub fn look(&mut self) -> Result<Vec<Seen>, LinkError> {
+    pub fn look(&mut self) -> Result<Vec<EthernetDevice>, LinkError> {
         let mut seen = Vec::new();
         let answered = self.0.dump(RTM_GETLINK, &[0; IFINFO], |kind, body| take(kind, body, &mut seen));
         answered.map_err(|source| LinkError::device("list devices", source))?;
@@ -81,14 +81,14 @@ impl LinkList {
 }
 
 /// Adds the device of a message, up to the limit.
-fn take(kind: u16, body: &[u8], seen: &mut Vec<Seen>) {
+fn take(kind: u16, body: &[u8], seen: &mut Vec<EthernetDevice>) {
     if kind == RTM_NEWLINK && seen.len() < DEVICES_MAX {
         seen.extend(device(body));
     }
 }
 
 /// The Ethernet device that a message describes.
-fn device(body: &[u8]) -> Option<Seen> {
+fn device(body: &[u8]) -> Option<EthernetDevice> {
     let link_type = u16::from_ne_bytes(body.get(2..4)?.try_into().ok()?);
     if link_type != ARPHRD_ETHER {
         return None;
@@ -107,12 +107,12 @@ fn device(body: &[u8]) -> Option<Seen> {
         None => "physical device".into(),
     };
     let queues = if kind == "tap" { queues.map_or(1, u32::from_ne_bytes).max(1) } else { 1 };
-    Some(Seen { name, kind, mac, queues })
+    Some(EthernetDevice { name, kind, mac, queues })
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{DEVICES_MAX, RTM_NEWLINK, Seen, take};
+    use super::{DEVICES_MAX, EthernetDevice, RTM_NEWLINK, take};
     use metadata_common::mac::Mac;
 
     fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -143,7 +143,7 @@ mod tests {
             let mut seen = Vec::new();
             take(RTM_NEWLINK, &tap(&attributes), &mut seen);
             let mac = Mac([2, 0, 0, 0, 0, 1]);
-            assert_eq!(seen, [Seen { name: "tap0".into(), kind: "tap".into(), mac, queues }]);
+            assert_eq!(seen, [EthernetDevice { name: "tap0".into(), kind: "tap".into(), mac, queues }]);
         }
     }
 

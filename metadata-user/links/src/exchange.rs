@@ -20,13 +20,13 @@ const DUMP: u16 = 0x301;
 
 /// A netlink socket of the namespace in which it was opened.
 #[derive(Debug)]
-pub struct Exchange {
+pub struct NetlinkSocket {
     socket: Socket,
     /// The number of the last request.
     asked: u32,
 }
 
-impl Exchange {
+impl NetlinkSocket {
     /// Opens a socket of a protocol, such as `NETLINK_ROUTE`.
     ///
     /// # Errors

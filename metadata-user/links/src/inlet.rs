@@ -35,7 +35,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use crate::error::LinkError;
 use crate::netlink;
 use crate::netns::{Netns, index_of};
-use crate::processes::Meant;
+use crate::processes::NamespaceReservation;
 use metadata_base::port::PortName;
 
 /// Name of the pod's end.
@@ -57,7 +57,7 @@ const LOOPBACK: &str = "lo";
 /// # Errors
 /// If the namespace is gone, devices of other kinds have the inlet's names, or the kernel refuses a step. A new inlet
 /// is then removed; an existing one stays, so that it stays closed. IPv6 is skipped in a namespace without it.
-pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
+pub fn open(process: &NamespaceReservation, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkError> {
     inside(process, || {
         let is_new = index_of(POD_END)?.or(index_of(PORT)?).is_none();
         if is_new {
@@ -77,7 +77,7 @@ pub fn open(process: &Meant, mac: Mac, addresses: &[IpAddr]) -> Result<(), LinkE
 ///
 /// # Errors
 /// If the namespace is gone or the kernel refuses.
-pub fn close(process: &Meant) -> Result<(), LinkError> {
+pub fn close(process: &NamespaceReservation) -> Result<(), LinkError> {
     inside(process, remove)
 }
 
@@ -93,7 +93,10 @@ pub fn served(addresses: &[IpAddr]) -> impl Iterator<Item = IpAddr> {
     addresses.iter().copied().filter(move |address| !is_on_link(address))
 }
 
-fn inside(process: &Meant, visit: impl FnOnce() -> Result<(), LinkError> + Send) -> Result<(), LinkError> {
+fn inside(
+    process: &NamespaceReservation,
+    visit: impl FnOnce() -> Result<(), LinkError> + Send,
+) -> Result<(), LinkError> {
     let netns = Netns::of_process(process)?;
     if netns.is_here() {
         let source = io::Error::other("expected a separate namespace, found the agent's own");

@@ -14,7 +14,7 @@ use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::LinkError;
-use crate::processes::{self, Meant};
+use crate::processes::{self, NamespaceReservation};
 
 /// Directory in which iproute2 keeps names of namespaces.
 pub const RUN_NETNS: &str = "/run/netns";
@@ -90,7 +90,7 @@ impl Netns {
 
     /// Opens the namespace of a process that the caller has found. The name may still be in use for an earlier
     /// process.
-    pub fn of_process(process: &Meant) -> Result<Self, LinkError> {
+    pub fn of_process(process: &NamespaceReservation) -> Result<Self, LinkError> {
         Self::open_if(Path::new(process.name()), process.name(), || process.still())
     }
 

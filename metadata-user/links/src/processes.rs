@@ -16,7 +16,7 @@ use crate::error::LinkError;
 /// Start time of the process behind a namespace, by name of the namespace.
 static STARTS: Mutex<BTreeMap<String, u64>> = Mutex::new(BTreeMap::new());
 
-/// Start time of the process that a name must refer to, and the number of [`Meant`] that require it.
+/// Start time of the process that a name must refer to, and the number of [`NamespaceReservation`] that require it.
 static MEANT: Mutex<BTreeMap<String, (u64, usize)>> = Mutex::new(BTreeMap::new());
 
 /// Index of the start time in `/proc/PID/stat`, counted from the field after the name.
@@ -25,13 +25,13 @@ const START_TIME: usize = 19;
 /// Reserves a namespace's name for one process until this value is dropped. A caller that has found the process creates
 /// it before it passes the name on.
 #[derive(Debug)]
-pub struct Meant {
+pub struct NamespaceReservation {
     name: String,
     process: u32,
     started: u64,
 }
 
-impl Meant {
+impl NamespaceReservation {
     /// Reserves the namespace of the process that has this PID now; `None` if there is none.
     ///
     /// Hold a pidfd of the process and check afterwards that it still runs: otherwise the PID may belong to another
@@ -70,7 +70,7 @@ impl Meant {
     }
 }
 
-impl Drop for Meant {
+impl Drop for NamespaceReservation {
     fn drop(&mut self) {
         let mut meant = MEANT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, count)) = meant.get_mut(&self.name) {
@@ -82,7 +82,7 @@ impl Drop for Meant {
     }
 }
 
-/// Fails unless a name refers to the process of its first use, or to the one that a [`Meant`] reserves.
+/// Fails unless a name refers to the process of its first use, or to the one that a [`NamespaceReservation`] reserves.
 ///
 /// # Errors
 /// If the name refers to another process now. A process that has ended is no error: opening the name fails anyway.
@@ -130,7 +130,7 @@ mod tests {
     use super::process;
     use super::started;
     use super::unchanged;
-    use super::{MEANT, Meant};
+    use super::{MEANT, NamespaceReservation};
     use crate::error::LinkError;
     use std::path::Path;
     use std::sync::PoisonError;
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_reserved_name_refers_to_no_other_process_before_its_first_use() {
         let (process, name) = Sleeper::new();
-        let meant = Meant::of(process.0.id()).expect("unused").expect("it runs");
+        let meant = NamespaceReservation::of(process.0.id()).expect("unused").expect("it runs");
         assert_eq!(meant.name(), name);
         unchanged(Path::new(&name), &name).expect("the reserved process");
         forget(&name);
@@ -199,7 +199,7 @@ mod tests {
         MEANT.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), (1, 1));
         let error = unchanged(Path::new(&name), &name).expect_err("another");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
-        let error = Meant::of(process.0.id()).expect_err("another");
+        let error = NamespaceReservation::of(process.0.id()).expect_err("another");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         drop(meant);
         unchanged(Path::new(&name), &name).expect("no reservation remains");
@@ -210,10 +210,11 @@ mod tests {
     fn a_name_in_use_cannot_be_reserved_for_another_process() {
         let (process, name) = Sleeper::new();
         STARTS.lock().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), 1);
-        let error = Meant::of(process.0.id()).expect_err("in use");
+        let error = NamespaceReservation::of(process.0.id()).expect_err("in use");
         assert!(matches!(error, LinkError::AnotherProcess { .. }), "{error}");
         forget(&name);
-        let (first, second) = (Meant::of(process.0.id()), Meant::of(process.0.id()));
+        let (first, second) =
+            (NamespaceReservation::of(process.0.id()), NamespaceReservation::of(process.0.id()));
         drop(first.expect("free").expect("it runs"));
         assert!(
             MEANT.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&name),
@@ -221,6 +222,6 @@ mod tests {
         );
         drop(second.expect("the same process").expect("it runs"));
         assert!(!MEANT.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&name));
-        assert!(Meant::of(u32::MAX).expect("no error").is_none(), "no such process");
+        assert!(NamespaceReservation::of(u32::MAX).expect("no error").is_none(), "no such process");
     }
 }

@@ -25,14 +25,14 @@ const ATTRIBUTES: usize = IFINFO + 16;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Changed {
     /// These devices appeared, disappeared or changed; a device may occur twice.
-    Devices(Vec<Device>),
+    Devices(Vec<DeviceEvent>),
     /// More changes than could be read: list all devices.
     Unknown,
 }
 
 /// A device that appeared, disappeared or changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct DeviceEvent {
     /// The namespace of the device.
     pub cookie: Cookie,
     /// Interface index in the namespace.
@@ -111,7 +111,7 @@ impl LinkWatch {
     }
 
     /// Records the device that a message describes; false if it names none, or if messages were lost.
-    fn take(&self, read: io::Result<()>, message: &[u8], devices: &mut Vec<Device>) -> io::Result<bool> {
+    fn take(&self, read: io::Result<()>, message: &[u8], devices: &mut Vec<DeviceEvent>) -> io::Result<bool> {
         match read {
             // More messages arrived than the socket buffer holds.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
@@ -119,7 +119,7 @@ impl LinkWatch {
             Ok(()) => {
                 let device = about(message).map(|(ifindex, name)| {
                     let gone = is_farewell(message);
-                    Device { cookie: self.cookie, ifindex, name, gone, mtu: mtu(message) }
+                    DeviceEvent { cookie: self.cookie, ifindex, name, gone, mtu: mtu(message) }
                 });
                 let found = device.is_some();
                 devices.extend(device);

@@ -109,7 +109,7 @@ pub enum WhenFull {
 
 /// The limit on concurrent connections of one listener.
 #[derive(Clone, Copy, Debug)]
-pub struct Places {
+pub struct ConnectionLimit {
     /// The listener's name in the log.
     pub name: &'static str,
     /// Maximum number of connections.
@@ -180,14 +180,14 @@ impl Drop for Staying {
 /// Accepts connections and runs `attend` for each as a task. Dropping the future ends all tasks.
 pub async fn serve<L, F>(
     listener: &L,
-    places: Places,
+    places: ConnectionLimit,
     mut attend: impl FnMut(L::Stream, Stay) -> F,
 ) -> Infallible
 where
     L: Listener,
     F: Future<Output = ()> + Send + 'static,
 {
-    let mut taken = Taken::default();
+    let mut taken = OpenConnections::default();
     let mut failing = false;
     loop {
         tokio::select! {
@@ -222,15 +222,15 @@ struct Place {
 
 /// The open connections.
 #[derive(Default)]
-struct Taken {
+struct OpenConnections {
     places: Vec<Place>,
     tasks: JoinSet<()>,
 }
 
-impl Taken {
+impl OpenConnections {
     /// Makes room for a new connection, and waits a while if there is none. Returns false if the new connection is to
     /// be closed instead.
-    async fn find_room(&mut self, limit: Places) -> bool {
+    async fn find_room(&mut self, limit: ConnectionLimit) -> bool {
         let until = Instant::now() + PLACE_WITHIN;
         loop {
             if self.make_room(limit) {
@@ -244,7 +244,7 @@ impl Taken {
         }
     }
 
-    fn make_room(&mut self, limit: Places) -> bool {
+    fn make_room(&mut self, limit: ConnectionLimit) -> bool {
         self.places.retain(|place| !place.task.is_finished());
         if self.places.len() < limit.most {
             return true;

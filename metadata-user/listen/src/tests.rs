@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::Instant;
 
-use super::{Holder, Listener, PAUSE, Places, Stay, Staying, WhenFull, serve};
+use super::{ConnectionLimit, Holder, Listener, PAUSE, Stay, Staying, WhenFull, serve};
 
 /// Accepts the connections and errors that the test sends.
 struct Queue {
@@ -52,7 +52,7 @@ fn server(most: usize, when_full: WhenFull) -> Server {
         }
     };
     tokio::spawn(async move {
-        let places = Places { name: "test", most, when_full };
+        let places = ConnectionLimit { name: "test", most, when_full };
         serve(&listener, places, attend).await
     });
     Server { connect }

@@ -9,7 +9,7 @@ use ratatui::layout::Rect;
 use ratatui::style::Style;
 
 use crate::figures::{byte_size, count, micros, time};
-use crate::{Look, Screen, Shown};
+use crate::{Screen, Shown, TerminalStyle};
 
 /// What each key does.
 const KEYS: [(&str, &str); 9] = [
@@ -43,7 +43,7 @@ const WORDS: [(&str, &str); 4] = [
 ];
 
 /// Draws the view. The area may have any size.
-pub fn draw(screen: &Screen, look: Look, into: &mut Buffer) {
+pub fn draw(screen: &Screen, look: TerminalStyle, into: &mut Buffer) {
     let mut page = Page { look, area: into.area, y: 0, into };
     page.title(screen);
     match (&screen.shown, screen.top()) {
@@ -59,7 +59,7 @@ pub fn draw(screen: &Screen, look: Look, into: &mut Buffer) {
 
 /// Cells that are filled line by line.
 struct Page<'a> {
-    look: Look,
+    look: TerminalStyle,
     area: Rect,
     /// The next line.
     y: u16,
@@ -252,7 +252,7 @@ impl Page<'_> {
 
 /// One screen as lines of text, without trailing spaces and without colours.
 #[must_use]
-pub fn plain(screen: &Screen, (width, height): (u16, u16), look: Look) -> String {
+pub fn plain(screen: &Screen, (width, height): (u16, u16), look: TerminalStyle) -> String {
     let mut buffer = Buffer::empty(Rect::new(0, 0, width, height));
     draw(screen, look, &mut buffer);
     lines(&buffer)

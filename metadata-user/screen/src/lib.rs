@@ -19,6 +19,6 @@ mod tests;
 
 pub use draw::plain;
 pub use fetch::fetch;
-pub use look::Look;
+pub use look::TerminalStyle;
 pub use screen::Reaction;
-pub use screen::{Asked, Documents, LISTED, Screen, Shown};
+pub use screen::{Documents, LISTED, Screen, Shown, ViewQuery};

@@ -4,14 +4,14 @@ use ratatui::style::{Color, Modifier, Style};
 
 /// What the terminal can show. No meaning is in a colour alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct TerminalStyle {
     /// It has colours, and the user wants them.
     pub colour: bool,
     /// It shows characters beyond ASCII.
     pub unicode: bool,
 }
 
-impl Look {
+impl TerminalStyle {
     /// Plain ASCII.
     pub const PLAIN: Self = Self { colour: false, unicode: false };
 
@@ -95,11 +95,11 @@ impl Look {
 
 #[cfg(test)]
 mod tests {
-    use super::Look;
+    use super::TerminalStyle;
 
     #[test]
     fn a_long_text_shows_that_it_was_cut() {
-        let look = Look { unicode: true, ..Look::PLAIN };
+        let look = TerminalStyle { unicode: true, ..TerminalStyle::PLAIN };
         for (text, width, end, middle) in [
             ("web-1", 5, "web-1", "web-1"),
             ("web-10", 5, "web-…", "we…10"),
@@ -111,7 +111,7 @@ mod tests {
         ] {
             assert_eq!((&*look.shorten(text, width), &*look.shorten_middle(text, width)), (end, middle));
         }
-        assert_eq!(Look::PLAIN.shorten("web-10", 5), "web-~");
+        assert_eq!(TerminalStyle::PLAIN.shorten("web-10", 5), "web-~");
     }
 
     #[test]
@@ -128,7 +128,7 @@ mod tests {
             let variable = |name: &str| {
                 variables.iter().find(|(other, _)| *other == name).map(|(_, value)| (*value).to_owned())
             };
-            assert_eq!(Look::of(variable), Look { colour, unicode }, "{variables:?}");
+            assert_eq!(TerminalStyle::of(variable), TerminalStyle { colour, unicode }, "{variables:?}");
         }
     }
 }

@@ -20,7 +20,7 @@ pub enum Shown {
 
 /// What to ask the agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct ViewQuery {
     /// The node and its VMs.
     pub node: TopQuery,
     /// Also the pages of a VM.
@@ -62,14 +62,14 @@ impl Screen {
 
     /// What to ask next.
     #[must_use]
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> ViewQuery {
         let vm = match &self.shown {
             Shown::Vm(name) => Some(TopQuery { guest: Some(name.clone()), ..TopQuery::default() }),
             Shown::Node | Shown::Help => None,
         };
         let node =
             TopQuery { limit: Some(self.query.limit.unwrap_or(LISTED)), guest: None, ..self.query.clone() };
-        Asked { node, vm }
+        ViewQuery { node, vm }
     }
 
     /// Takes an answer, or the reason why there is none. The selection stays on its VM.

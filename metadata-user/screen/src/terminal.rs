@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::draw::draw;
-use crate::{Asked, Documents, Look, Reaction, Screen};
+use crate::{Documents, Reaction, Screen, TerminalStyle, ViewQuery};
 
 /// How often to look for keys, answers and signals.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
@@ -25,7 +25,7 @@ pub const SIZE: (u16, u16) = (80, 24);
 const HUNG_UP: i32 = 129;
 
 /// Asks the agent; the error is a text for people.
-pub type Fetch = Box<dyn FnMut(&Asked) -> Result<Documents, String> + Send>;
+pub type Fetch = Box<dyn FnMut(&ViewQuery) -> Result<Documents, String> + Send>;
 
 /// The size of the terminal, or [`SIZE`].
 #[must_use]
@@ -77,7 +77,13 @@ impl Ends {
 ///
 /// # Errors
 /// The terminal cannot be used.
-pub fn run(screen: Screen, look: Look, interval: Duration, fetch: Fetch, ends: Ends) -> io::Result<()> {
+pub fn run(
+    screen: Screen,
+    look: TerminalStyle,
+    interval: Duration,
+    fetch: Fetch,
+    ends: Ends,
+) -> io::Result<()> {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&ends.interrupted))?;
     }
@@ -95,13 +101,13 @@ pub fn run(screen: Screen, look: Look, interval: Duration, fetch: Fetch, ends: E
 
 /// The thread that asks, so that keys work while the agent is slow.
 struct Questions {
-    asked: Sender<Asked>,
+    asked: Sender<ViewQuery>,
     answers: Receiver<Result<Documents, String>>,
 }
 
 impl Questions {
     fn start(mut fetch: Fetch) -> io::Result<Self> {
-        let (asked, questions) = channel::<Asked>();
+        let (asked, questions) = channel::<ViewQuery>();
         let (reply, answers) = channel();
         let body = move || {
             while let Ok(question) = questions.recv() {
@@ -117,7 +123,7 @@ impl Questions {
 
 struct View {
     screen: Screen,
-    look: Look,
+    look: TerminalStyle,
     interval: Duration,
     questions: Questions,
     ends: Ends,

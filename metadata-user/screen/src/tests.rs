@@ -5,20 +5,20 @@
 
 use std::path::Path;
 
-use metadata_control::status::{Held, Phase, Worker};
+use metadata_control::status::{GuestUsage, Phase, WorkerStatus};
 use metadata_control::top::{
-    BootStage, Dropped, LatencyFigures, SeenRequest, Sort, Top, TopQuery, Traffic, VmPage, VmRow,
+    BootStage, DropCount, LatencyFigures, SeenRequest, Sort, Top, TopQuery, Traffic, VmPage, VmRow,
 };
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use ratatui::style::Color;
 
-use crate::{Asked, Documents, LISTED, Look, Reaction, Screen, Shown, draw, plain};
+use crate::{Documents, LISTED, Reaction, Screen, Shown, TerminalStyle, ViewQuery, draw, plain};
 
-const ASCII: Look = Look::PLAIN;
-const UNICODE: Look = Look { colour: false, unicode: true };
-const COLOUR: Look = Look { colour: true, unicode: true };
+const ASCII: TerminalStyle = TerminalStyle::PLAIN;
+const UNICODE: TerminalStyle = TerminalStyle { colour: false, unicode: true };
+const COLOUR: TerminalStyle = TerminalStyle { colour: true, unicode: true };
 
 fn row(number: u32, stage: BootStage) -> VmRow {
     VmRow {
@@ -45,8 +45,8 @@ fn asked(number: u32, stage: BootStage, requests: u64, (path, status): (&str, u1
     }
 }
 
-fn worker(hub: u32, load: f64) -> Worker {
-    Worker {
+fn worker(hub: u32, load: f64) -> WorkerStatus {
+    WorkerStatus {
         hub,
         device: format!("imdsw{hub}"),
         heartbeat: Some(0.1),
@@ -58,7 +58,7 @@ fn worker(hub: u32, load: f64) -> Worker {
 }
 
 fn node() -> Top {
-    let dropped = |reason: &str, count, per_second| Dropped { reason: reason.into(), count, per_second };
+    let dropped = |reason: &str, count, per_second| DropCount { reason: reason.into(), count, per_second };
     let limited = VmRow {
         waits_for: Some("its request rate".into()),
         failed: 3,
@@ -99,7 +99,7 @@ fn node() -> Top {
         }),
         parked: [("record".into(), 3), ("rate".into(), 0), ("change".into(), 12)].into(),
         drops: vec![dropped("drop_over_limit", 1_200, 12.0), dropped("ring_full", 3, 0.0)],
-        workers: vec![worker(0, 0.42), Worker { heartbeat: None, ..worker(1, 0.0) }, worker(2, 1.0)],
+        workers: vec![worker(0, 0.42), WorkerStatus { heartbeat: None, ..worker(1, 0.0) }, worker(2, 1.0)],
         stages: [
             (BootStage::Asking, 2),
             (BootStage::Quiet, 1),
@@ -136,7 +136,7 @@ fn page() -> VmPage {
         slot: Some(17),
         hub: Some(0),
         program: Some("xdp".into()),
-        held: Some(Held { connections: 1, requests: 0 }),
+        held: Some(GuestUsage { connections: 1, requests: 0 }),
         requests: vec![
             request(0.2, "/v1/user-data", 200),
             request(0.3, "/v1/vendor-data", 503),
@@ -152,7 +152,7 @@ fn filled() -> Screen {
 }
 
 /// Compares a screen with its file.
-fn check(name: &str, screen: &Screen, size: (u16, u16), look: Look) {
+fn check(name: &str, screen: &Screen, size: (u16, u16), look: TerminalStyle) {
     let (text, file) = (plain(screen, size, look), format!("golden/{name}-{}x{}.txt", size.0, size.1));
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(&file);
     if std::env::var_os("XDP_IMDS_WRITE_SCREENS").is_some() {
@@ -216,7 +216,7 @@ fn what_a_guest_names_cannot_control_the_terminal() {
 
 #[test]
 fn without_colour_every_cell_has_the_colours_of_the_terminal() {
-    let coloured = |look: Look| {
+    let coloured = |look: TerminalStyle| {
         let mut terminal = Terminal::new(TestBackend::new(120, 40)).expect("a terminal");
         terminal.draw(|frame| draw::draw(&filled(), look, frame.buffer_mut())).expect("drawn");
         let cells = terminal.backend().buffer().content.iter();
@@ -283,12 +283,12 @@ fn the_view_asks_for_what_it_shows() {
     let query = TopQuery { sort: Sort::Name, filter: "web".into(), ..TopQuery::default() };
     let mut screen = Screen::new(query.clone());
     let node = TopQuery { limit: Some(LISTED), ..query };
-    assert_eq!(screen.asked(), Asked { node: node.clone(), vm: None });
+    assert_eq!(screen.asked(), ViewQuery { node: node.clone(), vm: None });
     screen.shown = Shown::Vm("web 1".into());
     let vm = TopQuery { guest: Some("web 1".into()), ..TopQuery::default() };
     assert_eq!(vm.path(), "/v1/top?sort=newest&guest=web+1");
     assert_eq!(node.path(), "/v1/top?sort=name&limit=256&filter=web");
-    assert_eq!(screen.asked(), Asked { node, vm: Some(vm) });
+    assert_eq!(screen.asked(), ViewQuery { node, vm: Some(vm) });
 }
 
 #[test]

@@ -11,8 +11,8 @@
 //!
 //! The tapes are off without an audit log, except while somebody [follows](follow) the guests.
 //!
-//! [`Line`] lists the fields of a line. A line names the client, the path and the result, but no content: no query,
-//! header field or body in either direction.
+//! [`AuditLine`] lists the fields of a line. A line names the client, the path and the result, but no content: no
+//! query, header field or body in either direction.
 
 mod collect;
 pub mod follow;
@@ -26,9 +26,9 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use collect::{AuditCounts, COLLECT_EVERY, Collector, LINES_AT_ONCE};
+pub(crate) use collect::{AuditEntry, Path};
 pub use collect::{CAPACITY, PATH_MAX, RESERVED, Tape};
-pub(crate) use collect::{Entry, Path};
-pub use write::{CHUNKS, STDERR, Target};
+pub use write::{AuditTarget, CHUNKS, STDERR};
 
 /// `audit`: destination of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
@@ -53,7 +53,7 @@ impl Default for AuditConfig {
 
 /// A line of the log. Unknown fields are omitted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Line<'a> {
+pub struct AuditLine<'a> {
     /// Time of the answer (RFC 3339, UTC).
     pub time: &'a str,
     /// The VM's owner: `vm.owner` of its record, or else the UUID; absent while its record has not arrived.

@@ -3,9 +3,9 @@
 //!
 //! | | a document | a live value, or a slot without a record |
 //! |---|---|---|
-//! | [`Stage::Here`] | answered | answered |
-//! | [`Stage::Frozen`] | answered | held |
-//! | [`Stage::Away`] | answered | sent to the other agent ([`Question`]), and held meanwhile |
+//! | [`AnswerStage::Here`] | answered | answered |
+//! | [`AnswerStage::Frozen`] | answered | held |
+//! | [`AnswerStage::Away`] | answered | sent to the other agent ([`HandedRequest`]), and held meanwhile |
 //!
 //! So each write reaches exactly one agent, and a guest always reads back what it wrote.
 
@@ -19,14 +19,14 @@ use std::time::Duration;
 use metadata_common::maps::Slot;
 use tokio::sync::mpsc;
 
-use super::{Answer, Answers, Origin};
+use super::{Answer, AnswerOrigin, AnswerSource};
 use metadata_base::connection::Connection;
 use metadata_base::share::{FairShare, Tenant};
 use metadata_base::time::Now;
 use metadata_content::account::Account;
 use metadata_content::http::Request;
 use metadata_content::on_demand::OnDemand;
-use metadata_content::store::{Entry, Hint, Host, Parked};
+use metadata_content::store::{Hint, Host, Parked, SlotState};
 
 /// Limit on questions that wait to be sent, wait for an answer, or have an answer that their request has not fetched.
 /// Further requests are held and retried. A namespace has at most half of what others leave.
@@ -42,7 +42,7 @@ const KEPT_FOR: Duration = Duration::from_secs(5);
 /// Where answers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Stage {
+pub enum AnswerStage {
     /// This agent owns the writes of guests.
     Here = 0,
     /// The writes of guests are in transfer to the other agent.
@@ -53,7 +53,7 @@ pub enum Stage {
 
 /// A request that the other agent must answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct HandedRequest {
     /// The slot and endpoints of the request.
     pub connection: Connection,
     /// Hash that distinguishes requests on a connection.
@@ -70,7 +70,7 @@ pub struct Question {
     pub body: Vec<u8>,
 }
 
-impl Question {
+impl HandedRequest {
     fn of(connection: &Connection, mark: u64, request: &Request<'_>) -> Self {
         let headers = request.headers.iter().map(|(name, value)| (name.to_owned(), value.to_vec()));
         Self {
@@ -127,22 +127,22 @@ pub struct Handing {
     answers: Arc<OnDemand>,
     stage: AtomicU8,
     asked: Mutex<AllAsked>,
-    questions: mpsc::Sender<Question>,
+    questions: mpsc::Sender<HandedRequest>,
 }
 
 impl Handing {
-    /// Starts in [`Stage::Here`]. The receiver gets the questions asked in [`Stage::Away`].
+    /// Starts in [`AnswerStage::Here`]. The receiver gets the questions asked in [`AnswerStage::Away`].
     #[must_use]
-    pub fn new(answers: Arc<OnDemand>) -> (Arc<Self>, mpsc::Receiver<Question>) {
+    pub fn new(answers: Arc<OnDemand>) -> (Arc<Self>, mpsc::Receiver<HandedRequest>) {
         let (questions, receiver) = mpsc::channel(QUESTIONS);
-        let stage = AtomicU8::new(Stage::Here as u8);
+        let stage = AtomicU8::new(AnswerStage::Here as u8);
         let share = FairShare::new(QUESTIONS, QUESTIONS_FLOOR);
         let asked = Mutex::new(AllAsked { by_connection: HashMap::new(), share });
         (Arc::new(Self { answers, stage, asked, questions }), receiver)
     }
 
     /// Sets where answers come from. Held requests need no notification: their workers retry them.
-    pub fn set(&self, stage: Stage) {
+    pub fn set(&self, stage: AnswerStage) {
         // Release: a worker that reads this stage also sees what the control side did before, such as saving guests'
         // writes.
         self.stage.store(stage as u8, Ordering::Release);
@@ -167,8 +167,8 @@ impl Handing {
     /// Whose question it is: without a record, the slot's own.
     fn tenant(&self, slot: Slot) -> Tenant {
         match self.answers.store().get(slot) {
-            Entry::Ready(responses) => responses.vm().tenant.clone(),
-            Entry::Expected | Entry::Unknown => Tenant::Vm(format!("slot {slot}").into()),
+            SlotState::Ready(responses) => responses.vm().tenant.clone(),
+            SlotState::Expected | SlotState::Unknown => Tenant::Vm(format!("slot {slot}").into()),
         }
     }
 
@@ -188,7 +188,7 @@ impl Handing {
             asked.expire(now);
         }
         if asked.share.admit(&tenant, 1).is_ok() {
-            if self.questions.try_send(Question::of(connection, mark, request)).is_ok() {
+            if self.questions.try_send(HandedRequest::of(connection, mark, request)).is_ok() {
                 asked.by_connection.insert(*connection, Asked { mark, at: now.mono, answer: None, tenant });
             } else {
                 asked.share.release(&tenant, 1);
@@ -205,7 +205,7 @@ fn mark(request: &Request<'_>) -> u64 {
     hasher.finish()
 }
 
-impl Answers for Handing {
+impl AnswerSource for Handing {
     fn read_ahead(&self, hints: &[Hint<'_>]) {
         self.answers.read_ahead(hints);
     }
@@ -224,24 +224,26 @@ impl Answers for Handing {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Answer, Origin) {
+    ) -> (Answer, AnswerOrigin) {
         // Acquire: see `set`.
         let stage = self.stage.load(Ordering::Acquire);
-        if stage == Stage::Here as u8 || self.is_fixed(connection, request) {
+        if stage == AnswerStage::Here as u8 || self.is_fixed(connection, request) {
             return self.answers.answer(now, connection, request, parked);
         }
-        let is_frozen = stage == Stage::Frozen as u8;
-        (if is_frozen { Answer::NotYet } else { self.ask(now, connection, request) }, Origin::NONE)
+        let is_frozen = stage == AnswerStage::Frozen as u8;
+        (if is_frozen { Answer::NotYet } else { self.ask(now, connection, request) }, AnswerOrigin::NONE)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Answer, Answers as _, Connection, Handing, KEPT_FOR, QUESTIONS, Question, Stage};
+    use super::{
+        Answer, AnswerSource as _, AnswerStage, Connection, HandedRequest, Handing, KEPT_FOR, QUESTIONS,
+    };
     use metadata_base::time::Now;
-    use metadata_content::http::{Headers, Method, Request, Response, Status, Target};
+    use metadata_content::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
     use metadata_content::on_demand::OnDemand;
-    use metadata_content::store::{Endpoint, Host, Methods, Outcome, Responses, Route, Store, Vm};
+    use metadata_content::store::{Endpoint, Host, LiveOutcome, Methods, Responses, Route, Store, VmState};
     use std::sync::Arc;
     use std::time::Duration;
     use tokio::sync::mpsc::Receiver;
@@ -253,12 +255,12 @@ mod tests {
     struct Note;
 
     impl metadata_content::store::Live for Note {
-        fn answer(&self, call: &metadata_content::store::Call<'_>) -> Outcome {
+        fn answer(&self, call: &metadata_content::store::LiveRequest<'_>) -> LiveOutcome {
             if call.request.method == Method::Put {
                 call.vm.mailbox.set_attribute("a", "b", call.request.body).expect("room");
             }
             let value = call.vm.mailbox.attribute("a", "b").unwrap_or_default();
-            Response::new(Status(200), None, &[], value).into()
+            Response::new(StatusCode(200), None, &[], value).into()
         }
 
         fn about(&self) -> &'static str {
@@ -266,9 +268,9 @@ mod tests {
         }
     }
 
-    fn node() -> (Arc<Handing>, Receiver<Question>) {
-        let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
-        let fixed = Response::new(Status(200), None, &[], "fixed");
+    fn node() -> (Arc<Handing>, Receiver<HandedRequest>) {
+        let mut responses = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+        let fixed = Response::new(StatusCode(200), None, &[], "fixed");
         responses.add(Host::Metadata, "/fixed", Route::new("test", Endpoint::Fixed(fixed)));
         let live = Route::new("test", Endpoint::Live(Arc::new(Note)));
         responses.add(Host::Metadata, "/live", live.methods(Methods::of(&[Method::Get, Method::Put])));
@@ -301,9 +303,9 @@ mod tests {
         body: &[u8],
     ) -> Option<Vec<u8>> {
         let request =
-            Request { method, target: Target { path, query: "" }, headers: Headers::new(&[]), body };
+            Request { method, target: RequestTarget { path, query: "" }, headers: Headers::new(&[]), body };
         match node.answer(now, &connection, &request, None).0 {
-            Answer::Known(Outcome::Ready(response)) => Some(response.body().to_bytes().to_vec()),
+            Answer::Known(LiveOutcome::Ready(response)) => Some(response.body().to_bytes().to_vec()),
             Answer::NotYet => None,
             other => panic!("{other:?}"),
         }
@@ -312,39 +314,39 @@ mod tests {
     #[test]
     fn documents_are_answered_at_every_stage_and_live_values_at_the_first() {
         let (node, mut questions) = node();
-        for stage in [Stage::Here, Stage::Frozen, Stage::Away] {
+        for stage in [AnswerStage::Here, AnswerStage::Frozen, AnswerStage::Away] {
             node.set(stage);
             assert_eq!(ask(&node, from(0, 1), Method::Get, "/fixed", b"").as_deref(), Some(&b"fixed"[..]));
             let live = ask(&node, from(0, 2), Method::Get, "/live", b"");
-            assert_eq!(live.is_some(), stage == Stage::Here, "{stage:?}");
-            assert_eq!(questions.try_recv().is_ok(), stage == Stage::Away, "{stage:?}");
+            assert_eq!(live.is_some(), stage == AnswerStage::Here, "{stage:?}");
+            assert_eq!(questions.try_recv().is_ok(), stage == AnswerStage::Away, "{stage:?}");
         }
-        node.set(Stage::Here);
+        node.set(AnswerStage::Here);
         assert!(ask(&node, from(0, 2), Method::Get, "/live", b"").is_some(), "the handover was cancelled");
     }
 
     #[test]
     fn a_held_write_has_no_effect_here() {
         let (node, mut questions) = node();
-        node.set(Stage::Frozen);
+        node.set(AnswerStage::Frozen);
         assert_eq!(ask(&node, from(0, 1), Method::Put, "/live", b"late"), None);
-        node.set(Stage::Away);
+        node.set(AnswerStage::Away);
         assert_eq!(ask(&node, from(0, 1), Method::Put, "/live", b"late"), None);
         assert_eq!(questions.try_recv().expect("a question").body, b"late");
-        node.set(Stage::Here);
+        node.set(AnswerStage::Here);
         assert_eq!(ask(&node, from(0, 2), Method::Get, "/live", b"").as_deref(), Some(&b""[..]));
     }
 
     #[test]
     fn a_question_is_sent_once_and_its_answer_reaches_its_request() {
         let (node, mut questions) = node();
-        node.set(Stage::Away);
+        node.set(AnswerStage::Away);
         for _ in 0..3 {
             assert_eq!(ask(&node, from(0, 1), Method::Get, "/live", b""), None);
         }
         let question = questions.try_recv().expect("a question");
         assert!(questions.try_recv().is_err(), "once");
-        let answer = || Some(Answer::Known(Response::new(Status(200), None, &[], "answer").into()));
+        let answer = || Some(Answer::Known(Response::new(StatusCode(200), None, &[], "answer").into()));
         assert_eq!(
             node.answered(&from(0, 9), question.mark, answer()),
             None,
@@ -364,7 +366,7 @@ mod tests {
     #[test]
     fn a_question_without_an_answer_yet_is_sent_again() {
         let (node, mut questions) = node();
-        node.set(Stage::Away);
+        node.set(AnswerStage::Away);
         assert_eq!(ask(&node, from(1, 1), Method::Get, "/any", b""), None, "the slot has no record");
         let question = questions.try_recv().expect("a question");
         assert_eq!(node.answered(&question.connection, question.mark, None), Some(1));
@@ -378,12 +380,12 @@ mod tests {
     #[test]
     fn expired_answers_make_room_for_new_questions() {
         let (node, mut questions) = node();
-        node.set(Stage::Away);
+        node.set(AnswerStage::Away);
         for port in 0..SHARE as u16 {
             assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
         }
         while let Ok(question) = questions.try_recv() {
-            let answer = Answer::Known(Response::new(Status(200), None, &[], "answer").into());
+            let answer = Answer::Known(Response::new(StatusCode(200), None, &[], "answer").into());
             node.answered(&question.connection, question.mark, Some(answer));
         }
         let late = from(0, SHARE as u16);
@@ -397,7 +399,7 @@ mod tests {
     #[test]
     fn questions_beyond_a_share_are_held_and_sent_when_there_is_room() {
         let (node, mut questions) = node();
-        node.set(Stage::Away);
+        node.set(AnswerStage::Away);
         for port in 0..=SHARE as u16 {
             assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
         }
@@ -411,7 +413,7 @@ mod tests {
     #[test]
     fn the_questions_of_one_vm_leave_room_for_those_of_another() {
         let (node, mut questions) = node();
-        node.set(Stage::Away);
+        node.set(AnswerStage::Away);
         for port in 0..2 * QUESTIONS as u16 {
             assert_eq!(ask(&node, from(0, port), Method::Get, "/live", b""), None);
         }

@@ -20,22 +20,22 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::account::{Account, Resource};
 use metadata_content::http::parse::path_in;
-use metadata_content::http::{Method, Request, Response, Status};
+use metadata_content::http::{Method, Request, Response, StatusCode};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Datasource, Entry, Hint, Host, Outcome, Parked, Responses};
+use metadata_content::store::{Datasource, Hint, Host, LiveOutcome, Parked, Responses, SlotState};
 use metadata_datapath::GROUP;
-use metadata_datapath::stack::{Glimpse, Refused, Service};
+use metadata_datapath::stack::{Glimpse, RefusedRequests, Service};
 
-pub use handing::{Handing, QUESTIONS, Question, Stage};
-pub use talk::Talk;
-pub use tally::{BOUNDS_NS, End, Latencies, Reason, Tally};
+pub use handing::{AnswerStage, HandedRequest, Handing, QUESTIONS};
+pub use talk::HttpConnection;
+pub use tally::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// The slot has a record, which gives this outcome.
-    Known(Outcome),
+    Known(LiveOutcome),
     /// The slot is bound, but its record has not arrived.
     NotYet,
     /// The slot has exceeded its request rate.
@@ -46,20 +46,20 @@ pub enum Answer {
 
 /// The source of an answer, for metrics and the audit log.
 #[derive(Clone, Debug)]
-pub struct Origin {
+pub struct AnswerOrigin {
     /// The dialect that answered.
     pub datasource: Datasource,
     /// The VM's responses; `None` without a record.
     pub responses: Option<Arc<Responses>>,
 }
 
-impl Origin {
+impl AnswerOrigin {
     /// An answer without a record.
     pub const NONE: Self = Self { datasource: Datasource::NONE, responses: None };
 }
 
 /// The source of answers.
-pub trait Answers {
+pub trait AnswerSource {
     /// The answer to one request, and where it came from. Must not block. For a parked request, call it again with the
     /// value it was parked with.
     fn answer(
@@ -68,7 +68,7 @@ pub trait Answers {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Answer, Origin);
+    ) -> (Answer, AnswerOrigin);
 
     /// The account of a slot's VM; `None` if the VM is not known.
     fn account(&self, _slot: Slot) -> Option<Arc<Account>> {
@@ -84,15 +84,15 @@ pub trait Answers {
     fn read_ahead(&self, _hints: &[Hint<'_>]) {}
 }
 
-impl Answers for OnDemand {
+impl AnswerSource for OnDemand {
     fn read_ahead(&self, hints: &[Hint<'_>]) {
         self.store().read_ahead(hints);
     }
 
     fn account(&self, slot: Slot) -> Option<Arc<Account>> {
         match self.store().get(slot) {
-            Entry::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
-            Entry::Expected | Entry::Unknown => None,
+            SlotState::Ready(responses) => Some(Arc::clone(responses.vm().mailbox.account())),
+            SlotState::Expected | SlotState::Unknown => None,
         }
     }
 
@@ -106,22 +106,22 @@ impl Answers for OnDemand {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Answer, Origin) {
+    ) -> (Answer, AnswerOrigin) {
         match self.store().get(connection.slot) {
-            Entry::Ready(responses) => {
+            SlotState::Ready(responses) => {
                 // The limit exempts PUT: a client whose PUT for a token fails gives up its datasource for good. It
                 // exempts a parked request because that was counted when it arrived.
                 let free = request.method == Method::Put || parked.is_some();
                 if !free && !self.store().admit(connection.slot, responses.limit(), now.mono) {
-                    let origin = Origin { datasource: Datasource::NONE, responses: Some(responses) };
+                    let origin = AnswerOrigin { datasource: Datasource::NONE, responses: Some(responses) };
                     return (Answer::TooMany, origin);
                 }
                 let (outcome, datasource, responses) =
                     self.answer_with(responses, now, connection, request, parked);
-                (Answer::Known(outcome), Origin { datasource, responses: Some(responses) })
+                (Answer::Known(outcome), AnswerOrigin { datasource, responses: Some(responses) })
             }
-            Entry::Expected => (Answer::NotYet, Origin::NONE),
-            Entry::Unknown => (Answer::Unknown, Origin::NONE),
+            SlotState::Expected => (Answer::NotYet, AnswerOrigin::NONE),
+            SlotState::Unknown => (Answer::Unknown, AnswerOrigin::NONE),
         }
     }
 }
@@ -157,14 +157,14 @@ struct Shared<A> {
     not_ready: Response,
     too_many: Response,
     options: Response,
-    tally: Arc<Tally>,
+    tally: Arc<WorkerCounts>,
     tape: Option<Arc<Tape>>,
     /// The worker's account over all VMs.
     account: Arc<Account>,
     refused: Counters,
 }
 
-/// Refused resources, see [`Refused`].
+/// Refused resources, see [`RefusedRequests`].
 #[derive(Debug, Default)]
 struct Counters {
     held: AtomicU64,
@@ -177,10 +177,10 @@ impl<A> Shared<A> {
         let errors = [400, 404, 408, 413, 414, 417, 431, 501, 505];
         Self {
             answers,
-            errors: errors.into_iter().map(|status| Response::error(Status(status), &[])).collect(),
-            not_ready: Response::error(Status(503), &[("Retry-After", "1")]),
-            too_many: Response::error(Status(429), &[("Retry-After", "1")]),
-            options: Response::new(Status(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
+            errors: errors.into_iter().map(|status| Response::error(StatusCode(status), &[])).collect(),
+            not_ready: Response::error(StatusCode(503), &[("Retry-After", "1")]),
+            too_many: Response::error(StatusCode(429), &[("Retry-After", "1")]),
+            options: Response::new(StatusCode(204), None, &[("Allow", ALLOW)], bytes::Bytes::new()),
             account: Arc::new(Account::of_worker()),
             refused: Counters::default(),
             tally: Arc::default(),
@@ -188,7 +188,7 @@ impl<A> Shared<A> {
         }
     }
 
-    fn error(&self, status: Status) -> Response {
+    fn error(&self, status: StatusCode) -> Response {
         let rendered = self.errors.iter().find(|response| response.status() == status);
         rendered.cloned().unwrap_or_else(|| Response::error(status, &[]))
     }
@@ -196,16 +196,16 @@ impl<A> Shared<A> {
 
 /// The metadata service, as used by the stack.
 #[derive(Debug)]
-pub struct Serve<A = OnDemand> {
+pub struct MetadataService<A = OnDemand> {
     shared: Arc<Shared<A>>,
     /// Accounts of slots whose VM is not known. The connections own them.
     unknown: HashMap<Slot, Weak<Account>>,
 }
 
-/// Size of `Serve::unknown` below which accounts without a connection are not removed.
+/// Size of `MetadataService::unknown` below which accounts without a connection are not removed.
 const UNKNOWN_MIN: usize = 64;
 
-impl<A: Answers> Serve<A> {
+impl<A: AnswerSource> MetadataService<A> {
     /// A service that answers from `answers`.
     #[must_use]
     pub fn new(answers: Arc<A>) -> Self {
@@ -220,12 +220,12 @@ impl<A: Answers> Serve<A> {
 
     /// The counts of this service.
     #[must_use]
-    pub fn tally(&self) -> Arc<Tally> {
+    pub fn tally(&self) -> Arc<WorkerCounts> {
         Arc::clone(&self.shared.tally)
     }
 }
 
-impl<A: Answers> Serve<A> {
+impl<A: AnswerSource> MetadataService<A> {
     fn account(&mut self, slot: Slot) -> Arc<Account> {
         if let Some(account) = self.shared.answers.account(slot) {
             return account;
@@ -243,8 +243,8 @@ impl<A: Answers> Serve<A> {
     }
 }
 
-impl<A: Answers> Service for Serve<A> {
-    type Exchange = Talk<A>;
+impl<A: AnswerSource> Service for MetadataService<A> {
+    type Exchange = HttpConnection<A>;
 
     fn listens(&self, slot: Slot, (address, port): (IpAddr, u16)) -> bool {
         match port {
@@ -266,20 +266,20 @@ impl<A: Answers> Service for Serve<A> {
         self.shared.answers.read_ahead(&hints[..glimpses.len().min(GROUP)]);
     }
 
-    fn open(&mut self, now: Now, connection: Connection) -> Talk<A> {
+    fn open(&mut self, now: Now, connection: Connection) -> HttpConnection<A> {
         let account = self.account(connection.slot);
-        Talk::new(Arc::clone(&self.shared), account, connection, now)
+        HttpConnection::new(Arc::clone(&self.shared), account, connection, now)
     }
 
     fn admits(&self, slot: Slot) -> bool {
         self.shared.answers.account(slot).is_none_or(|vm| vm.has_room(Resource::Connections, 1))
     }
 
-    fn refused(&self) -> Refused {
+    fn refused(&self) -> RefusedRequests {
         let Counters { held, buffered, computed } = &self.shared.refused;
         let [held, buffered, computed] =
             [held, buffered, computed].map(|count| count.load(Ordering::Relaxed));
-        Refused { held, buffered, computed }
+        RefusedRequests { held, buffered, computed }
     }
 
     fn turned(&mut self, turn: Duration) {
@@ -293,5 +293,5 @@ impl<A: Answers> Service for Serve<A> {
 /// The control side makes a stack and moves it to its worker's thread, so it must be `Send`.
 const _: () = {
     const fn is_send<T: Send>() {}
-    is_send::<metadata_datapath::stack::Stack<Serve>>();
+    is_send::<metadata_datapath::stack::Stack<MetadataService>>();
 };

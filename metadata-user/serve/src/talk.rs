@@ -7,22 +7,24 @@
 use bytes::Bytes;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
-use metadata_content::account::{Account, Tab};
+use metadata_content::account::{Account, ConnectionUsage};
 use metadata_content::dialect;
 use metadata_content::http::body::{BodyReader, Framing};
 use metadata_content::http::date::Persistence;
-use metadata_content::http::parse::{FIELD_COUNT_MAX, Head, Scanner, is_head_request};
+use metadata_content::http::parse::{FIELD_COUNT_MAX, RequestHead, Scanner, is_head_request};
 use metadata_content::http::target::{TargetError, normalise};
-use metadata_content::http::{Method, Request, RequestError, Response, Status, date};
-use metadata_content::store::{Outcome, Parked};
-use metadata_datapath::stack::{Exchange, Step};
+use metadata_content::http::{Method, Request, RequestError, Response, StatusCode, date};
+use metadata_content::store::{LiveOutcome, Parked};
+use metadata_datapath::stack::{ConnectionAction, Exchange};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::tally::{End, Reason, Wait};
-use super::{Answer, Answers, BODY_WITHIN, HEAD_WITHIN, IDLE, Origin, PUT_HOLD, RETRY_EVERY, Shared};
+use super::tally::{WaitEnd, WaitGuard, WaitReason};
+use super::{
+    Answer, AnswerOrigin, AnswerSource, BODY_WITHIN, HEAD_WITHIN, IDLE, PUT_HOLD, RETRY_EVERY, Shared,
+};
 use crate::audit;
 
 /// In a drain, how long a connection stays open after its last answer. A client in the middle of a series sends its
@@ -50,18 +52,18 @@ enum Phase {
 enum Decision {
     Answer(Response),
     /// Wait for this reason and at most this long. Then send the answer, or close the connection if there is none.
-    Hold(Reason, Duration, Option<Response>),
+    Hold(WaitReason, Duration, Option<Response>),
     /// Wait for a change.
     Park(Parked),
 }
 
 /// True for `OPTIONS *`, which concerns the server and not a path (RFC 9110 §9.3.7).
-fn asks_for_options(head: &Head<'_>) -> bool {
+fn asks_for_options(head: &RequestHead<'_>) -> bool {
     head.method == Method::Options && head.target == "*"
 }
 
 /// The exchange over one connection.
-pub struct Talk<A> {
+pub struct HttpConnection<A> {
     shared: Arc<Shared<A>>,
     connection: Connection,
     phase: Phase,
@@ -77,7 +79,7 @@ pub struct Talk<A> {
     /// Time at which the current request was complete (`Now::mono`).
     asked: Duration,
     /// Set while the current request waits.
-    wait: Option<Wait>,
+    wait: Option<WaitGuard>,
     /// Time at which the limit on the current phase expires.
     deadline: Duration,
     /// The client has closed its side.
@@ -87,10 +89,10 @@ pub struct Talk<A> {
     /// Set in a drain: the connection begins no answer after this time.
     leaves_by: Option<Duration>,
     /// Usage of this connection on its VM's account.
-    tab: Tab,
+    tab: ConnectionUsage,
 }
 
-impl<A> fmt::Debug for Talk<A> {
+impl<A> fmt::Debug for HttpConnection<A> {
     /// Shows the state, but nothing of the content.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { connection, phase, head, body, .. } = self;
@@ -100,7 +102,7 @@ impl<A> fmt::Debug for Talk<A> {
     }
 }
 
-impl<A: Answers> Talk<A> {
+impl<A: AnswerSource> HttpConnection<A> {
     pub(super) fn new(
         shared: Arc<Shared<A>>,
         account: Arc<Account>,
@@ -108,7 +110,7 @@ impl<A: Answers> Talk<A> {
         now: Now,
     ) -> Self {
         let deadline = now.mono + HEAD_WITHIN;
-        let tab = Tab::open(account, Arc::clone(&shared.account));
+        let tab = ConnectionUsage::open(account, Arc::clone(&shared.account));
         Self {
             shared,
             connection,
@@ -150,11 +152,11 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Counts an answer, and records it on the tape if that is on.
-    fn note(&mut self, now: Now, response: &Response, about: (Method, &str), origin: Origin) {
+    fn note(&mut self, now: Now, response: &Response, about: (Method, &str), origin: AnswerOrigin) {
         if let Some(wait) = self.wait.take() {
             let expired = matches!(&self.phase, Phase::Held { give_up, .. } if *give_up <= now.mono)
-                && matches!(response.status(), Status(429 | 503));
-            wait.end(if expired { End::Expired } else { End::Released });
+                && matches!(response.status(), StatusCode(429 | 503));
+            wait.end(if expired { WaitEnd::Expired } else { WaitEnd::Released });
         }
         let took = now.mono.saturating_sub(self.asked);
         self.shared.tally.answered(origin.datasource, response.status(), took);
@@ -174,10 +176,10 @@ impl<A: Answers> Talk<A> {
         took: Duration,
         response: &Response,
         (method, target): (Method, &str),
-        origin: Origin,
+        origin: AnswerOrigin,
     ) {
         let bytes = if method == Method::Head { 0 } else { response.body().len() as u64 };
-        tape.note(audit::Entry {
+        tape.note(audit::AuditEntry {
             took,
             method,
             path: audit::Path::of(target),
@@ -185,15 +187,15 @@ impl<A: Answers> Talk<A> {
             status: response.status(),
             bytes,
             responses: origin.responses,
-            ..audit::Entry::of(&self.connection, now.unix_seconds)
+            ..audit::AuditEntry::of(&self.connection, now.unix_seconds)
         });
     }
 
     /// Starts the wait of a complete request, unless it already waits for this reason.
-    fn wait_for(&mut self, reason: Reason) {
+    fn wait_for(&mut self, reason: WaitReason) {
         if self.wait.as_ref().is_none_or(|wait| !wait.is_for(reason)) {
-            let former = self.wait.replace(Wait::begin(&self.shared.tally, reason));
-            former.into_iter().for_each(|wait| wait.end(End::Released));
+            let former = self.wait.replace(WaitGuard::begin(&self.shared.tally, reason));
+            former.into_iter().for_each(|wait| wait.end(WaitEnd::Released));
         }
     }
 
@@ -203,7 +205,7 @@ impl<A: Answers> Talk<A> {
         if !self.is_waiting() {
             self.asked = now.mono;
         }
-        self.note(now, &response, (Method::Other, ""), Origin::NONE);
+        self.note(now, &response, (Method::Other, ""), AnswerOrigin::NONE);
         self.send(now, response, without_body, Persistence::Close);
     }
 
@@ -252,12 +254,14 @@ impl<A: Answers> Talk<A> {
     /// Handles a complete head: answers the request, or prepares for its body.
     fn complete_head(&mut self, now: Now, bytes: &[u8]) {
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
-        if let Err(error) = Head::parse(bytes, &mut fields).and_then(|head| self.start(now, &head, bytes)) {
+        if let Err(error) =
+            RequestHead::parse(bytes, &mut fields).and_then(|head| self.start(now, &head, bytes))
+        {
             self.refuse(now, error, is_head_request(bytes));
         }
     }
 
-    fn start(&mut self, now: Now, head: &Head<'_>, bytes: &[u8]) -> Result<(), RequestError> {
+    fn start(&mut self, now: Now, head: &RequestHead<'_>, bytes: &[u8]) -> Result<(), RequestError> {
         let framing = Framing::of(&head.headers, head.is_1_1)?;
         let waits = head.expects_continue()?;
         if framing == Framing::Absent {
@@ -278,7 +282,13 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Tries to answer a complete request; keeps the request while it must wait.
-    fn attempt(&mut self, now: Now, head: &Head<'_>, body: &[u8], bytes: &[u8]) -> Result<(), RequestError> {
+    fn attempt(
+        &mut self,
+        now: Now,
+        head: &RequestHead<'_>,
+        body: &[u8],
+        bytes: &[u8],
+    ) -> Result<(), RequestError> {
         if !self.is_waiting() {
             self.asked = now.mono;
         }
@@ -289,7 +299,7 @@ impl<A: Answers> Talk<A> {
             (Decision::Hold(_, _, at_last), _) if crowded => {
                 self.shared.refused.held.fetch_add(1, Ordering::Relaxed);
                 let Some(response) = at_last else {
-                    self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
+                    self.wait.take().into_iter().for_each(|wait| wait.end(WaitEnd::Expired));
                     self.phase = Phase::Over;
                     return Ok(());
                 };
@@ -297,7 +307,7 @@ impl<A: Answers> Talk<A> {
             }
             (Decision::Hold(_, _, at_last), Phase::Held { give_up, .. }) if *give_up <= now.mono => {
                 let Some(response) = at_last else {
-                    self.wait.take().into_iter().for_each(|wait| wait.end(End::Expired));
+                    self.wait.take().into_iter().for_each(|wait| wait.end(WaitEnd::Expired));
                     self.phase = Phase::Over;
                     return Ok(());
                 };
@@ -308,7 +318,7 @@ impl<A: Answers> Talk<A> {
                     parked.until = parked.until.min(now.mono);
                 }
                 self.phase = Phase::Parked(parked);
-                self.wait_for(Reason::Change);
+                self.wait_for(WaitReason::Change);
                 if self.head.is_empty() {
                     self.head.extend_from_slice(bytes);
                 }
@@ -354,19 +364,24 @@ impl<A: Answers> Talk<A> {
             self.shared.refused.buffered.fetch_add(1, Ordering::Relaxed);
             let response = self.shared.not_ready.clone();
             self.asked = now.mono;
-            self.note(now, &response, (Method::Other, ""), Origin::NONE);
+            self.note(now, &response, (Method::Other, ""), AnswerOrigin::NONE);
             self.send(now, response, false, Persistence::Close);
         }
     }
 
-    fn find(&mut self, now: Now, head: &Head<'_>, body: &[u8]) -> Result<(Decision, Origin), RequestError> {
+    fn find(
+        &mut self,
+        now: Now,
+        head: &RequestHead<'_>,
+        body: &[u8],
+    ) -> Result<(Decision, AnswerOrigin), RequestError> {
         if asks_for_options(head) {
-            return Ok((Decision::Answer(self.shared.options.clone()), Origin::NONE));
+            return Ok((Decision::Answer(self.shared.options.clone()), AnswerOrigin::NONE));
         }
         let normal = match normalise(head.target) {
             Ok(normal) => normal,
             Err(TargetError::NotText) => {
-                return Ok((Decision::Answer(self.shared.error(Status(404))), Origin::NONE));
+                return Ok((Decision::Answer(self.shared.error(StatusCode(404))), AnswerOrigin::NONE));
             }
             Err(TargetError::Malformed) => return Err(RequestError::Target),
         };
@@ -379,20 +394,26 @@ impl<A: Answers> Talk<A> {
         let patience = || dialect::patience(target.path);
         let (answer, origin) = self.shared.answers.answer(now, &self.connection, &request, parked);
         let decision = match answer {
-            Answer::Known(Outcome::Ready(response)) => Decision::Answer(response),
-            Answer::Known(Outcome::Changed(response)) => {
+            Answer::Known(LiveOutcome::Ready(response)) => Decision::Answer(response),
+            Answer::Known(LiveOutcome::Changed(response)) => {
                 self.stirs = true;
                 Decision::Answer(response)
             }
-            Answer::Known(Outcome::Park(parked)) => {
+            Answer::Known(LiveOutcome::Park(parked)) => {
                 // A newly parked request may have ended the VM's oldest one, which then needs its answer.
                 self.stirs |= !matches!(self.phase, Phase::Parked(_));
                 Decision::Park(parked)
             }
-            Answer::Unknown => Decision::Answer(self.shared.error(Status(404))),
-            Answer::NotYet if head.method == Method::Put => Decision::Hold(Reason::Record, PUT_HOLD, None),
-            Answer::NotYet => Decision::Hold(Reason::Record, patience(), Some(self.shared.not_ready.clone())),
-            Answer::TooMany => Decision::Hold(Reason::Rate, patience(), Some(self.shared.too_many.clone())),
+            Answer::Unknown => Decision::Answer(self.shared.error(StatusCode(404))),
+            Answer::NotYet if head.method == Method::Put => {
+                Decision::Hold(WaitReason::Record, PUT_HOLD, None)
+            }
+            Answer::NotYet => {
+                Decision::Hold(WaitReason::Record, patience(), Some(self.shared.not_ready.clone()))
+            }
+            Answer::TooMany => {
+                Decision::Hold(WaitReason::Rate, patience(), Some(self.shared.too_many.clone()))
+            }
         };
         Ok((decision, origin))
     }
@@ -401,7 +422,8 @@ impl<A: Answers> Talk<A> {
     fn attempt_gathered(&mut self, now: Now) {
         let (bytes, body) = (std::mem::take(&mut self.head), std::mem::take(&mut self.body));
         let mut fields = [httparse::EMPTY_HEADER; FIELD_COUNT_MAX];
-        let done = Head::parse(&bytes, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
+        let done =
+            RequestHead::parse(&bytes, &mut fields).and_then(|head| self.attempt(now, &head, &body, &[]));
         match done {
             Err(error) => self.refuse(now, error, is_head_request(&bytes)),
             Ok(()) if self.is_waiting() => (self.head, self.body) = (bytes, body),
@@ -432,24 +454,24 @@ impl<A: Answers> Talk<A> {
     }
 
     /// The next step when no answer is queued.
-    fn advance(&mut self, now: Now) -> Step {
+    fn advance(&mut self, now: Now) -> ConnectionAction {
         let overdue = now.mono >= self.deadline;
         match &self.phase {
-            Phase::Over => return Step::Close,
+            Phase::Over => return ConnectionAction::Close,
             // A client that closed its side no longer waits for a change.
-            Phase::Parked(_) if self.ended => return Step::Close,
+            Phase::Parked(_) if self.ended => return ConnectionAction::Close,
             Phase::Held { .. } | Phase::Parked(_) => self.attempt_gathered(now),
-            Phase::Head if self.head.is_empty() && (self.ended || overdue) => return Step::Close,
+            Phase::Head if self.head.is_empty() && (self.ended || overdue) => return ConnectionAction::Close,
             Phase::Head | Phase::Body(_) if self.ended || overdue => {
                 let error = if self.ended { RequestError::Truncated } else { RequestError::Timeout };
                 self.refuse(now, error, is_head_request(&self.head));
             }
-            Phase::Head | Phase::Body(_) => return Step::Wait { until: Some(self.deadline) },
+            Phase::Head | Phase::Body(_) => return ConnectionAction::Wait { until: Some(self.deadline) },
         }
         match &self.phase {
-            Phase::Held { retry_at, .. } => Step::Wait { until: Some(*retry_at) },
-            Phase::Parked(parked) => Step::Wait { until: Some(parked.until) },
-            Phase::Over if !self.is_sending() => Step::Close,
+            Phase::Held { retry_at, .. } => ConnectionAction::Wait { until: Some(*retry_at) },
+            Phase::Parked(parked) => ConnectionAction::Wait { until: Some(parked.until) },
+            Phase::Over if !self.is_sending() => ConnectionAction::Close,
             _ => self.send_next(now),
         }
     }
@@ -460,19 +482,19 @@ impl<A: Answers> Talk<A> {
     }
 
     /// Passes the next piece to the stack.
-    fn send_next(&mut self, now: Now) -> Step {
+    fn send_next(&mut self, now: Now) -> ConnectionAction {
         let piece = self.sending.take().unwrap_or_default();
         if !self.is_sending() && matches!(self.phase, Phase::Head) {
             self.deadline = now.mono + self.idle_limit();
         }
         match self.hop_limit {
-            Some(hop_limit) => Step::SendWithin { bytes: piece, hop_limit },
-            None => Step::Send(piece),
+            Some(hop_limit) => ConnectionAction::SendWithin { bytes: piece, hop_limit },
+            None => ConnectionAction::Send(piece),
         }
     }
 }
 
-impl<A: Answers> Exchange for Talk<A> {
+impl<A: AnswerSource> Exchange for HttpConnection<A> {
     fn receive(&mut self, now: Now, bytes: &[u8]) -> usize {
         if self.is_sending() {
             return 0;
@@ -498,7 +520,7 @@ impl<A: Answers> Exchange for Talk<A> {
         self.ended = true;
     }
 
-    fn next(&mut self, now: Now) -> Step {
+    fn next(&mut self, now: Now) -> ConnectionAction {
         if self.is_sending() { self.send_next(now) } else { self.advance(now) }
     }
 
@@ -592,7 +614,7 @@ impl Sending {
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
-    use metadata_content::http::{Body, Response, Status};
+    use metadata_content::http::{Body, Response, StatusCode};
 
     use super::{CONTINUE, Sending};
 
@@ -612,7 +634,7 @@ mod tests {
             (&[], false, &[]),
         ] {
             let body = Body::join(pieces.iter().map(|piece| Bytes::from_static(piece.as_bytes())));
-            let response = Response::new(Status(200), None, &[], body);
+            let response = Response::new(StatusCode(200), None, &[], body);
             let head = response.head().clone();
             let found = all(Sending::answer(response, tail.clone(), without_body));
             assert_eq!(found[..2], [head, tail.clone()]);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use metadata_content::http::Status;
+use metadata_content::http::StatusCode;
 use metadata_content::store::Datasource;
 
 /// Statuses with a count of their own.
@@ -48,7 +48,7 @@ pub const BOUNDS_NS: [u64; 14] = [
 
 /// Why a complete request waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum WaitReason {
     /// Its VM's record has not arrived.
     Record,
     /// Its VM exceeds its request rate.
@@ -57,7 +57,7 @@ pub enum Reason {
     Change,
 }
 
-impl Reason {
+impl WaitReason {
     /// Every reason.
     pub const ALL: [Self; 3] = [Self::Record, Self::Rate, Self::Change];
 
@@ -74,7 +74,7 @@ impl Reason {
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum WaitEnd {
     /// The request was answered, or began to wait for another reason.
     Released,
     /// The request timed out with 429 or 503, or its connection was closed without an answer.
@@ -83,7 +83,7 @@ pub enum End {
     Left,
 }
 
-impl End {
+impl WaitEnd {
     /// Every end.
     pub const ALL: [Self; 3] = [Self::Released, Self::Expired, Self::Left];
 
@@ -100,14 +100,14 @@ impl End {
 
 /// The counts of one worker.
 #[derive(Debug)]
-pub struct Tally {
+pub struct WorkerCounts {
     answers: [[AtomicU64; CODES.len() + 1]; Datasource::COUNT],
     buckets: [AtomicU64; BOUNDS_NS.len() + 1],
     total_ns: AtomicU64,
     /// Answers sent in the turn that received their request. Their latency is known when the turn ends.
     fresh: AtomicU64,
-    waiting: [AtomicU64; Reason::ALL.len()],
-    ended: [[AtomicU64; End::ALL.len()]; Reason::ALL.len()],
+    waiting: [AtomicU64; WaitReason::ALL.len()],
+    ended: [[AtomicU64; WaitEnd::ALL.len()]; WaitReason::ALL.len()],
 }
 
 /// Adds to a count. Only the owning thread may call it.
@@ -121,7 +121,7 @@ fn zeroes<const N: usize>() -> [AtomicU64; N] {
     std::array::from_fn(|_| AtomicU64::new(0))
 }
 
-impl Default for Tally {
+impl Default for WorkerCounts {
     fn default() -> Self {
         Self {
             answers: std::array::from_fn(|_| zeroes()),
@@ -134,11 +134,11 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl WorkerCounts {
     /// Counts an answer passed to TCP. `waited` runs from the start of the turn that received the last byte of the
     /// request. It is zero in that same turn; the latency is then the turn's duration, see [`turned`](Self::turned).
     #[inline]
-    pub(super) fn answered(&self, datasource: Datasource, status: Status, waited: Duration) {
+    pub(super) fn answered(&self, datasource: Datasource, status: StatusCode, waited: Duration) {
         let place = PLACES.get(usize::from(status.0)).map_or(CODES.len(), |place| usize::from(*place));
         add(&self.answers[datasource.index()][place], 1);
         if waited.is_zero() {
@@ -188,13 +188,13 @@ impl Tally {
 
     /// Number of requests that wait now for this reason.
     #[must_use]
-    pub fn waiting(&self, reason: Reason) -> u64 {
+    pub fn waiting(&self, reason: WaitReason) -> u64 {
         self.waiting[reason as usize].load(Ordering::Relaxed)
     }
 
     /// Number of waits for this reason that ended in this way.
     #[must_use]
-    pub fn ended(&self, reason: Reason, end: End) -> u64 {
+    pub fn ended(&self, reason: WaitReason, end: WaitEnd) -> u64 {
         self.ended[reason as usize][end as usize].load(Ordering::Relaxed)
     }
 }
@@ -219,28 +219,28 @@ impl std::ops::Add for Latencies {
 
 /// Counts one waiting request until it is dropped, then counts how the wait ended.
 #[derive(Debug)]
-pub(super) struct Wait {
-    tally: Arc<Tally>,
-    reason: Reason,
-    end: End,
+pub(super) struct WaitGuard {
+    tally: Arc<WorkerCounts>,
+    reason: WaitReason,
+    end: WaitEnd,
 }
 
-impl Wait {
-    pub(super) fn begin(tally: &Arc<Tally>, reason: Reason) -> Self {
+impl WaitGuard {
+    pub(super) fn begin(tally: &Arc<WorkerCounts>, reason: WaitReason) -> Self {
         add(&tally.waiting[reason as usize], 1);
-        Self { tally: Arc::clone(tally), reason, end: End::Left }
+        Self { tally: Arc::clone(tally), reason, end: WaitEnd::Left }
     }
 
-    pub(super) fn is_for(&self, reason: Reason) -> bool {
+    pub(super) fn is_for(&self, reason: WaitReason) -> bool {
         self.reason == reason
     }
 
-    pub(super) fn end(mut self, end: End) {
+    pub(super) fn end(mut self, end: WaitEnd) {
         self.end = end;
     }
 }
 
-impl Drop for Wait {
+impl Drop for WaitGuard {
     fn drop(&mut self) {
         add(&self.tally.waiting[self.reason as usize], u64::MAX);
         add(&self.tally.ended[self.reason as usize][self.end as usize], 1);
@@ -249,19 +249,19 @@ impl Drop for Wait {
 
 #[cfg(test)]
 mod tests {
-    use super::{BOUNDS_NS, End, Reason, Tally, Wait};
-    use metadata_content::http::Status;
+    use super::{BOUNDS_NS, WaitEnd, WaitGuard, WaitReason, WorkerCounts};
+    use metadata_content::http::StatusCode;
     use metadata_content::store::Datasource;
     use std::sync::Arc;
     use std::time::Duration;
 
     #[test]
     fn answers_are_counted_by_dialect_and_status() {
-        let tally = Tally::default();
+        let tally = WorkerCounts::default();
         let ec2 = Datasource::named("ec2");
         for (datasource, status) in [(ec2, 200), (ec2, 200), (ec2, 404), (Datasource::NONE, 418), (ec2, 999)]
         {
-            tally.answered(datasource, Status(status), Duration::ZERO);
+            tally.answered(datasource, StatusCode(status), Duration::ZERO);
         }
         let counted: Vec<_> = tally.answers().collect();
         assert_eq!(counted, [(Datasource::NONE, 0, 1), (ec2, 200, 2), (ec2, 404, 1), (ec2, 0, 1)]);
@@ -269,8 +269,8 @@ mod tests {
 
     #[test]
     fn an_answer_takes_as_long_as_its_wait_or_its_turn() {
-        let tally = Tally::default();
-        let answered = |waited| tally.answered(Datasource::ANY, Status(200), waited);
+        let tally = WorkerCounts::default();
+        let answered = |waited| tally.answered(Datasource::ANY, StatusCode(200), waited);
         answered(Duration::from_secs(8));
         answered(Duration::ZERO);
         answered(Duration::ZERO);
@@ -284,14 +284,14 @@ mod tests {
 
     #[test]
     fn a_wait_counts_once_however_it_ends() {
-        let tally = Arc::new(Tally::default());
-        let [released, expired, left] = [(); 3].map(|()| Wait::begin(&tally, Reason::Record));
-        assert_eq!((tally.waiting(Reason::Record), tally.waiting(Reason::Change)), (3, 0));
-        released.end(End::Released);
-        expired.end(End::Expired);
+        let tally = Arc::new(WorkerCounts::default());
+        let [released, expired, left] = [(); 3].map(|()| WaitGuard::begin(&tally, WaitReason::Record));
+        assert_eq!((tally.waiting(WaitReason::Record), tally.waiting(WaitReason::Change)), (3, 0));
+        released.end(WaitEnd::Released);
+        expired.end(WaitEnd::Expired);
         drop(left);
-        assert_eq!(tally.waiting(Reason::Record), 0);
-        assert_eq!(End::ALL.map(|end| tally.ended(Reason::Record, end)), [1, 1, 1]);
-        assert_eq!(End::ALL.map(|end| tally.ended(Reason::Rate, end)), [0, 0, 0]);
+        assert_eq!(tally.waiting(WaitReason::Record), 0);
+        assert_eq!(WaitEnd::ALL.map(|end| tally.ended(WaitReason::Record, end)), [1, 1, 1]);
+        assert_eq!(WaitEnd::ALL.map(|end| tally.ended(WaitReason::Rate, end)), [0, 0, 0]);
     }
 }

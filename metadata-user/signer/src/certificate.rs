@@ -16,8 +16,8 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use x509_cert::Certificate;
 
-use crate::key::KeyError;
 use crate::key::RsaKey;
+use crate::key::SigningKeyError;
 
 /// Maximum number of certificates in a chain.
 pub const CHAIN: usize = 8;
@@ -78,7 +78,7 @@ pub enum CertificateError {
         /// The file.
         path: PathBuf,
         /// The reason.
-        source: KeyError,
+        source: SigningKeyError,
     },
     /// Key and certificate do not belong together.
     #[error(
@@ -98,7 +98,7 @@ type Seen = (i64, i64, u64, u64);
 
 /// A certificate with its key and its issuers.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedCertificate {
     /// The key.
     pub key: RsaKey,
     /// The certificate, then its issuers.
@@ -106,7 +106,7 @@ pub struct Loaded {
     thumbprint: String,
 }
 
-impl Loaded {
+impl LoadedCertificate {
     /// Returns the thumbprint of the certificate (`x5t#S256` of RFC 7515 section 4.1.8).
     #[must_use]
     pub fn thumbprint(&self) -> &str {
@@ -125,7 +125,7 @@ impl Loaded {
 pub struct OwnCertificate {
     files: CertificateFiles,
     seen: [Option<Seen>; 2],
-    loaded: Loaded,
+    loaded: LoadedCertificate,
 }
 
 impl OwnCertificate {
@@ -154,7 +154,7 @@ impl OwnCertificate {
 
     /// Returns the certificate as it was read.
     #[must_use]
-    pub fn loaded(&self) -> &Loaded {
+    pub fn loaded(&self) -> &LoadedCertificate {
         &self.loaded
     }
 }
@@ -167,7 +167,7 @@ fn seen(files: &CertificateFiles) -> [Option<Seen>; 2] {
     })
 }
 
-fn load(files: &CertificateFiles) -> Result<Loaded, CertificateError> {
+fn load(files: &CertificateFiles) -> Result<LoadedCertificate, CertificateError> {
     let (chain, thumbprint) = chain(&text(&files.chain, false)?)
         .ok_or_else(|| CertificateError::Chain { path: files.chain.clone() })?;
     let key = RsaKey::parse(&text(&files.key, true)?)
@@ -176,7 +176,7 @@ fn load(files: &CertificateFiles) -> Result<Loaded, CertificateError> {
     if public.raw_bytes() != key.public() {
         return Err(CertificateError::Others { chain: files.chain.clone(), key: files.key.clone() });
     }
-    Ok(Loaded { key, chain, thumbprint })
+    Ok(LoadedCertificate { key, chain, thumbprint })
 }
 
 /// Returns the certificates of a PEM file, and the thumbprint of the first.

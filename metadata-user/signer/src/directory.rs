@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use time::{Date, Month, OffsetDateTime, Time};
 
-use crate::key::{Algorithm, Key, KeyError};
+use crate::key::{Algorithm, SigningKey, SigningKeyError};
 
 /// Maximum number of keys in a directory.
 pub const KEYS: usize = 16;
@@ -83,7 +83,7 @@ pub enum DirectoryError {
         /// The file.
         path: PathBuf,
         /// The reason.
-        source: KeyError,
+        source: SigningKeyError,
     },
 }
 
@@ -92,7 +92,7 @@ pub enum DirectoryError {
 struct Dated {
     birth_unix: u64,
     name: String,
-    key: Key,
+    key: SigningKey,
 }
 
 /// A file as it was read: name, modification time, size, inode.
@@ -163,7 +163,7 @@ impl KeyDirectory {
 
     /// Returns the key that signs; `None` without keys.
     #[must_use]
-    pub fn signing(&self, now_unix: u64) -> Option<&Key> {
+    pub fn signing(&self, now_unix: u64) -> Option<&SigningKey> {
         Some(&self.keys[self.signing_at(now_unix)?].key)
     }
 
@@ -176,7 +176,7 @@ impl KeyDirectory {
     }
 
     /// Returns every key, the oldest first.
-    pub fn keys(&self) -> impl ExactSizeIterator<Item = &Key> {
+    pub fn keys(&self) -> impl ExactSizeIterator<Item = &SigningKey> {
         self.keys.iter().map(|dated| &dated.key)
     }
 
@@ -213,7 +213,7 @@ impl KeyDirectory {
         Ok(seen)
     }
 
-    fn read(&self, name: &str) -> Result<Key, DirectoryError> {
+    fn read(&self, name: &str) -> Result<SigningKey, DirectoryError> {
         let path = self.path.join(name);
         // A FIFO must not block the signer.
         let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
@@ -229,7 +229,7 @@ impl KeyDirectory {
         }
         let mut text = String::new();
         file.take(KEY_BYTES as u64).read_to_string(&mut text).map_err(io_error("read", &path))?;
-        Key::parse(self.algorithm, &text).map_err(|source| DirectoryError::Key { path, source })
+        SigningKey::parse(self.algorithm, &text).map_err(|source| DirectoryError::Key { path, source })
     }
 }
 
@@ -243,8 +243,8 @@ fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Dire
 /// If the key or the file cannot be made.
 pub fn make(directory: &Path, algorithm: Algorithm, now_unix: u64) -> Result<PathBuf, DirectoryError> {
     let path = directory.join(name(now_unix));
-    let text =
-        Key::generate(algorithm).map_err(|source| DirectoryError::Key { path: path.clone(), source })?;
+    let text = SigningKey::generate(algorithm)
+        .map_err(|source| DirectoryError::Key { path: path.clone(), source })?;
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)

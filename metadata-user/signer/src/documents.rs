@@ -19,8 +19,8 @@ use x509_cert::attr::Attribute;
 use x509_cert::spki::AlgorithmIdentifierOwned;
 use x509_cert::time::Time;
 
-use crate::certificate::Loaded;
-use crate::key::KeyError;
+use crate::certificate::LoadedCertificate;
+use crate::key::SigningKeyError;
 
 /// Maximum size of a document, in bytes. Documents of clouds have less than 2 KiB.
 pub const DOCUMENT_BYTES: usize = 16 << 10;
@@ -43,7 +43,7 @@ pub enum DocumentError {
     Clock,
     /// The key cannot sign.
     #[error(transparent)]
-    Key(#[from] KeyError),
+    Key(#[from] SigningKeyError),
     /// The signature cannot be written.
     #[error(transparent)]
     Pkcs7(#[from] Pkcs7Error),
@@ -60,7 +60,7 @@ fn checked(document: &str) -> Result<&[u8], DocumentError> {
 ///
 /// # Errors
 /// [`DocumentError`].
-pub fn signature(with: &Loaded, document: &str) -> Result<String, DocumentError> {
+pub fn signature(with: &LoadedCertificate, document: &str) -> Result<String, DocumentError> {
     Ok(STANDARD.encode(with.key.sign(checked(document)?)?))
 }
 
@@ -69,7 +69,7 @@ pub fn signature(with: &Loaded, document: &str) -> Result<String, DocumentError>
 /// # Errors
 /// [`DocumentError`].
 pub fn envelope(
-    with: &Loaded,
+    with: &LoadedCertificate,
     document: &str,
     content: Content,
     now_unix: u64,
@@ -83,7 +83,7 @@ pub fn envelope(
 /// # Errors
 /// [`DocumentError`].
 pub fn attested(
-    with: &Loaded,
+    with: &LoadedCertificate,
     mut statement: Map<String, Value>,
     now_unix: u64,
     lifetime: u32,
@@ -134,8 +134,9 @@ impl Civil {
 
 // Documents within their signature: PKCS#7, now CMS, `SignedData` (RFC 5652 section 5).
 //
-// The certificates are attached, and so is the document, unless the verifier has it from elsewhere. The signed attributes are the content's type and digest, and
-// the time of the signature. Verifiers of clouds know RSA with PKCS#1 v1.5 and SHA-256, and no newer form.
+// The certificates are attached, and so is the document, unless the verifier has it from elsewhere. The signed
+// attributes are the content's type and digest, and the time of the signature. Verifiers of clouds know RSA with PKCS#1
+// v1.5 and SHA-256, and no newer form.
 
 /// Why a document is not signed.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +146,7 @@ pub enum Pkcs7Error {
     Form(#[from] der::Error),
     /// The key cannot sign.
     #[error(transparent)]
-    Key(#[from] KeyError),
+    Key(#[from] SigningKeyError),
 }
 
 fn attribute(oid: ObjectIdentifier, value: Any) -> der::Result<Attribute> {
@@ -175,7 +176,12 @@ pub enum Content {
 ///
 /// # Errors
 /// [`Pkcs7Error`].
-pub fn sign(with: &Loaded, document: &[u8], content: Content, now: Time) -> Result<Vec<u8>, Pkcs7Error> {
+pub fn sign(
+    with: &LoadedCertificate,
+    document: &[u8],
+    content: Content,
+    now: Time,
+) -> Result<Vec<u8>, Pkcs7Error> {
     let attached = match content {
         Content::Attached => Some(Any::encode_from(&OctetStringRef::new(document)?)?),
         Content::Detached => None,

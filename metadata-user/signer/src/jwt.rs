@@ -6,7 +6,7 @@ use ring::rand::{SecureRandom as _, SystemRandom};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 
-use crate::key::{Key, KeyError};
+use crate::key::{SigningKey, SigningKeyError};
 
 /// Longest lifetime of a token, in seconds.
 pub const LIFETIME_MOST: u32 = 3_600;
@@ -19,7 +19,7 @@ const ID_BYTES: usize = 16;
 
 /// What the signer adds to each token.
 #[derive(Clone, Copy, Debug)]
-pub struct Terms<'a> {
+pub struct TokenTerms<'a> {
     /// `iss`.
     pub issuer: &'a str,
     /// Time of the signature, in Unix seconds.
@@ -30,7 +30,7 @@ pub struct Terms<'a> {
 
 /// A token, and what it states about itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Signed {
+pub struct SignedToken {
     /// The token.
     pub token: String,
     /// `jti`.
@@ -52,14 +52,18 @@ pub enum JwtError {
     Lacks(&'static str),
     /// The key cannot sign.
     #[error(transparent)]
-    Key(#[from] KeyError),
+    Key(#[from] SigningKeyError),
 }
 
 /// Signs claims. `sub` and `aud` are required: a token without an audience would be valid everywhere.
 ///
 /// # Errors
 /// [`JwtError`].
-pub fn sign(key: &Key, terms: Terms<'_>, mut claims: Map<String, Value>) -> Result<Signed, JwtError> {
+pub fn sign(
+    key: &SigningKey,
+    terms: TokenTerms<'_>,
+    mut claims: Map<String, Value>,
+) -> Result<SignedToken, JwtError> {
     if let Some(own) = OWN.into_iter().find(|own| claims.contains_key(*own)) {
         return Err(JwtError::Own(own));
     }
@@ -69,7 +73,7 @@ pub fn sign(key: &Key, terms: Terms<'_>, mut claims: Map<String, Value>) -> Resu
         return Err(JwtError::Lacks(lacks));
     }
     let mut random = [0; ID_BYTES];
-    SystemRandom::new().fill(&mut random).map_err(|_| KeyError::Library)?;
+    SystemRandom::new().fill(&mut random).map_err(|_| SigningKeyError::Library)?;
     let id = URL_SAFE_NO_PAD.encode(random);
     let issued = terms.now_unix;
     let expires = issued.saturating_add(terms.lifetime.min(LIFETIME_MOST).into());
@@ -84,7 +88,7 @@ pub fn sign(key: &Key, terms: Terms<'_>, mut claims: Map<String, Value>) -> Resu
     let signature = key.sign(token.as_bytes())?;
     token.push('.');
     URL_SAFE_NO_PAD.encode_string(signature, &mut token);
-    Ok(Signed { token, id, issued, expires })
+    Ok(SignedToken { token, id, issued, expires })
 }
 
 // Sets of public keys (RFC 7517 section 5).
@@ -140,8 +144,8 @@ pub enum JwksError {
 
 /// Returns the public halves of keys as a set.
 #[must_use]
-pub fn of<'a>(keys: impl IntoIterator<Item = &'a Key>) -> Value {
-    json!({ "keys": keys.into_iter().map(Key::jwk).collect::<Vec<_>>() })
+pub fn of<'a>(keys: impl IntoIterator<Item = &'a SigningKey>) -> Value {
+    json!({ "keys": keys.into_iter().map(SigningKey::jwk).collect::<Vec<_>>() })
 }
 
 /// A set joined from others.
@@ -205,8 +209,8 @@ mod tests {
     use base64::engine::general_purpose::URL_SAFE_NO_PAD;
     use serde_json::{Map, Value, json};
 
-    use super::{Joined, JwksError, JwtError, LIFETIME_MOST, OWN, Terms, sign};
-    use crate::key::{Algorithm, Key};
+    use super::{Joined, JwksError, JwtError, LIFETIME_MOST, OWN, TokenTerms, sign};
+    use crate::key::{Algorithm, SigningKey};
 
     fn claims(more: Value) -> Map<String, Value> {
         let mut claims = json!({"sub": "vm:1", "aud": "vault"}).as_object().expect("claims").clone();
@@ -214,15 +218,16 @@ mod tests {
         claims
     }
 
-    fn key() -> Key {
-        Key::parse(Algorithm::Es256, &Key::generate(Algorithm::Es256).expect("made")).expect("a key")
+    fn key() -> SigningKey {
+        SigningKey::parse(Algorithm::Es256, &SigningKey::generate(Algorithm::Es256).expect("made"))
+            .expect("a key")
     }
 
     #[test]
     fn the_signer_sets_the_times_and_no_token_lives_longer_than_an_hour() {
         let key = key();
         for (lifetime, expected) in [(60, 60), (3_600, 3_600), (u32::MAX, LIFETIME_MOST)] {
-            let terms = Terms { issuer: "https://i", now_unix: 1_000, lifetime };
+            let terms = TokenTerms { issuer: "https://i", now_unix: 1_000, lifetime };
             let signed = sign(&key, terms, claims(json!({"vm": {"name": "web"}}))).expect("signed");
             let [header, body, _] = signed.token.split('.').collect::<Vec<_>>()[..] else {
                 panic!("three parts")
@@ -243,7 +248,7 @@ mod tests {
 
     #[test]
     fn claims_of_the_signer_and_missing_ones_are_refused() {
-        let (key, terms) = (key(), Terms { issuer: "https://i", now_unix: 0, lifetime: 60 });
+        let (key, terms) = (key(), TokenTerms { issuer: "https://i", now_unix: 0, lifetime: 60 });
         for own in OWN {
             let refused = sign(&key, terms, claims(json!({own: 1})));
             assert!(matches!(refused, Err(JwtError::Own(found)) if found == own), "{own}");

@@ -53,7 +53,7 @@ impl fmt::Display for Algorithm {
 
 /// Why a key cannot be used or made. No error repeats a part of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KeyError {
+pub enum SigningKeyError {
     /// The text is not one PEM block of the right kind.
     #[error(
         "expected one PEM block `{LABEL}` (PKCS#8, not encrypted), found something else; `openssl pkcs8 -topk8 -nocrypt` \
@@ -83,7 +83,7 @@ enum Pair {
 }
 
 /// A key that signs.
-pub struct Key {
+pub struct SigningKey {
     pair: Pair,
     kid: String,
     /// Members of the public key in the form of RFC 7517, without `kid`, `alg` and `use`.
@@ -91,7 +91,7 @@ pub struct Key {
     random: SystemRandom,
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for SigningKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Key").field("kid", &self.kid).finish_non_exhaustive()
     }
@@ -101,21 +101,22 @@ fn encoded(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-impl Key {
+impl SigningKey {
     /// Reads a key from the text of a PEM file.
     ///
     /// # Errors
-    /// [`KeyError`] if the text is not PKCS#8, or the key is not for `algorithm`. RSA keys have 2,048 to 4,096 bits.
-    pub fn parse(algorithm: Algorithm, text: &str) -> Result<Self, KeyError> {
-        let block = pem::parse(text).map_err(|_| KeyError::Form)?;
+    /// [`SigningKeyError`] if the text is not PKCS#8, or the key is not for `algorithm`. RSA keys have 2,048 to 4,096
+    /// bits.
+    pub fn parse(algorithm: Algorithm, text: &str) -> Result<Self, SigningKeyError> {
+        let block = pem::parse(text).map_err(|_| SigningKeyError::Form)?;
         if block.tag() != LABEL {
-            return Err(KeyError::Form);
+            return Err(SigningKeyError::Form);
         }
         Self::from_pkcs8(algorithm, block.contents())
     }
 
-    fn from_pkcs8(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, KeyError> {
-        let (random, kind) = (SystemRandom::new(), |_| KeyError::Kind(algorithm));
+    fn from_pkcs8(algorithm: Algorithm, bytes: &[u8]) -> Result<Self, SigningKeyError> {
+        let (random, kind) = (SystemRandom::new(), |_| SigningKeyError::Kind(algorithm));
         let pair = match algorithm {
             Algorithm::Es256 => {
                 EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, bytes, &random).map(Pair::Es256)
@@ -132,15 +133,15 @@ impl Key {
     /// Returns the text of a PEM file with a new key.
     ///
     /// # Errors
-    /// [`KeyError::NotMade`] for RS256.
-    pub fn generate(algorithm: Algorithm) -> Result<String, KeyError> {
+    /// [`SigningKeyError::NotMade`] for RS256.
+    pub fn generate(algorithm: Algorithm) -> Result<String, SigningKeyError> {
         let random = SystemRandom::new();
         let document = match algorithm {
             Algorithm::Es256 => EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random),
             Algorithm::EdDsa => Ed25519KeyPair::generate_pkcs8(&random),
-            Algorithm::Rs256 => return Err(KeyError::NotMade),
+            Algorithm::Rs256 => return Err(SigningKeyError::NotMade),
         };
-        let document = document.map_err(|_| KeyError::Library)?;
+        let document = document.map_err(|_| SigningKeyError::Library)?;
         let config = EncodeConfig::new().set_line_ending(LineEnding::LF);
         Ok(pem::encode_config(&Pem::new(LABEL, document.as_ref()), config))
     }
@@ -174,17 +175,17 @@ impl Key {
     /// Signs bytes.
     ///
     /// # Errors
-    /// [`KeyError::Library`], if there are no random numbers.
-    pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, KeyError> {
+    /// [`SigningKeyError::Library`], if there are no random numbers.
+    pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, SigningKeyError> {
         match &self.pair {
             Pair::Es256(pair) => {
-                let signature = pair.sign(&self.random, bytes).map_err(|_| KeyError::Library)?;
+                let signature = pair.sign(&self.random, bytes).map_err(|_| SigningKeyError::Library)?;
                 Ok(signature.as_ref().to_vec())
             }
             Pair::Rs256(pair) => {
                 let mut signature = vec![0; pair.public().modulus_len()];
                 pair.sign(&RSA_PKCS1_SHA256, &self.random, bytes, &mut signature)
-                    .map_err(|_| KeyError::Library)?;
+                    .map_err(|_| SigningKeyError::Library)?;
                 Ok(signature)
             }
             Pair::EdDsa(pair) => Ok(pair.sign(bytes).as_ref().to_vec()),
@@ -261,15 +262,15 @@ impl RsaKey {
     /// Reads a key of 2,048 to 4,096 bits from the text of a PEM file.
     ///
     /// # Errors
-    /// [`KeyError`] if the text is neither PKCS#8 nor PKCS#1, or the key is another.
-    pub fn parse(text: &str) -> Result<Self, KeyError> {
-        let block = pem::parse(text).map_err(|_| KeyError::Form)?;
+    /// [`SigningKeyError`] if the text is neither PKCS#8 nor PKCS#1, or the key is another.
+    pub fn parse(text: &str) -> Result<Self, SigningKeyError> {
+        let block = pem::parse(text).map_err(|_| SigningKeyError::Form)?;
         let pair = match block.tag() {
             LABEL => RsaKeyPair::from_pkcs8(block.contents()),
             PKCS1 => RsaKeyPair::from_der(block.contents()),
-            _ => return Err(KeyError::Form),
+            _ => return Err(SigningKeyError::Form),
         };
-        Ok(Self { pair: pair.map_err(|_| KeyError::NotRsa)?, random: SystemRandom::new() })
+        Ok(Self { pair: pair.map_err(|_| SigningKeyError::NotRsa)?, random: SystemRandom::new() })
     }
 
     /// Returns the public key (RFC 8017 appendix A.1.1).
@@ -281,11 +282,11 @@ impl RsaKey {
     /// Signs bytes.
     ///
     /// # Errors
-    /// [`KeyError::Library`], if there are no random numbers.
-    pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, KeyError> {
+    /// [`SigningKeyError::Library`], if there are no random numbers.
+    pub fn sign(&self, bytes: &[u8]) -> Result<Vec<u8>, SigningKeyError> {
         let mut signature = vec![0; self.pair.public().modulus_len()];
         let signed = self.pair.sign(&RSA_PKCS1_SHA256, &self.random, bytes, &mut signature);
-        signed.map(|()| signature).map_err(|_| KeyError::Library)
+        signed.map(|()| signature).map_err(|_| SigningKeyError::Library)
     }
 }
 
@@ -293,7 +294,7 @@ impl RsaKey {
 mod tests {
     use ring::signature::{ECDSA_P256_SHA256_FIXED, ED25519, UnparsedPublicKey, VerificationAlgorithm};
 
-    use super::{Algorithm, Key, KeyError};
+    use super::{Algorithm, SigningKey, SigningKeyError};
 
     /// The private key of RFC 8037 appendix A.1 in PKCS#8, version 1, as OpenSSL writes it.
     const RFC_8037: &str = "-----BEGIN PRIVATE KEY-----\n\
@@ -302,7 +303,7 @@ mod tests {
     #[test]
     fn the_thumbprint_is_that_of_the_standard() {
         // RFC 8037 appendix A.3.
-        let key = Key::parse(Algorithm::EdDsa, RFC_8037).expect("a key");
+        let key = SigningKey::parse(Algorithm::EdDsa, RFC_8037).expect("a key");
         assert_eq!(key.kid(), "kPrK_qmxVWaYVA9wwBF6Iuo3vVzz7TxHCTwXBygrS4k");
         assert_eq!(key.jwk()["x"], "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo");
     }
@@ -312,7 +313,8 @@ mod tests {
         type Case = (Algorithm, &'static dyn VerificationAlgorithm);
         let cases: [Case; 2] = [(Algorithm::Es256, &ECDSA_P256_SHA256_FIXED), (Algorithm::EdDsa, &ED25519)];
         for (algorithm, verifies) in cases {
-            let key = Key::parse(algorithm, &Key::generate(algorithm).expect("made")).expect("a key");
+            let key =
+                SigningKey::parse(algorithm, &SigningKey::generate(algorithm).expect("made")).expect("a key");
             let bytes = match &key.pair {
                 super::Pair::Es256(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
                 super::Pair::EdDsa(pair) => ring::signature::KeyPair::public_key(pair).as_ref().to_vec(),
@@ -326,20 +328,20 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused_and_not_repeated() {
-        let ec = Key::generate(Algorithm::Es256).expect("made");
+        let ec = SigningKey::generate(Algorithm::Es256).expect("made");
         let public = ec.replace("PRIVATE", "PUBLIC");
         for (algorithm, text, expected) in [
-            (Algorithm::EdDsa, ec.as_str(), KeyError::Kind(Algorithm::EdDsa)),
-            (Algorithm::Rs256, &ec, KeyError::Kind(Algorithm::Rs256)),
-            (Algorithm::Es256, RFC_8037, KeyError::Kind(Algorithm::Es256)),
-            (Algorithm::Es256, &public, KeyError::Form),
-            (Algorithm::Es256, "", KeyError::Form),
-            (Algorithm::Es256, "MC4CAQAwBQYDK2Vw", KeyError::Form),
+            (Algorithm::EdDsa, ec.as_str(), SigningKeyError::Kind(Algorithm::EdDsa)),
+            (Algorithm::Rs256, &ec, SigningKeyError::Kind(Algorithm::Rs256)),
+            (Algorithm::Es256, RFC_8037, SigningKeyError::Kind(Algorithm::Es256)),
+            (Algorithm::Es256, &public, SigningKeyError::Form),
+            (Algorithm::Es256, "", SigningKeyError::Form),
+            (Algorithm::Es256, "MC4CAQAwBQYDK2Vw", SigningKeyError::Form),
         ] {
-            let error = Key::parse(algorithm, text).expect_err(text);
+            let error = SigningKey::parse(algorithm, text).expect_err(text);
             assert_eq!(error, expected, "{text}");
             assert!(!error.to_string().contains("MC4C"), "{error}");
         }
-        assert_eq!(Key::generate(Algorithm::Rs256), Err(KeyError::NotMade));
+        assert_eq!(SigningKey::generate(Algorithm::Rs256), Err(SigningKeyError::NotMade));
     }
 }

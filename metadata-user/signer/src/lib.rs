@@ -8,8 +8,8 @@
 //!        ◄── Reply ───────────
 //! ```
 //!
-//! [`directory`] reads and rotates keys, [`key`] signs, [`jwt`] publishes, [`wire`] is the protocol, and [`mod@run`] the
-//! process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by RSA and in the
+//! [`directory`] reads and rotates keys, [`key`] signs, [`jwt`] publishes, [`wire`] is the protocol, and [`mod@run`]
+//! the process. With an operator's [`certificate`] the process also signs [`documents`] of clouds, by RSA and in the
 //! form of PKCS #7.
 
 pub mod certificate;
@@ -25,6 +25,6 @@ mod openssl;
 
 pub use certificate::{CertificateError, CertificateFiles};
 pub use directory::{DirectoryError, KeyDirectory, Rotation};
-pub use key::{Algorithm, Key, KeyError};
+pub use key::{Algorithm, SigningKey, SigningKeyError};
 pub use run::{SignerError, run};
-pub use wire::{Reply, Request, Setup};
+pub use wire::{Setup, SignRequest, SignerReply};

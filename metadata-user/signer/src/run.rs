@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tracing::{info, warn};
 
-use crate::certificate::{CertificateError, Loaded, OwnCertificate};
+use crate::certificate::{CertificateError, LoadedCertificate, OwnCertificate};
 use crate::directory::{DirectoryError, KeyDirectory, Rotation};
 use crate::documents::{Content, DocumentError};
-use crate::jwt::{LIFETIME_MOST, Terms};
+use crate::jwt::{LIFETIME_MOST, TokenTerms};
 use crate::wire::{
-    Operation, PACKET_BYTES, Published, PublishedCertificate, Reply, Request, Setup, receive_packet,
-    send_packet,
+    PACKET_BYTES, Published, PublishedCertificate, Setup, SignOperation, SignRequest, SignerReply,
+    receive_packet, send_packet,
 };
 use crate::{documents, jwt};
 
@@ -52,7 +52,7 @@ pub fn run(socket: impl AsFd) -> Result<(), SignerError> {
     let mut signer = match Signer::start(setup) {
         Ok(signer) => signer,
         Err(error) => {
-            send_packet(socket, &Reply::Failed { reason: error.to_string() })?;
+            send_packet(socket, &SignerReply::Failed { reason: error.to_string() })?;
             return Err(error);
         }
     };
@@ -60,7 +60,7 @@ pub fn run(socket: impl AsFd) -> Result<(), SignerError> {
     let mut look_at = Instant::now() + LOOK_EVERY;
     loop {
         if wait(socket, look_at)? {
-            let Some(request) = receive_packet::<Request>(socket, &mut buffer)? else { return Ok(()) };
+            let Some(request) = receive_packet::<SignRequest>(socket, &mut buffer)? else { return Ok(()) };
             send_packet(socket, &signer.answer(request))?;
         }
         if Instant::now() >= look_at {
@@ -157,40 +157,40 @@ impl Signer {
             Some(kid) => info!(kid, keys = now.count, "identity tokens are signed"),
             None => warn!("no identity key is left: no token is signed"),
         }
-        send_packet(socket, &Reply::Keys(now.clone()))?;
+        send_packet(socket, &SignerReply::Keys(now.clone()))?;
         self.published = Some(now);
         Ok(())
     }
 
-    fn answer(&self, Request { id, operation }: Request) -> Reply {
+    fn answer(&self, SignRequest { id, operation }: SignRequest) -> SignerReply {
         let now_unix = unix_now();
         match operation {
-            Operation::Jwt(claims) => self.token(id, claims, now_unix),
-            Operation::Signature(document) => {
+            SignOperation::Jwt(claims) => self.token(id, claims, now_unix),
+            SignOperation::Signature(document) => {
                 self.document(id, now_unix, |with, _| documents::signature(with, &document))
             }
-            Operation::Envelope(document) => self.document(id, now_unix, |with, _| {
+            SignOperation::Envelope(document) => self.document(id, now_unix, |with, _| {
                 documents::envelope(with, &document, Content::Attached, now_unix)
             }),
-            Operation::Detached(document) => self.document(id, now_unix, |with, _| {
+            SignOperation::Detached(document) => self.document(id, now_unix, |with, _| {
                 documents::envelope(with, &document, Content::Detached, now_unix)
             }),
-            Operation::Attested(statement) => self.document(id, now_unix, |with, lifetime| {
+            SignOperation::Attested(statement) => self.document(id, now_unix, |with, lifetime| {
                 documents::attested(with, statement, now_unix, lifetime)
             }),
         }
     }
 
-    fn token(&self, id: u64, claims: Map<String, Value>, now_unix: u64) -> Reply {
+    fn token(&self, id: u64, claims: Map<String, Value>, now_unix: u64) -> SignerReply {
         let Some(key) = self.keys.signing(now_unix) else {
-            return Reply::Refused { id, reason: "there is no key".into() };
+            return SignerReply::Refused { id, reason: "there is no key".into() };
         };
-        let terms = Terms { issuer: &self.setup.issuer, now_unix, lifetime: self.setup.lifetime };
+        let terms = TokenTerms { issuer: &self.setup.issuer, now_unix, lifetime: self.setup.lifetime };
         match jwt::sign(key, terms, claims) {
-            Ok(jwt::Signed { token, id: jti, issued, expires }) => {
-                Reply::Token { id, token, jti, kid: key.kid().to_owned(), issued, expires }
+            Ok(jwt::SignedToken { token, id: jti, issued, expires }) => {
+                SignerReply::Token { id, token, jti, kid: key.kid().to_owned(), issued, expires }
             }
-            Err(error) => Reply::Refused { id, reason: error.to_string() },
+            Err(error) => SignerReply::Refused { id, reason: error.to_string() },
         }
     }
 
@@ -199,19 +199,19 @@ impl Signer {
         &self,
         id: u64,
         now_unix: u64,
-        sign: impl FnOnce(&Loaded, u32) -> Result<String, DocumentError>,
-    ) -> Reply {
+        sign: impl FnOnce(&LoadedCertificate, u32) -> Result<String, DocumentError>,
+    ) -> SignerReply {
         let Some(own) = &self.certificate else {
-            return Reply::Refused { id, reason: "there is no certificate".into() };
+            return SignerReply::Refused { id, reason: "there is no certificate".into() };
         };
         let (with, lifetime) = (own.loaded(), self.setup.lifetime.min(LIFETIME_MOST));
         match sign(with, lifetime) {
             Ok(text) => {
                 let certificate = with.thumbprint().to_owned();
                 let expires = now_unix.saturating_add(lifetime.into());
-                Reply::Document { id, text, certificate, issued: now_unix, expires }
+                SignerReply::Document { id, text, certificate, issued: now_unix, expires }
             }
-            Err(error) => Reply::Refused { id, reason: error.to_string() },
+            Err(error) => SignerReply::Refused { id, reason: error.to_string() },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What the agent and the signer send to each other: one JSON object per packet of a `SOCK_SEQPACKET` pair.
 //!
 //! The first packet is a [`Setup`]. A reply has the number of its request, so that requests may overlap. An operation
-//! that signs something else than a JWT is another variant of [`Operation`].
+//! that signs something else than a JWT is another variant of [`SignOperation`].
 
 use std::io;
 use std::os::fd::AsFd;
@@ -43,17 +43,17 @@ pub struct Setup {
 /// A request of the agent.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-pub struct Request {
+pub struct SignRequest {
     /// Number of the request.
     pub id: u64,
     /// What to sign.
-    pub operation: Operation,
+    pub operation: SignOperation,
 }
 
 /// What to sign.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Operation {
+pub enum SignOperation {
     /// Claims of a JWT, without those that the signer sets.
     Jwt(Map<String, Value>),
     /// A JSON object, whose bytes are signed by the certificate's key.
@@ -69,7 +69,7 @@ pub enum Operation {
 /// A packet of the signer.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reply {
+pub enum SignerReply {
     /// The public keys, at the start and after each change.
     Keys(Published),
     /// A signed token.

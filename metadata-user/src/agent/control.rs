@@ -6,7 +6,7 @@ mod timers;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_links::watch::Changed;
@@ -15,21 +15,23 @@ use tokio::task::{JoinError, JoinSet};
 use tracing::{error, info, warn};
 
 use super::drain::{self, Drained};
-use super::endpoint::{Registrar, Request};
+use super::endpoint::{ControlRequest, Registrar};
 use super::feeds::Feeds;
-use super::handover::{Call, End, HandoverState, PreviousEvent, Succession, Takeover, hand_over};
+use super::handover::{
+    HandoverResult, HandoverState, PreviousEvent, Succession, Takeover, TakeoverRequest, hand_over,
+};
 use super::health::Health;
 use super::identity::{self, TokenEvents};
 use super::links::LinkWatches;
 use super::listeners::{self, Incoming, Listeners};
 use super::node::{Node, Shelving};
 use super::notify;
-use super::reload::{self, Origin};
+use super::reload::{self, ConfigSource};
 use super::signals::Stop;
 use super::snapshots::Snapshots;
-use super::state::Errands;
+use super::state::BackgroundTasks;
 use crate::config::Config;
-use crate::identity::Signing;
+use crate::identity::SigningClient;
 use timers::{Timer, Timers};
 
 /// Maximum time for settling ports before the next event is handled.
@@ -39,11 +41,11 @@ const PASS: Duration = Duration::from_millis(5);
 pub(super) struct Started {
     pub(super) node: Node,
     pub(super) handover: HandoverState,
-    pub(super) errands: Errands,
+    pub(super) errands: BackgroundTasks,
     /// The connection to the previous agent, if its ports are to be taken over.
     pub(super) taking: Option<Takeover>,
     /// The agent's side of the signer, if the node issues identity tokens.
-    pub(super) identity: Option<Signing>,
+    pub(super) identity: Option<SigningClient>,
 }
 
 /// Why an agent has ended.
@@ -76,7 +78,7 @@ pub(super) struct ControlLoop {
     /// `None` on a node that issues no identity tokens.
     identity: Option<TokenEvents>,
     /// Tasks that start together with the listeners; `None` once they have started.
-    errands: Option<Errands>,
+    errands: Option<BackgroundTasks>,
     health: Arc<Health>,
     feeds: Feeds,
     snapshots: Snapshots,
@@ -85,7 +87,7 @@ pub(super) struct ControlLoop {
     /// The connection to the previous agent, until its ports are taken over.
     taking: Option<Takeover>,
     config: Config,
-    origin: Origin,
+    origin: ConfigSource,
     stop: Stop,
     hup: Signal,
     handover: HandoverState,
@@ -103,7 +105,7 @@ impl ControlLoop {
     /// If the metrics address cannot be bound or a socket cannot be created.
     pub(super) async fn start(
         config: Config,
-        origin: Origin,
+        origin: ConfigSource,
         started: Started,
         (stop, hup): (Stop, Signal),
     ) -> anyhow::Result<Self> {
@@ -116,7 +118,8 @@ impl ControlLoop {
         let mut snapshots = Snapshots::new(&config, node.catalogue.saves().clone());
         for (RecordId { source, key }, record) in snapshots.read_for_absent_sources(&config) {
             let key = key.as_ref().into();
-            // An earlier release kept records of tenants without the owner that the platform assigned: they stay expected.
+            // An earlier release kept records of tenants without the owner that the platform assigned: they stay
+            // expected.
             let event = match record.owner().fits(source) {
                 true => FeedEvent::Upsert { key, record: record.into() },
                 false => FeedEvent::Expect { key, identities: record.identities() },
@@ -196,7 +199,7 @@ impl ControlLoop {
     }
 
     /// Applies an event and the queued events of the same source.
-    fn on_feed(&mut self, source: Source, first: FeedEvent) -> Turn {
+    fn on_feed(&mut self, source: RecordSource, first: FeedEvent) -> Turn {
         let mut synced = false;
         for event in self.feeds.batch(source, first) {
             self.snapshots.on_event(source, &event);
@@ -233,7 +236,7 @@ impl ControlLoop {
                 Turn::Unchanged
             }
             Incoming::TakeOver(call) => return self.on_takeover(call).await,
-            Incoming::Request(Request::Instances(ask)) => {
+            Incoming::Request(ControlRequest::Instances(ask)) => {
                 if !ask.answer(&mut self.node) {
                     return Ok(Turn::Unchanged);
                 }
@@ -249,18 +252,18 @@ impl ControlLoop {
     }
 
     /// Hands over to an agent that is ready to take over.
-    async fn on_takeover(&mut self, Call { wire, turn }: Call) -> anyhow::Result<Turn> {
+    async fn on_takeover(&mut self, TakeoverRequest { wire, turn }: TakeoverRequest) -> anyhow::Result<Turn> {
         let Some(listeners) = &mut self.listeners else { return Ok(Turn::Unchanged) };
         // Others are refused until this is dropped.
         let _turn = turn;
         let close = async || listeners.close_metrics().await;
         match hand_over(&mut self.node, &mut self.handover, wire, &mut self.stop, close).await {
-            End::TakenOver => Ok(Turn::Ended(Ended::TakenOver)),
-            End::Stopped(name) => {
+            HandoverResult::TakenOver => Ok(Turn::Ended(Ended::TakenOver)),
+            HandoverResult::Stopped(name) => {
                 self.drain(name).await;
                 Ok(Turn::Ended(Ended::Stopped))
             }
-            End::Stays => {
+            HandoverResult::Stays => {
                 listeners.open_metrics(&self.config, &mut self.tasks).await?;
                 Ok(Turn::Changed)
             }
@@ -275,7 +278,7 @@ impl ControlLoop {
     }
 
     /// Wakes the request that waits for a token, and notes the token in the audit log.
-    fn on_token(&mut self, event: &identity::Event) -> Turn {
+    fn on_token(&mut self, event: &identity::SigningEvent) -> Turn {
         if let Some(signed) = &event.signed {
             self.node.ports.answers().token_signed(signed);
         }

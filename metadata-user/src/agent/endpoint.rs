@@ -41,13 +41,13 @@ use tokio::sync::{mpsc, oneshot};
 use super::health::{Health, Trouble};
 use super::node::{TraceRefusal, TraceTarget, Traced};
 use crate::metrics;
-use metadata_control::status::{About, Guest, Status};
+use metadata_control::status::{About, AgentStatus, GuestStatus};
 use metadata_control::top::{Top, TopQuery, VmPage};
 
 use instances::Ask;
 pub(super) use instances::Registrar;
 pub(super) use listen::serve;
-use listen::{Lasting, Peer};
+use listen::{LongLivedAnswer, Peer};
 pub(super) use page::PageHosts;
 pub(super) use socket::{ControlSocket, SocketError, gid_of, make_run};
 
@@ -64,13 +64,13 @@ const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson")
 
 /// A request to the control loop, with the channel for the answer.
 #[derive(Debug)]
-pub(super) enum Request {
+pub(super) enum ControlRequest {
     /// The metrics, as exposition text.
     Metrics(oneshot::Sender<String>),
     /// The status of the agent.
-    Status(About, oneshot::Sender<Box<Status>>),
+    Status(About, oneshot::Sender<Box<AgentStatus>>),
     /// The guests of a port, a MAC or a VM.
-    Guests(String, oneshot::Sender<Vec<Guest>>),
+    Guests(String, oneshot::Sender<Vec<GuestStatus>>),
     /// The live view of the node.
     Top(TopQuery, oneshot::Sender<Box<Top>>),
     /// The live view of the VMs of a name.
@@ -86,7 +86,7 @@ pub(super) enum Request {
 struct Agent {
     health: Arc<Health>,
     registrar: Arc<Registrar>,
-    requests: mpsc::Sender<Request>,
+    requests: mpsc::Sender<ControlRequest>,
 }
 
 /// The routers of both listeners, and the receiver of their requests.
@@ -96,7 +96,7 @@ pub(super) struct Routers {
     /// For the control socket.
     pub(super) control: Router,
     /// The requests of both.
-    pub(super) requests: mpsc::Receiver<Request>,
+    pub(super) requests: mpsc::Receiver<ControlRequest>,
 }
 
 impl Routers {
@@ -123,7 +123,7 @@ impl Routers {
 
 impl Agent {
     /// Sends a request to the control loop and waits for the answer. Fails at once if the queue is full.
-    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
+    async fn ask<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest) -> Result<T, Busy> {
         let (reply, answer) = oneshot::channel();
         self.requests.try_send(question(reply)).map_err(|_| Busy)?;
         match tokio::time::timeout(ANSWER_WITHIN, answer).await {
@@ -133,14 +133,17 @@ impl Agent {
     }
 
     /// Like [`Agent::ask`], but waits for a place in the queue.
-    async fn ask_in_turn<T>(&self, question: impl FnOnce(oneshot::Sender<T>) -> Request) -> Result<T, Busy> {
+    async fn ask_in_turn<T>(
+        &self,
+        question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
+    ) -> Result<T, Busy> {
         tokio::time::timeout(ANSWER_WITHIN, self.ask_patiently(question)).await.unwrap_or(Err(Busy))
     }
 
     /// Like [`Agent::ask_in_turn`], without a time limit, because a change must not be abandoned half-way.
     async fn ask_patiently<T>(
         &self,
-        question: impl FnOnce(oneshot::Sender<T>) -> Request,
+        question: impl FnOnce(oneshot::Sender<T>) -> ControlRequest,
     ) -> Result<T, Busy> {
         let (reply, answer) = oneshot::channel();
         self.requests.send(question(reply)).await.map_err(|_| Busy)?;
@@ -159,7 +162,7 @@ impl IntoResponse for Busy {
 }
 
 async fn scrape(State(agent): State<Agent>) -> Result<impl IntoResponse, Busy> {
-    let text = agent.ask(Request::Metrics).await?;
+    let text = agent.ask(ControlRequest::Metrics).await?;
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
 }
 
@@ -195,8 +198,8 @@ async fn status(State(agent): State<Agent>, Query(query): Query<StatusQuery>) ->
     let StatusQuery { guest, ports } = query;
     let about = if ports.as_deref() == Some("all") { About::EveryPort } else { About::Trouble };
     Ok(match guest {
-        Some(name) => json(&agent.ask(|reply| Request::Guests(name, reply)).await?),
-        None => json(&agent.ask(|reply| Request::Status(about, reply)).await?),
+        Some(name) => json(&agent.ask(|reply| ControlRequest::Guests(name, reply)).await?),
+        None => json(&agent.ask(|reply| ControlRequest::Status(about, reply)).await?),
     })
 }
 

@@ -12,9 +12,9 @@ use tracing::debug;
 
 use super::node::Node;
 use crate::config::Config;
-use metadata_content::record::Limits;
-use metadata_content::source::Source;
-use metadata_feed::proxmox::watch::Outlook;
+use metadata_content::record::RecordLimits;
+use metadata_content::source::RecordSource;
+use metadata_feed::proxmox::watch::ProxmoxHealth;
 use metadata_feed::publisher::Publisher;
 use metadata_feed::{FeedError, FeedEvent, directory, libvirt, proxmox};
 #[cfg(feature = "kubevirt")]
@@ -43,7 +43,7 @@ pub(super) struct Feeds {
 }
 
 struct Open {
-    source: Source,
+    source: RecordSource,
     events: mpsc::Receiver<FeedEvent>,
     /// The source has listed all its records, or they come from the snapshot.
     settled: bool,
@@ -54,21 +54,21 @@ impl Feeds {
     /// is unavailable.
     pub(super) fn start(
         config: &Config,
-        in_snapshot: &BTreeSet<Source>,
+        in_snapshot: &BTreeSet<RecordSource>,
         node: &mut Node,
         tasks: &mut JoinSet<anyhow::Result<()>>,
     ) -> Self {
         let mut feeds = Self::default();
         if config.records.is_some() {
-            let patiently = in_snapshot.contains(&Source::File);
-            let publisher = feeds.open(Source::File, patiently, node);
+            let patiently = in_snapshot.contains(&RecordSource::File);
+            let publisher = feeds.open(RecordSource::File, patiently, node);
             follow(config, publisher, patiently, tasks);
         }
         feeds.restart_hook(config, node, tasks);
         if let Some(options) = config.proxmox.clone() {
-            let settled = in_snapshot.contains(&Source::Proxmox);
-            let publisher = feeds.open(Source::Proxmox, settled, node);
-            let (limits, outlook) = (config.record_limits(), Arc::new(Outlook::default()));
+            let settled = in_snapshot.contains(&RecordSource::Proxmox);
+            let publisher = feeds.open(RecordSource::Proxmox, settled, node);
+            let (limits, outlook) = (config.record_limits(), Arc::new(ProxmoxHealth::default()));
             node.reporter.set_proxmox(options.directory.clone(), Arc::clone(&outlook));
             tasks.spawn(async move {
                 proxmox::watch(options, limits, outlook, publisher).await;
@@ -77,7 +77,7 @@ impl Feeds {
         }
         #[cfg(feature = "kubevirt")]
         if let Some(options) = config.kubevirt.clone() {
-            let publisher = feeds.open(Source::Kubevirt, false, node);
+            let publisher = feeds.open(RecordSource::Kubevirt, false, node);
             let (limits, state) = (config.record_limits(), config.state.clone());
             let saves = node.catalogue.saves().clone();
             let pause = feeds.inlets.clone();
@@ -103,7 +103,7 @@ impl Feeds {
     }
 
     /// Opens a queue for the feed of a source. The former feed of the source ends because its queue is closed.
-    pub(super) fn open(&mut self, source: Source, settled: bool, node: &mut Node) -> Publisher {
+    pub(super) fn open(&mut self, source: RecordSource, settled: bool, node: &mut Node) -> Publisher {
         let (sender, events) = mpsc::channel(FEED_QUEUE);
         self.close(source);
         self.open.push(Open { source, events, settled });
@@ -113,14 +113,14 @@ impl Feeds {
         publisher
     }
 
-    fn close(&mut self, source: Source) {
+    fn close(&mut self, source: RecordSource) {
         self.open.retain(|open| open.source != source);
     }
 
     /// Starts the feed of hooks, which lists all its records again.
     fn restart_hook(&mut self, config: &Config, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) {
-        let settled = self.open.iter().any(|open| open.source == Source::Hook && open.settled);
-        let publisher = self.open(Source::Hook, settled, node);
+        let settled = self.open.iter().any(|open| open.source == RecordSource::Hook && open.settled);
+        let publisher = self.open(RecordSource::Hook, settled, node);
         let (dir, limits) = (config.run.join(libvirt::DIRECTORY), config.record_limits());
         tasks.spawn(async move { Ok(libvirt::watch(dir, limits, publisher).await?) });
     }
@@ -134,21 +134,21 @@ impl Feeds {
     ) {
         self.restart_hook(config, node, tasks);
         if config.records.is_none() {
-            self.close(Source::File);
-            node.catalogue.begin(Source::File);
-            return node.on_event(Source::File, FeedEvent::Synced);
+            self.close(RecordSource::File);
+            node.catalogue.begin(RecordSource::File);
+            return node.on_event(RecordSource::File, FeedEvent::Synced);
         }
-        let settled = self.open.iter().all(|open| open.source != Source::File || open.settled);
-        let publisher = self.open(Source::File, settled, node);
+        let settled = self.open.iter().all(|open| open.source != RecordSource::File || open.settled);
+        let publisher = self.open(RecordSource::File, settled, node);
         follow(config, publisher, true, tasks);
     }
 
     /// Waits for the next event of any feed.
-    pub(super) async fn recv(&mut self) -> (Source, FeedEvent) {
+    pub(super) async fn recv(&mut self) -> (RecordSource, FeedEvent) {
         std::future::poll_fn(|cx| self.poll(cx)).await
     }
 
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(Source, FeedEvent)> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<(RecordSource, FeedEvent)> {
         let count = self.open.len();
         for n in 0..count {
             let at = (self.turn + n) % count;
@@ -163,14 +163,18 @@ impl Feeds {
     }
 
     /// Returns an event and the queued events of the same source, at most [`FEED_QUEUE`] in all.
-    pub(super) fn batch(&mut self, source: Source, first: FeedEvent) -> impl Iterator<Item = FeedEvent> {
+    pub(super) fn batch(
+        &mut self,
+        source: RecordSource,
+        first: FeedEvent,
+    ) -> impl Iterator<Item = FeedEvent> {
         let open = self.open.iter_mut().find(|open| open.source == source);
         let queue = open.map(|open| &mut open.events);
         batch(first, queue)
     }
 
     /// Marks a source as settled, because it has listed all its records.
-    pub(super) fn on_synced(&mut self, source: Source) {
+    pub(super) fn on_synced(&mut self, source: RecordSource) {
         self.open.iter_mut().filter(|open| open.source == source).for_each(|open| open.settled = true);
     }
 
@@ -188,7 +192,7 @@ fn follow(config: &Config, publisher: Publisher, patiently: bool, tasks: &mut Jo
 }
 
 /// Watches a directory like [`directory::watch`]. With `patiently`, retries every [`RETRY`] while it cannot be read.
-async fn watch(dir: PathBuf, limits: Limits, tx: Publisher, patiently: bool) -> Result<(), FeedError> {
+async fn watch(dir: PathBuf, limits: RecordLimits, tx: Publisher, patiently: bool) -> Result<(), FeedError> {
     loop {
         match directory::watch(dir.clone(), limits.clone(), tx.clone()).await {
             Err(error) if patiently && !tx.is_closed() => {
@@ -207,10 +211,10 @@ fn batch<T>(first: T, mut queue: Option<&mut mpsc::Receiver<T>>) -> impl Iterato
 }
 
 /// The sources of a configuration that are unavailable, each with the reason.
-pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
+pub(super) fn away(config: &Config) -> BTreeMap<RecordSource, String> {
     let file = config.records.as_ref().and_then(|dir| directory::names(dir).err());
     let proxmox = config.proxmox.as_ref().and_then(|options| proxmox::reachable(options).err());
-    let each = [(Source::File, file), (Source::Proxmox, proxmox)].into_iter();
+    let each = [(RecordSource::File, file), (RecordSource::Proxmox, proxmox)].into_iter();
     // The snapshot has no records of other sources.
     let each = each.filter(|(source, _)| source.is_in_snapshot());
     each.filter_map(|(source, error)| Some((source, error?.to_string()))).collect()
@@ -219,7 +223,7 @@ pub(super) fn away(config: &Config) -> BTreeMap<Source, String> {
 #[cfg(test)]
 mod tests {
     use super::{FEED_QUEUE, Feeds, Open, batch};
-    use metadata_content::source::Source;
+    use metadata_content::source::RecordSource;
     use metadata_feed::FeedEvent;
     use tokio::sync::mpsc;
 
@@ -236,7 +240,7 @@ mod tests {
     #[tokio::test]
     async fn a_feed_with_many_events_does_not_starve_the_others() {
         let mut feeds = Feeds::default();
-        for source in [Source::File, Source::Kubevirt] {
+        for source in [RecordSource::File, RecordSource::Kubevirt] {
             let (sender, events) = mpsc::channel(4);
             for key in ["a", "b"] {
                 sender.try_send(FeedEvent::Remove { key: key.into() }).expect("room");
@@ -247,11 +251,14 @@ mod tests {
         for _ in 0..4 {
             received.push(feeds.recv().await.0);
         }
-        assert_eq!(received, [Source::File, Source::Kubevirt, Source::File, Source::Kubevirt]);
+        assert_eq!(
+            received,
+            [RecordSource::File, RecordSource::Kubevirt, RecordSource::File, RecordSource::Kubevirt]
+        );
         assert!(!feeds.are_settled());
-        feeds.on_synced(Source::File);
+        feeds.on_synced(RecordSource::File);
         assert!(!feeds.are_settled(), "one of two has not listed its records");
-        feeds.on_synced(Source::Kubevirt);
+        feeds.on_synced(RecordSource::Kubevirt);
         assert!(feeds.are_settled());
     }
 }

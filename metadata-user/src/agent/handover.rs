@@ -27,8 +27,8 @@ mod listener;
 mod take;
 mod wire;
 
-pub(super) use give::{End, HandoverState, hand_over};
-pub(super) use listener::{Call, TakeoverCall, TakeoverListener};
+pub(super) use give::{HandoverResult, HandoverState, hand_over};
+pub(super) use listener::{TakeoverCall, TakeoverListener, TakeoverRequest};
 pub(super) use take::{PreviousEvent, Takeover};
 
 use metadata_datapath::stack::TIME_WAIT;

@@ -5,20 +5,24 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::task::JoinSet;
 
-pub(super) use crate::identity::Event;
-use crate::identity::{Publication, Signing};
+pub(super) use crate::identity::SigningEvent;
+use crate::identity::{Publication, SigningClient};
 
 use super::node::Node;
 
 /// The ends of orders, and the public keys.
 pub(super) struct TokenEvents {
-    events: UnboundedReceiver<Event>,
+    events: UnboundedReceiver<SigningEvent>,
     publication: Arc<Publication>,
 }
 
 impl TokenEvents {
     /// Starts to pass orders to the signer.
-    pub(super) fn start(signing: Signing, node: &mut Node, tasks: &mut JoinSet<anyhow::Result<()>>) -> Self {
+    pub(super) fn start(
+        signing: SigningClient,
+        node: &mut Node,
+        tasks: &mut JoinSet<anyhow::Result<()>>,
+    ) -> Self {
         let publication = Arc::clone(signing.publication());
         node.reporter.set_identity(signing.issuer().clone(), Arc::clone(&publication));
         // The issuer bounds the number of orders, and so of events.
@@ -33,7 +37,7 @@ impl TokenEvents {
 }
 
 /// Waits for the end of an order; for ever on a node that issues no tokens.
-pub(super) async fn next(identity: &mut Option<TokenEvents>) -> Event {
+pub(super) async fn next(identity: &mut Option<TokenEvents>) -> SigningEvent {
     let Some(identity) = identity else { return std::future::pending().await };
     match identity.events.recv().await {
         Some(event) => event,

@@ -9,8 +9,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::endpoint::{self, ControlSocket, PageHosts, Registrar, Request, Routers};
-use super::handover::{Call, TakeoverCall, TakeoverListener};
+use super::endpoint::{self, ControlRequest, ControlSocket, PageHosts, Registrar, Routers};
+use super::handover::{TakeoverCall, TakeoverListener, TakeoverRequest};
 use super::health::Health;
 use crate::config::Config;
 use crate::identity::{self, Publication};
@@ -22,7 +22,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// The listeners of an agent that serves.
 pub(super) struct Listeners {
-    requests: mpsc::Receiver<Request>,
+    requests: mpsc::Receiver<ControlRequest>,
     takeover: TakeoverListener,
     metrics: (Router, Option<AbortHandle>),
     _socket: ControlSocket,
@@ -56,8 +56,8 @@ impl Listeners {
         Ok(listeners)
     }
 
-    /// Listens on the metrics address, unless it does so already: a takeover may fail before the address is closed. Tries
-    /// for 2 s while the address is in use.
+    /// Listens on the metrics address, unless it does so already: a takeover may fail before the address is closed.
+    /// Tries for 2 s while the address is in use.
     ///
     /// # Errors
     /// If the address cannot be bound.
@@ -112,9 +112,9 @@ pub(super) async fn next(listeners: &mut Option<Listeners>) -> Incoming {
 /// What arrives at the listeners.
 pub(super) enum Incoming {
     /// A request to the control loop.
-    Request(Request),
+    Request(ControlRequest),
     /// An agent that is about to look for pins.
     PrepareTakeover(oneshot::Sender<()>),
     /// An agent that is ready to take over.
-    TakeOver(Call),
+    TakeOver(TakeoverRequest),
 }

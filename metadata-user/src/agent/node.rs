@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_control::instances::Instance;
-use metadata_control::status::{About, Status};
+use metadata_control::status::{About, AgentStatus};
 use metadata_control::top::{Top, TopQuery};
 use metadata_feed::FeedEvent;
 #[cfg(feature = "kubevirt")]
@@ -35,12 +35,12 @@ use tracing::warn;
 
 use super::health::Health;
 use crate::config::Config;
-pub(super) use answers::Answers;
+pub(super) use answers::AnswerPublisher;
 pub(super) use catalogue::{Catalogue, Clash, ClearedData, Shelving, Tagged, etag};
-pub(super) use ports::{Guard, NodePorts};
+pub(super) use ports::{NodePorts, TapGuard};
 pub(super) use reporter::Reporter;
 use view::AskedPage;
-pub(super) use view::{TraceRefusal, TraceTarget, Traced, View, name_of};
+pub(super) use view::{NodeView, TraceRefusal, TraceTarget, Traced, name_of};
 use workers::Waiting;
 pub(super) use workers::Workers;
 
@@ -82,7 +82,7 @@ impl Node {
     }
 
     /// Applies an event of a source.
-    pub(super) fn on_event(&mut self, source: Source, event: FeedEvent) {
+    pub(super) fn on_event(&mut self, source: RecordSource, event: FeedEvent) {
         self.ports.touch(self.catalogue.on_event(source, event));
     }
 
@@ -110,7 +110,7 @@ impl Node {
 
     /// Replies to clients whose records are served. Call it after ports have changed.
     pub(super) fn notify_waiting(&mut self) {
-        let view = View { catalogue: &self.catalogue, ports: &self.ports };
+        let view = NodeView { catalogue: &self.catalogue, ports: &self.ports };
         self.waiting.notify(|id| view.instance(id));
     }
 
@@ -153,7 +153,7 @@ impl Node {
     #[cfg(feature = "kubevirt")]
     pub(super) fn tell_services(&self) {
         let Some(services) = &self.services else { return };
-        let now = self.view().services(Source::Kubevirt);
+        let now = self.view().services(RecordSource::Kubevirt);
         services.send_if_modified(|told| {
             let is_new = *told != now;
             *told = now;
@@ -187,13 +187,13 @@ impl Node {
 
     /// Returns a read-only view of catalogue and ports.
     #[must_use]
-    pub(super) fn view(&self) -> View<'_> {
-        View { catalogue: &self.catalogue, ports: &self.ports }
+    pub(super) fn view(&self) -> NodeView<'_> {
+        NodeView { catalogue: &self.catalogue, ports: &self.ports }
     }
 
     /// The status of the node.
     #[must_use]
-    pub(super) fn status(&self, about: About, health: &Health) -> Status {
+    pub(super) fn status(&self, about: About, health: &Health) -> AgentStatus {
         self.reporter.status(self.view(), about, health)
     }
 

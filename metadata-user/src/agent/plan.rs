@@ -16,7 +16,7 @@ use metadata_content::record::Record;
 use metadata_feed::registry::{RecordId, SortedIds};
 
 /// Records in force.
-pub(super) type Records = BTreeMap<RecordId, Arc<Record>>;
+pub(super) type ActiveRecords = BTreeMap<RecordId, Arc<Record>>;
 
 /// The wanted state. The cost of a change depends only on the changed record.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -100,7 +100,7 @@ impl Plan {
     pub(super) fn reconfigured(
         &self,
         configured: &[PortSpec],
-        records: &Records,
+        records: &ActiveRecords,
     ) -> (Self, BTreeSet<PortName>) {
         let mut plan = Self::new(configured);
         for (key, record) in records {
@@ -343,11 +343,11 @@ fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Conflict, IdentityName, Plan, Records};
+    use super::{ActiveRecords, Conflict, IdentityName, Plan};
     use crate::config::PortSpec;
     use metadata_base::port::PortName;
     use metadata_content::record::Record;
-    use metadata_content::source::Source;
+    use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
     use std::collections::BTreeMap;
     use std::sync::Arc;
@@ -363,7 +363,7 @@ mod tests {
         Arc::new(Record::parse(name, &text).unwrap_or_else(|e| panic!("{name}: {e}")).0)
     }
 
-    fn planned(records: &Records, configured: &[PortSpec]) -> Plan {
+    fn planned(records: &ActiveRecords, configured: &[PortSpec]) -> Plan {
         let mut plan = Plan::new(configured);
         for (key, record) in records {
             plan.put(key, Some(record));
@@ -387,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_nic_that_names_its_port_is_served_there_without_configuration() {
-        let records = Records::from([("a".into(), record("a", A, ", port: {ifname: tap0}"))]);
+        let records = ActiveRecords::from([("a".into(), record("a", A, ", port: {ifname: tap0}"))]);
         let plan = planned(&records, &[]);
         assert_eq!(identities(&plan), [(who("tap0", A), Some("a".into()))].into());
         assert_eq!(plan.ports().cloned().collect::<Vec<_>>(), [PortName::local("tap0")]);
@@ -395,7 +395,8 @@ mod tests {
 
     #[test]
     fn a_nic_without_a_port_is_served_where_the_configuration_names_its_mac() {
-        let records = Records::from([("a".into(), record("a", A, "")), ("b".into(), record("b", B, ""))]);
+        let records =
+            ActiveRecords::from([("a".into(), record("a", A, "")), ("b".into(), record("b", B, ""))]);
         let specs = [format!("tap0={A}").parse().unwrap(), "tap1".parse().unwrap()];
         let plan = planned(&records, &specs);
         assert_eq!(identities(&plan), [(who("tap0", A), Some("a".into()))].into());
@@ -404,7 +405,7 @@ mod tests {
 
     #[test]
     fn a_record_that_names_another_port_does_not_move_to_the_configured_one() {
-        let records = Records::from([("a".into(), record("a", A, ", port: {ifname: tap9}"))]);
+        let records = ActiveRecords::from([("a".into(), record("a", A, ", port: {ifname: tap9}"))]);
         let plan = planned(&records, &[format!("tap0={A}").parse().unwrap()]);
         assert_eq!(identities(&plan), [(who("tap0", A), None), (who("tap9", A), Some("a".into()))].into());
     }
@@ -415,7 +416,7 @@ mod tests {
         let expected = who("tap0", A);
         assert_eq!(plan.expect(&"a".into(), [expected.clone()]), [expected.port.clone()].into());
         assert_eq!(identities(&plan), [(expected.clone(), Some("a".into()))].into());
-        let (mut plan, touched) = plan.reconfigured(&[], &Records::new());
+        let (mut plan, touched) = plan.reconfigured(&[], &ActiveRecords::new());
         assert_eq!(
             (plan.knows(&expected), touched.len()),
             (true, 0),
@@ -431,14 +432,15 @@ mod tests {
 
     #[test]
     fn a_configured_identity_waits_for_its_record() {
-        let plan = planned(&Records::new(), &[format!("tap0={A}").parse().unwrap()]);
+        let plan = planned(&ActiveRecords::new(), &[format!("tap0={A}").parse().unwrap()]);
         assert_eq!(identities(&plan), [(who("tap0", A), None)].into());
     }
 
     #[test]
     fn the_first_of_two_records_with_one_identity_keeps_it() {
         let port = ", port: {ifname: tap0}";
-        let records = Records::from([("b".into(), record("b", A, port)), ("a".into(), record("a", A, port))]);
+        let records =
+            ActiveRecords::from([("b".into(), record("b", A, port)), ("a".into(), record("a", A, port))]);
         let plan = planned(&records, &[]);
         assert_eq!(identities(&plan), [(who("tap0", A), Some("a".into()))].into());
         let (kept, refused) = ("a".into(), "b".into());
@@ -446,15 +448,15 @@ mod tests {
             plan.conflicts().collect::<Vec<_>>(),
             [Conflict::Taken { identity: who("tap0", A), kept, refused }]
         );
-        let api = RecordId::new(Source::Api, "z");
+        let api = RecordId::new(RecordSource::Api, "z");
         let records =
-            Records::from([("a".into(), record("a", A, port)), (api.clone(), record("z", A, port))]);
+            ActiveRecords::from([("a".into(), record("a", A, port)), (api.clone(), record("z", A, port))]);
         assert_eq!(identities(&planned(&records, &[])), [(who("tap0", A), Some(api))].into());
     }
 
     #[test]
     fn a_record_without_a_port_is_served_on_none_of_two_that_have_its_mac() {
-        let records = Records::from([("a".into(), record("a", A, ""))]);
+        let records = ActiveRecords::from([("a".into(), record("a", A, ""))]);
         let twice = [format!("tap0={A}"), format!("tap0@blue={A}")].map(|spec| spec.parse().unwrap());
         let plan = planned(&records, &twice);
         assert!(identities(&plan).values().all(Option::is_none), "{:?}", plan.identities);
@@ -472,7 +474,7 @@ mod tests {
 
     #[test]
     fn one_mac_on_two_ports_is_two_identities() {
-        let records = Records::from([
+        let records = ActiveRecords::from([
             ("a".into(), record("a", A, ", port: {ifname: tap0}")),
             ("b".into(), record("b", A, ", port: {ifname: tap0, netns: blue}")),
         ]);
@@ -527,7 +529,7 @@ mod tests {
     #[test]
     fn a_port_belongs_to_the_tenant_of_its_record_or_of_its_namespace() {
         let mut plan = Plan::new(&[]);
-        let id = RecordId::new(Source::Kubevirt, "shop/web");
+        let id = RecordId::new(RecordSource::Kubevirt, "shop/web");
         let port = |ifname: &str| PortName { ifname: ifname.into(), netns: Some("/proc/42/ns/net".into()) };
         let record = record("a", A, ", port: {ifname: tap0, netns: /proc/42/ns/net}");
         plan.put(&id, Some(&record));

@@ -1,5 +1,5 @@
-//! What the agent refuses of a configuration, found before anything on the node changes. `serve` and `doctor` ask the same
-//! functions, so that `doctor` reports each such refusal.
+//! What the agent refuses of a configuration, found before anything on the node changes. `serve` and `doctor` ask the
+//! same functions, so that `doctor` reports each such refusal.
 //!
 //! What only the kernel can refuse (privileges, features, pins, devices) is not here: `doctor` tries it.
 
@@ -27,8 +27,8 @@ use metadata_content::record::Record;
 pub const REFUSALS: [&str; 6] =
     ["configuration.sources", "configuration.page", "api.group", "metrics", "token_key", "audit"];
 
-/// Attempts to listen on the metrics address while it is in use, and the pause between them: the last agent may be about
-/// to end.
+/// Attempts to listen on the metrics address while it is in use, and the pause between them: the last agent may be
+/// about to end.
 const ATTEMPTS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(20);
 /// Most descriptors of the running agent that are searched for the metrics address.
@@ -178,7 +178,7 @@ fn token_keys(config: &Config) -> Option<ConfigRefusal> {
     let given = config.token_key.as_deref().and_then(|path| token_file::given(path).err());
     let kept = config.state.as_ref().map(|state| state.join(KEY_FILE));
     let kept = kept.and_then(|path| token_file::check_own(&path).err());
-    let kept = kept.filter(|error| !matches!(error, token_file::KeyError::Malformed { .. }));
+    let kept = kept.filter(|error| !matches!(error, token_file::TokenKeyError::Malformed { .. }));
     let error = given.or(kept)?;
     Some(ConfigRefusal {
         name: "token_key",

@@ -10,14 +10,14 @@ use tracing::{error, info, warn};
 use crate::config::Config;
 
 /// The source of the configuration, and a callback for changes of it.
-pub struct Origin {
+pub struct ConfigSource {
     /// Reads the configuration, with the arguments of the command line.
     pub read: Box<dyn Fn() -> anyhow::Result<Config>>,
     /// Called with a configuration once it is in force.
     pub applied: Box<dyn Fn(&Config)>,
 }
 
-impl Origin {
+impl ConfigSource {
     /// A configuration that never changes.
     #[must_use]
     pub fn fixed(config: &Config) -> Self {
@@ -28,7 +28,7 @@ impl Origin {
 
 /// The difference between two configurations.
 #[derive(Debug, PartialEq)]
-pub(super) struct Changes {
+pub(super) struct ConfigChanges {
     /// The configuration to apply now: new fields where they can change, old fields elsewhere.
     pub(super) now: Config,
     /// Fields that differ and need a restart.
@@ -60,7 +60,7 @@ const RESTART: [Field; 16] = [
     ("spin_us, answer_in_kernel", |a, b| (a.spin_us, a.answer_in_kernel) != (b.spin_us, b.answer_in_kernel)),
 ];
 
-impl Changes {
+impl ConfigChanges {
     /// Compares the configuration in force with one that was read.
     pub(super) fn between(old: &Config, new: Config) -> Self {
         let now = Config {
@@ -87,7 +87,7 @@ impl Changes {
 ///
 /// # Errors
 /// The new configuration cannot be used. The reason is also logged.
-pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
+pub(super) fn read(origin: &ConfigSource, old: &Config) -> Result<ConfigChanges, String> {
     let usable = || {
         let new = (origin.read)()?;
         if let Some(records) = &new.records {
@@ -97,7 +97,7 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
     };
     match usable() {
         Ok(new) => {
-            let changes = Changes::between(old, new);
+            let changes = ConfigChanges::between(old, new);
             if changes.later.is_empty() {
                 info!("configuration reloaded");
             } else {
@@ -115,7 +115,7 @@ pub(super) fn read(origin: &Origin, old: &Config) -> Result<Changes, String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Changes, Origin, RESTART, read};
+    use super::{ConfigChanges, ConfigSource, RESTART, read};
     use crate::config::Config;
     use crate::logging::LogFormat;
 
@@ -142,7 +142,7 @@ mod tests {
         for (field, change, at_once) in cases {
             let (old, mut new) = (Config::default(), Config::default());
             change(&mut new);
-            let Changes { now, later } = Changes::between(&old, new.clone());
+            let ConfigChanges { now, later } = ConfigChanges::between(&old, new.clone());
             assert_eq!(now == new, at_once, "{field}");
             assert_eq!(later, if at_once { vec![] } else { vec![field] });
             if !at_once {
@@ -155,10 +155,12 @@ mod tests {
     #[test]
     fn an_unusable_configuration_changes_nothing() {
         let old = Config::default();
-        let refused = Origin { read: Box::new(|| anyhow::bail!("no")), ..Origin::fixed(&old) };
+        let refused = ConfigSource { read: Box::new(|| anyhow::bail!("no")), ..ConfigSource::fixed(&old) };
         assert_eq!(read(&refused, &old), Err("no".to_owned()));
         let nowhere = Config { records: Some("/does/not/exist".into()), ..old.clone() };
-        assert!(read(&Origin::fixed(&nowhere), &old).is_err_and(|error| error.contains("/does/not/exist")));
-        assert!(read(&Origin::fixed(&old), &old).is_ok());
+        assert!(
+            read(&ConfigSource::fixed(&nowhere), &old).is_err_and(|error| error.contains("/does/not/exist"))
+        );
+        assert!(read(&ConfigSource::fixed(&old), &old).is_ok());
     }
 }

@@ -14,10 +14,10 @@ use sha2::{Digest as _, Sha256};
 use tracing::warn;
 
 use metadata_base::hex::hex;
-use metadata_content::record::{Limits, Record};
-use metadata_content::source::Source;
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
-use metadata_state::form::{Form, Head};
+use metadata_state::form::{FileHeader, StateFileKind};
 use metadata_state::private_file;
 
 /// The directory's name in the state directory.
@@ -25,13 +25,13 @@ pub(super) const DIRECTORY: &str = "instances";
 /// Limit on a file, in bytes.
 pub(super) const MAX_BYTES: usize = 16 << 20;
 
-const FORM: Form = Form { kind: "instance", version: 1, oldest: 1, bytes: MAX_BYTES };
+const FORM: StateFileKind = StateFileKind { kind: "instance", version: 1, oldest: 1, bytes: MAX_BYTES };
 
 #[derive(Serialize, Deserialize)]
 struct Stored<'a> {
     #[serde(flatten)]
-    head: Head,
-    source: Source,
+    head: FileHeader,
+    source: RecordSource,
     name: String,
     #[serde(borrow)]
     record: &'a RawValue,
@@ -76,7 +76,7 @@ impl Shelf {
     }
 
     /// Reads every record. Files that cannot be used stay in place, and a warning is logged.
-    pub(super) fn read(&self, limits: &Limits) -> Vec<(RecordId, Record)> {
+    pub(super) fn read(&self, limits: &RecordLimits) -> Vec<(RecordId, Record)> {
         let Some(directory) = &self.0 else { return Vec::new() };
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
@@ -110,7 +110,7 @@ fn file_of(id: &RecordId) -> String {
 }
 
 /// Reads one record. The error text contains nothing from the file.
-fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
+fn read(path: &Path, limits: &RecordLimits) -> Result<(RecordId, Record), String> {
     let bytes = private_file::read(path, FORM.bytes).map_err(|error| error.to_string())?;
     let bytes = bytes.ok_or("the file is gone")?;
     let unknown = |_| "expected a file that the agent wrote".to_owned();
@@ -118,7 +118,7 @@ fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
     let head = serde_json::from_slice(&bytes).map_err(unknown)?;
     FORM.accept(&head).map_err(|error| error.to_string())?;
     let stored: Stored<'_> = serde_json::from_slice(&bytes).map_err(unknown)?;
-    let within = Limits { record_bytes: FORM.bytes, ..limits.clone() };
+    let within = RecordLimits { record_bytes: FORM.bytes, ..limits.clone() };
     let (record, _) = Record::parse_within(&within, "instance.json", stored.record.get())
         .map_err(|error| error.to_string())?;
     Ok((RecordId::new(stored.source, &stored.name), record))
@@ -127,8 +127,8 @@ fn read(path: &Path, limits: &Limits) -> Result<(RecordId, Record), String> {
 #[cfg(test)]
 mod tests {
     use super::{DIRECTORY, FORM, Shelf, file_of, read};
-    use metadata_content::record::{Limits, Record};
-    use metadata_content::source::Source;
+    use metadata_content::record::{Record, RecordLimits};
+    use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
@@ -147,14 +147,14 @@ mod tests {
     fn a_record_is_read_back_until_it_is_removed() {
         let room = tempfile::tempdir().expect("a directory");
         let shelf = Shelf::below(Some(room.path()));
-        assert!(shelf.read(&Limits::DEFAULT).is_empty(), "there is no directory yet");
-        let ids = [("ns/a", Source::Api), ("ns/a", Source::Hook), ("ns-a", Source::Api)];
+        assert!(shelf.read(&RecordLimits::DEFAULT).is_empty(), "there is no directory yet");
+        let ids = [("ns/a", RecordSource::Api), ("ns/a", RecordSource::Hook), ("ns-a", RecordSource::Api)];
         let ids = ids.map(|(name, source)| RecordId::new(source, name));
         for id in &ids {
             shelf.put(id, record("first").to_json().expect("JSON")).expect("written");
             shelf.put(id, record(&id.key.replace('/', "-")).to_json().expect("JSON")).expect("written");
         }
-        let mut found = shelf.read(&Limits::DEFAULT);
+        let mut found = shelf.read(&RecordLimits::DEFAULT);
         found.sort_by(|(a, _), (b, _)| a.cmp(b));
         let expected: Vec<_> =
             [&ids[2], &ids[0], &ids[1]].map(|id| (id.clone(), record(&id.key.replace('/', "-")))).into();
@@ -167,20 +167,25 @@ mod tests {
             shelf.remove(id).expect("removed");
             shelf.remove(id).expect("removed before");
         }
-        assert!(shelf.read(&Limits::DEFAULT).is_empty());
+        assert!(shelf.read(&RecordLimits::DEFAULT).is_empty());
     }
 
     #[test]
     fn formats_of_every_release_are_read() {
         let room = tempfile::tempdir().expect("a directory");
         let shelf = Shelf::below(Some(room.path()));
-        let id = RecordId::new(Source::Hook, "ns/web");
+        let id = RecordId::new(RecordSource::Hook, "ns/web");
         shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
         let path = room.path().join(DIRECTORY).join(file_of(&id));
         golden::check("instance", FORM.version, &fs::read(&path).expect("bytes"));
         for sample in golden::all("instance") {
             fs::write(&path, &sample.bytes).expect("written");
-            assert_eq!(shelf.read(&Limits::DEFAULT), [(id.clone(), record("web"))], "{}", sample.release);
+            assert_eq!(
+                shelf.read(&RecordLimits::DEFAULT),
+                [(id.clone(), record("web"))],
+                "{}",
+                sample.release
+            );
         }
     }
 
@@ -188,16 +193,16 @@ mod tests {
     fn a_file_of_a_later_version_is_named_and_kept_when_the_vm_is_registered_again() {
         let room = tempfile::tempdir().expect("a directory");
         let shelf = Shelf::below(Some(room.path()));
-        let id = RecordId::new(Source::Api, "web");
+        let id = RecordId::new(RecordSource::Api, "web");
         let path = room.path().join(DIRECTORY).join(file_of(&id));
         let later = r#"{"xdp-imds":"instance","version":2,"records":["other fields"]}"#;
         fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
         fs::write(&path, later).expect("written");
-        assert!(shelf.read(&Limits::DEFAULT).is_empty());
-        let reason = read(&path, &Limits::DEFAULT).expect_err("a refusal");
+        assert!(shelf.read(&RecordLimits::DEFAULT).is_empty());
+        let reason = read(&path, &RecordLimits::DEFAULT).expect_err("a refusal");
         assert!(reason.contains("instance of version 1, found version 2"), "{reason}");
         shelf.put(&id, record("web").to_json().expect("JSON")).expect("written");
-        assert_eq!(shelf.read(&Limits::DEFAULT), [(id, record("web"))]);
+        assert_eq!(shelf.read(&RecordLimits::DEFAULT), [(id, record("web"))]);
         assert_eq!(fs::read_to_string(path.with_extension("json.v2")).expect("it is kept"), later);
     }
 
@@ -211,8 +216,8 @@ mod tests {
         fs::create_dir(room.path().join(DIRECTORY)).expect("a directory");
         fs::write(room.path().join(DIRECTORY).join("hook-0.json"), &text).expect("written");
         let shelf = Shelf::below(Some(room.path()));
-        let id = RecordId::new(Source::Hook, "ns/web");
-        assert_eq!(shelf.read(&Limits::DEFAULT), [(id.clone(), record("web"))]);
+        let id = RecordId::new(RecordSource::Hook, "ns/web");
+        assert_eq!(shelf.read(&RecordLimits::DEFAULT), [(id.clone(), record("web"))]);
         shelf.put(&id, json).expect("written");
         let written = fs::read_to_string(room.path().join(DIRECTORY).join(file_of(&id)));
         assert_eq!(written.expect("read"), text, "an earlier agent could not read what this one writes");
@@ -222,7 +227,7 @@ mod tests {
     fn an_unusable_file_does_not_affect_the_others() {
         let room = tempfile::tempdir().expect("a directory");
         let shelf = Shelf::below(Some(room.path()));
-        let id = RecordId::new(Source::Api, "good");
+        let id = RecordId::new(RecordSource::Api, "good");
         shelf.put(&id, record("good").to_json().expect("JSON")).expect("written");
         for (name, text) in [
             ("api-0.json", "{"),
@@ -232,7 +237,7 @@ mod tests {
         ] {
             fs::write(room.path().join(DIRECTORY).join(name), text).expect("written");
         }
-        let found = shelf.read(&Limits::DEFAULT);
+        let found = shelf.read(&RecordLimits::DEFAULT);
         assert_eq!(found.into_iter().map(|(id, _)| id).collect::<Vec<_>>(), [id]);
     }
 
@@ -240,10 +245,10 @@ mod tests {
     fn a_failed_write_is_an_error_and_without_a_directory_nothing_is_written() {
         let room = tempfile::tempdir().expect("a directory");
         fs::write(room.path().join(DIRECTORY), "in the way").expect("written");
-        let (id, json) = (RecordId::new(Source::Api, "a"), record("a").to_json().expect("JSON"));
+        let (id, json) = (RecordId::new(RecordSource::Api, "a"), record("a").to_json().expect("JSON"));
         Shelf::below(Some(room.path())).put(&id, json.clone()).expect_err("no directory can be made");
         let none = Shelf::below(None);
         none.put(&id, json).expect("kept in memory alone");
-        assert!(none.read(&Limits::DEFAULT).is_empty());
+        assert!(none.read(&RecordLimits::DEFAULT).is_empty());
     }
 }

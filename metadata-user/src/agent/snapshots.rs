@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 use super::feeds;
 use crate::config::Config;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError, Written};
@@ -29,7 +29,7 @@ pub(super) struct Snapshots {
     changed: Option<(Instant, Instant)>,
     saves: SaveQueue,
     /// The sources whose records come from the snapshot.
-    sources: BTreeSet<Source>,
+    sources: BTreeSet<RecordSource>,
 }
 
 impl Snapshots {
@@ -75,12 +75,12 @@ impl Snapshots {
     }
 
     /// The sources whose records come from the snapshot.
-    pub(super) fn sources(&self) -> &BTreeSet<Source> {
+    pub(super) fn sources(&self) -> &BTreeSet<RecordSource> {
         &self.sources
     }
 
     /// Notes the present time if an event changes records of the snapshot.
-    pub(super) fn on_event(&mut self, source: Source, event: &FeedEvent) {
+    pub(super) fn on_event(&mut self, source: RecordSource, event: &FeedEvent) {
         if source.is_in_snapshot() && matches!(event, FeedEvent::Upsert { .. } | FeedEvent::Remove { .. }) {
             let now = Instant::now();
             self.changed = Some(self.changed.map_or((now, now), |(first, _)| (first, now)));
@@ -88,7 +88,7 @@ impl Snapshots {
     }
 
     /// Ends the use of the snapshot for a source that has listed all its records.
-    pub(super) fn on_synced(&mut self, source: Source) {
+    pub(super) fn on_synced(&mut self, source: RecordSource) {
         if self.sources.remove(&source) {
             info!(source = source.name(), "the records are back; the snapshot is no longer served");
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use metadata_common::answer;
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{ANSWER_LINK, ANSWER_TCP, MAX_SLOTS};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::info;
@@ -14,24 +14,24 @@ use super::control::{ControlLoop, Ended, Started};
 use super::drain::Lingering;
 use super::endpoint::make_run;
 use super::handover::{HandoverState, Takeover};
-use super::node::{Answers, Catalogue, Guard, Node, NodePorts, Reporter, Workers};
+use super::node::{AnswerPublisher, Catalogue, Node, NodePorts, Reporter, TapGuard, Workers};
 use super::preflight;
-use super::reload::Origin;
+use super::reload::ConfigSource;
 use super::signals::Stop;
-use super::state::State;
+use super::state::NodeState;
 use crate::config::Config;
 use crate::identity;
 use metadata_content::on_demand::OnDemand;
 use metadata_content::store::Store;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_datapath::link::{Both, HubTap};
-use metadata_datapath::sandbox::{Mode, Stage};
+use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_datapath::stack::{RECEIVE_BUFFER, Stack, StackConfig, StackStats};
-use metadata_datapath::worker::{Worker, WorkerConfig, WorkerHandle};
+use metadata_datapath::worker::{WorkerConfig, WorkerHandle, WorkerLauncher};
 use metadata_feed::libvirt;
 use metadata_feed::room::Room;
 use metadata_serve::audit::Collector;
-use metadata_serve::{Handing, Serve};
+use metadata_serve::{Handing, MetadataService};
 use metadata_steer::{Adopt, Hub, SteerConfig, Steering, hub_queues};
 
 /// How long to wait at the end for files that are being written.
@@ -39,7 +39,7 @@ const LAST_WRITES: Duration = Duration::from_secs(5);
 
 /// Whether to take over from another agent on the node, and what to do after a takeover by another agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Entry {
+pub enum TakeoverMode {
     /// No other agent runs.
     Alone,
     /// Take the ports over from the agent that runs, if one does.
@@ -60,7 +60,7 @@ const _: () = assert!(answer::WINDOW as usize == RECEIVE_BUFFER, "kernel and sta
 /// # Errors
 /// If the configuration is refused on this node, a privilege or kernel feature is missing, or the hub's devices or the
 /// metrics address cannot be used. In this case nothing remains on the node.
-pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()> {
+pub fn serve(config: Config, origin: ConfigSource, entry: TakeoverMode) -> anyhow::Result<()> {
     let refusals = preflight::refusals(&config);
     if !refusals.is_empty() {
         let reasons: Vec<_> = refusals.iter().map(ToString::to_string).collect();
@@ -70,10 +70,10 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
     let identity = config.identity.as_ref();
     let identity = identity.map(|identity| identity::start(identity, config.sandbox)).transpose()?;
     // Threads inherit the sandbox, so it must be entered before a second thread starts.
-    Mode::from(config.sandbox).enter(Stage::Start)?;
-    let lingering = (entry == Entry::TakeOver { linger: true }).then(Lingering::new).transpose()?;
+    SandboxMode::from(config.sandbox).enter(SandboxStage::Start)?;
+    let lingering = (entry == TakeoverMode::TakeOver { linger: true }).then(Lingering::new).transpose()?;
     let metrics = config.metrics;
-    let takeover = entry != Entry::Alone;
+    let takeover = entry != TakeoverMode::Alone;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ended = runtime.block_on(async {
         // Signals are caught before there is anything to clean up. The control loop handles those that arrive
@@ -83,7 +83,7 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
         if takeover && taking.is_none() {
             info!("no agent runs with {}: nothing to take over", config.run.display());
         }
-        let (mut state, errands) = State::open(&config)?;
+        let (mut state, errands) = NodeState::open(&config)?;
         if taking.is_none() {
             state.take_charge();
         }
@@ -91,7 +91,7 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
             state.set_issuer(identity.issuer().clone());
         }
         let (node, handover) = start(&config, state, taking.as_ref())?;
-        Mode::from(config.sandbox).enter(Stage::Serve)?;
+        SandboxMode::from(config.sandbox).enter(SandboxStage::Serve)?;
         let started = Started { node, handover, errands, taking, identity };
         ControlLoop::start(config, origin, started, signals).await?.run().await
     })?;
@@ -104,7 +104,11 @@ pub fn serve(config: Config, origin: Origin, entry: Entry) -> anyhow::Result<()>
 }
 
 /// Creates hubs, sockets and workers. Guests are served as soon as their port is attached.
-fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Result<(Node, HandoverState)> {
+fn start(
+    config: &Config,
+    state: NodeState,
+    taking: Option<&Takeover>,
+) -> anyhow::Result<(Node, HandoverState)> {
     make_run(&config.run, config.api().group.as_deref())?;
     make_run(&config.run.join(libvirt::DIRECTORY), None)?;
     let mut steering = Steering::start(&SteerConfig {
@@ -113,7 +117,7 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
         arp_only: config.next_hops(),
         limits: config.limits,
         answers: if config.answer_in_kernel { ANSWERS } else { 0 },
-        key: Key(rand::random()),
+        key: CookieKey(rand::random()),
         pins: config.pins.clone(),
         adopt: taking.map_or(Adopt::Alone, |taking| Adopt::TakeOver { side: taking.side() }),
         mode: config.steer,
@@ -136,14 +140,15 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
     let mut tallies = Vec::new();
     let mut workers = Vec::new();
     for (at, hub) in steering.hubs().to_vec().into_iter().enumerate() {
-        let serve = Serve::audited(Arc::clone(&handing), collector.tape(at));
+        let serve = MetadataService::audited(Arc::clone(&handing), collector.tape(at));
         tallies.push(serve.tally());
         workers.push(spawn_worker(config, &mut steering, serve, key, &hub)?);
     }
     let room = Room::new(config.record_bytes());
     info!(bytes = room.usage().limit, "memory for records");
     let catalogue = Catalogue::new(state, room, &config.ports);
-    let (answers, guard) = (Answers::new(content, collector), Guard::new(config.guard, &config.hub));
+    let (answers, guard) =
+        (AnswerPublisher::new(content, collector), TapGuard::new(config.guard, &config.hub));
     let ports = NodePorts::new(steering, answers, Workers::new(workers), guard, catalogue.plan());
     let node = Node::new(catalogue, ports, Reporter::new(tallies));
     Ok((node, HandoverState { handing, questions }))
@@ -153,8 +158,8 @@ fn start(config: &Config, state: State, taking: Option<&Takeover>) -> anyhow::Re
 fn spawn_worker(
     config: &Config,
     steering: &mut Steering,
-    serve: Serve<Handing>,
-    key: Key,
+    serve: MetadataService<Handing>,
+    key: CookieKey,
     hub: &Hub,
 ) -> anyhow::Result<WorkerHandle<StackStats>> {
     let sockets = Queues::bind(hub.inner_ifindex, hub.queues, &SocketConfig::default())
@@ -182,8 +187,8 @@ fn spawn_worker(
     Ok(match steering.take_ring(hub.number) {
         Some(ring) => {
             let both = Both::new(sockets, ring).context("waiting for two sources of frames at once")?;
-            Worker::spawn(worker, both, tap, stack)?
+            WorkerLauncher::spawn(worker, both, tap, stack)?
         }
-        None => Worker::spawn(worker, sockets, tap, stack)?,
+        None => WorkerLauncher::spawn(worker, sockets, tap, stack)?,
     })
 }

@@ -15,13 +15,13 @@ use crate::config::Config;
 use crate::delivery::{self, Deliveries};
 use crate::metrics;
 use metadata_content::identity::Issuer;
-use metadata_content::record::{Limits, Owner, Record};
+use metadata_content::record::{Owner, Record, RecordLimits};
 use metadata_content::sink::Outbox;
-use metadata_content::store::Vm;
+use metadata_content::store::VmState;
 use metadata_content::token::Keyring;
 use metadata_feed::registry::RecordId;
 use metadata_feed::snapshot::{self, SnapshotError};
-use metadata_state::asked::{self, Asked};
+use metadata_state::asked::{self, DialectsByUuid};
 use metadata_state::mailboxes::{self, FormerRecords, Mailboxes};
 use metadata_state::save_queue::{SaveQueue, StateFile, Unsaved};
 use metadata_state::token_file;
@@ -37,7 +37,7 @@ const FORGET_AFTER: Duration = Duration::from_secs(600);
 
 /// Token keys, mailboxes and the queue to the sinks.
 #[derive(Debug)]
-pub struct State {
+pub struct NodeState {
     keyring: Arc<Keyring>,
     key_file: Option<PathBuf>,
     /// The file of token keys that the operator maintains (`token_key`), if it is in use.
@@ -47,7 +47,7 @@ pub struct State {
     /// Writes the files of the state directory.
     saves: SaveQueue,
     /// The file of dialects that guests have asked for, and what was last queued for it.
-    asked: Option<(PathBuf, Mutex<Asked>)>,
+    asked: Option<(PathBuf, Mutex<DialectsByUuid>)>,
     outbox: Outbox,
     /// The issuer of identity tokens, if the node has one.
     issuer: Option<Issuer>,
@@ -59,12 +59,12 @@ pub struct State {
 
 /// Tasks that run beside the control loop: delivery to sinks, and writing files of the state directory.
 #[derive(Debug)]
-pub struct Errands {
+pub struct BackgroundTasks {
     deliveries: Deliveries,
     saves: SaveQueue,
 }
 
-impl Errands {
+impl BackgroundTasks {
     /// Starts the tasks.
     pub fn start(self, tasks: &mut JoinSet<anyhow::Result<()>>) {
         tasks.spawn(async move {
@@ -87,8 +87,8 @@ fn given(path: &Path) -> anyhow::Result<Option<(Keyring, PathBuf)>> {
     Ok(keyring.map(|keyring| (keyring, path.to_owned())))
 }
 
-/// Finds out which records had the UUIDs by which an earlier release named mailboxes. None if the snapshot was written by
-/// this release, which names them by owner.
+/// Finds out which records had the UUIDs by which an earlier release named mailboxes. None if the snapshot was written
+/// by this release, which names them by owner.
 fn former_records(state: &Path) -> FormerRecords {
     let mut former = FormerRecords::default();
     let records = snapshot::uuids_as_owners(&state.join(snapshot::FILE)).unwrap_or_else(|error| {
@@ -100,7 +100,7 @@ fn former_records(state: &Path) -> FormerRecords {
     if !records.iter().any(|(id, _)| id.source.is_of_tenants()) {
         return former;
     }
-    let registered = Shelf::below(Some(state)).read(&Limits::DEFAULT);
+    let registered = Shelf::below(Some(state)).read(&RecordLimits::DEFAULT);
     let registered = registered.into_iter().filter(|(_, record)| record.vm.owner.is_none());
     let registered = registered.map(|(id, record)| (id, record.vm.uuid.to_string()));
     for (RecordId { source, key }, uuid) in records.into_iter().chain(registered) {
@@ -110,10 +110,10 @@ fn former_records(state: &Path) -> FormerRecords {
 }
 
 /// Reads which dialects guests use. Without the file, each is rendered when its guest asks for it.
-fn read_asked(path: &Path) -> Asked {
+fn read_asked(path: &Path) -> DialectsByUuid {
     asked::read(path).unwrap_or_else(|error| {
         warn!(file = %path.display(), "expected the dialects that guests asked for before, found: {error}; each is rendered when its guest asks again");
-        Asked::new()
+        DialectsByUuid::new()
     })
 }
 
@@ -121,12 +121,12 @@ pub(super) fn unix_now() -> u64 {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-impl State {
+impl NodeState {
     /// Opens the state directory of the configuration. Without one, the state is lost when the agent ends.
     ///
     /// # Errors
     /// The directory or a file in it cannot be created or read, or other users may change it.
-    pub fn open(config: &Config) -> anyhow::Result<(Self, Errands)> {
+    pub fn open(config: &Config) -> anyhow::Result<(Self, BackgroundTasks)> {
         let (outbox, deliveries) = delivery::outbox();
         let saves = SaveQueue::default();
         let (keyring, key_file, mailboxes) = match &config.state {
@@ -166,7 +166,7 @@ impl State {
             without: HashMap::new(),
             sweep_at: Some(Instant::now() + FORGET_AFTER),
         };
-        Ok((state, Errands { deliveries, saves }))
+        Ok((state, BackgroundTasks { deliveries, saves }))
     }
 
     /// Takes charge of the files: no other agent writes to them. [`reload`](Self::reload) does so too.
@@ -176,9 +176,9 @@ impl State {
 
     /// Returns the VM of a record, for answers that are computed per request.
     #[must_use]
-    pub fn vm(&self, id: &RecordId, record: &Record) -> Vm {
+    pub fn vm(&self, id: &RecordId, record: &Record) -> VmState {
         let mailbox = self.mailboxes.for_record(id.source, &id.key, record);
-        let vm = Vm::of(record, Arc::clone(&self.keyring), mailbox);
+        let vm = VmState::of(record, Arc::clone(&self.keyring), mailbox);
         match &self.issuer {
             Some(issuer) => vm.issued_by(issuer, record),
             None => vm,
@@ -207,7 +207,8 @@ impl State {
     }
 
     /// Replaces the token key if it is old, or reads the key that the operator maintains again. Deletes the mailboxes
-    /// of VMs that have been without a record for ten minutes. Writes which dialects guests use. Call it about once a minute.
+    /// of VMs that have been without a record for ten minutes. Writes which dialects guests use. Call it about once a
+    /// minute.
     pub fn tend(&mut self, known: &HashSet<&str>) {
         if let Some(path) = &self.key_file {
             let (keyring, path, age) = (Arc::clone(&self.keyring), path.clone(), self.rotate_after);
@@ -291,9 +292,13 @@ impl State {
 
     /// Counts of messages to sinks and of mailbox files.
     #[must_use]
-    pub fn counts(&self) -> metrics::Errands {
+    pub fn counts(&self) -> metrics::BackgroundCounters {
         let unsaved = self.saves.unsaved_count() as u64;
-        metrics::Errands { messages: self.outbox.counts(), mailboxes: self.mailboxes.counts(), unsaved }
+        metrics::BackgroundCounters {
+            messages: self.outbox.counts(),
+            mailboxes: self.mailboxes.counts(),
+            unsaved,
+        }
     }
 }
 

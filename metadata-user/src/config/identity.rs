@@ -16,7 +16,8 @@ const PUBLISH_HOURS_MOST: u32 = 720;
 /// Longest interval of rotation, in days.
 const ROTATE_DAYS_MOST: u32 = 3_650;
 
-/// Returns whether the text is an `https` URL without user, query and fragment (OpenID Connect Discovery 1.0 section 3).
+/// Returns whether the text is an `https` URL without user, query and fragment (OpenID Connect Discovery 1.0 section
+/// 3).
 fn is_url(text: &str) -> bool {
     let Some(rest) = text.strip_prefix("https://") else { return false };
     let host = rest.split('/').next().unwrap_or_default();

@@ -54,10 +54,10 @@ impl Config {
             let wanted = "at least 1 when connections_per_second is set";
             return value("limits.connection_burst", wanted.into(), "0".into());
         }
-        let record::Limits { metadata_keys: keys, metadata_chars: chars, .. } = self.record_limits();
+        let record::RecordLimits { metadata_keys: keys, metadata_chars: chars, .. } = self.record_limits();
         for (field, found, most) in [
-            ("metadata.keys", keys, record::Limits::METADATA_KEYS_MOST),
-            ("metadata.chars", chars, record::Limits::METADATA_CHARS_MOST),
+            ("metadata.keys", keys, record::RecordLimits::METADATA_KEYS_MOST),
+            ("metadata.chars", chars, record::RecordLimits::METADATA_CHARS_MOST),
         ] {
             if found > most {
                 return value(field, format!("at most {most}"), found.to_string());

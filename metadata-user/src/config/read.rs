@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use metadata_content::parser::{self, ParseError, Step, Syntax};
+use metadata_content::parser::{self, ParseError, PathStep, Syntax};
 use metadata_steer::HUBS_OF_A_SIDE;
 
 use super::Config;
@@ -75,7 +75,7 @@ impl Config {
                     ConfigError::Value { field, .. } => *field,
                     ConfigError::Read { .. } | ConfigError::Parse { .. } => "",
                 };
-                let steps: Vec<Step> = field.split('.').map(Step::from).collect();
+                let steps: Vec<PathStep> = field.split('.').map(PathStep::from).collect();
                 let position = parser::locate(Syntax::Yaml, &text, &steps);
                 Err(ConfigError::Parse { path: path.into(), position, reason: error.to_string() })
             }

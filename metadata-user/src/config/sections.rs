@@ -34,7 +34,7 @@ impl Sandbox {
     }
 }
 
-impl From<Sandbox> for sandbox::Mode {
+impl From<Sandbox> for sandbox::SandboxMode {
     fn from(word: Sandbox) -> Self {
         match word {
             Sandbox::On => Self::On,
@@ -48,16 +48,16 @@ impl From<Sandbox> for sandbox::Mode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetadataLimits {
-    /// Maximum number of keys of one VM: 16 by default, at most [`record::Limits::METADATA_KEYS_MOST`].
+    /// Maximum number of keys of one VM: 16 by default, at most [`record::RecordLimits::METADATA_KEYS_MOST`].
     pub keys: usize,
     /// Maximum length of one key or value, in characters: 256 by default, at most
-    /// [`record::Limits::METADATA_CHARS_MOST`].
+    /// [`record::RecordLimits::METADATA_CHARS_MOST`].
     pub chars: usize,
 }
 
 impl Default for MetadataLimits {
     fn default() -> Self {
-        let record::Limits { metadata_keys, metadata_chars, .. } = record::Limits::DEFAULT;
+        let record::RecordLimits { metadata_keys, metadata_chars, .. } = record::RecordLimits::DEFAULT;
         Self { keys: metadata_keys, chars: metadata_chars }
     }
 }
@@ -67,8 +67,8 @@ impl Default for MetadataLimits {
 #[serde(deny_unknown_fields, default)]
 pub struct ApiConfig {
     /// A group, by its name in `/etc/group` or its number, that may use the control socket. The access
-    /// control lists of the run directory and the socket then name it. Members control the metadata of all guests. Default:
-    /// none; only the agent's user and root have access.
+    /// control lists of the run directory and the socket then name it. Members control the metadata of all guests.
+    /// Default: none; only the agent's user and root have access.
     pub group: Option<String>,
     /// Maximum number of registered VMs: [`MAX_RECORDS`] by default, which is also the largest value.
     pub instances: usize,
@@ -90,7 +90,8 @@ pub struct IdentityConfig {
     /// Directory of private keys: files `*.pem` with mode 0600, in PKCS#8. Only the signer, a process of its own, reads
     /// it.
     pub keys: PathBuf,
-    /// Trust domain of SPIFFE. With it the subject of a token is a SPIFFE ID, and the token is a JWT-SVID. Default: none.
+    /// Trust domain of SPIFFE. With it the subject of a token is a SPIFFE ID, and the token is a JWT-SVID. Default:
+    /// none.
     #[serde(default)]
     pub trust_domain: Option<String>,
     /// Algorithm of the keys; `ES256` by default.

@@ -1,15 +1,15 @@
 use super::{ApiConfig, Config, DEFAULT_PINS, workers};
 use metadata_base::addresses;
-use metadata_steer::Limits;
+use metadata_steer::PortLimits;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
 #[test]
 fn each_sandbox_value_selects_its_mode_and_others_are_refused() {
-    use metadata_datapath::sandbox::Mode;
-    for (text, mode) in [("on", Mode::On), ("log", Mode::Log), ("off", Mode::Off)] {
+    use metadata_datapath::sandbox::SandboxMode;
+    for (text, mode) in [("on", SandboxMode::On), ("log", SandboxMode::Log), ("off", SandboxMode::Off)] {
         let config: Config = serde_yaml::from_str(&format!("sandbox: {text}")).expect(text);
-        assert_eq!(Mode::from(config.sandbox), mode);
+        assert_eq!(SandboxMode::from(config.sandbox), mode);
     }
     assert!(serde_yaml::from_str::<Config>("sandbox: enforce").is_err());
 }
@@ -66,7 +66,7 @@ fn null_turns_pins_off() {
 fn fields_that_a_file_omits_have_their_defaults() {
     let config =
         Config::parse("limits: {burst: 7}\nports: [{ifname: t0, mac: '52:54:00:00:00:01'}]\n").unwrap();
-    assert_eq!(config.limits, Limits { burst: 7, ..Limits::default() });
+    assert_eq!(config.limits, PortLimits { burst: 7, ..PortLimits::default() });
     assert_eq!(config.ports, ["t0=52:54:00:00:00:01".parse().unwrap()]);
 }
 

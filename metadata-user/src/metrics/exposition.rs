@@ -7,7 +7,7 @@ use metadata_base::printable::is_printable;
 
 /// Type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricType {
     /// A value that only grows while the agent runs; the name ends in `_total`.
     Counter,
     /// A value that can also decrease.
@@ -38,7 +38,7 @@ impl Exposition {
         &mut self,
         name: &str,
         help: &str,
-        kind: Kind,
+        kind: MetricType,
         samples: impl IntoIterator<Item = ([(&'a str, &'a str); N], V)>,
     ) {
         let mut samples = samples.into_iter().peekable();
@@ -68,7 +68,7 @@ impl Exposition {
         total: Duration,
     ) {
         debug_assert!(counts.len() == bounds.len() + 1, "one bucket more than bounds");
-        self.head(name, help, Kind::Histogram);
+        self.head(name, help, MetricType::Histogram);
         let (mut bounds, mut sum) = (bounds.iter(), 0);
         for count in counts {
             sum += count;
@@ -82,11 +82,11 @@ impl Exposition {
         self.line(format_args!("{name}_sum {}\n{name}_count {sum}\n", Seconds(total)));
     }
 
-    fn head(&mut self, name: &str, help: &str, kind: Kind) {
+    fn head(&mut self, name: &str, help: &str, kind: MetricType) {
         let kind = match kind {
-            Kind::Counter => "counter",
-            Kind::Gauge => "gauge",
-            Kind::Histogram => "histogram",
+            MetricType::Counter => "counter",
+            MetricType::Gauge => "gauge",
+            MetricType::Histogram => "histogram",
         };
         let help = Escaped { text: help, quotes: false };
         self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));

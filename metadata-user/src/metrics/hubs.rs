@@ -2,25 +2,25 @@
 
 use std::time::Duration;
 
-use super::Hub;
-use super::exposition::{Exposition, Kind, Seconds};
+use super::HubMetrics;
+use super::exposition::{Exposition, MetricType, Seconds};
 use metadata_datapath::worker::WorkerStats;
 
 /// The hubs of a snapshot, with their numbers as text.
 pub(super) struct Hubs<'a, T> {
-    pub(super) hubs: &'a [Hub<'a, T>],
+    pub(super) hubs: &'a [HubMetrics<'a, T>],
     pub(super) numbers: &'a [String],
 }
 
 impl<'a, T> Hubs<'a, T> {
-    fn each(&self) -> impl Iterator<Item = (&'a str, &'a Hub<'a, T>)> {
+    fn each(&self) -> impl Iterator<Item = (&'a str, &'a HubMetrics<'a, T>)> {
         self.numbers.iter().map(String::as_str).zip(self.hubs)
     }
 
     /// Adds a family with one value per hub.
     fn one(&self, out: &mut Exposition, name: &str, help: &str, of: fn(&WorkerStats<T>) -> u64) {
         let samples = self.each().map(|(number, hub)| ([("hub", number)], of(&hub.worker)));
-        out.family(name, help, Kind::Counter, samples);
+        out.family(name, help, MetricType::Counter, samples);
     }
 
     /// Adds a family of lost frames, with one value per hub and reason.
@@ -29,12 +29,12 @@ impl<'a, T> Hubs<'a, T> {
         out: &mut Exposition,
         name: &str,
         help: &str,
-        of: fn(&Hub<'_, T>) -> [(&'static str, u64); N],
+        of: fn(&HubMetrics<'_, T>) -> [(&'static str, u64); N],
     ) {
         let samples = self.each().flat_map(|(number, hub)| {
             of(hub).map(|(reason, count)| ([("hub", number), ("reason", reason)], count))
         });
-        out.family(name, help, Kind::Counter, samples);
+        out.family(name, help, MetricType::Counter, samples);
     }
 
     pub(super) fn received(&self, out: &mut Exposition) {
@@ -96,7 +96,7 @@ impl<'a, T> Hubs<'a, T> {
         let help = "Frames that the kernel dropped behind the hub's tap: by a verdict hub_drop_*, or because the port's device is \
                     down, has a smaller MTU or accepts no redirected frames.";
         let dropped = self.each().map(|(number, hub)| ([("hub", number)], hub.losses.tap_dropped));
-        out.family("xdp_imds_hub_dropped_frames_total", help, Kind::Counter, dropped);
+        out.family("xdp_imds_hub_dropped_frames_total", help, MetricType::Counter, dropped);
     }
 
     pub(super) fn turns(&self, out: &mut Exposition) {
@@ -118,24 +118,24 @@ impl<'a, T> Hubs<'a, T> {
             self.each().map(move |(number, hub)| ([("hub", number)], Seconds(time(&hub.worker))))
         };
         let (name, help) = ("xdp_imds_worker_seconds_total", "Time since the worker started.");
-        out.family(name, help, Kind::Counter, of(|w| w.turns.elapsed));
+        out.family(name, help, MetricType::Counter, of(|w| w.turns.elapsed));
         let (name, help) =
             ("xdp_imds_worker_slept_seconds_total", "Time that the worker has slept since it started.");
-        out.family(name, help, Kind::Counter, of(|w| w.turns.slept));
+        out.family(name, help, MetricType::Counter, of(|w| w.turns.slept));
     }
 
     /// Adds the stack's counters and gauges. The first hub determines the names. A hub without one of these names
     /// has no sample for it.
     pub(super) fn engine(&self, out: &mut Exposition) {
         let Some(first) = self.hubs.first() else { return };
-        for (names, kind) in [(first.counters, Kind::Counter), (first.gauges, Kind::Gauge)] {
+        for (names, kind) in [(first.counters, MetricType::Counter), (first.gauges, MetricType::Gauge)] {
             for (name, _) in names {
                 let samples = self.each().filter_map(|(number, hub)| {
-                    let all = if kind == Kind::Counter { hub.counters } else { hub.gauges };
+                    let all = if kind == MetricType::Counter { hub.counters } else { hub.gauges };
                     let (_, value) = all.iter().find(|(other, _)| other == name)?;
                     Some(([("hub", number)], *value))
                 });
-                let suffix = if kind == Kind::Counter { "_total" } else { "" };
+                let suffix = if kind == MetricType::Counter { "_total" } else { "" };
                 let help = format!("The TCP stack's count of {}.", name.replace('_', " "));
                 out.family(&format!("xdp_imds_stack_{name}{suffix}"), &help, kind, samples);
             }

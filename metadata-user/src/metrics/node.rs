@@ -2,14 +2,14 @@
 
 use metadata_common::verdict::Verdict;
 
-use super::exposition::{Exposition, Kind, Seconds};
-use super::{Attaching, Errands, LAG_BOUNDS, Reloads, Snapshot};
+use super::exposition::{Exposition, MetricType, Seconds};
+use super::{Attaching, BackgroundCounters, LAG_BOUNDS, Reloads, Snapshot};
 use crate::identity::SignerReport;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
 use metadata_control::status::ApiServer;
 use metadata_feed::room::Usage;
-use metadata_steer::Attachments;
+use metadata_steer::AttachmentCheck;
 
 const NONE: [(&str, &str); 0] = [];
 
@@ -19,7 +19,7 @@ pub(super) fn build(out: &mut Exposition) {
     out.family(
         "xdp_imds_build_info",
         "Version and architecture of the agent; always 1.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [(labels, 1)],
     );
 }
@@ -27,9 +27,9 @@ pub(super) fn build(out: &mut Exposition) {
 /// Adds readiness and the number of problems.
 pub(super) fn health<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     let help = "1 if records are read, ports are settled, every worker runs and the agent is not stopping.";
-    out.family("xdp_imds_ready", help, Kind::Gauge, [(NONE, u64::from(snapshot.is_ready))]);
+    out.family("xdp_imds_ready", help, MetricType::Gauge, [(NONE, u64::from(snapshot.is_ready))]);
     let help = "Problems that an operator needs to act on, as `xdp-imds status` lists them.";
-    out.family("xdp_imds_problems", help, Kind::Gauge, [(NONE, snapshot.problems)]);
+    out.family("xdp_imds_problems", help, MetricType::Gauge, [(NONE, snapshot.problems)]);
 }
 
 /// Adds frames by verdict.
@@ -39,38 +39,38 @@ pub(super) fn frames(verdicts: &[(&str, u64)], out: &mut Exposition) {
         "xdp_imds_frames_total",
         "Frames on attached ports and on hubs, by verdict. Classifiers do not count pass_ipv4.",
     );
-    out.family(name, help, Kind::Counter, each);
+    out.family(name, help, MetricType::Counter, each);
     let mismatches = verdicts.iter().filter(|(name, _)| *name == Verdict::DropUnknownMac.name());
     out.family(
         "xdp_imds_identity_mismatch_total",
         "Frames dropped because their MAC is not one of their port's.",
-        Kind::Counter,
+        MetricType::Counter,
         mismatches.map(|(_, count)| (NONE, *count)),
     );
 }
 
 /// Adds ports and identities.
 pub(super) fn ports<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
-    out.family("xdp_imds_ports", "Ports attached.", Kind::Gauge, [(NONE, snapshot.ports)]);
+    out.family("xdp_imds_ports", "Ports attached.", MetricType::Gauge, [(NONE, snapshot.ports)]);
     let steered = snapshot.steered_by.map(|(program, ports)| ([("program", program)], ports));
     out.family(
         "xdp_imds_ports_steered",
         "Attached ports, by the program that steers them.",
-        Kind::Gauge,
+        MetricType::Gauge,
         steered,
     );
     let taps = snapshot.taps.iter().map(|(state, count)| ([("state", state.name())], *count));
     let help = "Ports that records or the configuration name, by state.";
-    out.family("xdp_imds_taps", help, Kind::Gauge, taps);
+    out.family("xdp_imds_taps", help, MetricType::Gauge, taps);
     let (name, help) = (
         "xdp_imds_port_refused_frames_total",
         "Frames of any sender that ports' devices refused because the guest's ring was full or the device was down.",
     );
-    out.family(name, help, Kind::Counter, [(NONE, snapshot.refused_by_ports)]);
+    out.family(name, help, MetricType::Counter, [(NONE, snapshot.refused_by_ports)]);
     out.family(
         "xdp_imds_identities",
         "Identities that are bound to a slot.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [(NONE, snapshot.identities)],
     );
     attaching(&snapshot.attaching, out);
@@ -78,23 +78,23 @@ pub(super) fn ports<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
 
 /// Adds what the checks of attached programs found.
 pub(super) fn attachments<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
-    let Attachments { checked, faults, found, retired } = snapshot.attachments;
+    let AttachmentCheck { checked, faults, found, retired } = snapshot.attachments;
     let found = found.iter().map(|(fault, count)| ([("fault", fault.name())], *count));
     let (name, help) = (
         "xdp_imds_attachment_faults_total",
         "Programs, links and pins that somebody else detached, replaced or removed, as checks found them, by fault.",
     );
-    out.family(name, help, Kind::Counter, found);
+    out.family(name, help, MetricType::Counter, found);
     let help = "Kinds of fault that the last check of programs, links and pins found.";
-    out.family("xdp_imds_attachment_faults", help, Kind::Gauge, [(NONE, faults.len() as u64)]);
+    out.family("xdp_imds_attachment_faults", help, MetricType::Gauge, [(NONE, faults.len() as u64)]);
     let help =
         "Time since the last complete check of programs, links and pins; at most 70 in normal operation.";
     let checked = checked.map(|ago| (NONE, Seconds(ago)));
-    out.family("xdp_imds_attachments_checked_seconds", help, Kind::Gauge, checked);
+    out.family("xdp_imds_attachments_checked_seconds", help, MetricType::Gauge, checked);
     out.family(
         "xdp_imds_numbers_retired",
         "Numbers that are not used again because it is not proven that no frame carries them, by kind.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [("namespace", *retired as u64), ("slot", snapshot.slots_retired)]
             .map(|(kind, count)| ([("kind", kind)], count)),
     );
@@ -102,13 +102,13 @@ pub(super) fn attachments<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
 
 fn attaching(Attaching { count, total, median, lag }: &Attaching, out: &mut Exposition) {
     let (name, help) = ("xdp_imds_attached_total", "Ports attached since the start.");
-    out.family(name, help, Kind::Counter, [(NONE, *count)]);
+    out.family(name, help, MetricType::Counter, [(NONE, *count)]);
     let (name, help) =
         ("xdp_imds_attach_seconds_total", "Time spent on attaching ports and binding their guests.");
-    out.family(name, help, Kind::Counter, [(NONE, Seconds(*total))]);
+    out.family(name, help, MetricType::Counter, [(NONE, Seconds(*total))]);
     let (name, help) =
         ("xdp_imds_attach_seconds_median", "Median time to attach a port, of the last 4096 ports.");
-    out.family(name, help, Kind::Gauge, [(NONE, Seconds(*median))]);
+    out.family(name, help, MetricType::Gauge, [(NONE, Seconds(*median))]);
     let help = "Time from the discovery of a wanted tap until its guest was bound.";
     out.histogram("xdp_imds_registration_lag_seconds", help, &LAG_BOUNDS, &lag.buckets, lag.total);
 }
@@ -119,41 +119,41 @@ pub(super) fn records<T>(snapshot: &Snapshot<'_, T>, out: &mut Exposition) {
     out.family(
         "xdp_imds_render_seconds_total",
         "Time spent on rendering records in advance.",
-        Kind::Counter,
+        MetricType::Counter,
         rendering,
     );
-    out.family("xdp_imds_records", "Records held.", Kind::Gauge, [(NONE, snapshot.records)]);
+    out.family("xdp_imds_records", "Records held.", MetricType::Gauge, [(NONE, snapshot.records)]);
     let instances = snapshot.instances.iter().map(|instances| {
         ([("source", instances.source.as_str()), ("state", instances.state.name())], instances.count)
     });
     let help = "Records held, by source and state.";
-    out.family("xdp_imds_instances", help, Kind::Gauge, instances);
+    out.family("xdp_imds_instances", help, MetricType::Gauge, instances);
     out.family(
         "xdp_imds_records_source",
         "1 for the place that records are read from: their source, or the snapshot while the source is unavailable.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [("source", !snapshot.from_snapshot), ("snapshot", snapshot.from_snapshot)]
             .map(|(name, is)| ([("source", name)], u64::from(is))),
     );
     out.family(
         "xdp_imds_records_rejected_total",
         "Records refused because they are invalid; the previous version stays in force.",
-        Kind::Counter,
+        MetricType::Counter,
         [(NONE, snapshot.records_rejected)],
     );
     let Usage { limit, used, refusals } = snapshot.room;
     let help = "Memory that records use; an upper estimate.";
-    out.family("xdp_imds_record_memory_bytes", help, Kind::Gauge, [(NONE, used as u64)]);
+    out.family("xdp_imds_record_memory_bytes", help, MetricType::Gauge, [(NONE, used as u64)]);
     let help = "Limit of the memory that records use; a record that exceeds it is refused.";
-    out.family("xdp_imds_record_memory_limit_bytes", help, Kind::Gauge, [(NONE, limit as u64)]);
+    out.family("xdp_imds_record_memory_limit_bytes", help, MetricType::Gauge, [(NONE, limit as u64)]);
     let help = "Records refused for lack of memory; the previous version stays in force.";
-    out.family("xdp_imds_record_memory_refused_total", help, Kind::Counter, [(NONE, refusals)]);
+    out.family("xdp_imds_record_memory_refused_total", help, MetricType::Counter, [(NONE, refusals)]);
     shares(snapshot.shares, out);
     let Reloads { done, failed } = snapshot.config_reloads;
     out.family(
         "xdp_imds_config_reloads_total",
         "Reloads of the configuration, by outcome; a failed reload changes nothing.",
-        Kind::Counter,
+        MetricType::Counter,
         [([("outcome", "done")], done), ([("outcome", "failed")], failed)],
     );
 }
@@ -169,13 +169,13 @@ fn shares(shares: &[ShareReport], out: &mut Exposition) {
         named.iter().map(|(limit, tenant, held)| ([("limit", *limit), ("tenant", tenant.as_str())], *held));
     let help =
         "What a tenant holds of a limit of the node, for the ten tenants of each limit that hold most.";
-    out.family("xdp_imds_share_held", help, Kind::Gauge, held);
+    out.family("xdp_imds_share_held", help, MetricType::Gauge, held);
     let most = shares.iter().map(|share| ([("limit", share.limit)], share.most as u64));
     let help = "What all tenants may hold of a limit; each has at most half of what the others leave.";
-    out.family("xdp_imds_share_limit", help, Kind::Gauge, most);
+    out.family("xdp_imds_share_limit", help, MetricType::Gauge, most);
     let refused = shares.iter().map(|share| ([("limit", share.limit)], share.refusals));
     let help = "Requests of a tenant for more than its share of a limit.";
-    out.family("xdp_imds_share_refused_total", help, Kind::Counter, refused);
+    out.family("xdp_imds_share_refused_total", help, MetricType::Counter, refused);
 }
 
 /// Adds the health of the Kubernetes API server.
@@ -183,18 +183,18 @@ pub(super) fn api_server(server: &ApiServer, out: &mut Exposition) {
     out.family(
         "xdp_imds_api_server_silence_seconds",
         "Time since the last useful answer of the API server, or since the first request if there was none; at most 150 in normal operation.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [(NONE, server.silence())],
     );
     out.family(
         "xdp_imds_api_server_failing",
         "1 while requests to the API server fail.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [(NONE, u64::from(server.failing.is_some()))],
     );
     let failures = server.failures.iter().map(|(kind, count)| ([("kind", kind.as_str())], *count));
     let help = "Failed requests to the API server, by kind; gone: the requested history is gone, so the agent lists all VMIs again.";
-    out.family("xdp_imds_api_server_failures_total", help, Kind::Counter, failures);
+    out.family("xdp_imds_api_server_failures_total", help, MetricType::Counter, failures);
 }
 
 /// Adds identity tokens and the state of their signer.
@@ -210,27 +210,35 @@ pub(super) fn identity(report: &SignerReport, counts: &IdentityCounts, out: &mut
     out.family(
         "xdp_imds_identity_tokens_total",
         "Requests for identity tokens, by outcome; limited: beyond the limit of the VM, crowded: beyond that of the node.",
-        Kind::Counter,
+        MetricType::Counter,
         outcomes.map(|(outcome, count)| ([("outcome", outcome)], count)),
     );
     let help = "Identity tokens that wait for their signature.";
-    out.family("xdp_imds_identity_tokens_waiting", help, Kind::Gauge, [(NONE, waiting)]);
+    out.family("xdp_imds_identity_tokens_waiting", help, MetricType::Gauge, [(NONE, waiting)]);
     let help = "Public keys of identity tokens.";
-    out.family("xdp_imds_identity_keys", help, Kind::Gauge, [(NONE, report.keys)]);
+    out.family("xdp_imds_identity_keys", help, MetricType::Gauge, [(NONE, report.keys)]);
     let signs = u64::from(!report.ended && report.signs.is_some());
     let help = "Time when the certificate for signed documents expires, in Unix seconds.";
     let expires = report.certificate_expires.map(|expires| (NONE, expires));
-    out.family("xdp_imds_identity_certificate_expiration_timestamp_seconds", help, Kind::Gauge, expires);
+    out.family(
+        "xdp_imds_identity_certificate_expiration_timestamp_seconds",
+        help,
+        MetricType::Gauge,
+        expires,
+    );
     let help = "1 while the signer of identity tokens runs and has a key.";
-    out.family("xdp_imds_identity_signer_up", help, Kind::Gauge, [(NONE, signs)]);
+    out.family("xdp_imds_identity_signer_up", help, MetricType::Gauge, [(NONE, signs)]);
 }
 
 /// Adds messages from guests and errors of stored data.
-pub(super) fn errands(Errands { messages, mailboxes, unsaved }: &Errands, out: &mut Exposition) {
+pub(super) fn errands(
+    BackgroundCounters { messages, mailboxes, unsaved }: &BackgroundCounters,
+    out: &mut Exposition,
+) {
     out.family(
         "xdp_imds_messages_total",
         "Messages from guests to sinks, by outcome.",
-        Kind::Counter,
+        MetricType::Counter,
         [("delivered", messages.delivered), ("failed", messages.failed), ("dropped", messages.dropped)]
             .map(|(outcome, count)| ([("outcome", outcome)], count)),
     );
@@ -238,26 +246,26 @@ pub(super) fn errands(Errands { messages, mailboxes, unsaved }: &Errands, out: &
     out.family(
         "xdp_imds_messages_waiting",
         "Messages that wait for delivery to a sink.",
-        Kind::Gauge,
+        MetricType::Gauge,
         waiting,
     );
     out.family(
         "xdp_imds_waits_ended_total",
         "Requests that waited for a change until a newer request of the same VM took their place.",
-        Kind::Counter,
+        MetricType::Counter,
         [(NONE, messages.waits_ended)],
     );
     out.family(
         "xdp_imds_state_errors_total",
         "Failures to read or write a file of the state directory, by operation.",
-        Kind::Counter,
+        MetricType::Counter,
         [("load", mailboxes.loads_failed), ("save", mailboxes.saves_failed)]
             .map(|(operation, count)| ([("operation", operation)], count)),
     );
     out.family(
         "xdp_imds_state_unsaved_files",
         "Files of the state directory whose last write failed. They are written again until it succeeds.",
-        Kind::Gauge,
+        MetricType::Gauge,
         [(NONE, *unsaved)],
     );
 }

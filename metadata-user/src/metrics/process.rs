@@ -4,11 +4,11 @@
 use std::fs;
 use std::time::{Duration, SystemTime};
 
-use super::exposition::{Exposition, Kind};
+use super::exposition::{Exposition, MetricType};
 
 /// Resource use of this process, from `/proc/self`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Process {
+pub struct ProcessMetrics {
     /// CPU time of all threads.
     pub cpu: Duration,
     /// Resident memory in bytes.
@@ -25,7 +25,7 @@ pub struct Process {
     pub started: Duration,
 }
 
-impl Process {
+impl ProcessMetrics {
     /// Reads `/proc/self`. Returns `None` if that fails.
     #[must_use]
     pub fn read() -> Option<Self> {
@@ -60,12 +60,12 @@ impl Process {
         let none: [(&str, &str); 0] = [];
         let cpu = [(none, self.cpu.as_secs_f64())];
         let help = "Time the process has spent on CPUs.";
-        out.family("process_cpu_seconds_total", help, Kind::Counter, cpu);
+        out.family("process_cpu_seconds_total", help, MetricType::Counter, cpu);
         let started = [(none, self.started.as_secs_f64())];
         out.family(
             "process_start_time_seconds",
             "Start time of the process, in seconds since 1970.",
-            Kind::Gauge,
+            MetricType::Gauge,
             started,
         );
         for (name, help, value) in [
@@ -75,7 +75,7 @@ impl Process {
             ("process_open_fds", "Open file descriptors.", Some(self.descriptors)),
             ("process_max_fds", "Limit of open file descriptors.", self.most_descriptors),
         ] {
-            out.family(name, help, Kind::Gauge, value.map(|value| (none, value)));
+            out.family(name, help, MetricType::Gauge, value.map(|value| (none, value)));
         }
     }
 }
@@ -91,18 +91,18 @@ fn descriptors() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::Process;
+    use super::ProcessMetrics;
     use std::time::{Duration, SystemTime};
 
     #[test]
     fn the_process_figures_are_plausible_and_grow() {
-        let process = Process::read().expect("/proc is there");
+        let process = ProcessMetrics::read().expect("/proc is there");
         assert!(process.resident > 1 << 20 && process.virtual_size > process.resident, "{process:?}");
         assert!(process.threads >= 1 && process.descriptors >= 3, "{process:?}");
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
         assert!(process.started < now && now - process.started < Duration::from_secs(86_400), "{process:?}");
         let more: Vec<_> = (0..16).map(|_| std::fs::File::open("/dev/null").expect("a descriptor")).collect();
-        let then = Process::read().expect("/proc is there");
+        let then = ProcessMetrics::read().expect("/proc is there");
         assert!(then.descriptors >= more.len() as u64, "{then:?}");
         assert!(then.cpu >= process.cpu, "{then:?}");
     }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::exposition::{Exposition, Kind};
+use super::exposition::{Exposition, MetricType};
 use metadata_serve::audit::AuditCounts;
-use metadata_serve::{BOUNDS_NS, End, Latencies, Reason, Tally};
+use metadata_serve::{BOUNDS_NS, Latencies, WaitEnd, WaitReason, WorkerCounts};
 
 /// Adds answers by dialect and status, and their latency.
-pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
+pub(super) fn answers(tallies: &[Arc<WorkerCounts>], out: &mut Exposition) {
     if tallies.is_empty() {
         return;
     }
@@ -26,7 +26,7 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
     out.family(
         "xdp_imds_requests_total",
         "Answered requests, by status and dialect (none: no dialect serves the path, or the request is malformed).",
-        Kind::Counter,
+        MetricType::Counter,
         counts.iter().map(|(datasource, code, count)| ([("datasource", *datasource), ("code", code.as_str())], *count)),
     );
     let Latencies { buckets, total } =
@@ -41,22 +41,23 @@ pub(super) fn answers(tallies: &[Arc<Tally>], out: &mut Exposition) {
 }
 
 /// Adds requests that wait for their record, for their turn or for a change.
-pub(super) fn waits(tallies: &[Arc<Tally>], out: &mut Exposition) {
+pub(super) fn waits(tallies: &[Arc<WorkerCounts>], out: &mut Exposition) {
     if tallies.is_empty() {
         return;
     }
-    let sum = |of: &dyn Fn(&Tally) -> u64| tallies.iter().map(|tally| of(tally)).sum::<u64>();
-    let now = Reason::ALL.map(|reason| ([("reason", reason.label())], sum(&|tally| tally.waiting(reason))));
+    let sum = |of: &dyn Fn(&WorkerCounts) -> u64| tallies.iter().map(|tally| of(tally)).sum::<u64>();
+    let now =
+        WaitReason::ALL.map(|reason| ([("reason", reason.label())], sum(&|tally| tally.waiting(reason))));
     let help =
         "Complete requests that wait for their record, for their turn under the VM's limit, or for a change.";
-    out.family("xdp_imds_parked_requests", help, Kind::Gauge, now);
-    let ended = Reason::ALL.into_iter().flat_map(|reason| {
-        End::ALL.map(|end| {
+    out.family("xdp_imds_parked_requests", help, MetricType::Gauge, now);
+    let ended = WaitReason::ALL.into_iter().flat_map(|reason| {
+        WaitEnd::ALL.map(|end| {
             ([("reason", reason.label()), ("outcome", end.label())], sum(&|tally| tally.ended(reason, end)))
         })
     });
     let help = "Ended waits of requests, by reason and outcome.";
-    out.family("xdp_imds_parked_total", help, Kind::Counter, ended.collect::<Vec<_>>());
+    out.family("xdp_imds_parked_total", help, MetricType::Counter, ended.collect::<Vec<_>>());
 }
 
 /// Adds lines of the audit log by outcome.
@@ -64,13 +65,13 @@ pub(super) fn audit(counts: &AuditCounts, out: &mut Exposition) {
     let none: [(&str, &str); 0] = [];
     let AuditCounts { written, sampled, queue_full, write_failed } = *counts;
     let help = "Lines written to the audit log.";
-    out.family("xdp_imds_audit_lines_total", help, Kind::Counter, [(none, written)]);
+    out.family("xdp_imds_audit_lines_total", help, MetricType::Counter, [(none, written)]);
     let dropped = [("queue_full", queue_full), ("sampled", sampled), ("write_failed", write_failed)];
     let help = "Requests that have no line of their own in the audit log, by reason.";
     out.family(
         "xdp_imds_audit_dropped_total",
         help,
-        Kind::Counter,
+        MetricType::Counter,
         dropped.map(|(reason, count)| ([("reason", reason)], count)),
     );
 }

@@ -1,4 +1,7 @@
-use super::{Attaching, Errands, Exposition, Hub, Kind, Lag, Process, Reloads, Snapshot, render};
+use super::{
+    Attaching, BackgroundCounters, Exposition, HubMetrics, Lag, MetricType, ProcessMetrics, Reloads,
+    Snapshot, render,
+};
 use crate::identity::SignerReport;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_content::identity::IdentityCounts;
@@ -8,10 +11,10 @@ use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::{LinkStats, TapStats};
 use metadata_datapath::worker::{LoopStats, WorkerStats};
 use metadata_feed::room::Usage;
-use metadata_serve::Tally;
+use metadata_serve::WorkerCounts;
 use metadata_serve::audit::AuditCounts;
 use metadata_state::mailboxes::MailboxCounts;
-use metadata_steer::{AttachmentFault, Attachments, HubLosses};
+use metadata_steer::{AttachmentCheck, AttachmentFault, HubLosses};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,7 +58,8 @@ fn worker() -> WorkerStats<()> {
 const LOSSES: HubLosses = HubLosses { veth_full: 91, tap_dropped: 92 };
 
 fn text() -> String {
-    let hub = |number, counters, gauges| Hub { number, losses: LOSSES, worker: worker(), counters, gauges };
+    let hub =
+        |number, counters, gauges| HubMetrics { number, losses: LOSSES, worker: worker(), counters, gauges };
     let hubs =
         [hub(0, &[("segments", 41)][..], &[("connections", 42)][..]), hub(1, &[("segments", 43)], &[])];
     let verdicts = [("steered", 51), ("drop_unknown_mac", 52)];
@@ -73,9 +77,9 @@ fn text() -> String {
         records: 63,
         taps: &[(PortState::Attached, 60), (PortState::Error, 1)],
         instances: &[Instances { source: "file".into(), state: InstanceState::Served, count: 67 }],
-        tallies: &[Arc::new(Tally::default())],
+        tallies: &[Arc::new(WorkerCounts::default())],
         audit: Some(AuditCounts { written: 81, sampled: 82, queue_full: 83, write_failed: 84 }),
-        process: Process::read(),
+        process: ProcessMetrics::read(),
         attaching: Attaching { lag, ..Attaching::default() },
         rendering: Duration::ZERO,
         records_rejected: 64,
@@ -106,13 +110,13 @@ fn text() -> String {
             IdentityCounts { signed: 86, reused: 87, limited: 88, crowded: 89, failed: 90, waiting: 91 },
         )),
         config_reloads: Reloads { done: 65, failed: 66 },
-        errands: Errands {
+        errands: BackgroundCounters {
             messages: SinkCounts { delivered: 71, failed: 72, dropped: 73, waiting: 74, waits_ended: 75 },
             mailboxes: MailboxCounts { saves_failed: 76, loads_failed: 77 },
             unsaved: 97,
         },
         refused_by_ports: 93,
-        attachments: &Attachments {
+        attachments: &AttachmentCheck {
             checked: Some(Duration::from_millis(97_500)),
             faults: vec!["one".into(), "another".into()],
             found: [(AttachmentFault::Detached, 98)].into(),
@@ -243,7 +247,7 @@ fn every_family_has_one_head_before_its_samples_and_counters_end_in_total() {
 #[test]
 fn help_texts_and_label_values_are_escaped() {
     let mut out = Exposition::default();
-    out.family("x", "a\\b\n\"c\"", Kind::Gauge, [([("l", "a\\b\n\"c\"")], 1)]);
+    out.family("x", "a\\b\n\"c\"", MetricType::Gauge, [([("l", "a\\b\n\"c\"")], 1)]);
     let expected = "# HELP x a\\\\b\\n\"c\"\n# TYPE x gauge\nx{l=\"a\\\\b\\n\\\"c\\\"\"} 1\n";
     assert_eq!(out.into_text(), expected);
 }
@@ -272,9 +276,9 @@ fn a_family_without_samples_is_left_out() {
         process: None,
         attaching: Attaching::default(),
         rendering: Duration::ZERO,
-        errands: Errands::default(),
+        errands: BackgroundCounters::default(),
         refused_by_ports: 0,
-        attachments: &Attachments::default(),
+        attachments: &AttachmentCheck::default(),
         slots_retired: 0,
         hubs: &[],
     });

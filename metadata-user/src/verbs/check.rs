@@ -11,8 +11,8 @@ use metadata_base::port::PortName;
 use metadata_base::printable::Printable;
 use metadata_content::dialect;
 use metadata_content::record::values::NicMac;
-use metadata_content::record::{Limits, Owner, Place, Record, RecordError, Step};
-use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, Vm};
+use metadata_content::record::{FieldPosition, Owner, PathStep, Record, RecordError, RecordLimits};
+use metadata_content::store::{Endpoint, Host, Interner, Responses, Route, VmState};
 use metadata_feed::{FeedError, directory};
 
 use super::exit::Exit;
@@ -120,7 +120,7 @@ struct Finding {
 
 impl Finding {
     /// `text` begins with the place, if there is one.
-    fn new(level: Level, place: Option<&Place>, text: String) -> Self {
+    fn new(level: Level, place: Option<&FieldPosition>, text: String) -> Self {
         let start = place.map(|place| format!("{place}: ")).unwrap_or_default();
         let position = place.and_then(|place| place.position);
         let field = place.map(|place| place.field.clone()).filter(|field| !field.is_empty());
@@ -129,7 +129,7 @@ impl Finding {
         Self { level, line, column, field, message, line_text: text }
     }
 
-    fn at(level: Level, place: Place, message: impl fmt::Display) -> Self {
+    fn at(level: Level, place: FieldPosition, message: impl fmt::Display) -> Self {
         let text = format!("{place}: {message}");
         Self::new(level, Some(&place), text)
     }
@@ -142,7 +142,7 @@ impl Finding {
 /// When `path` cannot be read, or the results cannot be written. Invalid records are [`Findings`].
 pub fn run(
     path: &Path,
-    limits: &Limits,
+    limits: &RecordLimits,
     paths: bool,
     out: &mut dyn Write,
     err: &mut dyn Write,
@@ -161,7 +161,12 @@ pub fn run(
 ///
 /// # Errors
 /// Those of [`run`].
-pub fn run_json(path: &Path, limits: &Limits, paths: bool, out: &mut dyn Write) -> anyhow::Result<Findings> {
+pub fn run_json(
+    path: &Path,
+    limits: &RecordLimits,
+    paths: bool,
+    out: &mut dyn Write,
+) -> anyhow::Result<Findings> {
     let mut records = Vec::new();
     let findings = each(path, limits, paths, |record| {
         records.push(record);
@@ -175,7 +180,7 @@ pub fn run_json(path: &Path, limits: &Limits, paths: bool, out: &mut dyn Write) 
 /// Checks the records and hands each to `take`.
 fn each(
     path: &Path,
-    limits: &Limits,
+    limits: &RecordLimits,
     paths: bool,
     mut take: impl FnMut(CheckedRecord) -> io::Result<()>,
 ) -> anyhow::Result<Findings> {
@@ -208,7 +213,7 @@ struct Seen {
 
 struct Check<'a> {
     dir: PathBuf,
-    limits: &'a Limits,
+    limits: &'a RecordLimits,
     paths: bool,
     interner: Interner,
     seen: Seen,
@@ -221,7 +226,8 @@ impl Check<'_> {
         let path = self.dir.join(name);
         let mut findings = Vec::new();
         if let Some(mode) = loaded.open_mode {
-            let place = Place { source: path.display().to_string(), position: None, field: String::new() };
+            let place =
+                FieldPosition { source: path.display().to_string(), position: None, field: String::new() };
             let message = format_args!("mode {mode:04o}: records hold secrets; chmod 0640");
             findings.push(Finding::at(Level::Warning, place, message));
         }
@@ -250,7 +256,7 @@ impl Check<'_> {
     }
 
     fn content(&mut self, record: &Record) -> Content {
-        let responses = dialect::render(record, &mut self.interner, Vm::alone(record.owner_text()));
+        let responses = dialect::render(record, &mut self.interner, VmState::alone(record.owner_text()));
         let nics = record.network.nics.iter().filter(|nic| nic.is_physical());
         let nics = nics.map(|nic| CheckedNic {
             mac: nic.mac.map(|mac| mac.to_string()),
@@ -306,7 +312,7 @@ impl Check<'_> {
 }
 
 /// The place of a field in a file; without a position if the file can no longer be read.
-fn place(path: &Path, field: &[Step]) -> Place {
+fn place(path: &Path, field: &[PathStep]) -> FieldPosition {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     Record::locate(&path.to_string_lossy(), &text, field)
 }
@@ -428,7 +434,7 @@ fn print_paths(rows: &[Row], out: &mut dyn Write) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::{Findings, run, run_json};
-    use metadata_content::record::Limits;
+    use metadata_content::record::RecordLimits;
     use serde_json::json;
     use std::os::unix::fs::PermissionsExt as _;
     use std::path::Path;
@@ -449,8 +455,8 @@ mod tests {
             put(dir.path(), name, text);
         }
         let (mut out, mut err) = (Vec::new(), Vec::new());
-        let findings =
-            run(dir.path(), &Limits::DEFAULT, false, &mut out, &mut err).expect("the directory can be read");
+        let findings = run(dir.path(), &RecordLimits::DEFAULT, false, &mut out, &mut err)
+            .expect("the directory can be read");
         let text = |bytes| {
             let text = String::from_utf8(bytes).expect("text is written");
             text.replace(&format!("{}/", dir.path().display()), "")
@@ -496,7 +502,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         let dir = tempfile::tempdir().expect("a directory is made");
         put(dir.path(), "web.yaml", &with_dialects("nocloud, kubevirt"));
         let mut out = Vec::new();
-        run(dir.path(), &Limits::DEFAULT, true, &mut out, &mut Vec::new())
+        run(dir.path(), &RecordLimits::DEFAULT, true, &mut out, &mut Vec::new())
             .expect("the directory can be read");
         let out = String::from_utf8(out).expect("text");
         for line in [
@@ -564,17 +570,18 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
     fn one_file_can_be_checked_and_an_empty_directory_is_reported() {
         let dir = tempfile::tempdir().expect("a directory is made");
         let mut out = Vec::new();
-        let findings = run(dir.path(), &Limits::DEFAULT, false, &mut out, &mut Vec::new())
+        let findings = run(dir.path(), &RecordLimits::DEFAULT, false, &mut out, &mut Vec::new())
             .expect("the directory can be read");
         assert_eq!(findings, Findings::default());
         assert!(out.starts_with(b"no records"));
         put(dir.path(), "a.yaml", FULL);
         put(dir.path(), "b.yaml", "nothing");
         let findings =
-            run(&dir.path().join("a.yaml"), &Limits::DEFAULT, false, &mut Vec::new(), &mut Vec::new());
+            run(&dir.path().join("a.yaml"), &RecordLimits::DEFAULT, false, &mut Vec::new(), &mut Vec::new());
         assert_eq!(findings.expect("the file can be read").good, 1);
         assert!(
-            run(&dir.path().join("none"), &Limits::DEFAULT, false, &mut Vec::new(), &mut Vec::new()).is_err()
+            run(&dir.path().join("none"), &RecordLimits::DEFAULT, false, &mut Vec::new(), &mut Vec::new())
+                .is_err()
         );
     }
 
@@ -583,7 +590,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         let dir = tempfile::tempdir().expect("a directory is made");
         put(dir.path(), "a.yaml", &FULL.replacen("{role: web}", "{a: x, b: xx}", 1));
         for (metadata_keys, metadata_chars, good) in [(2, 2, 1), (1, 2, 0), (2, 1, 0)] {
-            let limits = Limits { metadata_keys, metadata_chars, ..Limits::DEFAULT };
+            let limits = RecordLimits { metadata_keys, metadata_chars, ..RecordLimits::DEFAULT };
             let findings = run(dir.path(), &limits, false, &mut Vec::new(), &mut Vec::new());
             assert_eq!(findings.expect("the directory can be read").good, good, "{limits:?}");
         }
@@ -601,7 +608,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         put(dir.path(), "b.yaml", &good.replacen("absent_seed: 204", "dialects: [nocloud, nocloud]", 1));
         let mut out = Vec::new();
         let findings =
-            run_json(dir.path(), &Limits::DEFAULT, false, &mut out).expect("the directory can be read");
+            run_json(dir.path(), &RecordLimits::DEFAULT, false, &mut out).expect("the directory can be read");
         assert_eq!((findings.good, findings.errors), (1, 1));
         let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         assert_eq!(
@@ -630,7 +637,7 @@ web.yaml: web-1 (7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d)
         assert!(dialects.contains(&dialect), "{good}");
         assert_eq!(good.get("paths"), None);
         let mut out = Vec::new();
-        run_json(dir.path(), &Limits::DEFAULT, true, &mut out).expect("the directory can be read");
+        run_json(dir.path(), &RecordLimits::DEFAULT, true, &mut out).expect("the directory can be read");
         let found: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         let rows = found["records"][1]["paths"].as_array().expect("rows");
         assert!(rows.iter().any(|row| row["path"] == "/v1/user-data" && row["status"] == 200), "{found}");

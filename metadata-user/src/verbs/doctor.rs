@@ -16,8 +16,8 @@ mod gather;
 mod print;
 
 pub use facts::{
-    Capabilities, Directory, Facts, FileSystem, Found, Kernel, Kubevirt, Node, Pins, Port, Process, Records,
-    Resources, Wanted,
+    Capabilities, ConfigFacts, Directory, Facts, FileSystem, Kernel, Kubevirt, NodeFacts, PathFacts,
+    PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
 
 use serde::Serialize;
@@ -28,11 +28,11 @@ use super::exit::Exit;
 use crate::agent::preflight;
 use crate::agent::preflight::ConfigRefusal;
 use crate::config::Config;
-use crate::verbs::options::Options;
+use crate::verbs::options::ConfigOverrides;
 
 /// The configuration to check, and how to print the result.
 #[derive(Clone, Debug)]
-pub struct Question {
+pub struct DoctorRequest {
     /// The agent's configuration, or the reason why it cannot be used.
     pub config: Result<Config, String>,
     /// The configuration file, if there is one.
@@ -44,7 +44,7 @@ pub struct Question {
 /// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Status {
+pub enum CheckStatus {
     /// No problem.
     Ok,
     /// Serving works with a restriction, or the result is unknown.
@@ -62,7 +62,7 @@ pub struct Check {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subject: Option<String>,
     /// The result.
-    pub status: Status,
+    pub status: CheckStatus,
     /// The state found.
     pub found: String,
     /// The state expected; `None` if there is no problem.
@@ -75,7 +75,14 @@ pub struct Check {
 
 impl Check {
     fn ok(name: &'static str, found: impl Into<String>) -> Self {
-        Self { name, subject: None, status: Status::Ok, found: found.into(), expected: None, remedy: None }
+        Self {
+            name,
+            subject: None,
+            status: CheckStatus::Ok,
+            found: found.into(),
+            expected: None,
+            remedy: None,
+        }
     }
 
     fn warn(
@@ -85,7 +92,7 @@ impl Check {
         remedy: impl Into<String>,
     ) -> Self {
         let (expected, remedy) = (Some(expected.into()), Some(remedy.into()));
-        Self { status: Status::Warn, expected, remedy, ..Self::ok(name, found) }
+        Self { status: CheckStatus::Warn, expected, remedy, ..Self::ok(name, found) }
     }
 
     fn fail(
@@ -94,7 +101,7 @@ impl Check {
         expected: impl Into<String>,
         remedy: impl Into<String>,
     ) -> Self {
-        Self { status: Status::Fail, ..Self::warn(name, found, expected, remedy) }
+        Self { status: CheckStatus::Fail, ..Self::warn(name, found, expected, remedy) }
     }
 
     /// Returns this check with a subject.
@@ -103,7 +110,7 @@ impl Check {
     }
 }
 
-fn checks(question: &Question) -> Vec<Check> {
+fn checks(question: &DoctorRequest) -> Vec<Check> {
     let process = gather::process();
     // Another user's view of directories and programs is no statement about the agent.
     if let Some(check) = checks::user(&process) {
@@ -131,14 +138,14 @@ fn checks(question: &Question) -> Vec<Check> {
 ///
 /// # Errors
 /// The results cannot be written to `out`.
-pub fn run(question: &Question, out: &mut dyn Write) -> anyhow::Result<Exit> {
+pub fn run(question: &DoctorRequest, out: &mut dyn Write) -> anyhow::Result<Exit> {
     let checks = checks(question);
     if question.json {
         print::json(&checks, out)?
     } else {
         print::lines(&checks, out)?
     }
-    let failed = checks.iter().any(|check| check.status == Status::Fail);
+    let failed = checks.iter().any(|check| check.status == CheckStatus::Fail);
     Ok(if failed { Exit::Failure } else { Exit::Done })
 }
 
@@ -156,21 +163,21 @@ A line with a problem also shows the state expected and the remedy. Warnings do 
 
 /// The options of `xdp-imds doctor`.
 #[derive(clap::Args, Debug)]
-pub struct Arguments {
+pub struct DoctorArgs {
     #[command(flatten)]
-    options: Options,
+    options: ConfigOverrides,
     /// Print one JSON document, of the form `doctor/1`.
     #[arg(long)]
     json: bool,
 }
 
-impl Arguments {
+impl DoctorArgs {
     /// Reads and validates the configuration.
     #[must_use]
-    pub fn question(self) -> Question {
+    pub fn question(self) -> DoctorRequest {
         let options = self.options.or_default_file();
         let file = options.file().map(Into::into);
         let config = options.config().and_then(|config| config.validate().map(|()| config));
-        Question { config: config.map_err(|error| error.to_string()), file, json: self.json }
+        DoctorRequest { config: config.map_err(|error| error.to_string()), file, json: self.json }
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::process::ExitCode;
 
 use clap::Command;
-use metadata_control::instances::Failure;
+use metadata_control::instances::RegistrationError;
 use metadata_control::status::ClientError;
 use metadata_feed::FeedError;
 use rustix::io::Errno;
@@ -102,11 +102,11 @@ impl Exit {
 
     /// The code of an agent's refusal, or of no answer.
     #[must_use]
-    pub fn of_failure(failure: &Failure) -> Self {
+    pub fn of_failure(failure: &RegistrationError) -> Self {
         match failure {
-            Failure::Client(error) => Self::of_client(error),
-            Failure::Problem(problem) => Self::of_status(problem.status),
-            Failure::Strange { .. } => Self::Failure,
+            RegistrationError::Client(error) => Self::of_client(error),
+            RegistrationError::Problem(problem) => Self::of_status(problem.status),
+            RegistrationError::Strange { .. } => Self::Failure,
         }
     }
 
@@ -172,7 +172,7 @@ pub fn document(command: Command) -> Command {
 mod tests {
     use super::{Exit, FeedError};
     use anyhow::{Context as _, anyhow};
-    use metadata_control::instances::{Failure, Problem};
+    use metadata_control::instances::{ApiProblem, RegistrationError};
     use metadata_control::status::ClientError;
     use metadata_links::error::LinkError;
     use std::collections::HashSet;
@@ -187,9 +187,11 @@ mod tests {
         let problem = |status| {
             let (kind, title, detail) = Default::default();
             let (conflict, registered) = (None, None);
-            Failure::Problem(Problem { kind, title, status, detail, conflict, registered }.into())
+            RegistrationError::Problem(
+                ApiProblem { kind, title, status, detail, conflict, registered }.into(),
+            )
         };
-        let client = |error: ClientError| Failure::Client(error);
+        let client = |error: ClientError| RegistrationError::Client(error);
         let absent = || io::Error::from(io::ErrorKind::NotFound);
         for (failure, expected) in [
             (problem(422), Exit::Failure),

@@ -17,8 +17,10 @@ use metadata_base::time::Now;
 use metadata_content::dialect;
 use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
-use metadata_content::record::Limits;
-use metadata_content::store::{Call, Endpoint, Explained, Host, Interner, Outcome, Responses, Route, Vm};
+use metadata_content::record::RecordLimits;
+use metadata_content::store::{
+    Endpoint, Explained, Host, Interner, LiveOutcome, LiveRequest, Responses, Route, VmState,
+};
 
 use super::record_file;
 
@@ -29,11 +31,11 @@ pub const SCHEMA: &str = "explain/1";
 
 /// The request to explain.
 #[derive(Clone)]
-pub struct Question {
+pub struct ExplainRequest {
     /// The record file.
     pub record: PathBuf,
     /// Size limits of the record.
-    pub limits: Limits,
+    pub limits: RecordLimits,
     /// The request's method.
     pub method: String,
     /// The request's target: a path, or a whole URL.
@@ -50,7 +52,7 @@ pub struct Question {
     pub source_port: u16,
 }
 
-impl fmt::Debug for Question {
+impl fmt::Debug for ExplainRequest {
     /// Leaves out header fields and body, which can hold tokens and passwords.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { record, method, target, .. } = self;
@@ -59,7 +61,7 @@ impl fmt::Debug for Question {
     }
 }
 
-impl Question {
+impl ExplainRequest {
     /// Destination address and port: the option's, the URL's or the default.
     fn local(&self) -> (IpAddr, u16) {
         let authority = self.target.split_once("://").map(|(_, rest)| {
@@ -152,7 +154,7 @@ struct ExplainedAnswer {
 ///
 /// # Errors
 /// The record cannot be read, or the request is invalid.
-pub fn run(question: &Question, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn run(question: &ExplainRequest, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let explanation = explanation(question)?;
     if as_json {
         serde_json::to_writer_pretty(&mut *out, &explanation)?;
@@ -163,7 +165,7 @@ pub fn run(question: &Question, as_json: bool, out: &mut dyn Write) -> anyhow::R
     Ok(())
 }
 
-fn explanation(question: &Question) -> anyhow::Result<Explanation> {
+fn explanation(question: &ExplainRequest) -> anyhow::Result<Explanation> {
     let responses = rendered(question)?;
     let method = Method::from_token(&question.method);
     let local = question.local();
@@ -205,19 +207,19 @@ fn explanation(question: &Question) -> anyhow::Result<Explanation> {
     };
     explain(&responses, now, &connection, &request, &mut explanation);
     match responses.answer(now, &connection, &request, None) {
-        Outcome::Ready(response) | Outcome::Changed(response) => {
+        LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => {
             explanation.answer = Some(answer(&response, method));
         }
-        Outcome::Park(parked) => {
+        LiveOutcome::Park(parked) => {
             explanation.waits = Some(format!("after a change, or after {:?}", parked.until));
         }
     }
     Ok(explanation)
 }
 
-fn rendered(question: &Question) -> anyhow::Result<Responses> {
+fn rendered(question: &ExplainRequest) -> anyhow::Result<Responses> {
     let (record, _) = record_file::load(&question.record, &question.limits)?;
-    Ok(dialect::render(&record, &mut Interner::new(), Vm::alone(record.owner_text())))
+    Ok(dialect::render(&record, &mut Interner::new(), VmState::alone(record.owner_text())))
 }
 
 /// Finds the route, and whether its conditions are met.
@@ -231,7 +233,7 @@ fn explain(
     match responses.explain(Host::at(connection.local), request) {
         Explained::Route { path, route, rest } => {
             into.route = Some(explained(path, route));
-            let call = Call { now, connection, request, rest, vm: responses.vm(), parked: None };
+            let call = LiveRequest { now, connection, request, rest, vm: responses.vm(), parked: None };
             for guard in route.guards() {
                 let (met, status) = (guard.condition.holds(&call), guard.otherwise.status().0);
                 into.conditions.push(ExplainedCondition { demand: guard.condition.demand(), met, status });
@@ -331,8 +333,8 @@ fn below(route: &ExplainedRoute) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Question, run};
-    use metadata_content::record::Limits;
+    use super::{ExplainRequest, run};
+    use metadata_content::record::RecordLimits;
     use std::os::unix::fs::PermissionsExt as _;
 
     const FULL: &str = include_str!("../../../tests/vectors/record.yaml");
@@ -346,9 +348,9 @@ mod tests {
         let record = dir.path().join("web.yaml");
         std::fs::write(&record, FULL).expect("the record is written");
         std::fs::set_permissions(&record, std::fs::Permissions::from_mode(0o640)).expect("the mode is set");
-        let question = Question {
+        let question = ExplainRequest {
             record,
-            limits: Limits::DEFAULT,
+            limits: RecordLimits::DEFAULT,
             method: method.into(),
             target: target.into(),
             fields: fields.iter().map(|field| (*field).to_owned()).collect(),

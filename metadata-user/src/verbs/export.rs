@@ -19,23 +19,23 @@ use metadata_base::addresses;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::dialect;
-use metadata_content::http::{Headers, Method, Request, Target};
-use metadata_content::record::{Limits, Record};
+use metadata_content::http::{Headers, Method, Request, RequestTarget};
+use metadata_content::record::{Record, RecordLimits};
 use metadata_content::store::path::OPENSTACK_VERSIONS;
-use metadata_content::store::{Endpoint, Host, Interner, Outcome, Responses, Vm};
+use metadata_content::store::{Endpoint, Host, Interner, LiveOutcome, Responses, VmState};
 use metadata_feed::directory;
 use metadata_state::private_file;
 
 /// The format of a disk image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum ImageFormat {
     /// OpenStack's ConfigDrive (label `config-2`; cloud-init `DataSourceConfigDrive.py`, cloudbase-init).
     ConfigDrive,
     /// A NoCloud seed (label `cidata`; cloud-init `DataSourceNoCloud.py`).
     NoCloud,
 }
 
-impl Form {
+impl ImageFormat {
     /// The volume label by which guests find the disk.
     #[must_use]
     pub fn label(self) -> &'static str {
@@ -59,9 +59,9 @@ impl Form {
 /// # Errors
 /// A record is invalid or does not serve the dialect, or an image cannot be written. Images already written stay.
 pub fn run(
-    form: Form,
+    form: ImageFormat,
     records: &Path,
-    limits: &Limits,
+    limits: &RecordLimits,
     dir: &Path,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
@@ -90,7 +90,7 @@ pub fn run(
     File::open(dir)?.sync_all().with_context(|| format!("syncing {}", dir.display()))
 }
 
-fn image(form: Form, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
+fn image(form: ImageFormat, entries: Vec<InputEntry>) -> anyhow::Result<Vec<u8>> {
     let options = IsoFormatOptions {
         volume_name: form.label().to_owned(),
         system_id: Some("LINUX".into()),
@@ -117,26 +117,26 @@ struct Documents {
 
 impl Documents {
     fn of(record: &Record) -> Self {
-        let vm = Vm::alone(record.owner_text());
+        let vm = VmState::alone(record.owner_text());
         Self { responses: dialect::render(record, &mut Interner::new(), vm) }
     }
 
     /// The body of a path whose answer has status 200.
     fn found(&self, path: &str) -> anyhow::Result<Option<Vec<u8>>> {
-        let target = Target { path, query: "" };
+        let target = RequestTarget { path, query: "" };
         let request = Request { method: Method::Get, target, headers: Headers::new(&[]), body: b"" };
         let address: IpAddr = addresses::METADATA.into();
         let connection = Connection { slot: 0, local: (address, 80), remote: (address, 0) };
         let now = Now { mono: Duration::ZERO, unix_seconds: 0 };
         match self.responses.answer(now, &connection, &request, None) {
-            Outcome::Ready(response) | Outcome::Changed(response) => match response.status().0 {
+            LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => match response.status().0 {
                 200 => Ok(Some(response.body().to_bytes().to_vec())),
                 204 | 404 => Ok(None),
                 status => bail!(
                     "the answer at {path} has status {status}; check that the files that the record names exist"
                 ),
             },
-            Outcome::Park(_) => Ok(None),
+            LiveOutcome::Park(_) => Ok(None),
         }
     }
 

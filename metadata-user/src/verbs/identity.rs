@@ -11,9 +11,9 @@ use std::time::SystemTime;
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand, ValueEnum};
-use metadata_datapath::sandbox::{Mode, Stage};
+use metadata_datapath::sandbox::{SandboxMode, SandboxStage};
 use metadata_signer::jwt::{self, Joined};
-use metadata_signer::{Algorithm, Key, KeyDirectory, Rotation, directory};
+use metadata_signer::{Algorithm, KeyDirectory, Rotation, SigningKey, directory};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
@@ -25,7 +25,7 @@ pub const JWKS_BYTES: u64 = 16 << 20;
 
 /// Arguments of the verb.
 #[derive(Args)]
-pub struct Arguments {
+pub struct IdentityArgs {
     #[command(subcommand)]
     verb: Verb,
 }
@@ -63,7 +63,7 @@ enum Verb {
     /// Publish the public keys and the metadata of an issuer, for verifiers that do not reach the agents.
     ///
     /// A configuration names the issuer. They are written as files for a web server, or to a ConfigMap.
-    Publish(publish::Arguments),
+    Publish(publish::PublishArgs),
     /// Be the signer of the agent at standard input.
     #[command(hide = true)]
     Signer {
@@ -97,7 +97,7 @@ impl From<Kind> for Algorithm {
     }
 }
 
-impl Arguments {
+impl IdentityArgs {
     /// Runs the verb.
     ///
     /// # Errors
@@ -116,7 +116,7 @@ fn key(dir: Option<&Path>, algorithm: Algorithm, out: &mut impl Write) -> anyhow
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs();
     match dir {
         // The text ends with a newline.
-        None => write!(out, "{}", Key::generate(algorithm)?)?,
+        None => write!(out, "{}", SigningKey::generate(algorithm)?)?,
         Some(dir) => writeln!(out, "{}", directory::make(dir, algorithm, now)?.display())?,
     }
     Ok(())
@@ -177,7 +177,7 @@ fn signer(sandbox: Sandbox) -> anyhow::Result<()> {
     for signal in [SIGHUP, SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false)))?;
     }
-    Mode::from(sandbox).enter(Stage::Sign)?;
+    SandboxMode::from(sandbox).enter(SandboxStage::Sign)?;
     metadata_signer::run(io::stdin())?;
     Ok(())
 }

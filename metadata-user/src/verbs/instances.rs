@@ -8,10 +8,12 @@ use anyhow::{Context as _, bail};
 
 use metadata_base::printable::{Printable, printable};
 use metadata_base::time;
-use metadata_content::record::{Limits, Record};
-use metadata_content::source::Source;
-use metadata_control::instances::client::{self, Conditions};
-use metadata_control::instances::{Failure, Instance, Port, Problem, RegistrationOutcome, Vm, is_name};
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
+use metadata_control::instances::client::{self, RegistrationConditions};
+use metadata_control::instances::{
+    ApiProblem, Instance, InstancePort, InstanceVm, RegistrationError, RegistrationOutcome, is_name,
+};
 use metadata_control::status::ClientError;
 
 use super::exit::Exit;
@@ -55,7 +57,7 @@ pub struct Register {
     common: Common,
 }
 
-/// A [`Source`] on the command line.
+/// A [`RecordSource`] on the command line.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
 enum SourceWord {
     /// The local API; an instance's name is the one in its URL.
@@ -70,7 +72,7 @@ enum SourceWord {
     Proxmox,
 }
 
-impl From<SourceWord> for Source {
+impl From<SourceWord> for RecordSource {
     fn from(word: SourceWord) -> Self {
         match word {
             SourceWord::Api => Self::Api,
@@ -180,9 +182,10 @@ impl Register {
         let done = loop {
             let wait = self.wait.then(|| until.saturating_duration_since(Instant::now()));
             let matches = self.if_match.as_deref();
-            let conditions = Conditions { matches, is_new: self.new, wait };
+            let conditions = RegistrationConditions { matches, is_new: self.new, wait };
             match client::put(&run, &name, &json, &conditions) {
-                // The agent limits the number of requests that wait. With --wait, one that is still starting will listen.
+                // The agent limits the number of requests that wait. With --wait, one that is still starting will
+                // listen.
                 Err(failure)
                     if Instant::now() + PAUSE < until
                         && (failure.status() == Some(503) || self.wait && is_no_agent(&failure)) =>
@@ -203,8 +206,8 @@ impl Register {
 }
 
 /// True if no agent listens.
-fn is_no_agent(failure: &Failure) -> bool {
-    matches!(failure, Failure::Client(ClientError::NoAgent { .. }))
+fn is_no_agent(failure: &RegistrationError) -> bool {
+    matches!(failure, RegistrationError::Client(ClientError::NoAgent { .. }))
 }
 
 impl Ls {
@@ -235,18 +238,18 @@ impl Get {
     }
 }
 
-/// The source and the name of the instance that a user means: that of `source`; else that of the API; else the only one of
-/// any source with this name, with `SOURCE/NAME`, or that `is_meant` takes.
+/// The source and the name of the instance that a user means: that of `source`; else that of the API; else the only one
+/// of any source with this name, with `SOURCE/NAME`, or that `is_meant` takes.
 fn find(
     run: &Path,
     source: Option<SourceWord>,
     name: &str,
     is_meant: impl Fn(&Instance) -> bool,
-) -> Result<(Source, String), Failure> {
+) -> Result<(RecordSource, String), RegistrationError> {
     if let Some(source) = source {
         return Ok((source.into(), name.to_owned()));
     }
-    let given = (Source::Api, name.to_owned());
+    let given = (RecordSource::Api, name.to_owned());
     match client::look(run, given.0, name) {
         Err(failure) if failure.status() == Some(404) => {}
         looked => return looked.map(|_| given),
@@ -264,7 +267,7 @@ fn find(
             let named: Vec<_> = named
                 .map(|instance| format!("`--source {} {}`", instance.source.name(), instance.name))
                 .collect();
-            Err(Failure::Problem(Box::new(Problem {
+            Err(RegistrationError::Problem(Box::new(ApiProblem {
                 kind: "urn:xdp-imds:ambiguous".into(),
                 title: "several instances have this name".into(),
                 status: 409,
@@ -287,13 +290,13 @@ impl Rm {
     /// `out` cannot be written.
     pub fn run(&self, out: &mut dyn Write) -> anyhow::Result<Exit> {
         let matches = self.if_match.as_deref().or((!self.force).then_some("*"));
-        let conditions = Conditions { matches, ..Conditions::default() };
+        let conditions = RegistrationConditions { matches, ..RegistrationConditions::default() };
         let removed = client::remove(&self.common.agent.run()?, &self.name, &conditions);
         let removed = removed.map_err(|failure| match failure {
             // The condition that failed is this verb's, not its user's.
-            Failure::Problem(mut problem) if self.if_match.is_none() && problem.status == 412 => {
+            RegistrationError::Problem(mut problem) if self.if_match.is_none() && problem.status == 412 => {
                 problem.status = 404;
-                Failure::Problem(problem)
+                RegistrationError::Problem(problem)
             }
             failure => failure,
         });
@@ -327,7 +330,7 @@ impl Common {
     fn finish<T: serde::Serialize>(
         &self,
         out: &mut dyn Write,
-        done: Result<T, Failure>,
+        done: Result<T, RegistrationError>,
         print: impl FnOnce(&T, &mut dyn Write) -> io::Result<()>,
     ) -> anyhow::Result<Exit> {
         match done {
@@ -339,7 +342,7 @@ impl Common {
             Ok(done) => print(&done, out).map(|()| Exit::Done).map_err(Into::into),
             Err(failure) => {
                 match &failure {
-                    Failure::Problem(problem) if self.json => {
+                    RegistrationError::Problem(problem) if self.json => {
                         serde_json::to_writer(&mut *out, problem)?;
                         writeln!(out)?;
                     }
@@ -351,13 +354,13 @@ impl Common {
     }
 }
 
-/// Reads a record with the files that it names, within the largest limits that a configuration can set. The agent checks
-/// the record against its own limits.
+/// Reads a record with the files that it names, within the largest limits that a configuration can set. The agent
+/// checks the record against its own limits.
 fn read(path: &Path) -> anyhow::Result<Record> {
-    let limits = Limits {
-        metadata_keys: Limits::METADATA_KEYS_MOST,
-        metadata_chars: Limits::METADATA_CHARS_MOST,
-        ..Limits::DEFAULT
+    let limits = RecordLimits {
+        metadata_keys: RecordLimits::METADATA_KEYS_MOST,
+        metadata_chars: RecordLimits::METADATA_CHARS_MOST,
+        ..RecordLimits::DEFAULT
     };
     if path == Path::new("-") {
         let mut text = String::new();
@@ -396,8 +399,8 @@ fn table(instances: &[Instance], out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Name and UUID of a VM, and its owner if that is not the UUID.
-fn described(vm: &Vm) -> String {
-    let Vm { name, uuid, owner } = vm;
+fn described(vm: &InstanceVm) -> String {
+    let InstanceVm { name, uuid, owner } = vm;
     let has_own = !owner.is_empty() && owner != uuid;
     let owner = if has_own { format!(", owner {owner}") } else { String::new() };
     format!("{name}, {uuid}{owner}")
@@ -421,7 +424,7 @@ fn one(instance: &Instance, out: &mut dyn Write) -> io::Result<()> {
     ports(&instance.ports, out)
 }
 
-fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
+fn ports(ports: &[InstancePort], out: &mut dyn Write) -> io::Result<()> {
     for (n, port) in ports.iter().enumerate() {
         let state = serde_json::to_value(port.state).unwrap_or_default();
         let held = port.held_by.as_ref().map(|by| format!(", held by {}/{}", by.source.name(), by.name));
@@ -438,34 +441,34 @@ fn ports(ports: &[Port], out: &mut dyn Write) -> io::Result<()> {
 mod tests {
     use super::{SourceWord, entity_tag, one, table};
     use clap::ValueEnum as _;
-    use metadata_content::source::Source;
-    use metadata_control::instances::{Instance, Name, Port, Vm};
+    use metadata_content::source::RecordSource;
+    use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name};
     use metadata_control::status::{GuestState, InstanceState};
 
     #[test]
     fn the_command_line_knows_every_source_by_its_name() {
-        for source in Source::ALL {
+        for source in RecordSource::ALL {
             let word = SourceWord::from_str(source.name(), false);
-            assert_eq!(word.map(Source::from), Ok(source));
+            assert_eq!(word.map(RecordSource::from), Ok(source));
         }
     }
 
     fn instance() -> Instance {
         Instance {
             name: "ns/web-1".into(),
-            source: Source::Api,
+            source: RecordSource::Api,
             state: InstanceState::Contested,
             in_force: true,
             shadowed_by: None,
             refused: None,
             etag: Some("\"0a\"".into()),
             generation: Some(7),
-            vm: Some(Vm { name: "web-1".into(), uuid: "7c0f".into(), owner: "7c0f".into() }),
-            ports: vec![Port {
+            vm: Some(InstanceVm { name: "web-1".into(), uuid: "7c0f".into(), owner: "7c0f".into() }),
+            ports: vec![InstancePort {
                 port: "vnet0".into(),
                 mac: "52:54:00:00:00:01".into(),
                 state: GuestState::Unbound,
-                held_by: Some(Name { source: Source::File, name: "web.yaml".into() }),
+                held_by: Some(Name { source: RecordSource::File, name: "web.yaml".into() }),
                 reason: Some("no such interface yet".into()),
             }],
             change: None,
@@ -478,7 +481,7 @@ mod tests {
     fn instances_are_listed_in_columns() {
         let shadowed = Instance {
             name: "web.yaml".into(),
-            source: Source::File,
+            source: RecordSource::File,
             state: InstanceState::Shadowed,
             ports: vec![],
             ..instance()

@@ -3,14 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use crate::config::{self, Config, ConfigError, PortSpec};
-use metadata_steer::Mode;
+use metadata_steer::SteeringMode;
 
 /// The configuration that the packages and the manifests install.
 pub const DEFAULT_FILE: &str = "/etc/xdp-imds/config.yaml";
 
 /// Options that override the configuration file.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq)]
-pub struct Options {
+pub struct ConfigOverrides {
     /// Directory of VM records, one file per VM.
     ///
     /// The agent watches it: write a file elsewhere, then rename it into this directory.
@@ -32,8 +32,8 @@ pub struct Options {
     state: Option<PathBuf>,
     /// Directory on a bpffs in which links and maps are pinned [default: /sys/fs/bpf/xdp-imds].
     ///
-    /// With pins, ports stay closed while no agent runs, and the next agent inherits them. Each agent of a node needs its
-    /// own directory.
+    /// With pins, ports stay closed while no agent runs, and the next agent inherits them. Each agent of a node needs
+    /// its own directory.
     #[arg(long, value_name = "DIR")]
     pins: Option<PathBuf>,
     /// Pin nothing: taps pass all frames when the agent ends.
@@ -46,7 +46,7 @@ pub struct Options {
     run: Option<PathBuf>,
     /// The program that steers taps [default: auto].
     #[arg(long, value_name = "MODE", value_enum)]
-    steer: Option<Mode>,
+    steer: Option<SteeringMode>,
     /// Prefix of the hub's device names [default: imds].
     ///
     /// Each agent of a namespace needs its own.
@@ -57,7 +57,7 @@ pub struct Options {
     workers: Option<u32>,
 }
 
-impl Options {
+impl ConfigOverrides {
     /// The configuration file.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {

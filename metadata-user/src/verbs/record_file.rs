@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use metadata_content::record::{Limits, Record, Warning};
+use metadata_content::record::{Record, RecordLimits, Warning};
 use metadata_feed::directory;
 
 /// Reads a record and the files that it names, within `limits`.
 ///
 /// # Errors
 /// The path is no file, or the record is invalid.
-pub(super) fn load(path: &Path, limits: &Limits) -> anyhow::Result<(Record, Vec<Warning>)> {
+pub(super) fn load(path: &Path, limits: &RecordLimits) -> anyhow::Result<(Record, Vec<Warning>)> {
     let shown = path.display();
     let reading = || format!("cannot read the record {shown}");
     if std::fs::metadata(path).with_context(reading)?.is_dir() {

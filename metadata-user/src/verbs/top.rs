@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use metadata_control::status;
 use metadata_control::top::{LISTED_MOST, Sort, TopQuery};
 use metadata_screen::terminal::{self, Ends};
-use metadata_screen::{Asked, Documents, Look, Screen, Shown, fetch, plain};
+use metadata_screen::{Documents, Screen, Shown, TerminalStyle, ViewQuery, fetch, plain};
 
 use super::exit::{Exit, ExitError};
 use super::which;
@@ -23,7 +23,7 @@ const ONCE: Duration = Duration::from_millis(1_200);
 
 /// The options of the verb.
 #[derive(clap::Args, Clone, Debug)]
-pub struct Arguments {
+pub struct TopArgs {
     /// Show the page of this VM first, with its last requests.
     #[arg(value_name = which::GUEST)]
     guest: Option<String>,
@@ -58,7 +58,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     time::span_within(text, INTERVAL)
 }
 
-impl Arguments {
+impl TopArgs {
     fn query(&self) -> TopQuery {
         TopQuery {
             limit: self.limit.map(Into::into),
@@ -77,14 +77,14 @@ impl Arguments {
 /// Shows the view until the user ends it, or prints it once.
 ///
 /// # Errors
-/// The configuration cannot be read, the terminal cannot be used, the agent knows no guest of the name, or, for `--once`
-/// and `--json`, no agent answers.
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+/// The configuration cannot be read, the terminal cannot be used, the agent knows no guest of the name, or, for
+/// `--once` and `--json`, no agent answers.
+pub fn run(arguments: &TopArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let run = arguments.agent.run()?;
     if arguments.json {
         return print_json(arguments, &run, out);
     }
-    let look = Look::of(|name| std::env::var(name).ok());
+    let look = TerminalStyle::of(|name| std::env::var(name).ok());
     if arguments.once || !output::is_terminal() {
         return print_once(arguments, &run, look, out);
     }
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
     {
         known(&documents)?;
     }
-    let ask = move |asked: &Asked| fetch(&run, asked).map_err(|error| error.to_string());
+    let ask = move |asked: &ViewQuery| fetch(&run, asked).map_err(|error| error.to_string());
     if !terminal::can_draw() {
         return print_often(arguments, look, ask, out);
     }
@@ -103,7 +103,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
 }
 
 /// Prints the document that the agent makes: a list of pages if the arguments name a VM.
-fn print_json(arguments: &Arguments, run: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print_json(arguments: &TopArgs, run: &Path, out: &mut dyn Write) -> anyhow::Result<()> {
     let query = TopQuery { guest: arguments.guest.clone(), ..arguments.query() };
     status::get(run, &query.path())?;
     std::thread::sleep(ONCE);
@@ -132,7 +132,12 @@ fn unknown(name: &str) -> anyhow::Error {
     ExitError::new(Exit::Unknown, text).into()
 }
 
-fn print_once(arguments: &Arguments, run: &Path, look: Look, out: &mut dyn Write) -> anyhow::Result<()> {
+fn print_once(
+    arguments: &TopArgs,
+    run: &Path,
+    look: TerminalStyle,
+    out: &mut dyn Write,
+) -> anyhow::Result<()> {
     let mut screen = arguments.screen();
     known(&fetch(run, &screen.asked())?)?;
     std::thread::sleep(ONCE);
@@ -142,9 +147,9 @@ fn print_once(arguments: &Arguments, run: &Path, look: Look, out: &mut dyn Write
 
 /// Prints a screen after each interval, for a terminal that cannot move its cursor. Ends when output fails.
 fn print_often(
-    arguments: &Arguments,
-    look: Look,
-    ask: impl Fn(&Asked) -> Result<Documents, String>,
+    arguments: &TopArgs,
+    look: TerminalStyle,
+    ask: impl Fn(&ViewQuery) -> Result<Documents, String>,
     out: &mut dyn Write,
 ) -> anyhow::Result<()> {
     let mut screen = arguments.screen();

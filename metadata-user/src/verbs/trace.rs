@@ -21,9 +21,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use capture::Capture;
 use metadata_base::printable::Printable;
 use metadata_base::time;
-use metadata_control::status::{Answer, ClientError, Question, open};
-use metadata_control::trace::wire::{Line, SCHEMA};
-use print::{JsonLine, Tally, json};
+use metadata_control::status::{ClientError, StatusRequest, StreamedResponse, open};
+use metadata_control::trace::wire::{SCHEMA, TraceLine};
+use print::{JsonLine, TraceCounts, json};
 
 use super::which::{Agent, GUEST};
 use crate::output;
@@ -37,7 +37,7 @@ const ANSWER_MOST: u64 = 64 << 30;
 
 /// The options of `xdp-imds trace`.
 #[derive(clap::Args, Debug)]
-pub struct Arguments {
+pub struct TraceArgs {
     /// The guest: its port, its MAC, or the name, UUID or record of its VM.
     ///
     /// A trace by port also shows frames from other MACs, but not the answers of the agent.
@@ -78,17 +78,17 @@ fn seconds(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// No agent runs, the agent refuses, or a file or the output cannot be written.
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn run(arguments: &TraceArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let answer = ask(arguments)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(trace(arguments, answer, out))
 }
 
-async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> anyhow::Result<()> {
+async fn trace(arguments: &TraceArgs, answer: StreamedResponse, out: &mut dyn Write) -> anyhow::Result<()> {
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let rest = UnixStream::from_std(answer.stream)?.take(ANSWER_MOST);
     let mut answer = BufReader::new(Cursor::new(answer.begun).chain(rest)).lines();
-    let mut seen = Seen::new(arguments)?;
+    let mut seen = TraceOutput::new(arguments)?;
     let end = async {
         match arguments.seconds {
             Some(seconds) => tokio::time::sleep(seconds).await,
@@ -122,15 +122,15 @@ async fn trace(arguments: &Arguments, answer: Answer, out: &mut dyn Write) -> an
 }
 
 /// Starts a trace. Returns the stream of its lines.
-fn ask(arguments: &Arguments) -> anyhow::Result<Answer> {
-    let Arguments { agent, target, all, payload, .. } = arguments;
+fn ask(arguments: &TraceArgs) -> anyhow::Result<StreamedResponse> {
+    let TraceArgs { agent, target, all, payload, .. } = arguments;
     let query = form_urlencoded::Serializer::new(String::new())
         .append_pair("target", target)
         .append_pair("passing", &all.to_string())
         .append_pair("payload", &payload.to_string())
         .finish();
     let path = format!("/v1/trace?{query}");
-    let question = Question { method: "GET", path: &path, fields: &[], body: &[], patience: PATIENCE };
+    let question = StatusRequest { method: "GET", path: &path, fields: &[], body: &[], patience: PATIENCE };
     let answer = open(&agent.run()?, &question)?;
     let status = answer.status;
     if status == 200 {
@@ -149,16 +149,16 @@ enum Go {
 }
 
 /// The frames so far, and their file.
-struct Seen {
-    tally: Tally,
+struct TraceOutput {
+    tally: TraceCounts,
     json: bool,
     left: Option<u64>,
     file: Option<File>,
     capture: Option<Capture>,
 }
 
-impl Seen {
-    fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+impl TraceOutput {
+    fn new(arguments: &TraceArgs) -> anyhow::Result<Self> {
         let create = |path: &PathBuf| {
             let file = Capture::create(path).with_context(|| format!("making {}", path.display()));
             warn(path, arguments.payload);
@@ -166,7 +166,7 @@ impl Seen {
         };
         let file = arguments.write.as_ref().map(create).transpose()?;
         let (json, left) = (arguments.json, arguments.count);
-        Ok(Self { tally: Tally::default(), json, left, file, capture: None })
+        Ok(Self { tally: TraceCounts::default(), json, left, file, capture: None })
     }
 
     fn line(&mut self, line: &str, out: &mut dyn Write) -> anyhow::Result<Go> {
@@ -178,12 +178,12 @@ impl Seen {
         // A newer agent may send lines of an unknown kind.
         let Ok(line) = serde_json::from_str(line) else { return Ok(Go::On) };
         match line {
-            Line::Begin { schema, .. } if schema != SCHEMA => {
+            TraceLine::Begin { schema, .. } if schema != SCHEMA => {
                 bail!(
                     "the agent writes {schema}, but this program reads {SCHEMA}; use the agent's version of it"
                 )
             }
-            Line::Begin { who, unseen, problem, monotonic_ns, unix_ns, .. } => {
+            TraceLine::Begin { who, unseen, problem, monotonic_ns, unix_ns, .. } => {
                 self.tally.begin(monotonic_ns);
                 if self.json {
                     let (problem, unseen) = (problem.as_deref(), unseen.as_deref());
@@ -201,7 +201,7 @@ impl Seen {
                     self.capture = Some(Capture::begin(file, &who, monotonic_ns, unix_ns)?);
                 }
             }
-            Line::Lost { frames } => {
+            TraceLine::Lost { frames } => {
                 self.tally.lose(frames);
                 if self.json {
                     json(&JsonLine::Lost { frames }, out)?;
@@ -213,7 +213,7 @@ impl Seen {
                 }
                 self.capture.iter_mut().for_each(|capture| capture.lose(frames));
             }
-            Line::Frame(frame) => {
+            TraceLine::Frame(frame) => {
                 self.tally.count(&frame);
                 if self.json {
                     self.tally.print_json(&frame, out)?
@@ -230,7 +230,7 @@ impl Seen {
                     }
                 }
             }
-            Line::End { reason } => return Ok(Go::Ended(reason)),
+            TraceLine::End { reason } => return Ok(Go::Ended(reason)),
         }
         out.flush()?;
         Ok(Go::On)

@@ -23,7 +23,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
-use metadata_listen::{Places, Stay, WhenFull};
+use metadata_listen::{ConnectionLimit, Stay, WhenFull};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
@@ -35,7 +35,7 @@ use tracing::{debug, info, warn};
 
 use crate::http_connection::{self, HttpLimits};
 use certificate::Certificate;
-pub use certificate::CertificateError;
+pub use certificate::WebhookCertificateError;
 pub use review::{Judge, ReviewError, Reviewed, answer};
 
 /// Maximum size of a review, in bytes. A review holds the object before and after the change, and the API server
@@ -68,7 +68,7 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// The options of `xdp-imds webhook`.
 #[derive(Clone, Debug, clap::Args)]
-pub struct Arguments {
+pub struct WebhookArgs {
     /// The address to listen on.
     #[arg(long, value_name = "ADDR:PORT", default_value = "0.0.0.0:8443")]
     pub listen: SocketAddr,
@@ -84,7 +84,7 @@ pub struct Arguments {
 ///
 /// # Errors
 /// The certificate cannot be used, or the address cannot be bound.
-pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
+pub fn run(arguments: &WebhookArgs) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut stop = signal(SignalKind::terminate())?;
@@ -113,7 +113,7 @@ struct Server {
 }
 
 impl Server {
-    fn new(arguments: &Arguments) -> anyhow::Result<Self> {
+    fn new(arguments: &WebhookArgs) -> anyhow::Result<Self> {
         let provider = Arc::new(ring::default_provider());
         let certificate = Certificate::read(&arguments.certificate, &arguments.key, &provider)?;
         let config = ServerConfig::builder_with_provider(provider)
@@ -125,7 +125,7 @@ impl Server {
 
     async fn serve(mut self, listener: TcpListener) -> Infallible {
         let (app, tls) = (app(), self.tls.clone());
-        let places = Places { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Evict };
+        let places = ConnectionLimit { name: "the webhook", most: CONNECTIONS, when_full: WhenFull::Evict };
         let attend = |stream, stay| attend(stream, tls.clone(), app.clone(), stay);
         let mut serving = pin!(metadata_listen::serve(&listener, places, attend));
         let mut check = interval(CHECK_INTERVAL);

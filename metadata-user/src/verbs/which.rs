@@ -56,7 +56,7 @@ impl Agent {
                     }
                     error => anyhow::Error::from(error),
                 })?;
-                Ok(serde_json::from_slice::<status::Status>(&answer)?.pins)
+                Ok(serde_json::from_slice::<status::AgentStatus>(&answer)?.pins)
             }
             (None, None, None) => Ok(Some(DEFAULT_PINS.into())),
         }

@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 use metadata_content::record::{Dialect, Dialects};
 
-use crate::form::Form;
+use crate::form::StateFileKind;
 use crate::private_file;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "dialects";
 
 /// About 100 bytes per VM. VMs that do not fit are left out, in the order of their UUIDs.
-const FORM: Form = Form { kind: "dialects", version: 1, oldest: 1, bytes: 16 << 20 };
+const FORM: StateFileKind = StateFileKind { kind: "dialects", version: 1, oldest: 1, bytes: 16 << 20 };
 
 /// Dialects by the UUID of the VM.
-pub type Asked = BTreeMap<String, Dialects>;
+pub type DialectsByUuid = BTreeMap<String, Dialects>;
 
 #[derive(Serialize, Deserialize)]
 struct Line {
@@ -30,7 +30,7 @@ struct Line {
 ///
 /// # Errors
 /// The error of the first step that fails; the file is then unchanged.
-pub fn write(path: &Path, asked: &Asked) -> io::Result<()> {
+pub fn write(path: &Path, asked: &DialectsByUuid) -> io::Result<()> {
     let line = |(vm, dialects): (&String, &Dialects)| {
         let dialects = dialects.iter().map(|dialect| dialect.as_str().into()).collect();
         Ok(serde_json::to_vec(&Line { vm: vm.clone(), dialects })?)
@@ -45,8 +45,8 @@ pub fn write(path: &Path, asked: &Asked) -> io::Result<()> {
 ///
 /// # Errors
 /// The file is unreadable, damaged, or of another kind.
-pub fn read(path: &Path) -> io::Result<Asked> {
-    let mut asked = Asked::new();
+pub fn read(path: &Path) -> io::Result<DialectsByUuid> {
+    let mut asked = DialectsByUuid::new();
     let Some(bytes) = private_file::read(path, FORM.bytes)? else { return Ok(asked) };
     let take = |line: &[u8]| {
         let Line { vm, dialects } = serde_json::from_slice(line).map_err(|_| "a VM and its dialects")?;
@@ -60,7 +60,7 @@ pub fn read(path: &Path) -> io::Result<Asked> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Asked, Dialect, FILE, FORM, Form, read, write};
+    use super::{Dialect, DialectsByUuid, FILE, FORM, StateFileKind, read, write};
     use std::fs;
 
     #[test]
@@ -81,7 +81,7 @@ mod tests {
         let path = directory.path().join(FILE);
         let mut later = Vec::new();
         let line = br#"{"vm":"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d","dialects":"all"}"#;
-        Form { version: 2, ..FORM }.write([Ok(line.to_vec())], &mut later).expect("bytes");
+        StateFileKind { version: 2, ..FORM }.write([Ok(line.to_vec())], &mut later).expect("bytes");
         fs::write(&path, &later).expect("a file");
         let text = read(&path).expect_err("a refusal").to_string();
         assert!(text.contains("dialects of version 1, found version 2"), "{text}");
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(fs::read(path.with_extension("v2")).expect("it is kept"), later);
     }
 
-    fn asked() -> Asked {
+    fn asked() -> DialectsByUuid {
         [
             ("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", &[Dialect::Ec2][..]),
             ("8c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", &[Dialect::NoCloud, Dialect::OpenStack]),

@@ -6,7 +6,7 @@
 //!  {"records":1,"sha256":"…"}                how many entries, and the digest of all bytes before this line
 //! ```
 //!
-//! A file of one entry has kind and version among its fields ([`Head`]), and needs no digest: it is replaced as a
+//! A file of one entry has kind and version among its fields ([`FileHeader`]), and needs no digest: it is replaced as a
 //! whole, and truncated JSON does not parse.
 
 #[cfg(test)]
@@ -29,7 +29,7 @@ const TAIL: usize = 128;
 /// A kind of state file. The next release of the agent reads the files of this one, so a change of their content needs
 /// a new `version`, and `oldest` stays as long as older files can be read.
 #[derive(Clone, Copy, Debug)]
-pub struct Form {
+pub struct StateFileKind {
     /// What the file holds.
     pub kind: &'static str,
     /// The version of its fields, which this release writes.
@@ -42,7 +42,7 @@ pub struct Form {
 
 /// Kind and version, as fields of a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Head {
+pub struct FileHeader {
     #[serde(rename = "xdp-imds")]
     kind: String,
     version: u32,
@@ -104,7 +104,7 @@ pub(crate) fn set_aside(path: &Path, version: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// What [`Form::write`] wrote.
+/// What [`StateFileKind::write`] wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Entries in the file.
@@ -113,18 +113,18 @@ pub struct Written {
     pub left_out: usize,
 }
 
-impl Form {
+impl StateFileKind {
     /// Returns the kind and version as fields.
     #[must_use]
-    pub fn head(&self) -> Head {
-        Head { kind: self.kind.to_owned(), version: self.version }
+    pub fn head(&self) -> FileHeader {
+        FileHeader { kind: self.kind.to_owned(), version: self.version }
     }
 
     /// Checks the kind and version of a file.
     ///
     /// # Errors
     /// [`FormError::Damaged`] for another kind, [`FormError::Version`] for a version that this release does not read.
-    pub fn accept(&self, head: &Head) -> Result<(), FormError> {
+    pub fn accept(&self, head: &FileHeader) -> Result<(), FormError> {
         let Self { kind, version: newest, oldest, .. } = *self;
         match head.version {
             _ if head.kind != kind => Err(FormError::Damaged("its kind and version in the first line")),

@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metadata_base::hex::hex;
-use metadata_content::mailbox::{Kept, Mailbox, State};
+use metadata_content::mailbox::{Mailbox, MailboxState, StoredMailbox};
 use metadata_content::record::values::{Secret, is_uuid};
 use metadata_content::record::{Owner, Record};
 use metadata_content::sink::Outbox;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use sha2::{Digest as _, Sha256};
 
-use crate::asked::Asked;
+use crate::asked::DialectsByUuid;
 use crate::form::{OtherVersion, set_aside};
 use crate::private_file;
 use crate::save_queue::{SaveQueue, StateFile};
@@ -58,7 +58,7 @@ pub struct Mailboxes {
     disk: Option<Disk>,
     table: Mutex<HashMap<String, Arc<Mailbox>>>,
     /// The dialects that VMs asked the previous agent for, until their mailboxes are loaded.
-    asked: Mutex<Asked>,
+    asked: Mutex<DialectsByUuid>,
     loads_failed: AtomicU64,
     /// The records of the UUIDs by which an earlier release named files.
     former: Mutex<FormerRecords>,
@@ -134,7 +134,7 @@ impl Mailboxes {
     }
 
     /// Notes the dialects that VMs asked the previous agent for.
-    pub fn remember(&self, asked: Asked) {
+    pub fn remember(&self, asked: DialectsByUuid) {
         let table = locked(&self.table);
         let mut later = locked(&self.asked);
         for (vm, dialects) in asked {
@@ -147,7 +147,7 @@ impl Mailboxes {
 
     /// The dialects that VMs have asked this agent and the previous ones for.
     #[must_use]
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> DialectsByUuid {
         let table = locked(&self.table);
         let mut asked = locked(&self.asked).clone();
         let loaded = table.iter().map(|(vm, mailbox)| (vm.clone(), mailbox.asked()));
@@ -155,10 +155,10 @@ impl Mailboxes {
         asked
     }
 
-    /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_instance`], [`Mailbox::note_record`]). Call
-    /// this for each record that is rendered.
+    /// The mailbox of a record's VM, updated from the record ([`Mailbox::note_instance`], [`Mailbox::note_record`]).
+    /// Call this for each record that is rendered.
     #[must_use]
-    pub fn for_record(&self, source: Source, key: &str, record: &Record) -> Arc<Mailbox> {
+    pub fn for_record(&self, source: RecordSource, key: &str, record: &Record) -> Arc<Mailbox> {
         let owner = record.owner();
         let former = self.former_of(&owner, source, key, record.vm.uuid.as_str());
         let mailbox = self.get_or_take_over(&owner, former);
@@ -202,8 +202,8 @@ impl Mailboxes {
         })
     }
 
-    /// Removes the files of VMs that ended while no agent ran. A VM has ended if it is not loaded and `known` does not have
-    /// its owner. Returns the number of removed files.
+    /// Removes the files of VMs that ended while no agent ran. A VM has ended if it is not loaded and `known` does not
+    /// have its owner. Returns the number of removed files.
     ///
     /// # Errors
     /// [`MailboxError`] if the directory cannot be listed, or a file cannot be removed.
@@ -229,8 +229,8 @@ impl Mailboxes {
         Ok(removed)
     }
 
-    /// Takes charge of the files, and reads that of each loaded mailbox again, because another agent wrote it until now.
-    /// An unreadable file leaves its mailbox unchanged. The call blocks on the disk.
+    /// Takes charge of the files, and reads that of each loaded mailbox again, because another agent wrote it until
+    /// now. An unreadable file leaves its mailbox unchanged. The call blocks on the disk.
     pub fn reload(&self) {
         self.take_charge();
         let Some(disk) = &self.disk else { return };
@@ -254,32 +254,32 @@ impl Mailboxes {
         }
     }
 
-    fn load(&self, owner: &Owner, former: Option<Former>) -> Kept {
+    fn load(&self, owner: &Owner, former: Option<Former>) -> StoredMailbox {
         let vm = owner.as_str();
-        let Some(disk) = &self.disk else { return Kept::in_memory(vm) };
+        let Some(disk) = &self.disk else { return StoredMailbox::in_memory(vm) };
         let path = disk.file(vm);
         // The file of a former VM may still wait for its removal.
         let is_removed = disk.saves.is_unsaved(&StateFile::Mailbox(vm.into()));
         let found = match former {
             Some(former) => self.read_former(owner, former, &path),
-            None if is_removed || self.is_anothers(owner) => Ok(State::default()),
+            None if is_removed || self.is_anothers(owner) => Ok(MailboxState::default()),
             None => read(&path, vm),
         };
         let state = found.unwrap_or_else(|error| {
             self.loads_failed.fetch_add(1, Ordering::Relaxed);
             if let Unreadable::Version(error) = &error {
                 tracing::warn!(vm, %error, "the VM's mailbox starts empty");
-                return State::default();
+                return MailboxState::default();
             }
             let kept = fs::rename(&path, bad(&path));
             tracing::warn!(vm, %error, aside = kept.is_ok(), "cannot read the VM's mailbox; it starts empty");
-            State::default()
+            MailboxState::default()
         });
         let saves = disk.saves.clone();
-        let save = move |kept: Arc<Kept>| {
+        let save = move |kept: Arc<StoredMailbox>| {
             saves.submit(StateFile::Mailbox(kept.vm().into()), move || write(&kept));
         };
-        Kept::new(vm, state, Some(path), Some(Box::new(save)))
+        StoredMailbox::new(vm, state, Some(path), Some(Box::new(save)))
     }
 }
 
@@ -296,7 +296,7 @@ fn stem(owner: &str) -> String {
         return owner.to_owned();
     }
     let kind = owner.split_once('/').map_or("", |(kind, _)| kind);
-    let kind = Source::of(kind).map_or("owner", Source::name);
+    let kind = RecordSource::of(kind).map_or("owner", RecordSource::name);
     format!("{kind}-{}", hex(&Sha256::digest(owner)))
 }
 
@@ -316,16 +316,16 @@ enum Unreadable {
 }
 
 /// Reads the state file of an owner; a missing file is an empty state.
-fn read(path: &Path, owner: &str) -> Result<State, Unreadable> {
-    let Some(state) = read_any(path)? else { return Ok(State::default()) };
+fn read(path: &Path, owner: &str) -> Result<MailboxState, Unreadable> {
+    let Some(state) = read_any(path)? else { return Ok(MailboxState::default()) };
     let is_its_own = state.owner() == Some(owner).filter(|owner| !is_uuid(owner));
     if is_its_own { Ok(state) } else { Err(Unreadable::Owner) }
 }
 
-fn read_any(path: &Path) -> Result<Option<State>, Unreadable> {
+fn read_any(path: &Path) -> Result<Option<MailboxState>, Unreadable> {
     let Some(text) = private_file::read(path, FILE_BYTES)? else { return Ok(None) };
-    if let Some(found) = State::version_of(&text).filter(|found| *found != State::VERSION) {
-        let (oldest, newest) = (State::VERSION, State::VERSION);
+    if let Some(found) = MailboxState::version_of(&text).filter(|found| *found != MailboxState::VERSION) {
+        let (oldest, newest) = (MailboxState::VERSION, MailboxState::VERSION);
         return Err(Unreadable::Version(OtherVersion { kind: "a mailbox", found, oldest, newest }));
     }
     // The parser's message could repeat a password.
@@ -356,7 +356,7 @@ fn stem_of(name: &str) -> Option<&str> {
     let is_hash = |text: &str| text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let is_hashed = || {
         let (kind, hash) = stem.rsplit_once('-')?;
-        Some(is_hash(hash) && (kind == "owner" || kind == former::KIND || Source::of(kind).is_some()))
+        Some(is_hash(hash) && (kind == "owner" || kind == former::KIND || RecordSource::of(kind).is_some()))
     };
     let is_lower = !stem.bytes().any(|byte| byte.is_ascii_uppercase());
     (is_lower && (is_uuid(stem) || is_hashed() == Some(true))).then_some(stem)
@@ -367,7 +367,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(kept: &Kept) -> io::Result<()> {
+fn write(kept: &StoredMailbox) -> io::Result<()> {
     kept.save(|path, bytes| {
         spare_other_version(path)?;
         private_file::replace(path, bytes)
@@ -378,9 +378,9 @@ fn write(kept: &Kept) -> io::Result<()> {
 fn spare_other_version(path: &Path) -> io::Result<()> {
     let Some(file) = private_file::open(path)? else { return Ok(()) };
     let mut bytes = Vec::new();
-    file.take(State::PREFIX as u64).read_to_end(&mut bytes)?;
-    match State::version_of(&bytes) {
-        Some(found) if found != State::VERSION => set_aside(path, found),
+    file.take(MailboxState::PREFIX as u64).read_to_end(&mut bytes)?;
+    match MailboxState::version_of(&bytes) {
+        Some(found) if found != MailboxState::VERSION => set_aside(path, found),
         _ => Ok(()),
     }
 }

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use metadata_content::token::{Keyring, Keys};
+use metadata_content::token::{Keyring, TokenKeys};
 
 use crate::private_file;
 
@@ -64,7 +64,7 @@ impl KeyFile {
 
 /// Why the keys are unavailable.
 #[derive(Debug, thiserror::Error)]
-pub enum KeyError {
+pub enum TokenKeyError {
     /// The kernel refused an access.
     #[error("cannot {action} the token keys at {}: {source}; check the path and its permissions", path.display())]
     Io {
@@ -90,7 +90,7 @@ pub enum KeyError {
     /// Another release wrote the file, in a version that this one does not read.
     #[error(
         "expected token keys of version {} at {}, found version {found}, which another release wrote; {}",
-        Keys::VERSION, path.display(), of.remedy_of_version()
+        TokenKeys::VERSION, path.display(), of.remedy_of_version()
     )]
     Version {
         /// The key file, which stays as it is.
@@ -118,13 +118,13 @@ pub enum KeyError {
 /// A file that is empty or damaged is set aside ([`aside`]) with a warning, and replaced by one with a new key.
 ///
 /// # Errors
-/// [`KeyError`] if other users have access, if another release wrote it, or if it cannot be read or created.
-pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, KeyError> {
+/// [`TokenKeyError`] if other users have access, if another release wrote it, or if it cannot be read or created.
+pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, TokenKeyError> {
     let _turn = take_turn(path)?;
     let keys = match read_or_set_aside(path)? {
         Some(keys) => keys,
         None => {
-            let keys = Keys::new(now_unix);
+            let keys = TokenKeys::new(now_unix);
             write(path, &keys)?;
             keys
         }
@@ -135,8 +135,8 @@ pub fn open(path: &Path, now_unix: u64) -> Result<Keyring, KeyError> {
 /// Reads keys from a file that others maintain, such as a mounted Secret; `None` if it does not exist.
 ///
 /// # Errors
-/// [`KeyError`] if other users have access, if it is not a key file, or if it cannot be read.
-pub fn given(path: &Path) -> Result<Option<Keyring>, KeyError> {
+/// [`TokenKeyError`] if other users have access, if it is not a key file, or if it cannot be read.
+pub fn given(path: &Path) -> Result<Option<Keyring>, TokenKeyError> {
     Ok(read(path, KeyFile::Given)?.map(Keyring::with))
 }
 
@@ -144,7 +144,7 @@ pub fn given(path: &Path) -> Result<Option<Keyring>, KeyError> {
 ///
 /// # Errors
 /// The errors of [`given`].
-pub fn check_own(path: &Path) -> Result<(), KeyError> {
+pub fn check_own(path: &Path) -> Result<(), TokenKeyError> {
     read(path, KeyFile::Own).map(drop)
 }
 
@@ -152,7 +152,7 @@ pub fn check_own(path: &Path) -> Result<(), KeyError> {
 ///
 /// # Errors
 /// The errors of [`given`].
-pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), KeyError> {
+pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), TokenKeyError> {
     if let Some(keys) = read(path, KeyFile::Given)? {
         keyring.set(keys);
     }
@@ -162,11 +162,11 @@ pub fn follow(keyring: &Keyring, path: &Path) -> Result<(), KeyError> {
 /// Returns the text of a key file with a new key. Tokens of the key in `former` stay valid until they expire.
 ///
 /// # Errors
-/// [`KeyError`] if `former` is unusable.
-pub fn generate(former: Option<&Path>, now_unix: u64) -> Result<String, KeyError> {
+/// [`TokenKeyError`] if `former` is unusable.
+pub fn generate(former: Option<&Path>, now_unix: u64) -> Result<String, TokenKeyError> {
     let keys = match former {
         Some(path) => must_read(path)?.rotated(now_unix),
-        None => Keys::new(now_unix),
+        None => TokenKeys::new(now_unix),
     };
     Ok(keys.text())
 }
@@ -184,10 +184,10 @@ pub fn rotate_if_older(
     path: &Path,
     age: Duration,
     now_unix: u64,
-) -> Result<bool, KeyError> {
+) -> Result<bool, TokenKeyError> {
     let _turn = take_turn(path)?;
     let found = match read(path, KeyFile::Own) {
-        Err(KeyError::Malformed { .. }) => {
+        Err(TokenKeyError::Malformed { .. }) => {
             set_aside(path)?;
             let keys = keyring.keys();
             write(path, &keys)?;
@@ -200,7 +200,7 @@ pub fn rotate_if_older(
     let keys = match found {
         Some(keys) if rotates => keys.rotated(now_unix),
         Some(keys) => keys,
-        None => Keys::new(now_unix),
+        None => TokenKeys::new(now_unix),
     };
     if rotates {
         write(path, &keys)?;
@@ -209,8 +209,8 @@ pub fn rotate_if_older(
     Ok(rotates)
 }
 
-fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> KeyError {
-    move |source| KeyError::Io { action, path: path.to_owned(), source }
+fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TokenKeyError {
+    move |source| TokenKeyError::Io { action, path: path.to_owned(), source }
 }
 
 /// Where the last unusable file at `path` was set aside. The ones before it have higher numbers.
@@ -226,7 +226,7 @@ fn numbered(path: &Path, number: usize) -> PathBuf {
 }
 
 /// Renames an unusable key file, and forgets the oldest of [`ASIDE_MOST`] earlier ones.
-fn set_aside(path: &Path) -> Result<(), KeyError> {
+fn set_aside(path: &Path) -> Result<(), TokenKeyError> {
     let rename = |from: &Path, to: &Path| match fs::rename(from, to) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("set aside", path)(error)),
         _ => Ok(()),
@@ -244,46 +244,46 @@ fn set_aside(path: &Path) -> Result<(), KeyError> {
 }
 
 /// Reads the keys at `path`; `None` if the file does not exist, or was unusable and is set aside.
-fn read_or_set_aside(path: &Path) -> Result<Option<Keys>, KeyError> {
+fn read_or_set_aside(path: &Path) -> Result<Option<TokenKeys>, TokenKeyError> {
     match read(path, KeyFile::Own) {
-        Err(KeyError::Malformed { .. }) => set_aside(path).map(|()| None),
+        Err(TokenKeyError::Malformed { .. }) => set_aside(path).map(|()| None),
         read => read,
     }
 }
 
 /// Locks out the node's other agents until the result is dropped.
-fn take_turn(path: &Path) -> Result<File, KeyError> {
+fn take_turn(path: &Path) -> Result<File, TokenKeyError> {
     let directory = File::open(private_file::directory(path));
     directory.and_then(|dir| dir.lock().map(|()| dir)).map_err(io_error("lock the directory of", path))
 }
 
 /// Reads the keys at `path`; `None` if the file does not exist.
-fn read(path: &Path, of: KeyFile) -> Result<Option<Keys>, KeyError> {
+fn read(path: &Path, of: KeyFile) -> Result<Option<TokenKeys>, TokenKeyError> {
     let Some(file) = private_file::open(path).map_err(io_error("open", path))? else { return Ok(None) };
     let status = file.metadata().map_err(io_error("inspect", path))?;
     let mode = status.permissions().mode() & 0o7777;
     if mode & 0o077 != 0 {
-        return Err(KeyError::Exposed { path: path.to_owned(), mode, of });
+        return Err(TokenKeyError::Exposed { path: path.to_owned(), mode, of });
     }
-    let malformed = || KeyError::Malformed { path: path.to_owned(), of };
+    let malformed = || TokenKeyError::Malformed { path: path.to_owned(), of };
     let text = private_file::read_within(file, FILE_BYTES).map_err(|error| match error.kind() {
         io::ErrorKind::FileTooLarge => malformed(),
         _ => io_error("read", path)(error),
     })?;
-    if let Some(found) = Keys::version_of(&text).filter(|found| *found != Keys::VERSION) {
-        return Err(KeyError::Version { path: path.to_owned(), found, of });
+    if let Some(found) = TokenKeys::version_of(&text).filter(|found| *found != TokenKeys::VERSION) {
+        return Err(TokenKeyError::Version { path: path.to_owned(), found, of });
     }
     // The parser's message could repeat a key.
-    Keys::parse(&text).map(Some).ok_or_else(malformed)
+    TokenKeys::parse(&text).map(Some).ok_or_else(malformed)
 }
 
 /// Reads the present keys at `path`, which must exist.
-fn must_read(path: &Path) -> Result<Keys, KeyError> {
+fn must_read(path: &Path) -> Result<TokenKeys, TokenKeyError> {
     let missing = || fs::metadata(path).err().unwrap_or_else(|| io::ErrorKind::NotFound.into());
     read(path, KeyFile::Present)?.ok_or_else(|| io_error("open", path)(missing()))
 }
 
 /// Writes `keys` to the file at `path`.
-fn write(path: &Path, keys: &Keys) -> Result<(), KeyError> {
+fn write(path: &Path, keys: &TokenKeys) -> Result<(), TokenKeyError> {
     private_file::replace(path, keys.text().as_bytes()).map_err(io_error("write", path))
 }

@@ -3,22 +3,22 @@
 //! *Inherited*: the agent that made the pins has ended for any reason. Its maps become ours, or new maps replace them
 //! first if their layout differs. Each inherited port stays closed until [`Steering::attach`] names it. Frames of
 //! identities bound on it arrive meanwhile ([`Steering::inherited_on`]). On attach, its programs are replaced in place,
-//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::release_inherited`] releases ports
-//! that were never attached.
+//! and an identity keeps its slot if [`Steering::bind`] requests that slot. [`Steering::release_inherited`] releases
+//! ports that were never attached.
 //!
 //! If the agent that made the pins still runs, its ports are found in the same way but not changed: see `takeover`.
 
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Agent, Identity, MAX_SLOTS, PortKey, Slot};
+use metadata_common::maps::{Identity, InheritedState, MAX_SLOTS, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::attach::Refusal;
+use super::attach::AttachError;
 use super::counters::Looks;
-use super::held::{Held, replace_tcx, replace_xdp};
+use super::held::{HeldLink, replace_tcx, replace_xdp};
 use super::mode::Programs;
-use super::pins::{LinkName, On, Pin, Pins};
+use super::pins::{LinkName, On, Pin, PinDirectory};
 use super::ports::{Attached, look, place};
-use super::tables::Binding;
+use super::tables::SlotBinding;
 use super::{SteerError, Steering, object};
 use aya::programs::links::FdLink;
 use metadata_base::port::PortName;
@@ -72,7 +72,7 @@ pub(super) struct Inherited {
 }
 
 /// Namespace and interface index of a port.
-pub(super) type Place = (Cookie, u32);
+pub(super) type PortLocation = (Cookie, u32);
 
 impl Steering {
     /// True while inherited ports remain that have not been attached.
@@ -157,7 +157,7 @@ impl Steering {
         let key = PortKey { netns: inherited.netns, ifindex };
         let (mut programs, mut is_off, mut freed) = (Programs::none(), true, Vec::new());
         for on in inherited.links {
-            match self.pin_of(on, cookie, key).map(Held::open).transpose() {
+            match self.pin_of(on, cookie, key).map(HeldLink::open).transpose() {
                 Ok(held) => programs.put(on, held),
                 // The pin is gone or is no link, so the program cannot be asked whether it is off.
                 Err(error) => {
@@ -170,7 +170,7 @@ impl Steering {
             }
         }
         for (mac, slot) in inherited.slots {
-            match self.tables.unbind(Binding { slot, port: key, mac, hub: 0 }) {
+            match self.tables.unbind(SlotBinding { slot, port: key, mac, hub: 0 }) {
                 Ok(()) => freed.push(slot),
                 Err(error) => {
                     is_off = false;
@@ -196,10 +196,10 @@ impl Steering {
     }
 
     /// Replaces the program of a pinned link with ours.
-    pub(super) fn replace(&mut self, on: On, cookie: Cookie, path: &Pin) -> Result<FdLink, Refusal> {
+    pub(super) fn replace(&mut self, on: On, cookie: Cookie, path: &Pin) -> Result<FdLink, AttachError> {
         match on {
-            On::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(Refusal::of)?),
-            On::Xdp | On::Hub => replace_xdp(path, self.object.port(cookie).map_err(Refusal::of)?),
+            On::Tcx => replace_tcx(path, self.object.classifier(cookie).map_err(AttachError::of)?),
+            On::Xdp | On::Hub => replace_xdp(path, self.object.port(cookie).map_err(AttachError::of)?),
         }
     }
 
@@ -251,7 +251,7 @@ impl Steering {
         if self.taking_over {
             for on in &inherited.links {
                 let pin = self.pin_of(*on, cookie, key);
-                programs.put(*on, pin.map(Held::open).transpose()?);
+                programs.put(*on, pin.map(HeldLink::open).transpose()?);
                 // The other agent still owns the program and may detach it.
                 programs.leave_to_pins();
                 // Load the program now, so that the takeover itself takes no time.
@@ -281,9 +281,9 @@ impl Steering {
         for on in links {
             let Some(path) = self.pin_of(*on, cookie, key) else { continue };
             match self.replace(*on, cookie, &path) {
-                Ok(link) => programs.put(*on, Some(Held::replaced(link, path)?)),
+                Ok(link) => programs.put(*on, Some(HeldLink::replaced(link, path)?)),
                 // The device is gone, and another has its index.
-                Err(Refusal::Gone) => path.remove()?,
+                Err(AttachError::Gone) => path.remove()?,
                 Err(refusal) => return Err(refusal.about(on.name(), port, key.ifindex)),
             }
         }
@@ -303,11 +303,11 @@ impl Steering {
         for (version, on, path) in foreign {
             match self.replace(on, cookie, &path) {
                 Ok(link) => {
-                    programs.put(on, Some(Held::moved(link, self.pin_of(on, cookie, key))?));
+                    programs.put(on, Some(HeldLink::moved(link, self.pin_of(on, cookie, key))?));
                     path.remove()?;
                     tracing::info!(%port, version, "took the port over from another version of the agent");
                 }
-                Err(Refusal::Gone) => path.remove()?,
+                Err(AttachError::Gone) => path.remove()?,
                 Err(_) => {
                     let holder = format!("the program that {path} keeps there");
                     let remedy = format!("`xdp-imds release` of version {version} takes it off");
@@ -320,15 +320,15 @@ impl Steering {
 }
 
 /// The pins found at the start.
-pub(super) struct Found {
+pub(super) struct AdoptablePins {
     links: Vec<LinkName>,
     /// Whether the pinned maps can be inherited, and the reason if not.
     pub(super) maps: Result<(), String>,
 }
 
-impl Found {
+impl AdoptablePins {
     /// Reads the pins.
-    pub(super) fn look(pins: Option<&Pins>) -> Result<Self, SteerError> {
+    pub(super) fn look(pins: Option<&PinDirectory>) -> Result<Self, SteerError> {
         let Some(pins) = pins else { return Ok(Self { links: Vec::new(), maps: Err("no pins".into()) }) };
         let others = pins.other_versions();
         if !others.is_empty() {
@@ -340,7 +340,7 @@ impl Found {
 
 impl Steering {
     /// Inherits what is pinned; called once the hubs are ready, before any attach.
-    pub(super) fn adopt(&mut self, found: Found) -> Result<(), SteerError> {
+    pub(super) fn adopt(&mut self, found: AdoptablePins) -> Result<(), SteerError> {
         if self.pins.is_none() {
             return Ok(());
         }
@@ -369,7 +369,7 @@ impl Steering {
                 tracing::info!(ports = self.inherited.len(), "inherited the ports of the previous agent");
             }
         }
-        self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
+        self.tables.set_agent(InheritedState { key: self.key, side: self.side.into(), reserved: 0 })
     }
 
     /// Records the device of each pinned link.
@@ -392,7 +392,7 @@ impl Steering {
     /// Takes the program of an unusable pin off and removes the pin. Otherwise the number in the pin's name is retired,
     /// because frames with it may still come.
     fn discard(&mut self, name: LinkName, pin: Pin) {
-        let remains = match Held::open(pin.clone()) {
+        let remains = match HeldLink::open(pin.clone()) {
             Ok(held) => held.take_off(),
             // It is no link, or it cannot be opened, so nothing is proven.
             Err(error) => {
@@ -425,8 +425,8 @@ impl Steering {
     }
 
     /// Records the identities bound on inherited ports; returns bindings on any other port.
-    pub(super) fn note_identities(&mut self) -> Result<Vec<Binding>, SteerError> {
-        let places: HashMap<PortKey, Place> = self
+    pub(super) fn note_identities(&mut self) -> Result<Vec<SlotBinding>, SteerError> {
+        let places: HashMap<PortKey, PortLocation> = self
             .inherited
             .iter()
             .map(|(place, inherited)| (PortKey { netns: inherited.netns, ifindex: place.1 }, *place))
@@ -439,14 +439,14 @@ impl Steering {
                 Some(inherited) if slot < MAX_SLOTS && seen.insert(slot) => {
                     inherited.slots.insert(mac, slot);
                 }
-                _ => strays.push(Binding { slot, port, mac, hub }),
+                _ => strays.push(SlotBinding { slot, port, mac, hub }),
             }
         }
         Ok(strays)
     }
 
     /// Clears table entries of ports that are not inherited: their taps disappeared while no agent ran.
-    fn sweep_tables(&mut self, strays: Vec<Binding>) -> Result<(), SteerError> {
+    fn sweep_tables(&mut self, strays: Vec<SlotBinding>) -> Result<(), SteerError> {
         for stray in strays {
             self.tables.unbind(stray)?;
         }
@@ -471,7 +471,7 @@ impl Steering {
             let port = PortKey { netns: inherited.netns, ifindex: *ifindex };
             for (mac, slot) in &inherited.slots {
                 let hub = self.hub_of(*slot);
-                self.tables.redirect(Binding { slot: *slot, port, mac: *mac, hub }, None)?;
+                self.tables.redirect(SlotBinding { slot: *slot, port, mac: *mac, hub }, None)?;
             }
         }
         Ok(())
@@ -487,7 +487,7 @@ impl Steering {
                 "inherited maps are replaced, connections and slots are lost: {reason}"
             );
         }
-        let places: Vec<(Place, u32, Vec<On>)> = self
+        let places: Vec<(PortLocation, u32, Vec<On>)> = self
             .inherited
             .iter()
             .map(|(place, inherited)| (*place, inherited.netns, inherited.links.clone()))
@@ -499,7 +499,7 @@ impl Steering {
                 let Some(path) = self.pin_of(on, cookie, key) else { continue };
                 match self.replace(on, cookie, &path) {
                     Ok(_) => {}
-                    Err(Refusal::Gone) => path.remove()?,
+                    Err(AttachError::Gone) => path.remove()?,
                     Err(refusal) => {
                         let error =
                             refusal.about(on.name(), &PortName::local(format!("#{ifindex}")), ifindex);

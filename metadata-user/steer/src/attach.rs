@@ -11,7 +11,7 @@ use metadata_base::port::PortName;
 use metadata_links::netlink;
 
 /// Why a program could not be attached.
-pub(super) enum Refusal {
+pub(super) enum AttachError {
     /// Another program is attached.
     Occupied,
     /// The link to be replaced has lost its device, or does not exist.
@@ -20,7 +20,7 @@ pub(super) enum Refusal {
     Error(Box<dyn std::error::Error + Send + Sync>),
 }
 
-impl Refusal {
+impl AttachError {
     pub(super) fn of(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         let error = error.into();
         match errno(error.as_ref()) {
@@ -34,15 +34,19 @@ impl Refusal {
 }
 
 /// Attaches in native mode. Unless it is pinned, the link detaches on drop and when this process dies.
-pub(super) fn native(program: &mut Xdp, ifindex: u32) -> Result<FdLink, Refusal> {
+pub(super) fn native(program: &mut Xdp, ifindex: u32) -> Result<FdLink, AttachError> {
     attach(program, ifindex, XdpMode::Driver)
 }
 
 /// Attaches in native mode, which every tap supports, or in generic mode where the driver refuses (a veth with an MTU
 /// above one page).
-pub(super) fn native_or_generic(program: &mut Xdp, ifindex: u32, port: &PortName) -> Result<FdLink, Refusal> {
+pub(super) fn native_or_generic(
+    program: &mut Xdp,
+    ifindex: u32,
+    port: &PortName,
+) -> Result<FdLink, AttachError> {
     match native(program, ifindex) {
-        Err(Refusal::Error(error)) if driver_cannot(error.as_ref()) => {
+        Err(AttachError::Error(error)) if driver_cannot(error.as_ref()) => {
             let link = attach(program, ifindex, XdpMode::Skb)?;
             tracing::warn!(
                 %port, %error,
@@ -55,9 +59,9 @@ pub(super) fn native_or_generic(program: &mut Xdp, ifindex: u32, port: &PortName
     }
 }
 
-fn attach(program: &mut Xdp, ifindex: u32, mode: XdpMode) -> Result<FdLink, Refusal> {
+fn attach(program: &mut Xdp, ifindex: u32, mode: XdpMode) -> Result<FdLink, AttachError> {
     let link = program.attach_to_if_index(ifindex, mode).and_then(|id| program.take_link(id));
-    FdLink::try_from(link.map_err(Refusal::of)?).map_err(Refusal::of)
+    FdLink::try_from(link.map_err(AttachError::of)?).map_err(AttachError::of)
 }
 
 /// Errors by which drivers refuse native XDP.
@@ -65,7 +69,7 @@ fn driver_cannot(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(errno(error), Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ERANGE | libc::E2BIG))
 }
 
-impl Refusal {
+impl AttachError {
     /// Converts to an error about a port of the calling thread's namespace.
     pub(super) fn about(self, program: &'static str, port: &PortName, ifindex: u32) -> SteerError {
         match self {

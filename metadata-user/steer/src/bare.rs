@@ -8,18 +8,18 @@
 //! frames. XDP chooses the queue by the CPU, also one that the guest does not read.
 //!
 //! The tap for long answers has no XDP program, because the kernel would copy each frame into one piece for it and
-//! refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx (`features`), and `bpf_redirect`
-//! reaches no device of another namespace. Attaching the classifier waits for an RCU grace period, about 15 ms for each
-//! tap, when the agent starts.
+//! refuse to redirect a frame above the MTU. Each frame costs a socket buffer. This needs tcx (`features`), and
+//! `bpf_redirect` reaches no device of another namespace. Attaching the classifier waits for an RCU grace period, about
+//! 15 ms for each tap, when the agent starts.
 
 use aya::Ebpf;
 use aya::programs::links::FdLink;
 use metadata_common::maps::program;
 
-use super::hub::Device;
+use super::hub::HubDevice;
 use super::ports::Attached;
 use super::tables::HomeDevice;
-use super::{Mode, SteerError, Steering, loading, mode};
+use super::{SteerError, Steering, SteeringMode, loading, mode};
 use metadata_base::port::PortName;
 
 /// How answers reach the guest of a port.
@@ -51,7 +51,7 @@ impl Steering {
 
     /// The device of a port, if the classifier reaches it.
     pub(super) fn home_device(&self, attached: &Attached) -> Option<HomeDevice> {
-        let by_classifier = attached.looks.takes == Some(false) || self.mode == Mode::Tcx;
+        let by_classifier = attached.looks.takes == Some(false) || self.mode == SteeringMode::Tcx;
         let device = HomeDevice { ifindex: attached.key.ifindex, by_classifier };
         (self.has_classifiers && attached.cookie == self.home).then_some(device)
     }
@@ -71,10 +71,10 @@ impl Steering {
 /// Attaches the classifier to a hub's taps in the calling thread's namespace.
 pub(super) fn put_classifier<'t>(
     ebpf: &mut Ebpf,
-    taps: impl IntoIterator<Item = &'t Device>,
+    taps: impl IntoIterator<Item = &'t HubDevice>,
 ) -> Result<Vec<FdLink>, SteerError> {
     let classifier = loading::load_classifier(ebpf, program::HUB_TCX)?;
     let mut attach =
-        |tap: &Device| mode::attach_tcx(classifier, program::HUB_TCX, &PortName::local(&tap.name));
+        |tap: &HubDevice| mode::attach_tcx(classifier, program::HUB_TCX, &PortName::local(&tap.name));
     taps.into_iter().map(&mut attach).collect()
 }

@@ -2,8 +2,9 @@
 //! taken away: `bpftool link detach`, `rm` in the directory of pins, a file system mounted over it.
 //!
 //! A round begins every [`CHECK_EVERY`] with the hubs, the maps' pins and the directory, and continues with
-//! [`CHECKED_AT_ONCE`] ports in each call. A link costs two system calls (its state, its pin). Nothing is checked during
-//! a takeover: until it is complete the ports belong to the other agent, and afterwards this one no longer holds them.
+//! [`CHECKED_AT_ONCE`] ports in each call. A link costs two system calls (its state, its pin). Nothing is checked
+//! during a takeover: until it is complete the ports belong to the other agent, and afterwards this one no longer holds
+//! them.
 
 use aya::programs::{SchedClassifier, Xdp};
 use aya_obj::programs::XdpAttachType;
@@ -12,15 +13,15 @@ use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::held::{Held, LinkFault};
+use super::held::{HeldLink, LinkFault};
 use super::mode::Programs;
-use super::pins::{LinkName, On, Pin, Pins, Place, RELEASE_GRACE};
+use super::pins::{LinkName, On, Pin, PinDirectory, PinLocation, RELEASE_GRACE};
 use super::ports::Attached;
 use super::{SteerError, Steering, attach, link, mode, object};
 use metadata_base::port::PortName;
 
-/// Time from the begin of one round to the next, at least. A round of all ports that a node may have takes as long, with
-/// a call every two seconds.
+/// Time from the begin of one round to the next, at least. A round of all ports that a node may have takes as long,
+/// with a call every two seconds.
 pub const CHECK_EVERY: Duration = Duration::from_secs(30);
 /// Ports checked in one call of [`Steering::check`], which blocks meanwhile: about 3 ms.
 pub const CHECKED_AT_ONCE: usize = 1_024;
@@ -75,7 +76,7 @@ impl From<LinkFault> for AttachmentFault {
 
 /// The result of the checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Attachments {
+pub struct AttachmentCheck {
     /// Time since the last complete round; `None` before the first.
     pub checked: Option<Duration>,
     /// What the last round found, a line for each kind of fault; empty if everything is as it should be.
@@ -88,7 +89,7 @@ pub struct Attachments {
 
 /// A program on a device of a hub.
 pub(super) struct HubLink {
-    pub(super) held: Held,
+    pub(super) held: HeldLink,
     /// The program's name in the object.
     pub(super) program: &'static str,
     /// The name of the device, and its index.
@@ -111,7 +112,7 @@ pub(super) struct Checks {
     former: Faults,
     found: BTreeMap<AttachmentFault, u64>,
     /// Programs that were to be taken off and may still be attached, [`MAX_REMAINS`] at most.
-    remains: Vec<Held>,
+    remains: Vec<HeldLink>,
 }
 
 type Faults = BTreeMap<AttachmentFault, FaultTally>;
@@ -129,7 +130,7 @@ struct FaultTally {
 
 impl Checks {
     /// Keeps programs for another attempt to take them off.
-    pub(super) fn keep(&mut self, remains: Vec<Held>) {
+    pub(super) fn keep(&mut self, remains: Vec<HeldLink>) {
         let room = MAX_REMAINS - self.remains.len();
         self.remains.extend(remains.into_iter().take(room));
     }
@@ -208,8 +209,8 @@ impl FaultTally {
 impl Steering {
     /// The result of the checks.
     #[must_use]
-    pub fn attachments(&self) -> Attachments {
-        Attachments {
+    pub fn attachments(&self) -> AttachmentCheck {
+        AttachmentCheck {
             checked: self.checks.completed.map(|completed| completed.elapsed()),
             faults: self.checks.lines(),
             found: AttachmentFault::ALL
@@ -234,8 +235,8 @@ impl Steering {
         self.checks.last = None;
     }
 
-    /// Checks everything at once, and pins again what a forced release unpinned. For a takeover: the next agent needs every
-    /// pin, and a forced release was followed by another start, not by the end of the agent.
+    /// Checks everything at once, and pins again what a forced release unpinned. For a takeover: the next agent needs
+    /// every pin, and a forced release was followed by another start, not by the end of the agent.
     pub fn check_all(&mut self, now: Instant) {
         self.check_soon();
         self.check(now);
@@ -244,8 +245,8 @@ impl Steering {
         }
     }
 
-    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. Call it every two seconds.
-    /// Does nothing between two rounds, and during a takeover.
+    /// Checks the next [`CHECKED_AT_ONCE`] ports, and repairs what somebody else has changed. Call it every two
+    /// seconds. Does nothing between two rounds, and during a takeover.
     pub fn check(&mut self, now: Instant) {
         if self.taking_over {
             return;
@@ -277,7 +278,8 @@ impl Steering {
         self.check_maps();
         (0..self.links.len()).for_each(|at| self.check_hub(at));
         let remains = std::mem::take(&mut self.checks.remains);
-        let remains = remains.into_iter().filter_map(Held::take_off).filter(|held| !held.is_out_of_reach());
+        let remains =
+            remains.into_iter().filter_map(HeldLink::take_off).filter(|held| !held.is_out_of_reach());
         self.checks.remains = remains.collect();
     }
 
@@ -285,17 +287,17 @@ impl Steering {
         let Some(pins) = &self.pins else { return };
         let shown = pins.directory().display().to_string();
         match pins.place() {
-            Ok(Place::There) => match self.mend_pins(now) {
+            Ok(PinLocation::There) => match self.mend_pins(now) {
                 Ok(_) => {}
                 Err(error) => self.checks.note(AttachmentFault::Unpinned, &shown, Err(error)),
             },
-            Ok(Place::Removed) => {
+            Ok(PinLocation::Removed) => {
                 let mended = self.mend_pins(now).map(drop);
-                let is_released = self.pins.as_ref().is_some_and(Pins::are_released);
+                let is_released = self.pins.as_ref().is_some_and(PinDirectory::are_released);
                 let fault = if is_released { AttachmentFault::Released } else { AttachmentFault::Unpinned };
                 self.checks.note(fault, &shown, mended);
             }
-            Ok(Place::Hidden) => self.checks.note(AttachmentFault::Hidden, &shown, Ok(())),
+            Ok(PinLocation::Hidden) => self.checks.note(AttachmentFault::Hidden, &shown, Ok(())),
             Err(error) => self.checks.note(AttachmentFault::Unknown, &shown, Err(error.into())),
         }
     }
@@ -307,7 +309,7 @@ impl Steering {
         if self.taking_over {
             return Ok(false);
         }
-        if pins.place()? == Place::Removed {
+        if pins.place()? == PinLocation::Removed {
             pins.note_release(now);
         }
         if !pins.are_released() {
@@ -375,7 +377,7 @@ impl Steering {
         if let Err(error) = std::fs::remove_file(&path) {
             tracing::debug!(%error, "a pin on the private bpffs stays");
         }
-        hub.held = Held::new(link?, pin)?;
+        hub.held = HeldLink::new(link?, pin)?;
         Ok(())
     }
 
@@ -426,7 +428,7 @@ impl Steering {
                 let link = self
                     .replace(on, cookie, &pin)
                     .map_err(|refusal| refusal.about(on.name(), port, key.ifindex))?;
-                Held::replaced(link, pin)?
+                HeldLink::replaced(link, pin)?
             }
             (LinkFault::Replaced, _) => {
                 if let Some(held) = self.programs(port).and_then(|programs| programs.held_mut(on)) {

@@ -5,12 +5,12 @@ use metadata_common::maps::CLAIMED;
 
 /// Claims connections for one worker of a departing agent, through its own descriptor.
 #[derive(Debug)]
-pub struct Claims {
+pub struct FlowClaimer {
     draining: HashMap<MapData, u64, u32>,
     refused: u64,
 }
 
-impl Claims {
+impl FlowClaimer {
     pub(super) fn new(draining: HashMap<MapData, u64, u32>) -> Self {
         Self { draining, refused: 0 }
     }
@@ -19,7 +19,7 @@ impl Claims {
     /// connection that is already claimed stays claimed. One system call.
     ///
     /// If the table is full ([`MAX_DRAINING`](metadata_common::maps::MAX_DRAINING)), the connection is not claimed:
-    /// the next agent gets its frames and resets it. [`Claims::refused`] counts these.
+    /// the next agent gets its frames and resets it. [`FlowClaimer::refused`] counts these.
     pub fn claim(&mut self, flow: u64) {
         self.refused += u64::from(self.draining.insert(flow, CLAIMED, 0).is_err());
     }

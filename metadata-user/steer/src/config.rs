@@ -1,16 +1,16 @@
 //! What steering is started with.
 
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use super::adopt::Adopt;
-use super::mode::Mode;
+use super::mode::SteeringMode;
 
 /// How much one port may send to the metadata service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Limits {
+pub struct PortLimits {
     /// Frames per second in the long run; 0 means no limit.
     pub frames_per_second: u32,
     /// Frames at once after a pause.
@@ -21,7 +21,7 @@ pub struct Limits {
     pub connection_burst: u32,
 }
 
-impl Default for Limits {
+impl Default for PortLimits {
     /// 10,000 frames a second and 2,048 at once, 200 connections a second and 512 at once. This is far above what
     /// booting needs (63 connections, each tried up to eight times) and far below a flood.
     fn default() -> Self {
@@ -32,30 +32,30 @@ impl Default for Limits {
 /// Configuration of [`Steering::start`](super::Steering::start).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SteerConfig {
-    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`](super::HUB_PREFIX_MAX) bytes: `imds` makes `imds-out`, `imds-in`,
-    /// `imds-tap` and `imds-gso`.
+    /// Prefix of the hub's device names, 1 to [`HUB_PREFIX_MAX`](super::HUB_PREFIX_MAX) bytes: `imds` makes `imds-out`,
+    /// `imds-in`, `imds-tap` and `imds-gso`.
     pub hub: String,
     /// The metadata addresses, at most 32 of each family.
     pub served: Vec<IpAddr>,
     /// Next hops for which ARP is answered but IP passes. They count as served IPv4 addresses.
     pub arp_only: Vec<Ipv4Addr>,
     /// Applied to each port separately.
-    pub limits: Limits,
+    pub limits: PortLimits,
     /// What the kernel answers by itself on taps: [`ANSWER_LINK`](metadata_common::maps::ANSWER_LINK) and
     /// [`ANSWER_TCP`](metadata_common::maps::ANSWER_TCP). The latter requires a stack that knows `key`.
     pub answers: u64,
     /// The key of SYN cookies, unless one is inherited: see [`Steering::key`](super::Steering::key).
-    pub key: Key,
+    pub key: CookieKey,
     /// Where links and maps are pinned: a directory on a bpffs. It is made if its parent exists. `None` pins nothing.
     pub pins: Option<PathBuf>,
     /// Whether another agent runs with the same pins.
     pub adopt: Adopt,
     /// Which program steers ports.
-    pub mode: Mode,
+    pub mode: SteeringMode,
     /// Number of hubs that share the slots, 1 to [`HUBS_OF_A_SIDE`](super::HUBS_OF_A_SIDE).
     pub hubs: u32,
-    /// Receive queues of each hub, 1 to [`HUB_QUEUES`](super::HUB_QUEUES). The ring of a queue holds 256 frames (`VETH_RING_SIZE`,
-    /// drivers/net/veth.c), so CPUs that share a queue lose frames under a flood.
+    /// Receive queues of each hub, 1 to [`HUB_QUEUES`](super::HUB_QUEUES). The ring of a queue holds 256 frames
+    /// (`VETH_RING_SIZE`, drivers/net/veth.c), so CPUs that share a queue lose frames under a flood.
     pub queues: u32,
 }
 
@@ -65,12 +65,12 @@ impl Default for SteerConfig {
             hub: "imds".into(),
             served: Vec::new(),
             arp_only: Vec::new(),
-            limits: Limits::default(),
+            limits: PortLimits::default(),
             answers: 0,
-            key: Key([0; 2]),
+            key: CookieKey([0; 2]),
             pins: None,
             adopt: Adopt::Alone,
-            mode: Mode::default(),
+            mode: SteeringMode::default(),
             hubs: 1,
             queues: 1,
         }

@@ -2,7 +2,7 @@
 
 use metadata_base::port::PortName;
 use metadata_common::verdict::Verdict;
-use metadata_links::exchange::Exchange;
+use metadata_links::exchange::NetlinkSocket;
 use metadata_links::netns;
 use metadata_links::netns::Cookie;
 use metadata_links::watch::attribute;
@@ -38,7 +38,8 @@ impl Counters {
 }
 
 // Statistics of devices by interface index: rejected frames (rtnetlink), and whether a device accepts redirected
-// frames (the generic netlink family `netdev`, which newer kernels have). All calls act on the calling thread's namespace.
+// frames (the generic netlink family `netdev`, which newer kernels have). All calls act on the calling thread's
+// namespace.
 
 /// `struct if_stats_msg`: family, padding, interface index, mask of requested statistics (linux/if_link.h, Linux
 /// 4.7).
@@ -66,7 +67,7 @@ const NDO_XMIT: u64 = 4;
 
 /// Frames that a device dropped since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Dropped {
+pub(super) struct DroppedFrames {
     /// Outbound frames, to its reader or its peer.
     pub(super) tx: u64,
     /// Inbound frames.
@@ -74,12 +75,12 @@ pub(super) struct Dropped {
 }
 
 /// Frames dropped at every device of the namespace, by interface index.
-pub(super) fn dropped() -> Result<Vec<(u32, Dropped)>, SteerError> {
+pub(super) fn dropped() -> Result<Vec<(u32, DroppedFrames)>, SteerError> {
     let mut found = Vec::new();
     let mut body = [0; IF_STATS];
     body[8..].copy_from_slice(&1_u32.to_ne_bytes());
     let mut ask = || -> io::Result<()> {
-        Exchange::open(NETLINK_ROUTE)?.dump(RTM_GETSTATS, &body, |kind, body| {
+        NetlinkSocket::open(NETLINK_ROUTE)?.dump(RTM_GETSTATS, &body, |kind, body| {
             found.extend((kind == RTM_NEWSTATS).then(|| statistics(body)).flatten());
         })
     };
@@ -87,11 +88,11 @@ pub(super) fn dropped() -> Result<Vec<(u32, Dropped)>, SteerError> {
     Ok(found)
 }
 
-fn statistics(body: &[u8]) -> Option<(u32, Dropped)> {
+fn statistics(body: &[u8]) -> Option<(u32, DroppedFrames)> {
     let ifindex = u32::from_ne_bytes(body.get(4..8)?.try_into().ok()?);
     let all = attribute(body.get(IF_STATS..)?, IFLA_STATS_LINK_64)?;
     let at = |place: usize| Some(u64::from_ne_bytes(all.get(place..place + 8)?.try_into().ok()?));
-    Some((ifindex, Dropped { tx: at(TX_DROPPED)?, rx: at(RX_DROPPED)? }))
+    Some((ifindex, DroppedFrames { tx: at(TX_DROPPED)?, rx: at(RX_DROPPED)? }))
 }
 
 /// Whether each device of the namespace accepts redirected frames; empty if the kernel does not report it.
@@ -111,7 +112,7 @@ pub(super) fn takes_redirected(ifindex: u32) -> Option<bool> {
 }
 
 fn ask_netdev(ifindex: Option<u32>) -> io::Result<Vec<(u32, bool)>> {
-    let mut netlink = Exchange::open(NETLINK_GENERIC)?;
+    let mut netlink = NetlinkSocket::open(NETLINK_GENERIC)?;
     let mut family = None;
     let question = general(CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_NAME, b"netdev\0");
     netlink.request(GENL_ID_CTRL, &question, |_, body| {
@@ -262,7 +263,7 @@ impl Steering {
         }
     }
 
-    fn note(&mut self, cookie: Cookie, ifindex: u32, counts: Dropped) {
+    fn note(&mut self, cookie: Cookie, ifindex: u32, counts: DroppedFrames) {
         let port = self.places.get(&(cookie, ifindex)).and_then(|port| self.ports.get_mut(port));
         if let Some(attached) = port.filter(|attached| !attached.gone) {
             self.losses.ports += attached.looks.note(counts.tx);
@@ -282,7 +283,7 @@ impl Steering {
 /// State of a namespace's devices at one moment.
 struct Look {
     cookie: Cookie,
-    dropped: Vec<(u32, Dropped)>,
+    dropped: Vec<(u32, DroppedFrames)>,
     takers: Vec<(u32, bool)>,
 }
 
@@ -294,7 +295,7 @@ fn look() -> Result<Look, SteerError> {
 mod tests {
     use metadata_common::verdict::Verdict;
 
-    use super::{Counters, Dropped, Looks, dropped, features, general, statistics};
+    use super::{Counters, DroppedFrames, Looks, dropped, features, general, statistics};
 
     #[test]
     fn each_verdict_has_its_own_count() {
@@ -321,7 +322,7 @@ mod tests {
     #[test]
     fn drops_are_read_at_the_kernels_offsets() {
         let whole = counters(7, 3, 9);
-        assert_eq!(statistics(&whole), Some((7, Dropped { tx: 9, rx: 3 })));
+        assert_eq!(statistics(&whole), Some((7, DroppedFrames { tx: 9, rx: 3 })));
         for length in 0..whole.len() {
             assert_eq!(statistics(&whole[..length]), None, "{length}");
         }

@@ -9,14 +9,14 @@ use metadata_links::error::LinkError;
 
 /// Why a probe failed: the error of the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ProbeError {
     /// The errno, if there is one.
     pub errno: Option<i32>,
     /// The error with its causes.
     pub text: String,
 }
 
-impl Failure {
+impl ProbeError {
     /// A failure without an errno.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
@@ -34,25 +34,25 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for ProbeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
     }
 }
 
-impl From<io::Error> for Failure {
+impl From<io::Error> for ProbeError {
     fn from(error: io::Error) -> Self {
         Self { errno: error.raw_os_error(), text: error.to_string() }
     }
 }
 
-impl From<LinkError> for Failure {
+impl From<LinkError> for ProbeError {
     fn from(error: LinkError) -> Self {
         Self::of(&error)
     }
 }
 
-impl From<SteerError> for Failure {
+impl From<SteerError> for ProbeError {
     fn from(error: SteerError) -> Self {
         Self::of(&error)
     }

@@ -15,7 +15,7 @@ use std::io;
 use std::path::Path;
 
 use super::{SteerError, counters};
-use crate::failure::Failure;
+use crate::failure::ProbeError;
 
 /// The loopback device, which every network namespace has.
 pub(super) const LOOPBACK: &str = "lo";
@@ -50,7 +50,7 @@ pub enum Feature {
 }
 
 /// Whether the kernel has a feature; an error if the test was inconclusive.
-pub type Answer = Result<bool, Failure>;
+pub type ProbeResult = Result<bool, ProbeError>;
 
 impl Feature {
     /// Each feature once, after the features it depends on.
@@ -70,10 +70,10 @@ impl Feature {
     ];
 
     /// Asks the kernel. `None` for features that need a device to attach to.
-    pub(super) fn ask(self) -> Option<Answer> {
+    pub(super) fn ask(self) -> Option<ProbeResult> {
         Some(match self {
             Self::Bpf => map(MapType::Array),
-            Self::Xdp => is_program_supported(ProgramType::Xdp).map_err(|error| Failure::of(&error)),
+            Self::Xdp => is_program_supported(ProgramType::Xdp).map_err(|error| ProbeError::of(&error)),
             Self::DeviceMap => map(MapType::DevMapHash),
             Self::SocketMap => map(MapType::XskMap),
             Self::Socket => socket(),
@@ -87,14 +87,14 @@ impl Feature {
     }
 }
 
-fn map(kind: MapType) -> Answer {
+fn map(kind: MapType) -> ProbeResult {
     is_map_supported(kind).map_err(|error: SyscallError| match error.io_error.raw_os_error() {
-        Some(libc::ENOSYS) => Failure::new("the kernel has no bpf(2)"),
-        _ => Failure::of(&error),
+        Some(libc::ENOSYS) => ProbeError::new("the kernel has no bpf(2)"),
+        _ => ProbeError::of(&error),
     })
 }
 
-fn socket() -> Answer {
+fn socket() -> ProbeResult {
     match socket_with(AddressFamily::XDP, SocketType::RAW, SocketFlags::CLOEXEC, None) {
         Ok(_) => Ok(true),
         Err(Errno::AFNOSUPPORT | Errno::PROTONOSUPPORT) => Ok(false),
@@ -102,11 +102,11 @@ fn socket() -> Answer {
     }
 }
 
-fn cookie() -> Answer {
+fn cookie() -> ProbeResult {
     match netns::cookie() {
         Ok(_) => Ok(true),
-        Err(error) => match Failure::from(error) {
-            Failure { errno: Some(libc::ENOPROTOOPT), .. } => Ok(false),
+        Err(error) => match ProbeError::from(error) {
+            ProbeError { errno: Some(libc::ENOPROTOOPT), .. } => Ok(false),
             failure => Err(failure),
         },
     }
@@ -114,7 +114,7 @@ fn cookie() -> Answer {
 
 /// Lists the classifiers of the loopback. The kernel has had this query for exactly as long as it attaches such
 /// classifiers (e420bed02507, kernel/bpf/tcx.c), and one build option provides both.
-fn tcx() -> Answer {
+fn tcx() -> ProbeResult {
     const QUERY: &str = "bpf_prog_query";
     match SchedClassifier::query_tcx(LOOPBACK, TcAttachType::Ingress) {
         Ok(_) => Ok(true),
@@ -125,13 +125,13 @@ fn tcx() -> Answer {
         }
         // The query itself succeeded: only the description of a classifier that another program put there is refused.
         Err(ProgramError::SyscallError(SyscallError { call, .. })) if call != QUERY => Ok(true),
-        Err(error) => Err(Failure::of(&error)),
+        Err(error) => Err(ProbeError::of(&error)),
     }
 }
 
 /// What this kernel has, as asked at the start of steering.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Features(Vec<(Feature, Answer)>);
+pub(super) struct Features(Vec<(Feature, ProbeResult)>);
 
 impl Features {
     /// Asks the kernel for each feature that needs no device.
@@ -140,15 +140,15 @@ impl Features {
     }
 
     /// Whether the kernel has a feature.
-    pub(super) fn answer(&self, feature: Feature) -> Answer {
+    pub(super) fn answer(&self, feature: Feature) -> ProbeResult {
         let found = self.0.iter().find(|(of, _)| *of == feature);
-        found.map_or_else(|| Err(Failure::new("it was not tested")), |(_, answer)| answer.clone())
+        found.map_or_else(|| Err(ProbeError::new("it was not tested")), |(_, answer)| answer.clone())
     }
 
     /// Fails if the kernel lacks a feature that steering cannot do without. An inconclusive test does not count: the
     /// use of the feature then shows the cause.
     pub(super) fn check(&self) -> Result<(), SteerError> {
-        let lacks = |(feature, answer): &(Feature, Answer)| {
+        let lacks = |(feature, answer): &(Feature, ProbeResult)| {
             let words = feature.words();
             (*answer == Ok(false) && words.without.is_none()).then_some(words)
         };
@@ -196,11 +196,11 @@ const CALLED: [(&str, BpfHelper, &[ProgramType]); 14] = {
 ///
 /// # Errors
 /// If the kernel does not load a program for another reason.
-pub fn missing_helpers() -> Result<Vec<&'static str>, Failure> {
+pub fn missing_helpers() -> Result<Vec<&'static str>, ProbeError> {
     let mut missing = Vec::new();
     for (name, helper, kinds) in CALLED {
         for kind in kinds {
-            if !is_helper_supported(*kind, helper).map_err(|error| Failure::of(&error))? {
+            if !is_helper_supported(*kind, helper).map_err(|error| ProbeError::of(&error))? {
                 missing.push(name);
                 break;
             }
@@ -319,11 +319,11 @@ impl Feature {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{Answer, CALLED, Feature, Features};
-    use crate::failure::Failure;
+    use super::{CALLED, Feature, Features, ProbeResult};
+    use crate::failure::ProbeError;
     use crate::{object, stubs};
 
-    fn all_but(feature: Feature, answer: Answer) -> Features {
+    fn all_but(feature: Feature, answer: ProbeResult) -> Features {
         let one = |of| (of, if of == feature { answer.clone() } else { Ok(true) });
         Features(Feature::ALL.map(one).into())
     }
@@ -332,7 +332,7 @@ mod tests {
     fn a_start_fails_only_without_a_feature_that_has_no_substitute() {
         use Feature::{Btf, DeviceReports, Tcx};
         for feature in Feature::ALL {
-            assert!(all_but(feature, Err(Failure::new("unclear"))).check().is_ok(), "{feature:?}");
+            assert!(all_but(feature, Err(ProbeError::new("unclear"))).check().is_ok(), "{feature:?}");
             let outcome = all_but(feature, Ok(false)).check();
             let is_optional = [Btf, DeviceReports, Tcx].contains(&feature);
             assert_eq!(outcome.is_ok(), is_optional, "{feature:?}");

@@ -1,6 +1,6 @@
 //! What the agents of two releases share in the kernel changes only with [`PINS_VERSION`].
 
-use metadata_common::maps::{Agent, AllSent, Guest, Identity, IdentityKey, Port, PortKey, name};
+use metadata_common::maps::{AllSent, Guest, Identity, IdentityKey, InheritedState, Port, PortKey, name};
 use metadata_links::netns::Cookie;
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -38,7 +38,7 @@ fn offsets() -> [(&'static str, Vec<(&'static str, usize)>); 2] {
         ($of:ident: $($field:ident)+) => { (stringify!($of), vec![$((stringify!($field), offset_of!($of, $field))),+]) };
     }
     [
-        fields!(Agent: key side reserved),
+        fields!(InheritedState: key side reserved),
         fields!(AllSent: flow sent received finished opened held acknowledged closed),
     ]
 }

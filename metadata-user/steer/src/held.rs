@@ -4,20 +4,20 @@ use aya::programs::links::{FdLink, LinkError};
 use aya::programs::tc::SchedClassifierLink;
 use aya::programs::xdp::XdpLink;
 use aya::programs::{SchedClassifier, Xdp};
-use metadata_common::maps::{Agent, Slot, name};
+use metadata_common::maps::{InheritedState, Slot, name};
 use std::io;
 
-use super::attach::Refusal;
+use super::attach::AttachError;
 use super::error::errno;
-use super::link::{Link, LinkState};
+use super::link::{LinkFd, LinkState};
 use super::pins::{Pin, PinsError};
-use super::tables::Binding;
-use super::{Claims, SteerError, Steering, pins};
+use super::tables::SlotBinding;
+use super::{FlowClaimer, SteerError, Steering, pins};
 
-/// A link. On drop, an unpinned link detaches its program; a pinned one stays until [`Held::take_off`].
-pub(super) struct Held {
+/// A link. On drop, an unpinned link detaches its program; a pinned one stays until [`HeldLink::take_off`].
+pub(super) struct HeldLink {
     /// `None` once only the pin holds the link.
-    link: Option<Link>,
+    link: Option<LinkFd>,
     /// The number of the program that the link has to have.
     program: u32,
     /// The pin and its inode number, by which a pin that somebody else made is told apart.
@@ -35,10 +35,10 @@ pub(super) enum LinkFault {
     Unpinned,
 }
 
-impl Held {
+impl HeldLink {
     /// Keeps a link and pins it if a pin is given. If pinning fails, the program is taken off the device.
     pub(super) fn new(link: FdLink, pin: Option<Pin>) -> Result<Self, SteerError> {
-        let link = Link::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
+        let link = LinkFd::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
         match Self::keep(&link, pin) {
             Ok((program, pin)) => Ok(Self { link: Some(link), program, pin }),
             Err(error) => match link.detach() {
@@ -50,12 +50,12 @@ impl Held {
 
     /// Keeps a link that another pin holds, and pins it here too. After an error the program stays on its device.
     pub(super) fn moved(link: FdLink, pin: Option<Pin>) -> Result<Self, SteerError> {
-        let link = Link::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
+        let link = LinkFd::of(&link).map_err(|source| SteerError::device("open a link again", source))?;
         let (program, pin) = Self::keep(&link, pin)?;
         Ok(Self { link: Some(link), program, pin })
     }
 
-    fn keep(link: &Link, pin: Option<Pin>) -> Result<(u32, Option<(Pin, u64)>), SteerError> {
+    fn keep(link: &LinkFd, pin: Option<Pin>) -> Result<(u32, Option<(Pin, u64)>), SteerError> {
         let state = link.state().map_err(|source| SteerError::device("examine a link", source))?;
         let pin = pin.map(|pin| Ok::<_, PinsError>((pin.clone(), pin.put(link)?))).transpose()?;
         Ok((state.program, pin))
@@ -70,7 +70,7 @@ impl Held {
     /// Keeps a pinned link whose program was replaced.
     pub(super) fn replaced(link: FdLink, pin: Pin) -> Result<Self, SteerError> {
         let failed = |source| SteerError::device(format!("examine the link {pin}"), source);
-        let link = Link::of(&link).map_err(failed)?;
+        let link = LinkFd::of(&link).map_err(failed)?;
         let program = link.state().map_err(failed)?.program;
         let inode = pin.inode()?.unwrap_or_default();
         Ok(Self { link: Some(link), program, pin: Some((pin, inode)) })
@@ -116,10 +116,10 @@ impl Held {
 
     /// Takes the program off its device and keeps the pin.
     pub(super) fn detach(&self) -> io::Result<()> {
-        self.link.as_ref().map_or(Ok(()), Link::detach)
+        self.link.as_ref().map_or(Ok(()), LinkFd::detach)
     }
 
-    /// True if nothing is left that another [`Held::take_off`] could act on.
+    /// True if nothing is left that another [`HeldLink::take_off`] could act on.
     pub(super) fn is_out_of_reach(&self) -> bool {
         self.link.is_none() && self.pin.as_ref().is_none_or(|(pin, _)| matches!(pin.inode(), Ok(None)))
     }
@@ -164,26 +164,26 @@ impl Held {
 }
 
 /// Maps an error of opening a pin. A pin that is no link of the expected kind holds nothing on the device.
-fn no_such_link(error: LinkError) -> Refusal {
+fn no_such_link(error: LinkError) -> AttachError {
     match error {
-        LinkError::InvalidLink | LinkError::UnknownLinkType(_) => Refusal::Gone,
-        error => Refusal::of(error),
+        LinkError::InvalidLink | LinkError::UnknownLinkType(_) => AttachError::Gone,
+        error => AttachError::of(error),
     }
 }
 
 /// Replaces the XDP program of a pinned link with this one, between two frames (`BPF_LINK_UPDATE`).
-pub(super) fn replace_xdp(pin: &Pin, program: &mut Xdp) -> Result<FdLink, Refusal> {
-    let link = XdpLink::try_from(pins::open_link(pin).map_err(Refusal::of)?).map_err(no_such_link)?;
-    let id = program.attach_to_link(link).map_err(Refusal::of)?;
-    FdLink::try_from(program.take_link(id).map_err(Refusal::of)?).map_err(Refusal::of)
+pub(super) fn replace_xdp(pin: &Pin, program: &mut Xdp) -> Result<FdLink, AttachError> {
+    let link = XdpLink::try_from(pins::open_link(pin).map_err(AttachError::of)?).map_err(no_such_link)?;
+    let id = program.attach_to_link(link).map_err(AttachError::of)?;
+    FdLink::try_from(program.take_link(id).map_err(AttachError::of)?).map_err(AttachError::of)
 }
 
 /// Like [`replace_xdp`], for the classifier.
-pub(super) fn replace_tcx(pin: &Pin, program: &mut SchedClassifier) -> Result<FdLink, Refusal> {
-    let link = pins::open_link(pin).map_err(Refusal::of)?;
+pub(super) fn replace_tcx(pin: &Pin, program: &mut SchedClassifier) -> Result<FdLink, AttachError> {
+    let link = pins::open_link(pin).map_err(AttachError::of)?;
     let link = SchedClassifierLink::try_from(link).map_err(no_such_link)?;
-    let id = program.attach_to_link(link).map_err(Refusal::of)?;
-    FdLink::try_from(program.take_link(id).map_err(Refusal::of)?).map_err(Refusal::of)
+    let id = program.attach_to_link(link).map_err(AttachError::of)?;
+    FdLink::try_from(program.take_link(id).map_err(AttachError::of)?).map_err(AttachError::of)
 }
 
 /// True if a pin does not exist.
@@ -193,7 +193,7 @@ pub(super) fn is_missing(error: &SteerError) -> bool {
 
 // State that a departing agent and its successor share through the maps.
 //
-// The departing agent claims its connections ([`Claims`]). The successor sends each slot's frames to a hub of its
+// The departing agent claims its connections ([`FlowClaimer`]). The successor sends each slot's frames to a hub of its
 // own, except those of claimed connections ([`Steering::redirect`]), and keeps the same SYN cookie key
 // ([`Steering::agent`]). The kernel decides frame by frame (`metadata_common::drain`).
 
@@ -202,7 +202,7 @@ impl Steering {
     ///
     /// # Errors
     /// If no descriptor is available.
-    pub fn claims(&self) -> Result<Claims, SteerError> {
+    pub fn claims(&self) -> Result<FlowClaimer, SteerError> {
         self.tables.claims()
     }
 
@@ -229,14 +229,14 @@ impl Steering {
                 "it is not bound",
             ));
         };
-        self.tables.redirect(Binding { slot, port, mac, hub }, leaving)
+        self.tables.redirect(SlotBinding { slot, port, mac, hub }, leaving)
     }
 
     /// The state of the previous agent, if there was one.
     ///
     /// # Errors
     /// If the kernel refuses to read the table.
-    pub fn agent(&self) -> Result<Option<Agent>, SteerError> {
+    pub fn agent(&self) -> Result<Option<InheritedState>, SteerError> {
         self.tables.agent()
     }
 
@@ -244,18 +244,18 @@ impl Steering {
     ///
     /// # Errors
     /// If the kernel refuses the entry.
-    pub fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
+    pub fn set_agent(&mut self, agent: InheritedState) -> Result<(), SteerError> {
         self.tables.set_agent(agent)
     }
 }
 
 /// Claims a worker's connections in the kernel's table.
-impl metadata_datapath::stack::Claims for Claims {
+impl metadata_datapath::stack::ServedFlows for FlowClaimer {
     fn claim(&mut self, flow: u64) {
-        Claims::claim(self, flow);
+        FlowClaimer::claim(self, flow);
     }
 
     fn renounce(&mut self, flow: u64) {
-        Claims::renounce(self, flow);
+        FlowClaimer::renounce(self, flow);
     }
 }

@@ -45,30 +45,30 @@ pub struct Hub {
     pub queues: u32,
 }
 
-/// The devices of one hub. [`Devices::remove`] deletes them; a tap also goes when its descriptor is closed.
+/// The devices of one hub. [`HubDevices::remove`] deletes them; a tap also goes when its descriptor is closed.
 #[derive(Debug)]
-pub(super) struct Devices {
-    pub(super) outer: Device,
-    pub(super) inner: Device,
-    pub(super) tap: Device,
+pub(super) struct HubDevices {
+    pub(super) outer: HubDevice,
+    pub(super) inner: HubDevice,
+    pub(super) tap: HubDevice,
     /// Absent if the kernel has no classifiers of the kind that this tap needs.
-    pub(super) long_tap: Option<Device>,
+    pub(super) long_tap: Option<HubDevice>,
 }
 
 /// The descriptors of a hub's taps.
 #[derive(Debug)]
-pub(super) struct Taps {
+pub(super) struct HubTaps {
     pub(super) tap: Option<OwnedFd>,
     pub(super) long_tap: Option<OwnedFd>,
 }
 
 #[derive(Debug)]
-pub(super) struct Device {
+pub(super) struct HubDevice {
     pub(super) name: String,
     pub(super) ifindex: u32,
 }
 
-impl Device {
+impl HubDevice {
     fn find(name: String) -> Result<Self, SteerError> {
         match netns::index_of(&name)? {
             Some(ifindex) => Ok(Self { name, ifindex }),
@@ -87,7 +87,7 @@ impl Device {
     }
 }
 
-impl Devices {
+impl HubDevices {
     /// Makes the devices of hub `number` in the calling thread's namespace. All are up but carry no frames yet.
     ///
     /// Replaces a veth pair that a killed agent left behind. On an error nothing remains.
@@ -96,12 +96,12 @@ impl Devices {
         number: u32,
         queues: u32,
         has_tcx: bool,
-    ) -> Result<(Self, Taps), SteerError> {
+    ) -> Result<(Self, HubTaps), SteerError> {
         check_prefix(prefix)?;
         let [outer, inner, tap, long] = names(prefix, number);
         // Make the tap first: a running agent holds it, and then its devices must not be touched.
         let fd = tun::create(&tap, Preamble::None)?;
-        let tap = Device::find(tap)?;
+        let tap = HubDevice::find(tap)?;
         // Delete it explicitly: closing the descriptor waits for any child process that is just being started.
         let (outer, inner) = Self::create_veth(outer, inner, queues).inspect_err(|_| tap.remove())?;
         let mut devices = Self { outer, inner, tap, long_tap: None };
@@ -111,33 +111,33 @@ impl Devices {
             None
         };
         devices.bring_up().inspect_err(|_| devices.remove())?;
-        Ok((devices, Taps { tap: Some(fd), long_tap: long }))
+        Ok((devices, HubTaps { tap: Some(fd), long_tap: long }))
     }
 
     /// Makes the tap for long frames.
     fn create_long_tap(&mut self, name: String) -> Result<OwnedFd, SteerError> {
         let fd = tun::create(&name, Preamble::VirtioNet)?;
-        self.long_tap = Some(Device::find(name)?);
+        self.long_tap = Some(HubDevice::find(name)?);
         Ok(fd)
     }
 
     /// Returns each device.
-    pub(super) fn each(&self) -> impl Iterator<Item = &Device> {
+    pub(super) fn each(&self) -> impl Iterator<Item = &HubDevice> {
         [&self.outer, &self.inner, &self.tap].into_iter().chain(&self.long_tap)
     }
 
-    fn create_veth(outer: String, inner: String, queues: u32) -> Result<(Device, Device), SteerError> {
+    fn create_veth(outer: String, inner: String, queues: u32) -> Result<(HubDevice, HubDevice), SteerError> {
         for end in [&outer, &inner] {
             remove_left_over(end)?;
         }
         netlink::create_veth(&outer, &inner, queues)?;
-        let outer = Device::find(outer)?;
-        let inner = Device::find(inner).inspect_err(|_| outer.remove())?;
+        let outer = HubDevice::find(outer)?;
+        let inner = HubDevice::find(inner).inspect_err(|_| outer.remove())?;
         Ok((outer, inner))
     }
 
     fn bring_up(&self) -> Result<(), SteerError> {
-        for Device { name, ifindex } in self.each() {
+        for HubDevice { name, ifindex } in self.each() {
             netlink::quiet_and_up(name, *ifindex, HUB_MTU)?;
         }
         Ok(())
@@ -153,26 +153,26 @@ impl Devices {
 }
 
 /// The hubs' devices, removed on drop, and their namespace: the agent's own.
-pub(super) struct Guard {
-    pub(super) devices: Vec<Devices>,
+pub(super) struct HubGuard {
+    pub(super) devices: Vec<HubDevices>,
     pub(super) home: Arc<Netns>,
 }
 
-impl Guard {
+impl HubGuard {
     pub(super) fn new(home: Arc<Netns>) -> Self {
         Self { devices: Vec::new(), home }
     }
 
     /// Makes the devices of all hubs. After an error, dropping this removes what was made.
     /// The tap for long frames needs a classifier, so it is made only if the kernel `has_tcx`.
-    pub(super) fn create(&mut self, config: &SteerConfig, has_tcx: bool) -> Result<Vec<Taps>, SteerError> {
+    pub(super) fn create(&mut self, config: &SteerConfig, has_tcx: bool) -> Result<Vec<HubTaps>, SteerError> {
         let mut taps = Vec::new();
         let first = config.adopt.side() * HUBS_OF_A_SIDE;
         if config.adopt == Adopt::Alone {
             check_absent(&config.hub, config.hubs..MAX_HUBS)?;
         }
         for number in first..first + config.hubs {
-            let (devices, tap) = Devices::create(&config.hub, number, config.queues, has_tcx)?;
+            let (devices, tap) = HubDevices::create(&config.hub, number, config.queues, has_tcx)?;
             self.devices.push(devices);
             taps.push(tap);
         }
@@ -183,15 +183,15 @@ impl Guard {
 
     /// True for the index of one of these devices in the calling thread's namespace.
     pub(super) fn has(&self, ifindex: u32) -> bool {
-        let mut devices = self.devices.iter().flat_map(Devices::each);
+        let mut devices = self.devices.iter().flat_map(HubDevices::each);
         devices.any(|device| device.ifindex == ifindex) && self.home.is_here()
     }
 }
 
-impl Drop for Guard {
+impl Drop for HubGuard {
     fn drop(&mut self) {
         let removed = self.home.run(|| {
-            self.devices.iter().for_each(Devices::remove);
+            self.devices.iter().for_each(HubDevices::remove);
             Ok::<_, LinkError>(())
         });
         if let Err(error) = removed {
@@ -200,8 +200,8 @@ impl Drop for Guard {
     }
 }
 
-/// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive suffixes;
-/// the others put a number in the same four bytes.
+/// The names of a hub's devices: outer end, inner end, tap, tap for long frames. The first hub has descriptive
+/// suffixes; the others put a number in the same four bytes.
 pub(super) fn names(prefix: &str, number: u32) -> [String; 4] {
     match number {
         0 => ["out", "in", "tap", "gso"].map(|end| format!("{prefix}-{end}")),
@@ -241,7 +241,8 @@ pub fn release_hubs(prefix: &str) -> Result<usize, SteerError> {
     check_prefix(prefix)?;
     let mut removed = 0;
     for [outer, _, tap, _] in (0..MAX_HUBS).map(|number| names(prefix, number)) {
-        // In this order: a starting agent makes the tap first, so a pair found before the tap is missing is not its own.
+        // In this order: a starting agent makes the tap first, so a pair found before the tap is missing is not its
+        // own.
         if let Some(ifindex) = netns::index_of(&outer)?
             && netns::index_of(&tap)?.is_none()
             && netlink::kind(&outer, ifindex)? == netlink::VETH

@@ -61,8 +61,8 @@
 //!
 //! Root, or `CAP_NET_ADMIN`, `CAP_BPF` and `CAP_SYS_ADMIN` (to enter namespaces and to make a private bpffs; it
 //! includes `CAP_BPF` and `CAP_PERFMON`), and `CAP_SYS_PTRACE` for namespaces of another user's process; a kernel with
-//! the features that `features` tests, whatever its version; a mounted `/proc`. Each port needs one file descriptor, each namespace with ports one more; `start`
-//! raises the soft limit on open files to the hard limit.
+//! the features that `features` tests, whatever its version; a mounted `/proc`. Each port needs one file descriptor,
+//! each namespace with ports one more; `start` raises the soft limit on open files to the hard limit.
 
 mod adopt;
 mod attach;
@@ -95,22 +95,22 @@ mod trace;
 
 pub use adopt::{Adopt, BoundIdentity};
 pub use bare::Way;
-pub use check::{AttachmentFault, Attachments, CHECK_EVERY, CHECKED_AT_ONCE};
-pub use claims::Claims;
-pub use config::{Limits, SteerConfig};
+pub use check::{AttachmentCheck, AttachmentFault, CHECK_EVERY, CHECKED_AT_ONCE};
+pub use claims::FlowClaimer;
+pub use config::{PortLimits, SteerConfig};
 pub use counters::Counters;
 pub use counters::{HubLosses, Losses, NAMESPACES_AT_ONCE};
 pub use error::SteerError;
 pub use guard::{Guarded, is_hub_tap};
 pub use hub::{HUB_MTU, Hub, hub_queues, release_hubs};
-pub use mode::{BUSY, By, LOOKS_AT_ONCE, Mode, QUIET, SWITCHES_AT_ONCE};
+pub use mode::{BUSY, By, LOOKS_AT_ONCE, QUIET, SWITCHES_AT_ONCE, SteeringMode};
 pub use pins::{PINS_VERSION, PinsError, RELEASE_GRACE, Released, release};
-pub use ports::{Found, exists};
+pub use ports::{DeviceLookup, exists};
 pub use rings::Ring;
-pub use trace::{TraceError, Watch};
+pub use trace::{TraceError, TraceSession};
 
 use aya::Ebpf;
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
 pub use metadata_common::maps::HUB_QUEUES;
 use metadata_common::maps::{MAX_HUBS, MAX_SLOTS, Slot, name, program};
@@ -122,18 +122,18 @@ use std::sync::Arc;
 
 use adopt::Inherited;
 use check::{Checks, HubLink};
-use failure::Failure;
+use failure::ProbeError;
 use features::{Feature, Features};
-use held::Held;
-use hub::{Devices, Guard, Taps};
+use held::HeldLink;
+use hub::{HubDevices, HubGuard, HubTaps};
 use metadata_base::port::PortName;
 use metadata_datapath::afxdp::AllSentTable;
 use metadata_datapath::guest_devices::GuestDevices;
 use metadata_links::netns::{self, Cookie, Netns};
 use object::Object;
-use pins::{LinkName, On, Pins};
+use pins::{LinkName, On, PinDirectory};
 use ports::Attached;
-use tables::Tables;
+use tables::MapHandles;
 use trace::Logs;
 use trace::Traces;
 
@@ -157,21 +157,21 @@ pub struct Steering {
     taking_over: bool,
     links: Vec<HubLink>,
     checks: Checks,
-    taps: Vec<Taps>,
+    taps: Vec<HubTaps>,
     rings: Vec<Option<Ring>>,
     bound: BTreeMap<Slot, (PortName, Mac)>,
     /// Shared with the stacks, which answer what the kernel does not.
     guest_devices: GuestDevices,
-    tables: Tables,
+    tables: MapHandles,
     object: Object,
     logs: Logs,
     traces: Traces,
-    limits: Limits,
+    limits: PortLimits,
     answers: u64,
     served: (Vec<IpAddr>, Vec<Ipv4Addr>),
-    key: Key,
+    key: CookieKey,
     side: u32,
-    mode: Mode,
+    mode: SteeringMode,
     /// Every hub has the classifiers that send what XDP cannot redirect.
     has_classifiers: bool,
     /// Every hub has a ring, so a classifier can steer ports of other namespaces.
@@ -185,9 +185,9 @@ pub struct Steering {
     /// The agent's own namespace, which contains the hub.
     home: Cookie,
     hubs: Vec<Hub>,
-    devices: Guard,
+    devices: HubGuard,
     /// Dropped last: its lock shows that an agent runs.
-    pins: Option<Pins>,
+    pins: Option<PinDirectory>,
 }
 
 /// With pins, ports keep their programs but deliver nowhere, so no frame for a metadata address leaves them.
@@ -197,7 +197,7 @@ impl Drop for Steering {
             // The number of a hub belongs to this side, whose next agent makes devices of its own.
             drop(held.take_off());
         }
-        self.pins.iter().for_each(Pins::clear_release);
+        self.pins.iter().for_each(PinDirectory::clear_release);
         for Hub { number, .. } in &self.hubs {
             if let Err(error) = self.tables.clear_hub(*number) {
                 tracing::warn!("{error}");
@@ -222,8 +222,9 @@ impl Steering {
         let tcx = features.answer(Feature::Tcx);
         let mode = config.mode.on(&tcx)?;
         if mode != config.mode {
-            let found =
-                tcx.as_ref().map_or_else(Failure::to_string, |_| "this kernel has no tcx classifiers".into());
+            let found = tcx
+                .as_ref()
+                .map_or_else(ProbeError::to_string, |_| "this kernel has no tcx classifiers".into());
             tracing::info!(found, "XDP steers each guest also after it has booted");
         }
         let has_tcx = tcx.unwrap_or_default();
@@ -240,8 +241,8 @@ impl Steering {
             return Err(SteerError::Side { found: config.adopt.side() });
         }
         let alone = config.adopt == Adopt::Alone;
-        let pins = config.pins.as_deref().map(|pins| Pins::open(pins, alone)).transpose()?;
-        let mut devices = Guard::new(Arc::clone(&home));
+        let pins = config.pins.as_deref().map(|pins| PinDirectory::open(pins, alone)).transpose()?;
+        let mut devices = HubGuard::new(Arc::clone(&home));
         let taps = home.run(|| devices.create(config, has_tcx))?;
         let steering = home.run(|| Self::start_inside(config, (mode, has_tcx), pins, devices, taps))?;
         if let Some(pins) = &steering.pins {
@@ -252,14 +253,14 @@ impl Steering {
 
     fn start_inside(
         config: &SteerConfig,
-        (mode, has_tcx): (Mode, bool),
-        pins: Option<Pins>,
-        devices: Guard,
-        taps: Vec<Taps>,
+        (mode, has_tcx): (SteeringMode, bool),
+        pins: Option<PinDirectory>,
+        devices: HubGuard,
+        taps: Vec<HubTaps>,
     ) -> Result<Self, SteerError> {
         let taking_over = config.adopt != Adopt::Alone;
         let home = netns::cookie()?;
-        let found = adopt::Found::look(pins.as_ref())?;
+        let found = adopt::AdoptablePins::look(pins.as_ref())?;
         if taking_over && let Err(reason) = &found.maps {
             let no_pins = || SteerError::TakeOverWithoutPins;
             return Err(pins
@@ -274,7 +275,7 @@ impl Steering {
         let first = side * HUBS_OF_A_SIDE;
         let (mut object, mut ebpf) = Object::load(key, first, home, adopted, taking_over)?;
         let ordinary = object.ordinary().clone();
-        let mut tables = Tables::take(&mut ebpf)?;
+        let mut tables = MapHandles::take(&mut ebpf)?;
         let logs = Logs::take(&mut ebpf)?;
         ordinary.take(&mut ebpf)?;
         let traces = Traces::take(&mut ebpf, ordinary.clone())?;
@@ -286,21 +287,21 @@ impl Steering {
             // An agent of this side that was killed may have left its ring behind a number that is ours now.
             (first..first + HUBS_OF_A_SIDE).try_for_each(|hub| tables.clear_hub(hub))?;
         }
-        let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::Device| {
+        let put = |ebpf: &mut Ebpf, name: &'static str, device: &hub::HubDevice| {
             attach::native(loading::load_program(ebpf, name)?, device.ifindex)
                 .map_err(|refusal| refusal.about(name, &PortName::local(&device.name), device.ifindex))
         };
         let (mut links, mut hubs, mut rings) = (Vec::new(), Vec::new(), Vec::new());
         let mut has_classifiers = has_tcx;
-        for (number, Devices { outer, inner, tap, long_tap }) in (first..).zip(&devices.devices) {
+        for (number, HubDevices { outer, inner, tap, long_tap }) in (first..).zip(&devices.devices) {
             if number > first {
                 // `socket` reads the number of its hub from a constant.
                 ebpf = object.hub(number)?;
             }
             // The veth outlives a killed agent. The pin keeps steered frames out of the host's network stack.
             let pin = LinkName { on: On::Hub, netns: 0, cookie: home, ifindex: inner.ifindex };
-            let mut hold = |link, program, device: &hub::Device, pin: Option<LinkName>| {
-                let held = Held::new(link, pin.and_then(|name| Some(pins.as_ref()?.link(name))))?;
+            let mut hold = |link, program, device: &hub::HubDevice, pin: Option<LinkName>| {
+                let held = HeldLink::new(link, pin.and_then(|name| Some(pins.as_ref()?.link(name))))?;
                 links.push(HubLink { held, program, device: (device.name.clone(), device.ifindex), pin });
                 Ok::<_, SteerError>(())
             };
@@ -376,7 +377,7 @@ impl Steering {
     /// The key of the kernel's SYN cookies. It is inherited from the previous agent if there was one,
     /// so that connections begun under it remain valid. The stack needs the same key.
     #[must_use]
-    pub fn key(&self) -> Key {
+    pub fn key(&self) -> CookieKey {
         self.key
     }
 
@@ -395,7 +396,7 @@ impl Steering {
     /// The directory of pins, if anything is pinned.
     #[must_use]
     pub fn pins(&self) -> Option<&Path> {
-        self.pins.as_ref().map(Pins::directory)
+        self.pins.as_ref().map(PinDirectory::directory)
     }
 
     /// The hubs, with the devices to bind AF_XDP sockets to, sorted by number.
@@ -422,7 +423,7 @@ impl Steering {
     /// # Errors
     /// If the kernel refuses the lookup.
     pub fn hub_is_whole(&self) -> Result<bool, SteerError> {
-        for device in self.devices.devices.iter().flat_map(Devices::each) {
+        for device in self.devices.devices.iter().flat_map(HubDevices::each) {
             if netns::index_of(&device.name)? != Some(device.ifindex) {
                 return Ok(false);
             }
@@ -480,8 +481,8 @@ impl Steering {
         self.tables.counters()
     }
 
-    /// A MAC from which frames to the metadata addresses arrive on an attached port, although it is not registered there:
-    /// they are dropped. `None` if none was noticed lately.
+    /// A MAC from which frames to the metadata addresses arrive on an attached port, although it is not registered
+    /// there: they are dropped. `None` if none was noticed lately.
     #[must_use]
     pub fn unknown_sender_on(&self, port: &PortName) -> Option<Mac> {
         let attached = self.ports.get(port)?;

@@ -21,7 +21,7 @@ const INFO_BYTES: usize = 20;
 
 /// A descriptor of a link. The program stays on its device while a descriptor or a pin of the link exists.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct LinkFd {
     fd: OwnedFd,
     id: u32,
 }
@@ -35,7 +35,7 @@ pub(super) struct LinkState {
     pub(super) ifindex: u32,
 }
 
-impl Link {
+impl LinkFd {
     /// Opens a link again, because aya does not give its descriptor away.
     pub(super) fn of(link: &FdLink) -> io::Result<Self> {
         let id = link.info().map_err(io_error)?.id();

@@ -21,10 +21,10 @@ use metadata_common::maps::{PortKey, program};
 use std::ops::Bound::{Excluded, Unbounded};
 use std::time::{Duration, Instant};
 
-use super::attach::Refusal;
-use super::failure::Failure;
-use super::features::Answer;
-use super::held::Held;
+use super::attach::AttachError;
+use super::failure::ProbeError;
+use super::features::ProbeResult;
+use super::held::HeldLink;
 use super::pins::{On, Pin};
 use super::{SteerError, Steering, attach};
 use metadata_base::port::PortName;
@@ -45,7 +45,7 @@ pub const SWITCHES_AT_ONCE: usize = 8;
 /// Which program steers the ports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum SteeringMode {
     /// The XDP program: cheapest for the service, most expensive for guests with bulk traffic.
     Xdp,
     /// The classifier: cheapest for guests' bulk traffic. Needs a kernel with tcx.
@@ -67,10 +67,10 @@ pub enum By {
 
 /// The programs on one port. On drop, pinned programs stay and others are detached.
 pub(super) struct Programs {
-    pub(super) xdp: Option<Held>,
-    pub(super) tcx: Option<Held>,
+    pub(super) xdp: Option<HeldLink>,
+    pub(super) tcx: Option<HeldLink>,
     /// Programs that were to be taken off and may still be attached.
-    remains: Vec<Held>,
+    remains: Vec<HeldLink>,
     watch: Watch,
 }
 
@@ -89,7 +89,7 @@ impl Programs {
     }
 
     /// Records a program as attached.
-    pub(super) fn put(&mut self, on: On, held: Option<Held>) {
+    pub(super) fn put(&mut self, on: On, held: Option<HeldLink>) {
         match on {
             On::Tcx => self.tcx = held,
             On::Xdp | On::Hub => self.xdp = held,
@@ -109,11 +109,11 @@ impl Programs {
 
     /// Drops the links without removing their pins, so the programs stay attached.
     pub(super) fn leave_to_pins(&mut self) {
-        [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(Held::leave_to_pin);
+        [&mut self.xdp, &mut self.tcx].into_iter().flatten().for_each(HeldLink::leave_to_pin);
     }
 
     /// The link of a program, if that is attached.
-    pub(super) fn held(&self, on: On) -> Option<&Held> {
+    pub(super) fn held(&self, on: On) -> Option<&HeldLink> {
         match on {
             On::Tcx => self.tcx.as_ref(),
             On::Xdp | On::Hub => self.xdp.as_ref(),
@@ -121,7 +121,7 @@ impl Programs {
     }
 
     /// Like [`Programs::held`], to change it.
-    pub(super) fn held_mut(&mut self, on: On) -> Option<&mut Held> {
+    pub(super) fn held_mut(&mut self, on: On) -> Option<&mut HeldLink> {
         match on {
             On::Tcx => self.tcx.as_mut(),
             On::Xdp | On::Hub => self.xdp.as_mut(),
@@ -129,18 +129,18 @@ impl Programs {
     }
 
     /// Detaches one program.
-    fn take_one_off(&mut self, held: Option<Held>) {
-        self.remains.extend(held.and_then(Held::take_off));
+    fn take_one_off(&mut self, held: Option<HeldLink>) {
+        self.remains.extend(held.and_then(HeldLink::take_off));
     }
 
     /// Detaches the programs. Returns those that may still be attached.
     #[must_use = "numbers are free only after the detachment is proven"]
-    pub(super) fn take_off(mut self) -> Vec<Held> {
+    pub(super) fn take_off(mut self) -> Vec<HeldLink> {
         for held in [self.xdp.take(), self.tcx.take()] {
             self.take_one_off(held);
         }
         let again = std::mem::take(&mut self.remains);
-        again.into_iter().filter_map(Held::take_off).collect()
+        again.into_iter().filter_map(HeldLink::take_off).collect()
     }
 
     pub(super) fn by(&self) -> By {
@@ -167,14 +167,14 @@ impl Watch {
     }
 }
 
-impl Mode {
-    /// The mode on a kernel of which `tcx` says whether it has such classifiers: [`Mode::Auto`] is [`Mode::Xdp`] on a
-    /// kernel without them.
-    pub(super) fn on(self, tcx: &Answer) -> Result<Self, SteerError> {
+impl SteeringMode {
+    /// The mode on a kernel of which `tcx` says whether it has such classifiers: [`SteeringMode::Auto`] is
+    /// [`SteeringMode::Xdp`] on a kernel without them.
+    pub(super) fn on(self, tcx: &ProbeResult) -> Result<Self, SteerError> {
         match (self, tcx) {
             (Self::Auto, Ok(false) | Err(_)) => Ok(Self::Xdp),
             (Self::Tcx, Ok(false)) => Err(SteerError::NoTcx { found: "this kernel has none".into() }),
-            (Self::Tcx, Err(Failure { text, .. })) => {
+            (Self::Tcx, Err(ProbeError { text, .. })) => {
                 Err(SteerError::NoTcx { found: format!("the test for them failed ({text})") })
             }
             (mode, _) => Ok(mode),
@@ -204,7 +204,8 @@ pub(super) fn attach_tcx(
 
 /// Fails if another agent's classifier is on the port: the two would share the guest's frames.
 pub(super) fn check_vacant(port: &PortName) -> Result<(), SteerError> {
-    // A failed query does not block the port: the kernel has no such classifiers, or attaching reports the cause better.
+    // A failed query does not block the port: the kernel has no such classifiers, or attaching reports the cause
+    // better.
     let Ok((_, programs)) = SchedClassifier::query_tcx(&port.ifname, TcAttachType::Ingress) else {
         return Ok(());
     };
@@ -235,9 +236,9 @@ impl Steering {
             check_vacant(port)?;
         }
         let (wants_xdp, wants_tcx) = match self.mode {
-            Mode::Auto => (programs.is_none(), false),
-            Mode::Xdp => (true, false),
-            Mode::Tcx => (false, true),
+            SteeringMode::Auto => (programs.is_none(), false),
+            SteeringMode::Xdp => (true, false),
+            SteeringMode::Tcx => (false, true),
         };
         if wants_tcx && programs.tcx.is_none() {
             programs.tcx = Some(self.put_tcx(port, cookie, key)?);
@@ -246,9 +247,9 @@ impl Steering {
             programs.xdp = Some(self.put_xdp(port, cookie, key)?);
         }
         let surplus = match self.mode {
-            Mode::Auto => None,
-            Mode::Xdp => programs.tcx.take(),
-            Mode::Tcx => programs.xdp.take(),
+            SteeringMode::Auto => None,
+            SteeringMode::Xdp => programs.tcx.take(),
+            SteeringMode::Tcx => programs.xdp.take(),
         };
         programs.take_one_off(surplus);
         Ok(())
@@ -261,22 +262,32 @@ impl Steering {
         port: &PortName,
         cookie: netns::Cookie,
         key: PortKey,
-    ) -> Result<Held, SteerError> {
+    ) -> Result<HeldLink, SteerError> {
         match on {
             On::Tcx => self.put_tcx(port, cookie, key),
             On::Xdp | On::Hub => self.put_xdp(port, cookie, key),
         }
     }
 
-    fn put_xdp(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
+    fn put_xdp(
+        &mut self,
+        port: &PortName,
+        cookie: netns::Cookie,
+        key: PortKey,
+    ) -> Result<HeldLink, SteerError> {
         let pin = self.pin_of(On::Xdp, cookie, key);
         let xdp: &mut Xdp = self.object.port(cookie)?;
         let link = attach::native_or_generic(xdp, key.ifindex, port)
-            .map_err(|refusal: Refusal| refusal.about(program::PORT, port, key.ifindex))?;
+            .map_err(|refusal: AttachError| refusal.about(program::PORT, port, key.ifindex))?;
         self.hold(cookie, link, pin)
     }
 
-    fn put_tcx(&mut self, port: &PortName, cookie: netns::Cookie, key: PortKey) -> Result<Held, SteerError> {
+    fn put_tcx(
+        &mut self,
+        port: &PortName,
+        cookie: netns::Cookie,
+        key: PortKey,
+    ) -> Result<HeldLink, SteerError> {
         if !self.takes_classifier(cookie) {
             return Err(SteerError::TcxElsewhere { port: port.clone() });
         }
@@ -287,8 +298,13 @@ impl Steering {
 
     /// Keeps a new link. If it can neither be kept nor is it proven to be detached, the number of its namespace is
     /// retired.
-    fn hold(&mut self, cookie: netns::Cookie, link: FdLink, pin: Option<Pin>) -> Result<Held, SteerError> {
-        Held::new(link, pin).inspect_err(|error| {
+    fn hold(
+        &mut self,
+        cookie: netns::Cookie,
+        link: FdLink,
+        pin: Option<Pin>,
+    ) -> Result<HeldLink, SteerError> {
+        HeldLink::new(link, pin).inspect_err(|error| {
             if matches!(error, SteerError::StillAttached { .. }) {
                 self.object.retire(cookie);
             }
@@ -357,10 +373,10 @@ impl Steering {
     }
 
     /// Checks the next [`LOOKS_AT_ONCE`] ports and switches those whose guests have booted or boot again, at most
-    /// [`SWITCHES_AT_ONCE`]. Call it every second or two. It does nothing unless the mode is [`Mode::Auto`] and the
-    /// kernel has tcx classifiers. A failed switch is logged once and retried.
+    /// [`SWITCHES_AT_ONCE`]. Call it every second or two. It does nothing unless the mode is [`SteeringMode::Auto`] and
+    /// the kernel has tcx classifiers. A failed switch is logged once and retried.
     pub fn follow_guests(&mut self, now: Instant) {
-        if self.mode != Mode::Auto || self.taking_over {
+        if self.mode != SteeringMode::Auto || self.taking_over {
             return;
         }
         let due = self.due(now);
@@ -406,8 +422,8 @@ impl Steering {
 
 #[cfg(test)]
 mod tests {
-    use super::{BUSY, By, Mode, QUIET, SteerError, Watch};
-    use crate::failure::Failure;
+    use super::{BUSY, By, QUIET, SteerError, SteeringMode, Watch};
+    use crate::failure::ProbeError;
     use std::time::{Duration, Instant};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -450,17 +466,17 @@ mod tests {
 
     #[test]
     fn a_mode_follows_from_the_answer_of_the_kernel() {
-        let unclear = || Err(Failure::new("not permitted"));
+        let unclear = || Err(ProbeError::new("not permitted"));
         for (mode, tcx, expected) in [
-            (Mode::Auto, Ok(true), Ok(Mode::Auto)),
-            (Mode::Auto, Ok(false), Ok(Mode::Xdp)),
-            (Mode::Auto, unclear(), Ok(Mode::Xdp)),
-            (Mode::Xdp, Ok(true), Ok(Mode::Xdp)),
-            (Mode::Xdp, Ok(false), Ok(Mode::Xdp)),
-            (Mode::Xdp, unclear(), Ok(Mode::Xdp)),
-            (Mode::Tcx, Ok(true), Ok(Mode::Tcx)),
-            (Mode::Tcx, Ok(false), Err("this kernel has none")),
-            (Mode::Tcx, unclear(), Err("not permitted")),
+            (SteeringMode::Auto, Ok(true), Ok(SteeringMode::Auto)),
+            (SteeringMode::Auto, Ok(false), Ok(SteeringMode::Xdp)),
+            (SteeringMode::Auto, unclear(), Ok(SteeringMode::Xdp)),
+            (SteeringMode::Xdp, Ok(true), Ok(SteeringMode::Xdp)),
+            (SteeringMode::Xdp, Ok(false), Ok(SteeringMode::Xdp)),
+            (SteeringMode::Xdp, unclear(), Ok(SteeringMode::Xdp)),
+            (SteeringMode::Tcx, Ok(true), Ok(SteeringMode::Tcx)),
+            (SteeringMode::Tcx, Ok(false), Err("this kernel has none")),
+            (SteeringMode::Tcx, unclear(), Err("not permitted")),
         ] {
             match (mode.on(&tcx), expected) {
                 (Ok(found), Ok(expected)) => assert_eq!(found, expected, "{mode:?} {tcx:?}"),
@@ -475,9 +491,11 @@ mod tests {
 
     #[test]
     fn modes_parse_from_the_names_in_the_configuration() {
-        for (text, mode) in [("xdp", Mode::Xdp), ("tcx", Mode::Tcx), ("auto", Mode::Auto)] {
-            assert_eq!(serde_yaml::from_str::<Mode>(text).ok(), Some(mode));
+        for (text, mode) in
+            [("xdp", SteeringMode::Xdp), ("tcx", SteeringMode::Tcx), ("auto", SteeringMode::Auto)]
+        {
+            assert_eq!(serde_yaml::from_str::<SteeringMode>(text).ok(), Some(mode));
         }
-        assert_eq!(Mode::default(), Mode::Auto);
+        assert_eq!(SteeringMode::default(), SteeringMode::Auto);
     }
 }

@@ -11,14 +11,14 @@
 
 use aya::programs::{SchedClassifier, Xdp};
 use aya::{Ebpf, EbpfLoader};
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::maps::{IN_FRONT, RING_BYTES, name, program};
 use std::collections::BTreeMap;
 
 use super::SteerError;
 use super::loading::{NUMBERS, Private, keep_classifier, keep_program};
 use super::ordinary::Ordinary;
-use super::pins::{Pins, PinsError, inherit_map, layout_of, pin_map};
+use super::pins::{PinDirectory, PinsError, inherit_map, layout_of, pin_map};
 use super::stubs::{self, Stubs};
 use metadata_links::error::LinkError;
 use metadata_links::netns::Cookie;
@@ -104,10 +104,10 @@ impl Object {
     /// Loads the object for the first hub. It uses the inherited maps if `adopted`, and new ones otherwise. If
     /// `taking_over`, the agent that owns the inherited maps still runs.
     pub(super) fn load(
-        key: Key,
+        key: CookieKey,
         hub: u32,
         home: Cookie,
-        adopted: Option<&Pins>,
+        adopted: Option<&PinDirectory>,
         taking_over: bool,
     ) -> Result<(Self, Ebpf), SteerError> {
         let pins = Private::create()?;
@@ -321,7 +321,7 @@ impl Object {
     }
 
     /// Pins a map for the next agent, replacing any pin of that name.
-    pub(super) fn pin_map(&self, map: &'static str, pins: &Pins) -> Result<(), PinsError> {
+    pub(super) fn pin_map(&self, map: &'static str, pins: &PinDirectory) -> Result<(), PinsError> {
         pin_map(&self.pins.path(map), &pins.map(map))
     }
 
@@ -331,7 +331,7 @@ impl Object {
     }
 
     /// Pins the maps for the next agent, replacing those pinned there.
-    pub(super) fn pin_maps(&self, pins: &Pins) -> Result<(), SteerError> {
+    pub(super) fn pin_maps(&self, pins: &PinDirectory) -> Result<(), SteerError> {
         lasting().try_for_each(|map| Ok(self.pin_map(map, pins)?))
     }
 }
@@ -350,7 +350,7 @@ pub(super) fn layouts() -> Result<Vec<(&'static str, [u32; 4])>, String> {
 }
 
 /// Compares the pinned maps with the object's; the error describes the first difference.
-pub(super) fn compare(pins: &Pins) -> Result<(), String> {
+pub(super) fn compare(pins: &PinDirectory) -> Result<(), String> {
     for (name, expected) in layouts()? {
         let found = layout_of(&pins.map(name)).map_err(|error| error.to_string())?;
         if found != expected {

@@ -10,7 +10,7 @@ use aya::{Ebpf, EbpfLoader};
 use metadata_common::maps::name;
 
 use super::SteerError;
-use super::pins::Pins;
+use super::pins::PinDirectory;
 
 /// One byte for each last byte of an address: 1 if no served address ends with it.
 pub(super) type LastBytes = [u8; 256];
@@ -52,7 +52,7 @@ fn keep(bytes: LastBytes) -> &'static LastBytes {
 
 impl Ordinary {
     /// Begins with the previous agent's table, or with nothing.
-    pub(super) fn inherit(adopted: Option<&Pins>) -> Result<Self, SteerError> {
+    pub(super) fn inherit(adopted: Option<&PinDirectory>) -> Result<Self, SteerError> {
         let untraced = match adopted {
             None => &NOTHING,
             Some(pins) => {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::error::{Chain, errno};
-use super::link::Link;
+use super::link::LinkFd;
 use metadata_links::netns::Cookie;
 
 /// Version of the layout: the names of pins, and the contract between maps and programs.
@@ -259,7 +259,7 @@ impl Pin {
     }
 
     /// Pins a link here, in place of any pin, and returns the pin's inode number.
-    pub(super) fn put(&self, link: &Link) -> Result<u64, PinsError> {
+    pub(super) fn put(&self, link: &LinkFd) -> Result<u64, PinsError> {
         self.remove()?;
         link.pin(&self.path()).map_err(|source| PinsError::io("pin a link as", &self.shown(), source))?;
         self.inode().map(Option::unwrap_or_default)
@@ -268,7 +268,7 @@ impl Pin {
 
 /// Where the directory of the pins is now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum PinLocation {
     /// At its path.
     There,
     /// It was removed.
@@ -278,7 +278,7 @@ pub(super) enum Place {
 }
 
 /// The directory of this version's pins, locked.
-pub(super) struct Pins {
+pub(super) struct PinDirectory {
     /// The configured directory.
     pins: PathBuf,
     directory: Arc<Directory>,
@@ -286,7 +286,7 @@ pub(super) struct Pins {
     released: Option<Instant>,
 }
 
-impl Pins {
+impl PinDirectory {
     /// Opens the directory for a starting agent and makes it if needed. With `alone`, any other lock is an error.
     pub(super) fn open(pins: &Path, alone: bool) -> Result<Self, PinsError> {
         check_bpffs(pins)?;
@@ -324,7 +324,7 @@ impl Pins {
     }
 
     /// Notices a forced release. Nothing is pinned afterwards, until [`RELEASE_GRACE`] is over or
-    /// [`Pins::end_release`] is called.
+    /// [`PinDirectory::end_release`] is called.
     pub(super) fn note_release(&mut self, now: Instant) {
         match self.released {
             Some(since) if now.saturating_duration_since(since) >= RELEASE_GRACE => self.end_release(),
@@ -344,7 +344,7 @@ impl Pins {
 
     /// Removes what a forced release left, once this agent ends.
     pub(super) fn clear_release(&self) {
-        if matches!(self.place(), Ok(Place::Removed)) && forget_release(&self.pins).is_ok() {
+        if matches!(self.place(), Ok(PinLocation::Removed)) && forget_release(&self.pins).is_ok() {
             // Other versions may have pins there.
             let _ = std::fs::remove_dir(&self.pins);
         }
@@ -354,15 +354,15 @@ impl Pins {
     ///
     /// # Errors
     /// If the kernel refuses to examine it.
-    pub(super) fn place(&self) -> Result<Place, PinsError> {
+    pub(super) fn place(&self) -> Result<PinLocation, PinsError> {
         let shown = &self.directory.shown;
         let failed = |source| PinsError::io("examine", shown, source);
         let held = self.directory.file.metadata().map_err(failed)?;
         match std::fs::metadata(shown) {
-            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(Place::There),
-            Ok(_) | Err(_) if held.nlink() == 0 => Ok(Place::Removed),
-            Ok(_) => Ok(Place::Hidden),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Place::Hidden),
+            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(PinLocation::There),
+            Ok(_) | Err(_) if held.nlink() == 0 => Ok(PinLocation::Removed),
+            Ok(_) => Ok(PinLocation::Hidden),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(PinLocation::Hidden),
             Err(error) => Err(failed(error)),
         }
     }
@@ -372,7 +372,7 @@ impl Pins {
     /// # Errors
     /// If the place is no bpffs any more or belongs to somebody else, or the kernel refuses.
     pub(super) fn make_again(&mut self) -> Result<(), PinsError> {
-        if self.place()? == Place::Removed {
+        if self.place()? == PinLocation::Removed {
             check_bpffs(&self.pins)?;
             for directory in [self.pins.clone(), self.directory.shown.clone()] {
                 make(&directory)?;
@@ -676,7 +676,7 @@ pub(super) fn layout_of(pin: &Pin) -> Result<[u32; 4], PinsError> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Cookie, LinkName, On, Pins, PinsError, release};
+    use super::{Cookie, LinkName, On, PinDirectory, PinsError, release};
 
     #[test]
     fn a_link_name_holds_program_namespace_and_device() {
@@ -707,7 +707,7 @@ mod tests {
     fn a_directory_on_another_file_system_is_refused_with_a_remedy() {
         let room = tempfile::tempdir().expect("a directory");
         for pins in [room.path().to_owned(), room.path().join("pins"), room.path().join("none/pins")] {
-            let error = Pins::open(&pins, true).err().expect("a refusal");
+            let error = PinDirectory::open(&pins, true).err().expect("a refusal");
             assert!(matches!(error, PinsError::NoBpffs { .. }), "{error}");
             let said = error.to_string();
             assert!(said.contains("mount -t bpf bpf /sys/fs/bpf") && said.contains("--no-pins"), "{said}");

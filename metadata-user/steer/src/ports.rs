@@ -10,18 +10,18 @@ use super::attach;
 use super::counters::Looks;
 use super::held::is_missing;
 use super::mode::{By, Programs};
-use super::tables::Binding;
-use super::{Limits, SteerError, Steering};
+use super::tables::SlotBinding;
+use super::{PortLimits, SteerError, Steering};
 use metadata_base::port::PortName;
 use metadata_links::error::LinkError;
 use metadata_links::netlink;
 use metadata_links::netns;
 use metadata_links::netns::{Cookie, Netns};
-use metadata_links::watch::Device;
+use metadata_links::watch::DeviceEvent;
 
 /// The device that a port's name refers to now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Found {
+pub enum DeviceLookup {
     /// No device of this name.
     Nothing,
     /// The port's namespace does not exist.
@@ -80,8 +80,8 @@ impl Steering {
     }
 
     /// Begins to make a tap a port: identities can be bound on it, and no program is attached yet. [`Steering::attach`]
-    /// completes it, so that its guest's first frame finds the identity; [`Steering::detach`] gives it up. Returns false,
-    /// and changes nothing, for a port that is attached or inherited, and during a takeover.
+    /// completes it, so that its guest's first frame finds the identity; [`Steering::detach`] gives it up. Returns
+    /// false, and changes nothing, for a port that is attached or inherited, and during a takeover.
     ///
     /// # Errors
     /// As for [`Steering::attach`].
@@ -223,8 +223,9 @@ impl Steering {
         Ok(mtu)
     }
 
-    /// Takes the programs of a port off, removes its entry, and gives the number of its namespace back. Unless `is_off`,
-    /// the programs are off and the entry is removed, the number is retired: frames of the old port would have it too.
+    /// Takes the programs of a port off, removes its entry, and gives the number of its namespace back. Unless
+    /// `is_off`, the programs are off and the entry is removed, the number is retired: frames of the old port would
+    /// have it too.
     pub(super) fn let_go(
         &mut self,
         cookie: Cookie,
@@ -261,7 +262,7 @@ impl Steering {
     ///
     /// # Errors
     /// If the kernel refuses to change the port's entry. User space uses the new MTU nevertheless.
-    pub fn resized(&mut self, device: &Device) -> Result<(), SteerError> {
+    pub fn resized(&mut self, device: &DeviceEvent) -> Result<(), SteerError> {
         match (device.mtu, self.places.get(&(device.cookie, device.ifindex)).cloned()) {
             (Some(mtu), Some(port)) => self.fit(&port, mtu),
             _ => Ok(()),
@@ -299,7 +300,7 @@ impl Steering {
 
     /// A table entry with the current limits, for which the kernel answers nothing by itself.
     pub(super) fn limited(&self) -> Port {
-        let Limits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
+        let PortLimits { frames_per_second, burst, connections_per_second, connection_burst } = self.limits;
         Port::with_limit(frames_per_second, burst).and_connections(connections_per_second, connection_burst)
     }
 
@@ -307,7 +308,7 @@ impl Steering {
     ///
     /// # Errors
     /// If the kernel refuses to change a table. Some ports have the new limits then.
-    pub fn set_limits(&mut self, limits: Limits) -> Result<(), SteerError> {
+    pub fn set_limits(&mut self, limits: PortLimits) -> Result<(), SteerError> {
         self.limits = limits;
         let keys: Vec<PortKey> = self.ports.values().map(|attached| attached.key).collect();
         let limit = self.limited();
@@ -316,7 +317,7 @@ impl Steering {
 
     /// The limits of every port.
     #[must_use]
-    pub fn limits(&self) -> Limits {
+    pub fn limits(&self) -> PortLimits {
         self.limits
     }
 
@@ -339,7 +340,7 @@ impl Steering {
         let mut outcome = Ok(());
         for (mac, slot) in attached.slots {
             self.bound.remove(&slot);
-            outcome = outcome.and(self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 }));
+            outcome = outcome.and(self.tables.unbind(SlotBinding { slot, port: attached.key, mac, hub: 0 }));
         }
         let is_off = outcome.is_ok();
         outcome.and(self.let_go(attached.cookie, attached.key, attached.programs, is_off))
@@ -392,7 +393,7 @@ impl Steering {
         self.guest_devices.set_mtu(slot, mtu);
         self.guest_devices.set_takes_long(slot, device.is_some());
         self.tables.set_home(slot, device)?;
-        self.tables.bind(Binding { slot, port: key, mac, hub })?;
+        self.tables.bind(SlotBinding { slot, port: key, mac, hub })?;
         self.bound.insert(slot, (port.clone(), mac));
         if let Some(attached) = self.ports.get_mut(port) {
             attached.slots.insert(mac, slot);
@@ -411,7 +412,7 @@ impl Steering {
         }
         let Some(attached) = self.ports.get_mut(&port) else { return Ok(()) };
         attached.slots.remove(&mac);
-        self.tables.unbind(Binding { slot, port: attached.key, mac, hub: 0 })
+        self.tables.unbind(SlotBinding { slot, port: attached.key, mac, hub: 0 })
     }
 
     /// The device that a port's name refers to now; finds it like [`exists`]. A new tap, or one of the same index in
@@ -419,11 +420,11 @@ impl Steering {
     ///
     /// # Errors
     /// If the namespace cannot be opened or entered.
-    pub fn find(&self, port: &PortName) -> Result<Found, SteerError> {
+    pub fn find(&self, port: &PortName) -> Result<DeviceLookup, SteerError> {
         let (cookie, ifindex) = match search(port)? {
             Searched::Device(cookie, ifindex) => (cookie, ifindex),
-            Searched::NoDevice => return Ok(Found::Nothing),
-            Searched::NoNamespace => return Ok(Found::NoNamespace),
+            Searched::NoDevice => return Ok(DeviceLookup::Nothing),
+            Searched::NoNamespace => return Ok(DeviceLookup::NoNamespace),
         };
         let same = |held: &Attached| {
             !held.gone
@@ -431,7 +432,7 @@ impl Steering {
                 && held.key.ifindex == ifindex
                 && cookie.is_none_or(|now| now == held.cookie)
         };
-        Ok(if self.ports.get(port).is_some_and(same) { Found::Attached } else { Found::Other })
+        Ok(if self.ports.get(port).is_some_and(same) { DeviceLookup::Attached } else { DeviceLookup::Other })
     }
 
     /// True for an attached port, even if its tap is gone.
@@ -448,13 +449,13 @@ impl Steering {
 
     /// The name under which a device is attached, whatever its current name.
     #[must_use]
-    pub fn attached_as(&self, device: &Device) -> Option<&PortName> {
+    pub fn attached_as(&self, device: &DeviceEvent) -> Option<&PortName> {
         self.places.get(&(device.cookie, device.ifindex))
     }
 
     /// Records that a device was deleted. A new device of the same name and index is then not mistaken for the
     /// attached one. Does nothing for other changes.
-    pub fn lost(&mut self, device: &Device) {
+    pub fn lost(&mut self, device: &DeviceEvent) {
         if device.gone
             && let Some(port) = self.places.get(&(device.cookie, device.ifindex))
             && let Some(attached) = self.ports.get_mut(port)

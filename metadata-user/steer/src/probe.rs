@@ -5,11 +5,11 @@ mod kernel;
 mod node;
 mod search;
 
-pub use super::failure::Failure;
-pub use super::features::{Answer, Feature, Words, missing_helpers};
+pub use super::failure::ProbeError;
+pub use super::features::{Feature, ProbeResult, Words, missing_helpers};
 pub use kernel::{features, rehearse};
 pub use node::{AddressUse, PinnedLink, address_uses, hub_devices, pinned_links, ring_full, veth_full};
-pub use search::{NAMESPACES_SEARCHED, PLACES_TOLD, PROCESSES_SEARCHED, Place, Search, search};
+pub use search::{DeviceLocation, NAMESPACES_SEARCHED, PLACES_TOLD, PROCESSES_SEARCHED, Search, search};
 
 use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
 use futures_util::TryStreamExt as _;
@@ -28,7 +28,7 @@ const FILTERS_LISTED: usize = 16;
 
 /// State of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct DeviceState {
     /// Interface index in its namespace.
     pub ifindex: u32,
     /// `tap`, `veth`, `macvtap`, …; `physical device` if the kernel reports no kind.
@@ -79,7 +79,7 @@ pub struct Filter {
 ///
 /// # Errors
 /// If the namespace cannot be opened or entered, or the kernel refuses a query.
-pub fn device(port: &PortName) -> Result<Option<Device>, Failure> {
+pub fn device(port: &PortName) -> Result<Option<DeviceState>, ProbeError> {
     let netns = port.netns.as_deref().map_or_else(Netns::own, Netns::open)?;
     Ok(netns.run(|| match netns::index_of(&port.ifname)? {
         Some(ifindex) => look(&port.ifname, ifindex).map(Some),
@@ -87,7 +87,7 @@ pub fn device(port: &PortName) -> Result<Option<Device>, Failure> {
     })?)
 }
 
-fn look(name: &str, ifindex: u32) -> Result<Device, SteerError> {
+fn look(name: &str, ifindex: u32) -> Result<DeviceState, SteerError> {
     let message = netlink::look(name, ifindex)?;
     let number = |pick: fn(&LinkAttribute) -> Option<u32>| message.attributes.iter().find_map(pick);
     let mtu = number(|attribute| if let LinkAttribute::Mtu(mtu) = attribute { Some(*mtu) } else { None });
@@ -98,7 +98,7 @@ fn look(name: &str, ifindex: u32) -> Result<Device, SteerError> {
         LinkAttribute::Stats64(counts) => Some(counts.tx_dropped),
         _ => None,
     });
-    Ok(Device {
+    Ok(DeviceState {
         ifindex,
         kind: netlink::kind(name, ifindex)?,
         ethernet: message.header.link_layer_type == LinkLayerType::Ether,

@@ -12,7 +12,7 @@ use aya::maps::{MapData, RingBuf};
 use metadata_common::maps::{RING_HEADER, name, program};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use super::tables::Tables;
+use super::tables::MapHandles;
 use super::{HUBS_OF_A_SIDE, SteerError, Steering, loading, tables};
 use metadata_datapath::afxdp::SocketStats;
 use metadata_datapath::link::FrameSource;
@@ -63,7 +63,7 @@ impl AsFd for Ring {
 }
 
 /// Makes the ring of a hub from the hub's instance of the object, and enters it for `port_tcx`.
-pub(super) fn put(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Result<Ring, SteerError> {
+pub(super) fn put(ebpf: &mut Ebpf, tables: &mut MapHandles, hub: u32) -> Result<Ring, SteerError> {
     let ring = Ring { buffer: tables::take(ebpf, name::RING)?, stats: SocketStats::default() };
     let loaded = loading::load_classifier(ebpf, program::RING)?;
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| {
@@ -74,7 +74,7 @@ pub(super) fn put(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Result<Ring
 }
 
 /// Like [`put`], but logs a failure: on such a kernel, ports in other namespaces keep XDP.
-pub(super) fn put_if_possible(ebpf: &mut Ebpf, tables: &mut Tables, hub: u32) -> Option<Ring> {
+pub(super) fn put_if_possible(ebpf: &mut Ebpf, tables: &mut MapHandles, hub: u32) -> Option<Ring> {
     put(ebpf, tables, hub)
         .inspect_err(|error| tracing::warn!("ports of other namespaces keep XDP: {error}"))
         .ok()

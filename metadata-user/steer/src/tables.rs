@@ -6,10 +6,10 @@ use aya::maps::{
     XskMap,
 };
 use aya::programs::ProgramFd;
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{
-    ARP_ONLY, Agent, BARE, Guest, Identity, IdentityKey, MAX_SERVED, Port, PortKey, SERVED, Slot,
+    ARP_ONLY, BARE, Guest, Identity, IdentityKey, InheritedState, MAX_SERVED, Port, PortKey, SERVED, Slot,
     answers_within, name, socket_index,
 };
 use metadata_common::verdict::Verdict;
@@ -17,7 +17,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd};
 
-use super::claims::Claims;
+use super::claims::FlowClaimer;
 use super::ordinary::Ordinary;
 use super::{Counters, SteerError};
 use metadata_datapath::afxdp::AllSentTable;
@@ -26,7 +26,7 @@ use metadata_datapath::afxdp::AllSentTable;
 const BPF_EXIST: u64 = 2;
 
 /// Handles to all maps. Keys and values are byte and integer arrays whose layouts `metadata-common` asserts.
-pub(super) struct Tables {
+pub(super) struct MapHandles {
     ports: HashMap<MapData, [u32; 2], [u64; 9]>,
     identities: HashMap<MapData, [u8; 16], [u32; 4]>,
     guests: Array<MapData, u64>,
@@ -46,7 +46,7 @@ pub(super) struct Tables {
 
 /// A slot, the identity it is bound to, and its hub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Binding {
+pub(super) struct SlotBinding {
     pub(super) slot: Slot,
     pub(super) port: PortKey,
     pub(super) mac: Mac,
@@ -54,7 +54,7 @@ pub(super) struct Binding {
     pub(super) hub: u32,
 }
 
-impl Tables {
+impl MapHandles {
     /// Takes the maps out of a loaded object.
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, SteerError> {
         Ok(Self {
@@ -211,7 +211,7 @@ impl Tables {
     ///
     /// Writes guest and device before identity, so answers have a path before the first frame enters. On an error
     /// nothing remains.
-    pub(super) fn bind(&mut self, binding: Binding) -> Result<(), SteerError> {
+    pub(super) fn bind(&mut self, binding: SlotBinding) -> Result<(), SteerError> {
         self.try_bind(binding).inspect_err(|_| {
             if let Err(error) = self.unbind(binding) {
                 tracing::warn!(%error, slot = binding.slot, "a slot that could not be bound keeps entries");
@@ -219,7 +219,7 @@ impl Tables {
         })
     }
 
-    fn try_bind(&mut self, Binding { slot, port, mac, hub }: Binding) -> Result<(), SteerError> {
+    fn try_bind(&mut self, SlotBinding { slot, port, mac, hub }: SlotBinding) -> Result<(), SteerError> {
         let entering = || format!("enter slot {slot}");
         self.guests
             .set(slot, guest_word(Guest { mac: mac.0, live: 1 }), 0)
@@ -242,8 +242,8 @@ impl Tables {
 
     /// Sends the frames of an existing binding to its hub, and those of connections claimed by a departing agent to
     /// that agent's hub.
-    pub(super) fn redirect(&mut self, binding: Binding, leaving: Option<u32>) -> Result<(), SteerError> {
-        let Binding { slot, port, mac, hub } = binding;
+    pub(super) fn redirect(&mut self, binding: SlotBinding, leaving: Option<u32>) -> Result<(), SteerError> {
+        let SlotBinding { slot, port, mac, hub } = binding;
         let drain = leaving.map_or(0, |hub| hub.saturating_add(1));
         let identity = identity_words(Identity { slot, hub, drain, reserved: 0 });
         // Only replace an existing entry: a removed guest must not reappear.
@@ -253,13 +253,13 @@ impl Tables {
     }
 
     /// A handle to claim connections with, for a separate thread.
-    pub(super) fn claims(&self) -> Result<Claims, SteerError> {
+    pub(super) fn claims(&self) -> Result<FlowClaimer, SteerError> {
         let failed = |source| SteerError::map(name::DRAINING, "duplicate the descriptor", source);
         let fd = self.draining.map().fd().as_fd().try_clone_to_owned().map_err(failed)?;
         let map = MapData::from_fd(fd).map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
         let map = HashMap::try_from(Map::HashMap(map))
             .map_err(|source| SteerError::map(name::DRAINING, "open", source))?;
-        Ok(Claims::new(map))
+        Ok(FlowClaimer::new(map))
     }
 
     /// Removes all claims.
@@ -271,15 +271,15 @@ impl Tables {
     }
 
     /// The state of the previous agent; `None` if there was none.
-    pub(super) fn agent(&self) -> Result<Option<Agent>, SteerError> {
+    pub(super) fn agent(&self) -> Result<Option<InheritedState>, SteerError> {
         let [a, b, side, reserved] =
             self.agent.get(&0, 0).map_err(|source| SteerError::map(name::AGENT, "read", source))?;
-        Ok(([a, b] != [0; 2]).then_some(Agent { key: Key([a, b]), side, reserved }))
+        Ok(([a, b] != [0; 2]).then_some(InheritedState { key: CookieKey([a, b]), side, reserved }))
     }
 
     /// Stores the state that the next agent inherits.
-    pub(super) fn set_agent(&mut self, agent: Agent) -> Result<(), SteerError> {
-        let Agent { key: Key([a, b]), side, reserved } = agent;
+    pub(super) fn set_agent(&mut self, agent: InheritedState) -> Result<(), SteerError> {
+        let InheritedState { key: CookieKey([a, b]), side, reserved } = agent;
         self.agent
             .set(0, [a, b, side, reserved], 0)
             .map_err(|source| SteerError::map(name::AGENT, "write", source))
@@ -287,7 +287,10 @@ impl Tables {
 
     /// Frees a slot: first inbound (identity), then outbound (device, guest). Tries all and returns the first error.
     /// The kernel removes the entries of a deleted device by itself.
-    pub(super) fn unbind(&mut self, Binding { slot, port, mac, .. }: Binding) -> Result<(), SteerError> {
+    pub(super) fn unbind(
+        &mut self,
+        SlotBinding { slot, port, mac, .. }: SlotBinding,
+    ) -> Result<(), SteerError> {
         let failed = |map| move |source: MapError| SteerError::map(map, format!("free slot {slot}"), source);
         let identity = absent_is_fine(self.identities.remove(&identity_key(port, mac)))
             .map_err(failed(name::IDENTITIES));
@@ -319,7 +322,7 @@ impl Tables {
     }
 }
 
-impl Tables {
+impl MapHandles {
     /// The ports in the table.
     pub(super) fn ports(&self) -> Result<Vec<PortKey>, SteerError> {
         let key = |[netns, ifindex]: [u32; 2]| PortKey { netns, ifindex };
@@ -352,12 +355,12 @@ impl Tables {
 }
 
 /// The key of SYN cookies of the agent that owns these maps.
-pub(super) fn pinned_key(agent: &std::path::Path) -> Result<Option<Key>, SteerError> {
+pub(super) fn pinned_key(agent: &std::path::Path) -> Result<Option<CookieKey>, SteerError> {
     let failed = |source| SteerError::map(name::AGENT, "read", source);
     let map = MapData::from_pin(agent).map_err(failed)?;
     let map: Array<_, [u64; 4]> = Array::try_from(Map::Array(map)).map_err(failed)?;
     let [a, b, ..] = map.get(&0, 0).map_err(failed)?;
-    Ok(([a, b] != [0; 2]).then_some(Key([a, b])))
+    Ok(([a, b] != [0; 2]).then_some(CookieKey([a, b])))
 }
 
 /// Rejects more addresses than the tables hold.

@@ -10,15 +10,15 @@
 //! [`Steering::leave`].
 
 use metadata_common::mac::Mac;
-use metadata_common::maps::{Agent, PortKey, Slot};
+use metadata_common::maps::{InheritedState, PortKey, Slot};
 use std::collections::{BTreeMap, HashMap};
 
-use super::adopt::{Inherited, Place};
+use super::adopt::{Inherited, PortLocation};
 use super::error::errno;
 use super::mode::Programs;
 use super::pins::{LinkName, On};
 use super::ports::Attached;
-use super::tables::Binding;
+use super::tables::SlotBinding;
 use super::{HUBS_OF_A_SIDE, SteerError, Steering};
 use metadata_base::port::PortName;
 
@@ -55,10 +55,10 @@ impl Steering {
                 let key = attached.key;
                 attached.slots.remove(&mac);
                 self.bound.remove(&slot);
-                self.tables.unbind(Binding { slot, port: key, mac, hub: 0 })?;
+                self.tables.unbind(SlotBinding { slot, port: key, mac, hub: 0 })?;
             }
         }
-        self.tables.set_agent(Agent { key: self.key, side: self.side.into(), reserved: 0 })
+        self.tables.set_agent(InheritedState { key: self.key, side: self.side.into(), reserved: 0 })
     }
 
     /// Takes one port over: sends its identities to our hubs, except the connections that the other agent has
@@ -103,7 +103,7 @@ impl Steering {
         });
         for (port, mac, slot) in named.chain(inherited).collect::<Vec<_>>() {
             let hub = self.hub_of(slot);
-            match self.tables.redirect(Binding { slot, port, mac, hub }, None) {
+            match self.tables.redirect(SlotBinding { slot, port, mac, hub }, None) {
                 // The tap is gone.
                 Err(error) if errno(&error) == Some(libc::ENOENT) => {}
                 other => other?,
@@ -149,11 +149,11 @@ impl Steering {
     pub fn look_again(&mut self) -> Result<(), SteerError> {
         let Some(pins) = self.pins.as_ref().filter(|_| self.taking_over) else { return Ok(()) };
         let links = pins.links()?;
-        let mut there: BTreeMap<Place, Vec<LinkName>> = BTreeMap::new();
+        let mut there: BTreeMap<PortLocation, Vec<LinkName>> = BTreeMap::new();
         for name in links.into_iter().filter(|name| name.on != On::Hub) {
             there.entry((name.cookie, name.ifindex)).or_default().push(name);
         }
-        let gone = |place: &Place| !there.contains_key(place);
+        let gone = |place: &PortLocation| !there.contains_key(place);
         for place in self.inherited.keys().copied().filter(gone).collect::<Vec<_>>() {
             self.inherited.remove(&place);
             self.object.release(place.0);
@@ -216,6 +216,6 @@ impl Steering {
         let Some(now) = self.tables.identity(port, mac)? else { return Ok(()) };
         let is_ours = now.hub / HUBS_OF_A_SIDE == self.side;
         let leaving = if is_ours { now.drain.checked_sub(1) } else { Some(now.hub) };
-        self.tables.redirect(Binding { slot, port, mac, hub }, leaving)
+        self.tables.redirect(SlotBinding { slot, port, mac, hub }, leaving)
     }
 }

@@ -1,7 +1,8 @@
 //! Traces one guest: sets the filter of the eBPF programs and reads the ring of their reports.
 //!
-//! Only one trace runs at a time, because the filter has one entry. The holder of the [`Watch`] owns it. Dropping the
-//! watch clears the filter, however its holder ends. The next start clears a filter that a killed agent left behind.
+//! Only one trace runs at a time, because the filter has one entry. The holder of the [`TraceSession`] owns it.
+//! Dropping the watch clears the filter, however its holder ends. The next start clears a filter that a killed agent
+//! left behind.
 
 use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, RingBuf};
@@ -10,7 +11,7 @@ use log::{Level, Log, Metadata, Record};
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{EVENT_BYTES, PortKey, name};
-use metadata_common::trace::{Event, PASSING_TOO, Scratch, Trace};
+use metadata_common::trace::{PASSING_TOO, Scratch, Trace, TraceEvent};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
@@ -26,7 +27,7 @@ use super::{SteerError, Steering, tables};
 /// Size of a CPU's [`Scratch`] in 64-bit words.
 const WORDS: usize = size_of::<Scratch>() / 8;
 /// Upper bound on the number of events in the ring.
-const EVENTS_MOST: usize = EVENT_BYTES as usize / size_of::<Event>() + 1;
+const EVENTS_MOST: usize = EVENT_BYTES as usize / size_of::<TraceEvent>() + 1;
 
 /// Why a trace cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -81,19 +82,19 @@ impl Maps {
         Ok(all.iter().fold(0, |sum, [lost, ..]| sum.wrapping_add(*lost)))
     }
 
-    fn next(&mut self) -> Option<Event> {
+    fn next(&mut self) -> Option<TraceEvent> {
         // An event of another length would need another object, and there is none.
-        Event::from_bytes(&self.events.next()?)
+        TraceEvent::from_bytes(&self.events.next()?)
     }
 }
 
 /// A trace of one guest, until it is dropped.
-pub struct Watch {
+pub struct TraceSession {
     maps: OwnedMutexGuard<Maps>,
     lost: u64,
 }
 
-impl Watch {
+impl TraceSession {
     fn begin(mut maps: OwnedMutexGuard<Maps>, trace: Trace) -> Result<Self, SteerError> {
         // Events of an earlier trace.
         for _ in 0..EVENTS_MOST {
@@ -107,7 +108,7 @@ impl Watch {
     }
 
     /// The next event, if there is one. The ring holds about 800: poll every few hundredths of a second.
-    pub fn next_event(&mut self) -> Option<Event> {
+    pub fn next_event(&mut self) -> Option<TraceEvent> {
         self.maps.next()
     }
 
@@ -121,7 +122,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for TraceSession {
     fn drop(&mut self) {
         if let Err(error) = self.maps.set(Trace::default()) {
             tracing::warn!(%error, "cannot clear the filter of the ended trace");
@@ -129,7 +130,7 @@ impl Drop for Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for TraceSession {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Watch").finish_non_exhaustive()
     }
@@ -146,7 +147,7 @@ impl Steering {
         port: Option<&PortName>,
         mac: Option<Mac>,
         passing: bool,
-    ) -> Result<Watch, TraceError> {
+    ) -> Result<TraceSession, TraceError> {
         let key = match port {
             Some(port) => {
                 let attached = self.ports.get(port);
@@ -156,7 +157,7 @@ impl Steering {
         };
         let maps = Arc::clone(&self.traces.0).try_lock_owned().map_err(|_| TraceError::Busy)?;
         let flags = if passing { PASSING_TOO } else { 0 };
-        Ok(Watch::begin(maps, Trace::of(key, mac.map(|mac| mac.0), flags))?)
+        Ok(TraceSession::begin(maps, Trace::of(key, mac.map(|mac| mac.0), flags))?)
     }
 
     /// Names of attached ports in events.
@@ -221,8 +222,8 @@ async fn read(mut logger: EbpfLogger<Relay>) {
 
 /// Most ports of which an unregistered sender is kept.
 const MAX_UNKNOWN: usize = 1_024;
-/// How long an unregistered sender of a port is kept after it was last reported. Until then no other replaces it, so that
-/// a guest that invents MACs causes one report in this time.
+/// How long an unregistered sender of a port is kept after it was last reported. Until then no other replaces it, so
+/// that a guest that invents MACs causes one report in this time.
 const UNKNOWN_FOR: Duration = Duration::from_secs(600);
 
 /// An unregistered sender of each port: frames to the metadata addresses come from it and are dropped.
@@ -265,8 +266,8 @@ impl UnknownSenders {
     }
 }
 
-/// Forwards the text of log records, without the fields of the crate `log`, whose file and line are the programs'. Keeps
-/// the unregistered senders: the agent says which port and record are concerned.
+/// Forwards the text of log records, without the fields of the crate `log`, whose file and line are the programs'.
+/// Keeps the unregistered senders: the agent says which port and record are concerned.
 struct Relay(UnknownSenders);
 
 impl Log for Relay {

@@ -3,9 +3,9 @@
 use super::machine::Machine;
 use super::meaning::{Device, Meaning, Route};
 use metadata_content::dialect;
-use metadata_content::http::Status;
+use metadata_content::http::StatusCode;
 use metadata_content::record::Record;
-use metadata_content::store::{Host, Interner, Responses, Vm};
+use metadata_content::store::{Host, Interner, Responses, VmState};
 use serde_json::Value;
 use support::question::Question;
 
@@ -228,8 +228,8 @@ fn upcloud(meaning: &Meaning) -> Meaning {
     says
 }
 
-/// What DHCP gives: an address of each family, and everything else. A document of such a cloud says which NICs there are
-/// and which addresses there are in addition. `first` counts the addresses that are left to DHCP, of each family.
+/// What DHCP gives: an address of each family, and everything else. A document of such a cloud says which NICs there
+/// are and which addresses there are in addition. `first` counts the addresses that are left to DHCP, of each family.
 fn leased(meaning: &Meaning, first: usize) -> Meaning {
     let mut says = Meaning { dns: [].into(), search: [].into(), ..meaning.clone() };
     for device in says.devices.values_mut() {
@@ -349,7 +349,7 @@ impl Document {
                 question = question.with(name, *value);
             }
             let response = question.ask(&responses);
-            assert_eq!(response.status(), Status(200), "{}{below} of {record}", self.path);
+            assert_eq!(response.status(), StatusCode(200), "{}{below} of {record}", self.path);
             String::from_utf8(response.body().to_bytes().to_vec()).expect("the document is text")
         };
         (self.get)(&ask)
@@ -362,5 +362,5 @@ fn responses(record: &Value) -> Responses {
         Ok((record, _)) => record,
         Err(error) => panic!("{error} in {text}"),
     };
-    dialect::render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str()))
+    dialect::render(&record, &mut Interner::new(), VmState::alone(record.vm.uuid.as_str()))
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use metadata_base::port::is_ifname;
 use metadata_common::maps;
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 use metadata_user::config::{Config, ConfigError};
 use tempfile::NamedTempFile;
 
@@ -68,6 +68,6 @@ fn in_range(config: &Config) {
     // A hub's longest device name is four bytes longer than `hub`.
     assert!(is_ifname(&format!("{}-o63", config.hub)), "{}", config.hub);
     let limits = config.record_limits();
-    assert!(limits.metadata_keys <= Limits::METADATA_KEYS_MOST);
-    assert!(limits.metadata_chars <= Limits::METADATA_CHARS_MOST);
+    assert!(limits.metadata_keys <= RecordLimits::METADATA_KEYS_MOST);
+    assert!(limits.metadata_chars <= RecordLimits::METADATA_CHARS_MOST);
 }

@@ -22,10 +22,10 @@ use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use metadata_common::stamp::{slot_of, stamp};
 use metadata_datapath::afxdp::SocketStats;
-use metadata_datapath::afxdp::model::{Fate, Rig};
-use metadata_datapath::link::{FrameSource, HEADER_LEN, Link, MAX_FRAME};
+use metadata_datapath::afxdp::model::{FrameFate, Rig};
+use metadata_datapath::link::{FrameSource, HEADER_LEN, LinkReceiver, MAX_FRAME};
 use metadata_datapath::stack::{Stack, StackConfig, StackStats};
-use metadata_serve::Serve;
+use metadata_serve::MetadataService;
 use smoltcp::wire::TcpControl;
 use support::checksum;
 use support::pattern::{self, Pattern};
@@ -90,8 +90,8 @@ struct Flow {
 /// Everything between the wire and the service.
 struct Scene {
     rig: Rc<RefCell<Rig>>,
-    link: Link<Source>,
-    stack: Stack<Serve<Pattern>>,
+    link: LinkReceiver<Source>,
+    stack: Stack<MetadataService<Pattern>>,
     config: StackConfig,
     now: Duration,
     flows: [Flow; GUESTS as usize],
@@ -146,7 +146,7 @@ impl Scene {
         let rig = Rc::new(RefCell::new(Rig::new(CHUNKS, CHUNK, RX_RING, START)));
         let descriptor = std::fs::File::open("/dev/null").expect("a descriptor");
         Self {
-            link: Link::new(Source { rig: Rc::clone(&rig), descriptor }),
+            link: LinkReceiver::new(Source { rig: Rc::clone(&rig), descriptor }),
             rig,
             stack: pattern::stack(config.clone()).0,
             config,
@@ -162,10 +162,10 @@ impl Scene {
         let fate = self.rig.borrow_mut().deliver(frame);
         let [fill, list, waiting, _] = self.rig.borrow().places();
         match fate {
-            Fate::Queued => self.queued += 1,
-            Fate::TooLong => assert!(frame.len() > (CHUNK / 2) as usize, "{} bytes", frame.len()),
-            Fate::NoChunk => assert_eq!((fill, list), (0, 0)),
-            Fate::RingFull => assert_eq!(waiting, RX_RING as usize),
+            FrameFate::Queued => self.queued += 1,
+            FrameFate::TooLong => assert!(frame.len() > (CHUNK / 2) as usize, "{} bytes", frame.len()),
+            FrameFate::NoChunk => assert_eq!((fill, list), (0, 0)),
+            FrameFate::RingFull => assert_eq!(waiting, RX_RING as usize),
         }
     }
 

@@ -10,10 +10,10 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 use metadata_content::http::body::BODY_MAX;
 use metadata_content::http::parse::{FIELD_COUNT_MAX, TARGET_MAX};
-use metadata_content::http::{Request, Response, Status};
-use metadata_content::store::{Outcome, Parked};
-use metadata_datapath::stack::{Exchange, Service, Step};
-use metadata_serve::{Answer, Answers, Origin, Serve};
+use metadata_content::http::{Request, Response, StatusCode};
+use metadata_content::store::{LiveOutcome, Parked};
+use metadata_datapath::stack::{ConnectionAction, Exchange, Service};
+use metadata_serve::{Answer, AnswerOrigin, AnswerSource, MetadataService};
 
 /// Bytes of empty lines that the server skips before a request.
 const LEADING_MAX: usize = 8;
@@ -29,15 +29,15 @@ const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 #[derive(Debug, Default)]
 struct Echo(Mutex<Vec<String>>);
 
-impl Answers for Echo {
+impl AnswerSource for Echo {
     fn answer(
         &self,
         now: Now,
         _: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Answer, Origin) {
-        (self.echo(now, request, parked), Origin::NONE)
+    ) -> (Answer, AnswerOrigin) {
+        (self.echo(now, request, parked), AnswerOrigin::NONE)
     }
 }
 
@@ -55,7 +55,7 @@ impl Echo {
             ("/nobody", _) => return Answer::Unknown,
             ("/park", None) => {
                 let until = now.mono + PARKED;
-                return Answer::Known(Outcome::Park(Parked {
+                return Answer::Known(LiveOutcome::Park(Parked {
                     until,
                     has_answer: true,
                     state: 7,
@@ -63,16 +63,16 @@ impl Echo {
                 }));
             }
             ("/park", Some(parked)) if now.mono < parked.until => {
-                return Answer::Known(Outcome::Park(parked.clone()));
+                return Answer::Known(LiveOutcome::Park(parked.clone()));
             }
             _ => {}
         }
         let output = format!("{:?} {target:?} {:?}", request.method, request.body);
         self.0.lock().expect("no panic").push(output.clone());
         let response = match target.path {
-            "/none" => Response::new(Status(204), None, &[], ""),
-            "/close" => Response::new(Status(200), None, &[], output).and_close(),
-            _ => Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], output),
+            "/none" => Response::new(StatusCode(204), None, &[], ""),
+            "/close" => Response::new(StatusCode(200), None, &[], output).and_close(),
+            _ => Response::new(StatusCode(200), Some("text/plain; charset=utf-8"), &[], output),
         };
         Answer::Known(response.into())
     }
@@ -105,7 +105,7 @@ fn run_exchange(bytes: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
     let (here, there) = ([169, 254, 169, 254].into(), [10, 0, 2, 15].into());
     let connection = Connection { slot: 0, local: (here, 80), remote: (there, 40_000) };
     let mut now = Now { mono: Duration::ZERO, unix_seconds: 1_795_219_200 };
-    let mut talk = Serve::new(Arc::clone(&answers)).open(now, connection);
+    let mut talk = MetadataService::new(Arc::clone(&answers)).open(now, connection);
     let (mut output, mut start, mut at) = (Vec::new(), 0, 0_usize);
     // A waiting request is tried again twenty times a second.
     let turns = bytes.len() * (1 + 20 * 45) + 1;
@@ -126,11 +126,13 @@ fn run_exchange(bytes: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
         }
         output.extend(group);
         match last {
-            Step::Wait { until: Some(until) } if idle => {
+            ConnectionAction::Wait { until: Some(until) } if idle => {
                 assert!(until > now.mono, "the exchange waits until a time in the past");
                 now.mono = until;
             }
-            Step::Wait { until } => assert!(until.is_some(), "the exchange waits without a limit"),
+            ConnectionAction::Wait { until } => {
+                assert!(until.is_some(), "the exchange waits without a limit")
+            }
             _ => {
                 let asked = answers.0.lock().expect("no panic").clone();
                 return Transcript { output, asked };
@@ -141,12 +143,12 @@ fn run_exchange(bytes: &[u8], mut piece: impl FnMut() -> usize) -> Transcript {
 }
 
 /// The bytes sent now, and the step that ends them.
-fn take_output(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, Step) {
+fn take_output(talk: &mut impl Exchange, now: Now) -> (Vec<u8>, ConnectionAction) {
     let mut output = Vec::new();
     loop {
         match talk.next(now) {
-            Step::Send(piece) => output.extend(piece),
-            Step::SendWithin { .. } => panic!("the echo restricts no answer to the first hop"),
+            ConnectionAction::Send(piece) => output.extend(piece),
+            ConnectionAction::SendWithin { .. } => panic!("the echo restricts no answer to the first hop"),
             last => return (output, last),
         }
     }

@@ -8,7 +8,7 @@ use metadata_content::identity::Nonce;
 use metadata_content::record::Record;
 use metadata_content::record::identity::{AUDIENCE_BYTES, Audience};
 use metadata_signer::jwt::Joined;
-use metadata_signer::wire::{Reply, Request, Setup, decode, encode};
+use metadata_signer::wire::{Setup, SignRequest, SignerReply, decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -33,8 +33,8 @@ pub(crate) fn assert_all(input: &[u8]) {
         publishes_nothing_private(&set);
     }
     is_read_as_written::<Setup>(rest);
-    is_read_as_written::<Request>(rest);
-    is_read_as_written::<Reply>(rest);
+    is_read_as_written::<SignRequest>(rest);
+    is_read_as_written::<SignerReply>(rest);
 }
 
 /// A subject has the segments of its template, whatever the values are.

@@ -5,7 +5,7 @@
 use metadata_content::dialect;
 use metadata_content::http::Response;
 use metadata_content::record::Record;
-use metadata_content::store::{Interner, Vm};
+use metadata_content::store::{Interner, VmState};
 use serde_json::Value;
 use support::question::{Insider, quoted};
 
@@ -83,7 +83,7 @@ fn assert_no_secret(secrets: &[String], message: &str) {
 
 /// Renders the record and requests every route.
 fn assert_served(record: &Record) {
-    let vm = Vm::alone(record.vm.uuid.as_str());
+    let vm = VmState::alone(record.vm.uuid.as_str());
     let responses = dialect::render(record, &mut Interner::new(), vm);
     let insider = Insider::of(&responses);
     for (host, path, route) in responses.routes() {

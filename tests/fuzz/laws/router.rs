@@ -13,7 +13,7 @@ use metadata_content::http::{Method, Response, body::BODY_MAX};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::{Dialects, Record};
 use metadata_content::store::path::{HOST_PLUGIN_PORT, PASSWORD_PORT};
-use metadata_content::store::{Interner, Responses, Store, Vm};
+use metadata_content::store::{Interner, Responses, Store, VmState};
 use serde_json::{Value, json};
 use support::question::{Question, slashed};
 
@@ -46,7 +46,7 @@ static READ: LazyLock<Responses> = LazyLock::new(vm);
 
 /// A fresh VM.
 fn vm() -> Responses {
-    dialect::render(&RECORD, &mut Interner::new(), Vm::alone(RECORD.vm.uuid.as_str()))
+    dialect::render(&RECORD, &mut Interner::new(), VmState::alone(RECORD.vm.uuid.as_str()))
 }
 
 /// The VM of [`READ`], whose guest has not asked yet.

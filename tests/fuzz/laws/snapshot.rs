@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 use metadata_feed::snapshot::{self, SnapshotError};
 use sha2::{Digest as _, Sha256};
 
@@ -50,13 +50,13 @@ pub(crate) fn assert_all(input: &[u8]) {
 /// invalid one must not quote its content.
 fn read(path: &Path, bytes: &[u8]) -> bool {
     std::fs::write(path, bytes).expect("a file");
-    match snapshot::read(path, &Limits::DEFAULT) {
+    match snapshot::read(path, &RecordLimits::DEFAULT) {
         Ok(records) => {
             let shared: Vec<_> =
                 records.iter().map(|(key, record)| (key.clone(), Arc::new(record.clone()))).collect();
             let written = snapshot::write(path, &shared).expect("it is written");
             assert_eq!((written.records, written.left_out), (records.len(), 0));
-            let mut again = snapshot::read(path, &Limits::DEFAULT).expect("what was written is read");
+            let mut again = snapshot::read(path, &RecordLimits::DEFAULT).expect("what was written is read");
             let mut records = records;
             records.sort_by(|(a, _), (b, _)| a.cmp(b));
             again.sort_by(|(a, _), (b, _)| a.cmp(b));

@@ -11,9 +11,9 @@
 //! | 9 | number of edits that follow, three bytes each: position, byte, kind (0 overwrite, 1 insert, 2 delete, else flip a bit) |
 //! | others | after the edits: a forged token |
 
-use metadata_content::token::{Keyring, Kind, TOKEN_CHARS};
+use metadata_content::token::{Keyring, TOKEN_CHARS, TokenKind};
 
-const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
 /// One name is a prefix of another and one is empty: the signed text must delimit the name.
 const VMS: [&str; 4] =
     ["7c0f1a52-3b5e-4d1a-9d2c-000000000001", "7c0f1a52-3b5e-4d1a-9d2c-000000000002", "7c0f1a52", ""];

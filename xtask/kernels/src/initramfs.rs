@@ -74,7 +74,8 @@ fn sources(archive: &mut Archive<BufWriter<File>>) -> Result<()> {
     Ok(())
 }
 
-// Writes an initramfs: a cpio archive in the format `newc` (Documentation/driver-api/early-userspace/buffer-format.rst).
+// Writes an initramfs: a cpio archive in the format `newc`
+// (Documentation/driver-api/early-userspace/buffer-format.rst).
 
 /// The kernel reads a file's size as 32 bits.
 const LARGEST_FILE: u64 = u32::MAX as u64;

@@ -77,8 +77,8 @@ pub(crate) fn find(
 
 /// Downloads the kernel for clouds, which is smaller than the others and has all that the agent needs.
 fn from_debian(debian: &Debian, architecture: Architecture) -> Result<Kernel> {
-    // The package of this name only depends on that of the newest revision. Since Linux 6.19 that one, too, only depends
-    // on two others: the kernel, and its modules.
+    // The package of this name only depends on that of the newest revision. Since Linux 6.19 that one, too, only
+    // depends on two others: the kernel, and its modules.
     let newest = format!("?reverse-depends(?exact-name(linux-image-cloud-{}))", architecture.debian());
     let names = "?or(?name(^linux-binary-), ?name(^linux-modules-))";
     let parts = format!("?and({names}, ?reverse-depends({newest}))");

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde_json::Value;
 
-use crate::record::network::{Address, Method, Network};
+use crate::record::network::{Address, AddressMethod, Network};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record, Role};
 
@@ -17,19 +17,19 @@ pub(super) fn given(network: &Network) -> impl Iterator<Item = (usize, &Nic, Nic
 }
 
 /// Returns the known addresses of one version, including the expected leases of DHCP.
-pub(super) fn known(nic: &Nic, version: Version) -> impl Iterator<Item = (&Address, Cidr)> {
+pub(super) fn known(nic: &Nic, version: IpVersion) -> impl Iterator<Item = (&Address, Cidr)> {
     let known = nic.addresses.iter().filter_map(|address| Some((address, address.address?)));
-    known.filter(move |(_, cidr)| Version::of(cidr.address) == version)
+    known.filter(move |(_, cidr)| IpVersion::of(cidr.address) == version)
 }
 
 /// IP version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Version {
+pub(super) enum IpVersion {
     V4,
     V6,
 }
 
-impl Version {
+impl IpVersion {
     fn of(address: IpAddr) -> Self {
         if address.is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -37,22 +37,22 @@ impl Version {
     /// Returns the version of an entry whose address may be unknown.
     pub(super) fn of_entry(entry: &Address) -> Self {
         match (entry.method, entry.address) {
-            (Method::Dhcp4, _) => Self::V4,
-            (Method::Dhcp6 | Method::Slaac, _) => Self::V6,
-            (Method::Static, cidr) => cidr.map_or(Self::V4, |cidr| Self::of(cidr.address)),
+            (AddressMethod::Dhcp4, _) => Self::V4,
+            (AddressMethod::Dhcp6 | AddressMethod::Slaac, _) => Self::V6,
+            (AddressMethod::Static, cidr) => cidr.map_or(Self::V4, |cidr| Self::of(cidr.address)),
         }
     }
 }
 
 /// Returns whether the NIC has addresses of this version, known or not.
-pub(super) fn speaks(nic: &Nic, version: Version) -> bool {
-    nic.addresses.iter().any(|address| Version::of_entry(address) == version)
+pub(super) fn speaks(nic: &Nic, version: IpVersion) -> bool {
+    nic.addresses.iter().any(|address| IpVersion::of_entry(address) == version)
 }
 
 /// Returns whether the VM has IPv6 addresses only. Its documents then omit all IPv4 members.
 pub(super) fn only_ipv6(network: &Network) -> bool {
     let any = |version| network.nics.iter().any(|nic| speaks(nic, version));
-    any(Version::V6) && !any(Version::V4)
+    any(IpVersion::V6) && !any(IpVersion::V4)
 }
 
 /// Returns the netmask of an IPv4 prefix length.

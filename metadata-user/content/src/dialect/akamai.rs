@@ -1,7 +1,7 @@
 //! Akamai (Linode): documents and user-data for requests with a token.
 //!
-//! A document is text, one `name: value` a line, unless the request accepts JSON: so is the token, which is a list of one
-//! string in JSON. User-data is text in any case.
+//! A document is text, one `name: value` a line, unless the request accepts JSON: so is the token, which is a list of
+//! one string in JSON. User-data is text in any case.
 //!
 //! cloud-init (`DataSourceAkamai.py`) drops both keys and user-data on any error. So user-data always exists and may
 //! be empty. A request for `/v1/user-data` without a token gets NoCloud's user-data.
@@ -16,15 +16,15 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::addresses::{Version, given, known, labels, public_keys};
-use super::sheet::{JSON, Sheet, TEXT};
+use super::addresses::{IpVersion, given, known, labels, public_keys};
+use super::sheet::{JSON, RouteBuilder, TEXT};
 use super::{Access, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Method, Request, Response, Status};
+use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::vm::Payload;
 use crate::record::{self, Record, Role};
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
-use crate::token::Kind;
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -42,17 +42,17 @@ pub(super) static DIALECT: Description = Description::new(
 const TOKEN: &str = "Metadata-Token";
 const EXPIRY: &str = "Metadata-Token-Expiry-Seconds";
 
-static HAS_TOKEN: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::Akamai };
-    [Guard { condition, otherwise: Response::error(Status(401), &[]) }]
+static HAS_TOKEN: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::Akamai };
+    [RequestGuard { condition, otherwise: Response::error(StatusCode(401), &[]) }]
 });
 
-static NOT_FORWARDED: LazyLock<[Guard; 1]> = LazyLock::new(|| {
+static NOT_FORWARDED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
     let condition = Condition::HeaderAbsent { name: "X-Forwarded-For" };
-    [Guard { condition, otherwise: Response::error(Status(403), &[]) }]
+    [RequestGuard { condition, otherwise: Response::error(StatusCode(403), &[]) }]
 });
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mint = Mint { hop_limit: record.serve.hop_limit.get() };
     sheet.live("/v1/token", Methods::of(&[Method::Put]), &*NOT_FORWARDED, mint);
     for (path, document) in [
@@ -117,14 +117,14 @@ fn network(record: &Record) -> Value {
             "label": nic.network_id.as_ref().map(|id| id.as_str()),
             "purpose": if is_public { "public" } else { "vlan" },
         }));
-        for (address, cidr) in known(nic, Version::V4) {
+        for (address, cidr) in known(nic, IpVersion::V4) {
             let own = if is_public && address.public.is_none() { &mut public } else { &mut private };
             own.push(format!("{}/32", cidr.address));
             if let Some(translated) = address.public.filter(|public| public.0.is_ipv4()) {
                 public.push(format!("{translated}/32"));
             }
         }
-        v6.extend(known(nic, Version::V6).map(|(_, cidr)| format!("{}/128", cidr.address)));
+        v6.extend(known(nic, IpVersion::V6).map(|(_, cidr)| format!("{}/128", cidr.address)));
     }
     let mut v6 = v6.into_iter();
     json!({
@@ -151,8 +151,8 @@ fn users(record: &Record) -> Value {
     users.into()
 }
 
-/// Writes a document as lines: the names of nested members joined by dots, the items of a list under its own name, those
-/// that are objects by their number. Unknown values have no line.
+/// Writes a document as lines: the names of nested members joined by dots, the items of a list under its own name,
+/// those that are objects by their number. Unknown values have no line.
 fn flatten(name: &str, value: &Value, lines: &mut String) {
     let joined = |member: &str| if name.is_empty() { member.to_owned() } else { format!("{name}.{member}") };
     match value {
@@ -189,7 +189,7 @@ struct Forms {
 }
 
 impl Live for Forms {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let form = if accepts_json(call.request) { &self.json } else { &self.text };
         form.clone().into()
     }
@@ -206,18 +206,18 @@ struct Mint {
 }
 
 impl Live for Mint {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(seconds) = call.request.headers.get(EXPIRY).and_then(expiry) else {
-            return Response::error(Status(400), &[]).into();
+            return Response::error(StatusCode(400), &[]).into();
         };
         let vm = call.vm;
-        let token = vm.keyring.mint(Kind::Akamai, &vm.owner, seconds, call.now.unix_seconds);
+        let token = vm.keyring.mint(TokenKind::Akamai, &vm.owner, seconds, call.now.unix_seconds);
         let fields = [(EXPIRY, &*seconds.to_string())];
         let (kind, body) = match accepts_json(call.request) {
             true => (JSON, json!([token]).to_string()),
             false => (TEXT, token),
         };
-        Response::new(Status(200), Some(kind), &fields, body).within(self.hop_limit).into()
+        Response::new(StatusCode(200), Some(kind), &fields, body).within(self.hop_limit).into()
     }
 
     fn about(&self) -> &'static str {
@@ -229,5 +229,5 @@ impl Live for Mint {
 fn expiry(field: &[u8]) -> Option<u32> {
     let digits = std::str::from_utf8(field).ok()?;
     let seconds = digits.bytes().all(|digit| digit.is_ascii_digit()).then(|| digits.parse().ok())??;
-    (1..=Kind::Akamai.longest_ttl_seconds()).contains(&seconds).then_some(seconds)
+    (1..=TokenKind::Akamai.longest_ttl_seconds()).contains(&seconds).then_some(seconds)
 }

@@ -9,15 +9,15 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::document::{Document, Form, Node};
-use super::sheet::{BYTES, JSON, Sheet, TEXT};
+use super::document::{DocumentNode, JsonDocument, PartKind};
+use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
 use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::values::Cidr;
 use crate::record::{self, Imdsv2, Nic, Record};
-use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
-use crate::token::Kind;
+use crate::store::{Condition, Host, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::token::TokenKind;
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest").at(Host::AliYun).needs(Access::Imdsv2(TOKEN))],
@@ -33,25 +33,25 @@ const TOKEN: &str = "X-aliyun-ecs-metadata-token";
 /// Header field with the requested lifetime of a token, in seconds.
 const TTL: &str = "X-aliyun-ecs-metadata-token-ttl-seconds";
 
-static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(401), &[]));
-static OPTIONAL: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenGood { name: TOKEN, kind: Kind::AliYun };
-    [Guard { condition, otherwise: REFUSED.clone() }]
+static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(401), &[]));
+static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenGood { name: TOKEN, kind: TokenKind::AliYun };
+    [RequestGuard { condition, otherwise: REFUSED.clone() }]
 });
-static REQUIRED: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::AliYun };
-    [Guard { condition, otherwise: REFUSED.clone() }]
+static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::AliYun };
+    [RequestGuard { condition, otherwise: REFUSED.clone() }]
 });
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.at(Host::AliYun);
-    let guards: &'static [Guard] = match record.serve.imdsv2 {
+    let guards: &'static [RequestGuard] = match record.serve.imdsv2 {
         Imdsv2::Required => &*REQUIRED,
         Imdsv2::Optional | Imdsv2::Off => &*OPTIONAL,
     };
     match record.serve.imdsv2 {
         Imdsv2::Off => tokens::absent(sheet),
-        _ => tokens::present(sheet, Kind::AliYun, TTL, record.serve.hop_limit.get()),
+        _ => tokens::present(sheet, TokenKind::AliYun, TTL, record.serve.hop_limit.get()),
     }
     let signs = signed::render(record, sheet, guards);
     let listing = if signs {
@@ -177,22 +177,22 @@ fn vswitch_id(nic: &Nic) -> Option<String> {
 /// Serves `all`, and each of its members as a directory or a leaf, as EC2's tree does.
 #[derive(Debug)]
 struct Tree {
-    document: Document,
+    document: JsonDocument,
 }
 
 impl Live for Tree {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if call.rest == "/all" {
-            return Response::new(Status(200), Some(JSON), &[], self.document.body()).into();
+            return Response::new(StatusCode(200), Some(JSON), &[], self.document.body()).into();
         }
         let mut names = call.rest.split('/').filter(|name| !name.is_empty());
         let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
         match node {
-            Some(node) if node.form() == Form::Object => {
-                Response::new(Status(200), Some(TEXT), &[], listing(node)).into()
+            Some(node) if node.form() == PartKind::Object => {
+                Response::new(StatusCode(200), Some(TEXT), &[], listing(node)).into()
             }
-            Some(leaf) => Response::new(Status(200), Some(TEXT), &[], leaf.text()).into(),
-            None => Response::error(Status(404), &[]).into(),
+            Some(leaf) => Response::new(StatusCode(200), Some(TEXT), &[], leaf.text()).into(),
+            None => Response::error(StatusCode(404), &[]).into(),
         }
     }
 
@@ -202,11 +202,11 @@ impl Live for Tree {
 }
 
 /// Lists the names in an object. Names of objects end with a slash.
-fn listing(node: Node<'_>) -> String {
+fn listing(node: DocumentNode<'_>) -> String {
     let mut text = String::new();
     for (name, member) in node.members() {
         let line = if text.is_empty() { "" } else { "\n" };
-        let slash = if member.form() == Form::Object { "/" } else { "" };
+        let slash = if member.form() == PartKind::Object { "/" } else { "" };
         text.extend([line, name.as_ref(), slash]);
     }
     text

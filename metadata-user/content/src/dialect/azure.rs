@@ -25,16 +25,16 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
-use super::document::{Document, Form, Node};
-use super::sheet::{JSON, Sheet, TEXT};
+use super::document::{DocumentNode, JsonDocument, PartKind};
+use super::sheet::{JSON, RouteBuilder, TEXT};
 use super::{Access, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Body, Response, Status};
+use crate::http::{Body, Response, StatusCode};
 use crate::record::Record;
-use crate::record::network::{Address, Method, Mode, Nic};
+use crate::record::network::{Address, AddressMethod, NetworkMode, Nic};
 use crate::record::values::{Cidr, Line};
 use crate::record::vm::{Image, Payload, SshKey};
-use crate::store::{Call, Condition, Guard, Host, Live, Methods, Outcome};
+use crate::store::{Condition, Host, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -97,13 +97,13 @@ static VERSIONS_DOCUMENT: LazyLock<Bytes> =
 const NO_BALANCER: &str = r#"{"error":"No load balancer metadata is found. Check if your virtual machine is using any nonbasic SKU load balancer and retry later."}"#;
 const NO_EVENTS: &str = r#"{"DocumentIncarnation":1,"Events":[]}"#;
 
-static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     [
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderIs { name: "Metadata", value: "true" },
             otherwise: bad("Required metadata header not specified or is incorrect"),
         },
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
             otherwise: bad("X-Forwarded-For header not allowed"),
         },
@@ -117,7 +117,7 @@ fn bad(reason: &str) -> Response {
 
 /// Builds a 400 with this document.
 fn error(document: &Value) -> Response {
-    Response::new(Status(400), Some(JSON), &[], document.to_string())
+    Response::new(StatusCode(400), Some(JSON), &[], document.to_string())
 }
 
 /// Answers for `/metadata/loadbalancer` what Azure does for a VM without a load balancer.
@@ -125,9 +125,9 @@ fn error(document: &Value) -> Response {
 struct NoBalancer;
 
 impl Live for NoBalancer {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Parameters::parse(call.request.target.query) {
-            Ok(_) => Response::new(Status(404), Some(JSON), &[], NO_BALANCER).into(),
+            Ok(_) => Response::new(StatusCode(404), Some(JSON), &[], NO_BALANCER).into(),
             Err(refused) => refused.into(),
         }
     }
@@ -146,16 +146,16 @@ fn subscription(record: &Record) -> String {
 /// text (RFC 6749 section 4.1.2.1 defines the first word).
 fn later(why: &str) -> Response {
     let document = json!({ "error": "temporarily_unavailable", "error_description": why });
-    Response::new(Status(503), Some(JSON), &[("Retry-After", "1")], document.to_string())
+    Response::new(StatusCode(503), Some(JSON), &[("Retry-After", "1")], document.to_string())
 }
 
 /// Builds the 429 for a VM that asks too often.
 fn too_many() -> Response {
     let document = json!({ "error": "too_many_requests", "error_description": "Use an answer again" });
-    Response::new(Status(429), Some(JSON), &[("Retry-After", "1")], document.to_string())
+    Response::new(StatusCode(429), Some(JSON), &[("Retry-After", "1")], document.to_string())
 }
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let versions = sheet.found(DOCUMENT, VERSIONS_DOCUMENT.clone());
     sheet.guarded("/metadata/versions", &*GUARDS, versions);
     let events = sheet.found(DOCUMENT, NO_EVENTS);
@@ -180,7 +180,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 
 /// Serves `/metadata/instance` of one VM.
 struct Instance {
-    document: Document,
+    document: JsonDocument,
     /// The source of the user-data has not been read yet.
     unread: bool,
 }
@@ -193,7 +193,7 @@ impl fmt::Debug for Instance {
 }
 
 /// Returns the visible members of the root: `extended` only on request.
-fn shown<'a>(root: Node<'a>, query: &Query) -> Vec<(Cow<'a, str>, Node<'a>)> {
+fn shown<'a>(root: DocumentNode<'a>, query: &Query) -> Vec<(Cow<'a, str>, DocumentNode<'a>)> {
     let mut members = root.members();
     members.retain(|(name, _)| query.extended || name != "extended");
     members
@@ -206,24 +206,24 @@ impl Instance {
         let mut at = None;
         for segment in &path {
             let named = members.into_iter().find(|(name, _)| name.eq_ignore_ascii_case(segment));
-            let Some((_, node)) = named else { return Response::error(Status(404), &[]) };
+            let Some((_, node)) = named else { return Response::error(StatusCode(404), &[]) };
             members = node.members();
             at = Some(node);
         }
         if self.unread && holds_user_data(&path, query) {
             // Clients retry a 503. Without the user-data they would boot unconfigured.
-            return Response::error(Status(503), &[("Retry-After", "1")]);
+            return Response::error(StatusCode(503), &[("Retry-After", "1")]);
         }
         let (kind, body) = match (at, query.format) {
-            (Some(node), Format::Text) if node.form() == Form::Scalar => (TEXT, node.text()),
-            (Some(node), Format::Json) if node.form() == Form::Scalar => {
+            (Some(node), Format::Text) if node.form() == PartKind::Scalar => (TEXT, node.text()),
+            (Some(node), Format::Json) if node.form() == PartKind::Scalar => {
                 return bad("Use format=text for a leaf");
             }
             (Some(node), Format::Json) => (DOCUMENT, node.json()),
             (None, Format::Json) => (DOCUMENT, object(&members)),
             (_, Format::Text) => (TEXT, listing(&members).into()),
         };
-        Response::new(Status(200), Some(kind), &[], body)
+        Response::new(StatusCode(200), Some(kind), &[], body)
     }
 }
 
@@ -235,7 +235,7 @@ fn holds_user_data(path: &[&str], query: &Query) -> bool {
 }
 
 /// Returns an object of these members without copying long ones.
-fn object(members: &[(Cow<'_, str>, Node<'_>)]) -> Body {
+fn object(members: &[(Cow<'_, str>, DocumentNode<'_>)]) -> Body {
     let mut pieces = vec![Bytes::from_static(b"{")];
     for (n, (name, node)) in members.iter().enumerate() {
         let comma = if n == 0 { "" } else { "," };
@@ -247,16 +247,16 @@ fn object(members: &[(Cow<'_, str>, Node<'_>)]) -> Body {
 }
 
 /// Returns one name per line. Names with members below end with a slash.
-fn listing(members: &[(Cow<'_, str>, Node<'_>)]) -> String {
-    let line = |(name, node): &(Cow<'_, str>, Node<'_>)| {
-        let slash = if node.form() == Form::Scalar { "" } else { "/" };
+fn listing(members: &[(Cow<'_, str>, DocumentNode<'_>)]) -> String {
+    let line = |(name, node): &(Cow<'_, str>, DocumentNode<'_>)| {
+        let slash = if node.form() == PartKind::Scalar { "" } else { "/" };
         format!("{name}{slash}")
     };
     members.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 impl Live for Instance {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Query::parse(call.request.target.query) {
             Ok(query) => self.read(call.rest, &query).into(),
             Err(refused) => refused.into(),
@@ -354,7 +354,7 @@ fn whole(record: &Record) -> Value {
     });
     // cloud-init configures no NIC from an empty list, and falls back to DHCP without the list.
     let nics: Vec<Value> = record.network.nics.iter().filter_map(interface).collect();
-    if record.network.mode != Mode::None && !nics.is_empty() {
+    if record.network.mode != NetworkMode::None && !nics.is_empty() {
         document["network"] = json!({ "interface": nics });
     }
     document
@@ -503,7 +503,7 @@ fn of_family(nic: &Nic, v4: bool) -> impl Iterator<Item = &Address> {
     nic.addresses.iter().filter(move |entry| match entry.address {
         Some(cidr) => cidr.address.is_ipv4() == v4,
         // The lease is unknown, but an entry makes cloud-init request one.
-        None => entry.method == if v4 { Method::Dhcp4 } else { Method::Dhcp6 },
+        None => entry.method == if v4 { AddressMethod::Dhcp4 } else { AddressMethod::Dhcp6 },
     })
 }
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::addresses::public_keys;
-use super::sheet::Sheet;
+use super::sheet::RouteBuilder;
 use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -19,7 +19,7 @@ pub(super) static DIALECT: Description =
 
 const PATH: &str = "/bigstep/metadata";
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
     let document = match texts {
         Some((user_data, vendor_data)) => sheet.json(&json!({
@@ -44,11 +44,11 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::PATH;
-    use crate::dialect::guest::{Guest, bare, full};
+    use crate::dialect::guest::{DialectGuest, bare, full};
 
     #[test]
     fn a_bare_record_has_all_three_members_and_empty_payloads() {
-        let document: Value = serde_json::from_str(&Guest::of(&bare()).text(PATH)).expect("JSON");
+        let document: Value = serde_json::from_str(&DialectGuest::of(&bare()).text(PATH)).expect("JSON");
         assert_eq!((&document["userdata_raw"], &document["vendordata_raw"]), (&json!(""), &json!("")));
         assert_eq!(document["metadata"]["public-keys"], json!([]));
     }
@@ -57,6 +57,6 @@ mod tests {
     fn a_document_with_unread_user_data_is_503() {
         let mut record = full();
         record["user_data"] = json!({"source": {"file": "user-data"}});
-        assert_eq!(Guest::of(&record).status(PATH, &[]), 503);
+        assert_eq!(DialectGuest::of(&record).status(PATH, &[]), 503);
     }
 }

@@ -18,7 +18,7 @@ pub(super) fn is_cloud_init(request: &Request<'_>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{cloud_init, is_cloud_init};
-    use crate::http::{Headers, Method, Request, Target};
+    use crate::http::{Headers, Method, Request, RequestTarget};
 
     #[test]
     fn the_version_is_year_and_number() {
@@ -32,7 +32,7 @@ mod tests {
             ("", None),
         ] {
             let fields = [httparse::Header { name: "user-agent", value: agent.as_bytes() }];
-            let target = Target { path: "/", query: "" };
+            let target = RequestTarget { path: "/", query: "" };
             let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: b"" };
             assert_eq!(cloud_init(&request), version, "{agent}");
             assert_eq!(is_cloud_init(&request), agent.starts_with("Cloud"), "{agent}");

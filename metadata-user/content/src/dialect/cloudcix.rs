@@ -12,12 +12,12 @@ use serde_json::Value;
 
 use super::addresses::public_keys;
 use super::nocloud_network::{Gateways, version_2};
-use super::sheet::{Sheet, TEXT};
+use super::sheet::{RouteBuilder, TEXT};
 use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;
 use crate::record::Record;
-use crate::record::network::{Mode, Network};
+use crate::record::network::{Network, NetworkMode};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/v1/metadata"), Mount::open("/v1/userdata")],
@@ -25,7 +25,7 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let id = record.numeric_id().to_string();
     // The client reads the id under its older name.
     let document = sheet.json(&json!({
@@ -48,8 +48,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 
 fn network(network: &Network) -> Value {
     match network.mode {
-        Mode::Auto if !network.nics.is_empty() => version_2(network, Gateways::Members),
-        Mode::Raw => network.raw_document().map_or(Value::Null, bare),
+        NetworkMode::Auto if !network.nics.is_empty() => version_2(network, Gateways::Members),
+        NetworkMode::Raw => network.raw_document().map_or(Value::Null, bare),
         _ => Value::Null,
     }
 }

@@ -5,12 +5,12 @@
 
 use std::sync::LazyLock;
 
-use super::sheet::{Sheet, TEXT};
+use super::sheet::{RouteBuilder, TEXT};
 use super::{Description, Mount, tokens};
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{DateTree, Record};
-use crate::store::{Call, Guard, Host, Live, Methods, Outcome};
+use crate::store::{Host, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/latest"), Mount::open("/").at(Host::Password)],
@@ -25,9 +25,9 @@ const REQUEST: &str = "DomU_Request";
 const SAVED: &str = "saved_password";
 
 /// Refuses requests through a proxy. The password also requires the field [`REQUEST`].
-static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
+static GUARDS: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| [tokens::UNPROXIED.clone()]);
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     if record.serve.date_tree == DateTree::CloudStack {
         tree(record, sheet);
         tokens::absent(sheet);
@@ -38,7 +38,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 }
 
 /// Adds the flat tree. cloud-init fails without `availability-zone` and `instance-id`.
-fn tree(record: &Record, sheet: &mut Sheet<'_>) {
+fn tree(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mut leaves = vec![
         ("/latest/meta-data/availability-zone", record.placement.zone.to_string()),
         ("/latest/meta-data/cloud-identifier", format!("CloudStack-{}", record.placement.region)),
@@ -84,7 +84,7 @@ struct PasswordServer {
 }
 
 impl Live for PasswordServer {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let text = match (call.request.headers.get(REQUEST), &self.password) {
             (Some(b"send_my_password"), None) => "",
             (Some(b"send_my_password"), Some(_)) if call.vm.mailbox.password_taken() => SAVED,
@@ -96,7 +96,7 @@ impl Live for PasswordServer {
             }
             _ => "bad_request",
         };
-        Response::new(Status(200), Some(TEXT), &[], text.to_owned()).into()
+        Response::new(StatusCode(200), Some(TEXT), &[], text.to_owned()).into()
     }
 
     fn about(&self) -> &'static str {

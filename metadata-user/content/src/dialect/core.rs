@@ -1,10 +1,10 @@
 //! The root `/`, which belongs to no dialect.
 
 use super::gce;
-use super::sheet::{Sheet, TEXT};
+use super::sheet::{RouteBuilder, TEXT};
 use crate::http::Response;
 use crate::record::{Dialect, Record};
-use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
+use crate::store::{EVERY_DIALECT, Live, LiveOutcome, LiveRequest, Methods};
 
 /// Names that `/` lists: every date that EC2 has used as a version of its tree. Several clients recognise a metadata
 /// service by a non-empty 200 at `/`.
@@ -38,7 +38,7 @@ const VERSIONS: [&str; 26] = [
 ];
 
 /// Adds `/` for every record; `serve.gce_root` gives it to GCE.
-pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
+pub(super) fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let has_gce = record.serve.serves(Dialect::Gce);
     if record.serve.gce_root && has_gce {
         sheet.begin(Dialect::Gce.as_str());
@@ -64,7 +64,7 @@ struct Root {
 }
 
 impl Live for Root {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if gce::FLAVOUR.holds(call) { self.google.clone().into() } else { self.versions.clone().into() }
     }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 use super::{DIALECTS, Row, render_dialects};
 use crate::record::{Dialects, Record};
 use crate::store::path::Canonical;
-use crate::store::{Host, Interner, Responses, Unrendered, Vm};
+use crate::store::{Host, Interner, Responses, Unrendered, VmState};
 
 /// Returns the dialects that a record serves, each by the first name of its row.
 pub(super) fn served(record: &Record) -> Dialects {
@@ -28,7 +28,12 @@ pub fn expected(record: &Record) -> Dialects {
 
 /// Renders the dialects of `asked`. [`render_more`] renders the others when a request needs them.
 #[must_use]
-pub fn render_asked(record: &Arc<Record>, interner: &mut Interner, vm: Vm, asked: Dialects) -> Responses {
+pub fn render_asked(
+    record: &Arc<Record>,
+    interner: &mut Interner,
+    vm: VmState,
+    asked: Dialects,
+) -> Responses {
     let served = served(record);
     let rendered = served.and(asked);
     render_dialects(record, interner, vm, rendered).without(Unrendered {

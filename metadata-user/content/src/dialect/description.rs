@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::sheet::Sheet;
+use super::sheet::RouteBuilder;
 use crate::record::{self, Record};
 use crate::store::Host;
 
@@ -23,7 +23,7 @@ pub struct Description {
     /// Clients that the tests run against the dialect, for the book.
     pub clients: &'static str,
     /// Adds the routes for one record.
-    pub(super) render: fn(&Record, &mut Sheet<'_>),
+    pub(super) render: fn(&Record, &mut RouteBuilder<'_>),
 }
 
 impl Description {
@@ -31,7 +31,7 @@ impl Description {
     pub(super) const fn new(
         mounts: &'static [Mount],
         clients: &'static str,
-        render: fn(&Record, &mut Sheet<'_>),
+        render: fn(&Record, &mut RouteBuilder<'_>),
     ) -> Self {
         Self { also_for: &[], mounts, remark: "", clients, render }
     }
@@ -113,7 +113,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{Access, Mount};
-    use crate::dialect::guest::{Guest, full};
+    use crate::dialect::guest::{DialectGuest, full};
     use crate::dialect::{all, patience};
     use crate::http::Method;
     use crate::store::Host;
@@ -134,7 +134,7 @@ mod tests {
     }
 
     /// The status of a GET from an unprivileged port.
-    fn status(guest: &Guest, host: Host, path: &str, fields: &[(&str, &str)]) -> u16 {
+    fn status(guest: &DialectGuest, host: Host, path: &str, fields: &[(&str, &str)]) -> u16 {
         let (address, port) = host.authority().split_once(':').unwrap_or((host.authority(), "80"));
         let local = (address, port.parse().expect("a port"));
         guest.ask_at(local, Method::Get, path, fields).status().0
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn every_route_of_a_dialect_is_below_one_of_its_mounts() {
         for record in [full(), strict()] {
-            let guest = Guest::of(&record);
+            let guest = DialectGuest::of(&record);
             for (names, dialect) in all() {
                 let own =
                     guest.responses().routes().filter(|(.., route)| route.dialect() == names[0].as_str());
@@ -164,7 +164,7 @@ mod tests {
             // Serve this dialect alone: another one may answer the same path without the condition.
             let mut record = strict();
             record["serve"]["dialects"] = names.iter().map(|name| name.as_str()).collect();
-            let (guest, name) = (Guest::of(&record), names[0].as_str());
+            let (guest, name) = (DialectGuest::of(&record), names[0].as_str());
             for one in dialect.mounts {
                 let routes = guest.responses().routes().filter(|(host, path, route)| {
                     let own = route.dialect() == name && *host == one.host && one.holds(path);

@@ -15,19 +15,20 @@ use serde_json::{Map, Value};
 use std::time::Duration;
 
 use super::addresses::{
-    Version, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers, role_name,
+    IpVersion, gateway, given, known, labels, netmask, network_of, only_ipv6, public_keys, resolvers,
+    role_name,
 };
-use super::sheet::{BYTES, JSON, Sheet};
+use super::sheet::{BYTES, JSON, RouteBuilder};
 use super::text::payload_text;
 use super::{Description, Mount, client};
-use crate::dialect::document::{Document, Form, Node};
+use crate::dialect::document::{DocumentNode, JsonDocument, PartKind};
 use crate::dialect::json::json;
 use crate::dialect::sheet::TEXT;
-use crate::http::{Body, Response, Status};
-use crate::record::network::{Address, Method};
+use crate::http::{Body, Response, StatusCode};
+use crate::record::network::{Address, AddressMethod};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record, Role};
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open(WHOLE).waits(Duration::from_millis(1_500)), Mount::open("/metadata/v1")],
@@ -38,7 +39,7 @@ pub(super) static DIALECT: Description = Description::new(
 /// Path of the document.
 const WHOLE: &str = "/metadata/v1.json";
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mut document = document(record);
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
     let unread = texts.is_none();
@@ -118,7 +119,7 @@ struct Whole {
 }
 
 impl Live for Whole {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let is_cloud_init = client::cloud_init(call.request).is_some();
         if is_cloud_init { &self.for_cloud_init } else { &self.for_others }.clone().into()
     }
@@ -147,14 +148,14 @@ fn interface(nic: &Nic, mac: NicMac, role: Role, reader: Reader) -> Value {
         _ => unknown.to_owned(),
     };
     let mut interface = json!({ "mac": mac.to_string(), "type": role_name(role) });
-    if let Some((address, cidr)) = known(nic, Version::V4).next() {
+    if let Some((address, cidr)) = known(nic, IpVersion::V4).next() {
         interface["ipv4"] = json!({
             "ip_address": cidr.address.to_string(),
             "netmask": netmask(cidr.prefix).to_string(),
             "gateway": gateway(address, "0.0.0.0"),
         });
     }
-    if let Some((address, cidr)) = known(nic, Version::V6).next() {
+    if let Some((address, cidr)) = known(nic, IpVersion::V6).next() {
         interface["ipv6"] = json!({
             "ip_address": cidr.address.to_string(),
             "cidr": cidr.prefix,
@@ -180,12 +181,12 @@ fn upcloud_interfaces(record: &Record) -> Value {
 }
 
 fn upcloud_address(record: &Record, address: &Address) -> Value {
-    let family = match Version::of_entry(address) {
-        Version::V4 => "IPv4",
-        Version::V6 => "IPv6",
+    let family = match IpVersion::of_entry(address) {
+        IpVersion::V4 => "IPv4",
+        IpVersion::V6 => "IPv6",
     };
     let mut entry = json!({
-        "dhcp": address.method != Method::Static,
+        "dhcp": address.method != AddressMethod::Static,
         "dns": resolvers(&record.network),
         "family": family,
         "floating": false,
@@ -236,11 +237,11 @@ const LISTED: [&str; 12] = [
 /// Serves everything below `/metadata/v1` except user-data and vendor-data.
 #[derive(Debug)]
 struct Tree {
-    document: Document,
+    document: JsonDocument,
 }
 
 impl Tree {
-    fn new(document: Document) -> Self {
+    fn new(document: JsonDocument) -> Self {
         Self { document }
     }
 
@@ -269,19 +270,19 @@ fn shown(name: &str) -> &str {
 }
 
 /// Returns a scalar, a list with one item per line, or the names below; without a final newline.
-pub(in crate::dialect) fn text(node: Node<'_>) -> Body {
-    let is_tree = |node: Node<'_>| match node.form() {
-        Form::Object => true,
-        Form::Array => node.members().iter().any(|(_, member)| member.form() == Form::Object),
-        Form::Scalar => false,
+pub(in crate::dialect) fn text(node: DocumentNode<'_>) -> Body {
+    let is_tree = |node: DocumentNode<'_>| match node.form() {
+        PartKind::Object => true,
+        PartKind::Array => node.members().iter().any(|(_, member)| member.form() == PartKind::Object),
+        PartKind::Scalar => false,
     };
     let lines: Vec<Bytes> = match node.form() {
-        Form::Scalar => return node.text(),
-        Form::Array if !is_tree(node) => {
+        PartKind::Scalar => return node.text(),
+        PartKind::Array if !is_tree(node) => {
             node.members().into_iter().map(|(_, member)| member.text().to_bytes()).collect()
         }
-        Form::Array | Form::Object => {
-            let name = |(name, member): (std::borrow::Cow<'_, str>, Node<'_>)| {
+        PartKind::Array | PartKind::Object => {
+            let name = |(name, member): (std::borrow::Cow<'_, str>, DocumentNode<'_>)| {
                 format!("{}{}", shown(&name), if is_tree(member) { "/" } else { "" }).into()
             };
             node.members().into_iter().map(name).collect()
@@ -291,10 +292,10 @@ pub(in crate::dialect) fn text(node: Node<'_>) -> Body {
 }
 
 impl Live for Tree {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match self.text(call.rest) {
-            Some(text) => Response::new(Status(200), Some(TEXT), &[], text).into(),
-            None => Response::error(Status(404), &[]).into(),
+            Some(text) => Response::new(StatusCode(200), Some(TEXT), &[], text).into(),
+            None => Response::error(StatusCode(404), &[]).into(),
         }
     }
 

@@ -26,7 +26,7 @@ const USUAL: usize = 2 << 10;
 const STAND_IN: &[u8] = b"\"\"";
 
 /// A JSON document.
-pub(super) struct Document {
+pub(super) struct JsonDocument {
     skeleton: Bytes,
     /// Long strings, in the order of their positions.
     long: Box<[Long]>,
@@ -40,14 +40,14 @@ struct Long {
     escaped: Bytes,
 }
 
-impl std::fmt::Debug for Document {
+impl std::fmt::Debug for JsonDocument {
     /// Prints only the length: the document may hold passwords and user-data.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Document({} bytes)", self.body().len())
     }
 }
 
-impl Document {
+impl JsonDocument {
     /// Renders `value`, with the members of objects in alphabetical order.
     pub(super) fn new(value: &Value, interner: &mut Interner) -> Self {
         let (mut skeleton, mut long) = (Vec::with_capacity(USUAL), Vec::new());
@@ -72,9 +72,9 @@ impl Document {
     }
 
     /// Returns the root.
-    pub(super) fn root(&self) -> Node<'_> {
+    pub(super) fn root(&self) -> DocumentNode<'_> {
         let text = std::str::from_utf8(&self.skeleton).expect("the skeleton was rendered from text");
-        Node { document: self, text }
+        DocumentNode { document: self, text }
     }
 
     /// Returns a part of the skeleton with the long strings filled in.
@@ -141,27 +141,27 @@ fn quoted(string: &str) -> Vec<u8> {
 
 /// Part of a document.
 #[derive(Clone, Copy)]
-pub(super) struct Node<'a> {
-    document: &'a Document,
+pub(super) struct DocumentNode<'a> {
+    document: &'a JsonDocument,
     text: &'a str,
 }
 
 /// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum PartKind {
     Object,
     Array,
     /// String, number, boolean or null.
     Scalar,
 }
 
-impl<'a> Node<'a> {
+impl<'a> DocumentNode<'a> {
     /// Returns the kind.
-    pub(super) fn form(self) -> Form {
+    pub(super) fn form(self) -> PartKind {
         match self.text.as_bytes().first() {
-            Some(b'{') => Form::Object,
-            Some(b'[') => Form::Array,
-            _ => Form::Scalar,
+            Some(b'{') => PartKind::Object,
+            Some(b'[') => PartKind::Array,
+            _ => PartKind::Scalar,
         }
     }
 
@@ -169,16 +169,16 @@ impl<'a> Node<'a> {
     pub(super) fn members(self) -> Vec<(Cow<'a, str>, Self)> {
         let node = |raw: &'a RawValue| Self { text: raw.get(), ..self };
         match self.form() {
-            Form::Object => {
+            PartKind::Object => {
                 let members: BTreeMap<Name<'a>, &'a RawValue> = parsed(self.text);
                 members.into_iter().map(|(Name(name), raw)| (name, node(raw))).collect()
             }
-            Form::Array => {
+            PartKind::Array => {
                 let members: Vec<&'a RawValue> = parsed(self.text);
                 let name = |n: usize| Cow::Owned(n.to_string());
                 members.into_iter().enumerate().map(|(n, raw)| (name(n), node(raw))).collect()
             }
-            Form::Scalar => Vec::new(),
+            PartKind::Scalar => Vec::new(),
         }
     }
 
@@ -247,7 +247,7 @@ struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
 #[cfg(test)]
 mod tests {
-    use super::{Document, Form, LONG};
+    use super::{JsonDocument, LONG, PartKind};
     use crate::store::Interner;
     use proptest::prelude::*;
     use serde_json::{Value, json};
@@ -263,7 +263,7 @@ mod tests {
             json!({"nul": "\u{0}0", "inside": "x\"\u{0}0\"", "end": "\\"}),
             json!(long),
         ] {
-            let document = Document::new(&value, &mut Interner::new());
+            let document = JsonDocument::new(&value, &mut Interner::new());
             let body = document.body().to_bytes();
             assert_eq!(serde_json::from_slice::<Value>(&body).expect("JSON"), value);
             assert_eq!(body, value.to_string(), "as serde_json writes it");
@@ -275,8 +275,8 @@ mod tests {
     fn long_strings_of_many_documents_are_held_once() {
         let mut interner = Interner::new();
         let long = "v".repeat(LONG);
-        let documents: Vec<Document> = (0..100)
-            .map(|n| Document::new(&json!({ "id": n, "vendor": long, "z": n }), &mut interner))
+        let documents: Vec<JsonDocument> = (0..100)
+            .map(|n| JsonDocument::new(&json!({ "id": n, "vendor": long, "z": n }), &mut interner))
             .collect();
         let shared = documents[0].body().pieces()[1].as_ptr();
         for document in &documents {
@@ -289,13 +289,13 @@ mod tests {
     #[test]
     fn an_object_can_be_rendered_without_one_member() {
         let value = json!({"a": [1], "b": "l".repeat(LONG), "c\"": null});
-        let document = Document::new(&value, &mut Interner::new());
+        let document = JsonDocument::new(&value, &mut Interner::new());
         for name in ["a", "b", "c\"", "d"] {
             let mut wanted = value.clone();
             wanted.as_object_mut().expect("an object").remove(name);
             assert_eq!(document.root().json_without(name).to_bytes(), wanted.to_string());
         }
-        let one = Document::new(&json!({"a": 1}), &mut Interner::new());
+        let one = JsonDocument::new(&json!({"a": 1}), &mut Interner::new());
         assert_eq!(one.root().json_without("a").to_bytes(), "{}");
     }
 
@@ -303,12 +303,12 @@ mod tests {
     fn every_part_can_be_read() {
         let long = "l".repeat(LONG);
         let value = json!({"a": {"b": [{"c": "x\ny"}, 7, null]}, "l": long});
-        let document = Document::new(&value, &mut Interner::new());
+        let document = JsonDocument::new(&value, &mut Interner::new());
         let a = document.root().member(|name| name == "a").expect("a");
         let b = a.member(|name| name == "b").expect("b");
-        assert_eq!((a.form(), b.form()), (Form::Object, Form::Array));
+        assert_eq!((a.form(), b.form()), (PartKind::Object, PartKind::Array));
         let c = b.member(|name| name == "0").and_then(|n| n.member(|name| name == "c")).expect("c");
-        assert_eq!((c.form(), c.text().to_bytes().as_ref()), (Form::Scalar, &b"x\ny"[..]));
+        assert_eq!((c.form(), c.text().to_bytes().as_ref()), (PartKind::Scalar, &b"x\ny"[..]));
         assert_eq!(b.member(|name| name == "1").expect("1").text().to_bytes(), "7");
         assert!(b.member(|name| name == "2").expect("2").text().is_empty());
         assert!(b.member(|name| name == "3").is_none());
@@ -337,7 +337,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_document_of_any_value_equals_it(value in values()) {
-            let document = Document::new(&value, &mut Interner::new());
+            let document = JsonDocument::new(&value, &mut Interner::new());
             prop_assert_eq!(document.body().to_bytes(), value.to_string());
             prop_assert_eq!(document.root().value(), value);
         }

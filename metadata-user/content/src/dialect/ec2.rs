@@ -23,14 +23,14 @@ use std::sync::LazyLock;
 
 use bytes::Bytes;
 
-use super::sheet::{Sheet, TEXT};
+use super::sheet::{RouteBuilder, TEXT};
 use super::{Access, Description, Mount, tokens};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::values::Cidr;
 use crate::record::{self, DateTree, Imdsv2, Nic, Record, is_instance_tag};
-use crate::store::{Condition, Guard};
-use crate::token::Kind;
+use crate::store::{Condition, RequestGuard};
+use crate::token::TokenKind;
 use tree::Tree;
 
 pub(super) static DIALECT: Description = Description::new(
@@ -53,24 +53,24 @@ const EPOCH: &str = "1970-01-01T00:00:00Z";
 /// Image id of a VM without an image.
 const NO_IMAGE: &str = "ami-00000000";
 
-static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(Status(401), &[]));
-static OPTIONAL: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenGood { name: TOKEN, kind: Kind::Aws };
-    [Guard { condition, otherwise: REFUSED.clone() }]
+static REFUSED: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(401), &[]));
+static OPTIONAL: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenGood { name: TOKEN, kind: TokenKind::Aws };
+    [RequestGuard { condition, otherwise: REFUSED.clone() }]
 });
-static REQUIRED: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::Aws };
-    [Guard { condition, otherwise: REFUSED.clone() }]
+static REQUIRED: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::Aws };
+    [RequestGuard { condition, otherwise: REFUSED.clone() }]
 });
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let serve = &record.serve;
     let tokens = serve.serves(record::Dialect::Ec2) && serve.date_tree == DateTree::Ec2;
     let imdsv2 = if tokens { serve.imdsv2 } else { Imdsv2::Off };
     match imdsv2 {
         Imdsv2::Off => tokens::absent(sheet),
         Imdsv2::Optional | Imdsv2::Required => {
-            tokens::present(sheet, Kind::Aws, TTL, serve.hop_limit.get());
+            tokens::present(sheet, TokenKind::Aws, TTL, serve.hop_limit.get());
         }
     }
     if serve.date_tree == DateTree::CloudStack {
@@ -81,7 +81,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         }
         return;
     }
-    let guards: &[Guard] = if imdsv2 == Imdsv2::Required { &*REQUIRED } else { &*OPTIONAL };
+    let guards: &[RequestGuard] = if imdsv2 == Imdsv2::Required { &*REQUIRED } else { &*OPTIONAL };
     let mut tree = Tree::new(sheet, guards);
     identity(record, &mut tree);
     network(record, &mut tree);

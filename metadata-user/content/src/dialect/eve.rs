@@ -7,36 +7,36 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::sheet::{JSON, Sheet, TEXT};
+use super::sheet::{JSON, RouteBuilder, TEXT};
 use super::{Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Method, Response, Status};
-use crate::mailbox::Document;
+use crate::http::{Method, Response, StatusCode};
+use crate::mailbox::EveDocument;
 use crate::record::Record;
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/eve/v1")], "vectors", render).remark("also OpenStack's tree");
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.text("/eve/v1/hostname", format!("{}\n", record.vm.uuid));
     let external = external(record);
     let addresses = match external.is_empty() {
-        true => Response::new(Status(204), None, &[], ""),
+        true => Response::new(StatusCode(204), None, &[], ""),
         false => sheet.found(TEXT, external.iter().map(|address| format!("{address}\n")).collect::<String>()),
     };
     let addresses = sheet.share(addresses);
     sheet.open("/eve/v1/external_ipv4", addresses);
-    let nowhere = sheet.share(Response::new(Status(204), None, &[], ""));
+    let nowhere = sheet.share(Response::new(StatusCode(204), None, &[], ""));
     sheet.open("/eve/v1/location.json", nowhere);
     let network = Network { document: network(record, &external) };
     sheet.live("/eve/v1/network.json", Methods::READ, &[], network);
-    sheet.live("/eve/v1/kubeconfig", POST, &[], Keep(Document::Kubeconfig));
+    sheet.live("/eve/v1/kubeconfig", POST, &[], Keep(EveDocument::Kubeconfig));
     // The path EVE serves, and the shorter one in its documentation.
     for path in ["/eve/v1/app/appCustomStatus", "/eve/v1/appCustomStatus"] {
-        sheet.live(path, POST, &[], Keep(Document::AppCustomStatus));
+        sheet.live(path, POST, &[], Keep(EveDocument::AppCustomStatus));
     }
     sheet.live("/eve/v1/tpm/signer", POST, &[], NoSigner);
 }
@@ -69,10 +69,10 @@ struct Network {
 }
 
 impl Live for Network {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let mut document = self.document.clone();
         document["caller-ip"] = SocketAddr::from(call.connection.remote).to_string().into();
-        Response::new(Status(200), Some(JSON), &[], document.to_string()).into()
+        Response::new(StatusCode(200), Some(JSON), &[], document.to_string()).into()
     }
 
     fn about(&self) -> &'static str {
@@ -82,18 +82,18 @@ impl Live for Network {
 
 /// Stores a JSON document of the application, replacing the previous one.
 #[derive(Debug)]
-struct Keep(Document);
+struct Keep(EveDocument);
 
 impl Live for Keep {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let media_type = call.request.headers.get("Content-Type").unwrap_or_default();
         let media_type = media_type.split(|byte| *byte == b';').next().unwrap_or_default();
         if !media_type.trim_ascii().eq_ignore_ascii_case(JSON.as_bytes()) {
-            return Response::error(Status(415), &[]).into();
+            return Response::error(StatusCode(415), &[]).into();
         }
         match call.vm.mailbox.store_document(self.0, call.request.body) {
-            Ok(()) => Response::new(Status(200), Some(TEXT), &[], "").into(),
-            Err(_) => Response::error(Status(413), &[]).into(),
+            Ok(()) => Response::new(StatusCode(200), Some(TEXT), &[], "").into(),
+            Err(_) => Response::error(StatusCode(413), &[]).into(),
         }
     }
 
@@ -107,8 +107,8 @@ impl Live for Keep {
 struct NoSigner;
 
 impl Live for NoSigner {
-    fn answer(&self, _: &Call<'_>) -> Outcome {
-        Response::error(Status(404), &[]).into()
+    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
+        Response::error(StatusCode(404), &[]).into()
     }
 
     fn about(&self) -> &'static str {
@@ -122,7 +122,7 @@ mod tests {
 
     use crate::dialect::tests::{ask_with, full, parse, render};
     use crate::http::{Method, Response};
-    use crate::mailbox::Document;
+    use crate::mailbox::EveDocument;
     use crate::store::{Interner, Responses};
 
     fn rendered(record: &Value) -> Responses {
@@ -173,7 +173,7 @@ mod tests {
         }
         let kept = |document| responses.vm().mailbox.document(document).expect("it is kept");
         assert_eq!(
-            (kept(Document::Kubeconfig), kept(Document::AppCustomStatus)),
+            (kept(EveDocument::Kubeconfig), kept(EveDocument::AppCustomStatus)),
             ("{}".into(), "[1]".into())
         );
         let answer = get(&responses, status);

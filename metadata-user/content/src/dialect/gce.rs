@@ -28,16 +28,16 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{LazyLock, OnceLock};
 use std::time::Duration;
-use tree::{Etag, Shape, TreeView, View};
+use tree::{Etag, Shape, TreeNode, TreeView};
 
-use super::document::{Document, Node};
-use super::sheet::{JSON, Sheet, TEXT};
+use super::document::{DocumentNode, JsonDocument};
+use super::sheet::{JSON, RouteBuilder, TEXT};
 use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
-use crate::http::{Body, Method, Response, Status};
+use crate::http::{Body, Method, Response, StatusCode};
 use crate::record::values::Secret;
 use crate::record::{self, Record};
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome, Parked};
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, Parked, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/computeMetadata").needs(Access::Field("Metadata-Flavor", "Google"))],
@@ -71,53 +71,53 @@ static METHODS: [Method; 8] = [
 pub(super) const FLAVOUR: Condition =
     Condition::HeaderIsOneOf(&[("Metadata-Flavor", "Google"), ("X-Google-Metadata-Request", "True")]);
 
-static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let missing = "Missing required header \"Metadata-Flavor\": \"Google\"\n";
     [
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-            otherwise: refusal(Status(403), &[]),
+            otherwise: refusal(StatusCode(403), &[]),
         },
-        Guard { condition: FLAVOUR, otherwise: flavoured(Status(403), TEXT, &[], missing) },
+        RequestGuard { condition: FLAVOUR, otherwise: flavoured(StatusCode(403), TEXT, &[], missing) },
     ]
 });
 
 /// Builds a response of this server.
-fn flavoured(status: Status, kind: &str, fields: &[(&str, &str)], body: impl Into<Body>) -> Response {
+fn flavoured(status: StatusCode, kind: &str, fields: &[(&str, &str)], body: impl Into<Body>) -> Response {
     let own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")];
     let fields: Vec<_> = own.iter().chain(fields).copied().collect();
     Response::new(status, Some(kind), &fields, body)
 }
 
 /// Builds a short text error.
-fn refusal(status: Status, fields: &[(&str, &str)]) -> Response {
+fn refusal(status: StatusCode, fields: &[(&str, &str)]) -> Response {
     flavoured(status, TEXT, fields, format!("{}\n", status.reason()))
 }
 
 fn not_allowed(allowed: &'static [Method]) -> Response {
-    refusal(Status(405), &[("Allow", &Methods::of(allowed).to_string())])
+    refusal(StatusCode(405), &[("Allow", &Methods::of(allowed).to_string())])
 }
 
 /// Builds a 200 below `v1`.
 fn found(kind: &str, etag: Etag, body: impl Into<Body>) -> Response {
-    flavoured(Status(200), kind, &[("ETag", &etag.to_string())], body)
+    flavoured(StatusCode(200), kind, &[("ETag", &etag.to_string())], body)
 }
 
 /// Returns the response at `/`.
-pub(super) fn root(sheet: &mut Sheet<'_>) -> Response {
-    sheet.share(flavoured(Status(200), PLAIN, &[], "computeMetadata/\n"))
+pub(super) fn root(sheet: &mut RouteBuilder<'_>) -> Response {
+    sheet.share(flavoured(StatusCode(200), PLAIN, &[], "computeMetadata/\n"))
 }
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let server = Server::new(record, sheet);
     sheet.live_below("/computeMetadata", Methods::of(&METHODS), &*GUARDS, server);
 }
 
 /// The metadata server of one VM.
 struct Server {
-    document: Document,
+    document: JsonDocument,
     /// The attributes for cloud-init, if they differ.
-    for_cloud_init: Option<Document>,
+    for_cloud_init: Option<JsonDocument>,
     /// Ranges of long subtrees in the document, with their hashes once computed.
     long: Box<[(Range<usize>, OnceLock<Etag>)]>,
     /// User-data that is text, unescaped; shared with other dialects.
@@ -143,7 +143,7 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    fn new(record: &Record, sheet: &mut Sheet<'_>) -> Self {
+    fn new(record: &Record, sheet: &mut RouteBuilder<'_>) -> Self {
         let document = sheet.document(&tree::whole(record));
         let for_cloud_init = tree::for_cloud_init(record).map(|tree| sheet.document(&tree));
         let mut long = Vec::new();
@@ -166,7 +166,7 @@ impl Server {
         }
     }
 
-    fn etag(&self, node: Node<'_>) -> Etag {
+    fn etag(&self, node: DocumentNode<'_>) -> Etag {
         let span = node.span();
         match self.long.iter().find(|(long, _)| *long == span) {
             Some((_, etag)) => *etag.get_or_init(|| Etag::of(&node.json())),
@@ -188,7 +188,7 @@ impl Server {
         self.view_in(&self.document, path)
     }
 
-    fn view_in<'d>(&'d self, document: &'d Document, path: &[&str]) -> Option<TreeView<'d>> {
+    fn view_in<'d>(&'d self, document: &'d JsonDocument, path: &[&str]) -> Option<TreeView<'d>> {
         let mut view = TreeView::root(document.root(), self.computed());
         for segment in path {
             view = view.child(segment)?;
@@ -199,12 +199,12 @@ impl Server {
         Some(view)
     }
 
-    fn read(&self, call: &Call<'_>, path: &[&str]) -> Outcome {
+    fn read(&self, call: &LiveRequest<'_>, path: &[&str]) -> LiveOutcome {
         let query = Query::parse(call.request.target.query);
         if let ["instance", "guest-attributes", names @ ..] = path {
             return match GuestView::find(&call.vm.mailbox, names) {
                 Some(view) => reply(call, &query, &view, view.etag()),
-                None => refusal(Status(404), &[]).into(),
+                None => refusal(StatusCode(404), &[]).into(),
             };
         }
         if let ["instance", "service-accounts", _, wanted @ ("token" | "identity")] = *path {
@@ -219,7 +219,7 @@ impl Server {
         let around = matches!(path, [] | ["instance"]) && query.recursive;
         if self.unread && (in_attributes || around) {
             // Clients retry a 503. Without the user-data they would boot unconfigured.
-            return refusal(Status(503), &[("Retry-After", "1")]).into();
+            return refusal(StatusCode(503), &[("Retry-After", "1")]).into();
         }
         let own =
             self.for_cloud_init.as_ref().filter(|_| in_attributes && client::is_cloud_init(call.request));
@@ -229,7 +229,7 @@ impl Server {
         };
         match found {
             Some((etag, view)) => reply(call, &query, &view, etag),
-            None => refusal(Status(404), &[]).into(),
+            None => refusal(StatusCode(404), &[]).into(),
         }
     }
 
@@ -237,9 +237,9 @@ impl Server {
     ///
     /// An account without a token gets 404, because it never has one. An expired token gets 503, because its source may
     /// get a new one. Google's libraries retry a 503 and give up on a 404.
-    fn credential(&self, call: &Call<'_>, account: &[&str], query: &Query, wanted: &str) -> Response {
+    fn credential(&self, call: &LiveRequest<'_>, account: &[&str], query: &Query, wanted: &str) -> Response {
         let Some(token) = self.token.as_ref().filter(|_| self.view(account).is_some()) else {
-            return refusal(Status(404), &[]);
+            return refusal(StatusCode(404), &[]);
         };
         let identity = wanted == "identity";
         if identity && query.audience.as_ref().is_none_or(String::is_empty) {
@@ -247,7 +247,7 @@ impl Server {
         }
         let remaining = token.expires_unix.saturating_sub_unsigned(call.now.unix_seconds);
         if remaining <= 0 {
-            return refusal(Status(503), &[("Retry-After", "1")]);
+            return refusal(StatusCode(503), &[("Retry-After", "1")]);
         }
         let text = token.text.expose();
         let etag = Etag::of(&text.to_owned().into());
@@ -260,7 +260,7 @@ impl Server {
 }
 
 /// Collects the ranges of subtrees longer than [`HASHED_ONCE`].
-fn find_long(node: Node<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
+fn find_long(node: DocumentNode<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
     if node.json().len() > HASHED_ONCE {
         long.push((node.span(), OnceLock::new()));
         node.members().into_iter().for_each(|(_, member)| find_long(member, long));
@@ -268,7 +268,7 @@ fn find_long(node: Node<'_>, long: &mut Vec<(Range<usize>, OnceLock<Etag>)>) {
 }
 
 /// Answers with the current value, or parks a request that waits for a change of the value.
-fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outcome {
+fn reply<V: TreeNode>(call: &LiveRequest<'_>, query: &Query, view: &V, etag: Etag) -> LiveOutcome {
     let waits = match call.parked {
         _ if !query.wait_for_change => None,
         Some(parked) => {
@@ -282,7 +282,7 @@ fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outco
         }
     };
     match waits {
-        Some(parked) => Outcome::Park(parked),
+        Some(parked) => LiveOutcome::Park(parked),
         None => {
             let (kind, body) = query.body(view);
             found(kind, etag, body).into()
@@ -291,7 +291,7 @@ fn reply<V: View>(call: &Call<'_>, query: &Query, view: &V, etag: Etag) -> Outco
 }
 
 impl Live for Server {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let path: Vec<&str> = call.rest.split('/').filter(|segment| !segment.is_empty()).collect();
         let reads = Methods::READ.contain(call.request.method);
         match path.as_slice() {
@@ -299,9 +299,9 @@ impl Live for Server {
                 guest::write(call, namespace, key)
             }
             _ if !reads => not_allowed(&[Method::Get, Method::Head]).into(),
-            [] => flavoured(Status(200), PLAIN, &[], "v1/\n").into(),
+            [] => flavoured(StatusCode(200), PLAIN, &[], "v1/\n").into(),
             ["v1", path @ ..] => self.read(call, path),
-            _ => refusal(Status(404), &[]).into(),
+            _ => refusal(StatusCode(404), &[]).into(),
         }
     }
 
@@ -354,7 +354,7 @@ impl Query {
     }
 
     /// Returns content type and body of a node.
-    fn body(&self, view: &impl View) -> (&'static str, Body) {
+    fn body(&self, view: &impl TreeNode) -> (&'static str, Body) {
         let json = self.alt == Some(Alt::Json);
         let whole = self.recursive && self.alt != Some(Alt::Text);
         match view.shape() {
@@ -372,9 +372,9 @@ impl Query {
 }
 
 /// Lists a directory. Names of directories end with a slash.
-fn names(view: &impl View) -> Vec<String> {
+fn names(view: &impl TreeNode) -> Vec<String> {
     let listed = |(name, child)| {
-        let slash = if View::shape(&child) == Shape::Directory { "/" } else { "" };
+        let slash = if TreeNode::shape(&child) == Shape::Directory { "/" } else { "" };
         format!("{name}{slash}")
     };
     let mut names: Vec<String> = view.children().into_iter().map(listed).collect();
@@ -386,11 +386,11 @@ fn names(view: &impl View) -> Vec<String> {
     names
 }
 
-fn items(view: &impl View) -> Vec<String> {
+fn items(view: &impl TreeNode) -> Vec<String> {
     view.children().iter().map(|(_, item)| plain(item)).collect()
 }
 
-fn plain(view: &impl View) -> String {
+fn plain(view: &impl TreeNode) -> String {
     String::from_utf8_lossy(&view.text().to_bytes()).into_owned()
 }
 
@@ -399,8 +399,8 @@ fn lines(lines: Vec<String>) -> String {
 }
 
 /// Writes a whole directory as text, one line per value: path, space, value.
-fn flat(view: &impl View) -> String {
-    fn write(view: &impl View, path: &str, text: &mut String) {
+fn flat(view: &impl TreeNode) -> String {
+    fn write(view: &impl TreeNode, path: &str, text: &mut String) {
         for (name, child) in view.children() {
             let path = if path.is_empty() { name } else { format!("{path}/{name}") };
             match child.shape() {

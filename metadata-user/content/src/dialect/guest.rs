@@ -7,10 +7,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::render;
-use crate::http::{Headers, Method, Request, Response, Target};
-use crate::identity::{Issuer, Order, Token, Work};
+use crate::http::{Headers, Method, Request, RequestTarget, Response};
+use crate::identity::{IssuedToken, Issuer, Order, Work};
 use crate::record::Record;
-use crate::store::{Interner, Outcome, Parked, Responses, Vm};
+use crate::store::{Interner, LiveOutcome, Parked, Responses, VmState};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -43,7 +43,7 @@ pub(super) fn parsed(record: &Value) -> Record {
 pub(super) type Orders = Arc<Mutex<Vec<Order>>>;
 
 /// Returns the guest of a VM whose node has an issuer, and its orders.
-pub(super) fn issued(record: &Value, signs_documents: bool) -> (Guest, Orders) {
+pub(super) fn issued(record: &Value, signs_documents: bool) -> (DialectGuest, Orders) {
     let orders = Orders::default();
     let list = Arc::clone(&orders);
     let issuer = Issuer::new(None, move |order| {
@@ -52,8 +52,8 @@ pub(super) fn issued(record: &Value, signs_documents: bool) -> (Guest, Orders) {
     });
     issuer.set_signs_documents(signs_documents);
     let record = parsed(record);
-    let vm = Vm::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
-    (Guest::with(&record, vm), orders)
+    let vm = VmState::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
+    (DialectGuest::with(&record, vm), orders)
 }
 
 /// Takes the last order, which must exist.
@@ -63,22 +63,22 @@ pub(super) fn ordered(orders: &Orders) -> Order {
 
 /// Signs an order with this text, for a minute.
 pub(super) fn sign(order: Order, text: &'static str) {
-    order.signed(Token { text: text.into(), issued: NOW, expires: NOW + 60 });
+    order.signed(IssuedToken { text: text.into(), issued: NOW, expires: NOW + 60 });
 }
 
 /// The guest of one VM.
-pub(super) struct Guest {
+pub(super) struct DialectGuest {
     responses: Responses,
     pub(super) now: u64,
 }
 
-impl Guest {
+impl DialectGuest {
     pub(super) fn of(record: &Value) -> Self {
         let record = parsed(record);
-        Self::with(&record, Vm::alone(record.vm.uuid.as_str()))
+        Self::with(&record, VmState::alone(record.vm.uuid.as_str()))
     }
 
-    pub(super) fn with(record: &Record, vm: Vm) -> Self {
+    pub(super) fn with(record: &Record, vm: VmState) -> Self {
         Self { responses: render(record, &mut Interner::new(), vm), now: NOW }
     }
 
@@ -95,7 +95,7 @@ impl Guest {
         path: &str,
         fields: &[(&str, &str)],
     ) -> Response {
-        self.ask_query(local, method, Target { path, query: "" }, fields)
+        self.ask_query(local, method, RequestTarget { path, query: "" }, fields)
     }
 
     /// Like [`ask_at`](Self::ask_at), with a query.
@@ -103,7 +103,7 @@ impl Guest {
         &self,
         local: (&str, u16),
         method: Method,
-        target: Target<'_>,
+        target: RequestTarget<'_>,
         fields: &[(&str, &str)],
     ) -> Response {
         let fields: Vec<_> =
@@ -115,13 +115,13 @@ impl Guest {
         let connection = Connection { slot: 0, local: (address, local.1), remote };
         let now = Now { mono: Duration::ZERO, unix_seconds: self.now };
         match self.responses.answer(now, &connection, &request, None) {
-            Outcome::Ready(response) | Outcome::Changed(response) => response,
-            Outcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
+            LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
+            LiveOutcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
         }
     }
 
     /// Sends a GET for a target to 169.254.169.254, or repeats one that was parked.
-    pub(super) fn get(&self, target: &str, fields: &[(&str, &str)], parked: Option<&Parked>) -> Outcome {
+    pub(super) fn get(&self, target: &str, fields: &[(&str, &str)], parked: Option<&Parked>) -> LiveOutcome {
         self.get_at("169.254.169.254", target, fields, parked)
     }
 
@@ -132,11 +132,11 @@ impl Guest {
         target: &str,
         fields: &[(&str, &str)],
         parked: Option<&Parked>,
-    ) -> Outcome {
+    ) -> LiveOutcome {
         let fields: Vec<_> =
             fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
-        let (target, headers) = (Target { path, query }, Headers::new(&fields));
+        let (target, headers) = (RequestTarget { path, query }, Headers::new(&fields));
         let at = |address: &str, port| (address.parse().expect("an address"), port);
         let connection = Connection { slot: 0, local: at(address, 80), remote: at("10.0.2.15", 40_000) };
         let request = Request { method: Method::Get, target, headers, body: b"" };
@@ -147,19 +147,21 @@ impl Guest {
     /// Returns the answer to a GET that is not parked.
     pub(super) fn got(&self, target: &str, fields: &[(&str, &str)]) -> Response {
         match self.get(target, fields, None) {
-            Outcome::Ready(response) => response,
+            LiveOutcome::Ready(response) => response,
             other => panic!("{target}: {other:?}"),
         }
     }
 
     /// Returns the answer to a GET that waits for what it orders, and the order.
     pub(super) fn served(&self, target: &str, fields: &[(&str, &str)], orders: &Orders) -> (Work, Response) {
-        let Outcome::Park(parked) = self.get(target, fields, None) else { panic!("{target} does not wait") };
+        let LiveOutcome::Park(parked) = self.get(target, fields, None) else {
+            panic!("{target} does not wait")
+        };
         let order = ordered(orders);
         let work = order.work();
         sign(order, "SIGNED");
         match self.get(target, fields, Some(&parked)) {
-            Outcome::Ready(response) => (work, response),
+            LiveOutcome::Ready(response) => (work, response),
             other => panic!("{target}: {other:?}"),
         }
     }

@@ -13,15 +13,15 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::addresses::{Version, gateway, given, known, network_of, public_keys, speaks};
+use super::addresses::{IpVersion, gateway, given, known, network_of, public_keys, speaks};
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::{Sheet, YAML};
+use super::sheet::{RouteBuilder, YAML};
 use super::text::payload_text;
 use super::walk::Walk;
 use super::yaml;
 use super::{Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Body, Response, Status};
+use crate::http::{Body, Response, StatusCode};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record, Role};
 use crate::store::Methods;
@@ -32,7 +32,7 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let mut network_config = version_1(&record.network, Resolvers::Subnets, |n, _| !is_private(record, n));
     name_families(&mut network_config);
     let networks = sheet.found(YAML, yaml::document(&private_networks(record)));
@@ -42,7 +42,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 
     let user_data = match &record.user_data {
         Some(payload) => sheet.payload(payload),
-        None => sheet.share(Response::new(Status(204), None, &[], "")),
+        None => sheet.share(Response::new(StatusCode(204), None, &[], "")),
     };
     sheet.open("/hetzner/v1/userdata", user_data.clone());
     // systemd reads user-data at this path, because all its keys have one base path.
@@ -85,7 +85,7 @@ fn leaves(record: &Record) -> Map<String, Value> {
 }
 
 /// Returns the document. Vendor-data is a separate piece of its body, which VMs share.
-fn whole(record: &Record, document: Map<String, Value>, sheet: &mut Sheet<'_>) -> Response {
+fn whole(record: &Record, document: Map<String, Value>, sheet: &mut RouteBuilder<'_>) -> Response {
     let Some(vendor_data) = payload_text(record.vendor_data.as_ref()) else { return sheet.unread() };
     let text = yaml::document(&document.into());
     if record.vendor_data.is_none() {
@@ -100,7 +100,7 @@ fn whole(record: &Record, document: Map<String, Value>, sheet: &mut Sheet<'_>) -
 /// Returns the first address that reaches the VM from outside: a translated one, or its own.
 fn public_ipv4(record: &Record) -> Option<IpAddr> {
     let public = given(&record.network).filter(|(n, ..)| record.role(*n) == Role::Public);
-    let mut addresses = public.flat_map(|(_, nic, _)| known(nic, Version::V4));
+    let mut addresses = public.flat_map(|(_, nic, _)| known(nic, IpVersion::V4));
     addresses.find_map(|(address, cidr)| {
         let own =
             |address: IpAddr| matches!(address, IpAddr::V4(v4) if !v4.is_private() && !v4.is_link_local());
@@ -115,13 +115,13 @@ fn is_private(record: &Record, n: usize) -> bool {
 }
 
 fn private_nics(record: &Record) -> impl Iterator<Item = (usize, &Nic, NicMac)> {
-    let private = |n, nic| record.role(n) == Role::Private && speaks(nic, Version::V4);
+    let private = |n, nic| record.role(n) == Role::Private && speaks(nic, IpVersion::V4);
     given(&record.network).filter(move |(n, nic, _)| private(*n, nic))
 }
 
 fn private_networks(record: &Record) -> Value {
     let network = |(id, (n, nic, mac)): (usize, (usize, &Nic, NicMac))| {
-        let mut addresses = known(nic, Version::V4);
+        let mut addresses = known(nic, IpVersion::V4);
         let mut entry = json!({
             "interface_num": n + 1,
             "mac_address": mac.to_string(),

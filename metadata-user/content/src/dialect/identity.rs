@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::sheet::{JSON, Sheet, TEXT};
+use super::sheet::{JSON, RouteBuilder, TEXT};
 use super::tokens::UNPROXIED;
-use crate::http::{Response, Status};
-use crate::identity::{Answer, Refusal, Token, VmIssuer, Wanted};
+use crate::http::{Response, StatusCode};
+use crate::identity::{IssuedToken, IssuerResponse, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::identity::Audience;
-use crate::store::{Call, Condition, EVERY_DIALECT, Guard, Live, Methods, Outcome, Parked};
+use crate::store::{Condition, EVERY_DIALECT, Live, LiveOutcome, LiveRequest, Methods, Parked, RequestGuard};
 
 const PATH: &str = "/v1/identity/jwt";
 /// Media type of a JWT (RFC 7519 section 10.3.1).
@@ -25,38 +25,38 @@ const LINE: usize = 64;
 /// How long a request waits for its token. A signature takes milliseconds.
 pub(super) const SIGN_WITHIN: Duration = Duration::from_secs(2);
 
-static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let needed = Condition::HeaderIs { name: "Metadata", value: "true" };
-    let missing = error(Status(400), &[], "missing_header", "Metadata: true header is required");
-    [UNPROXIED.clone(), Guard { condition: needed, otherwise: missing }]
+    let missing = error(StatusCode(400), &[], "missing_header", "Metadata: true header is required");
+    [UNPROXIED.clone(), RequestGuard { condition: needed, otherwise: missing }]
 });
 
 static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
     let why = format!("expected one parameter `audience` of {}", Audience::FORM);
-    error(Status(400), &[], "invalid_audience", &why)
+    error(StatusCode(400), &[], "invalid_audience", &why)
 });
 static REFUSED: LazyLock<Response> = LazyLock::new(|| {
-    error(Status(403), &[], "audience_not_allowed", "the VM's record does not list this audience")
+    error(StatusCode(403), &[], "audience_not_allowed", "the VM's record does not list this audience")
 });
 static TOO_MANY: LazyLock<Response> = LazyLock::new(|| {
     error(
-        Status(429),
+        StatusCode(429),
         &[("Retry-After", "1")],
         "too_many_requests",
         "use a token again until half of its lifetime",
     )
 });
 static UNAVAILABLE: LazyLock<Response> = LazyLock::new(|| {
-    error(Status(503), &[("Retry-After", "1")], "token_unavailable", "no token is signed at the moment")
+    error(StatusCode(503), &[("Retry-After", "1")], "token_unavailable", "no token is signed at the moment")
 });
 
-fn error(status: Status, fields: &[(&str, &str)], name: &str, message: &str) -> Response {
+fn error(status: StatusCode, fields: &[(&str, &str)], name: &str, message: &str) -> Response {
     let document = serde_json::json!({ "error": name, "message": message });
     Response::new(status, Some(JSON), fields, format!("{document}\n"))
 }
 
 /// Adds the path, on a node with an issuer.
-pub(super) fn render(sheet: &mut Sheet<'_>) {
+pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
     sheet.begin(EVERY_DIALECT);
     sheet.live(PATH, Methods::READ, &*GUARDS, Jwt);
 }
@@ -73,17 +73,17 @@ pub(super) fn audience(query: &str) -> Option<Audience> {
 }
 
 impl Live for Jwt {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(issuer) = &call.vm.issuer else { return UNAVAILABLE.clone().into() };
         let Some(audience) = audience(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
-        match ask(call, issuer, &Wanted::token(&audience)) {
+        match ask(call, issuer, &SigningRequest::token(&audience)) {
             Got::Token(token) => {
-                Response::new(Status(200), Some(JWT), &[], token.text).within(issuer.hop_limit()).into()
+                Response::new(StatusCode(200), Some(JWT), &[], token.text).within(issuer.hop_limit()).into()
             }
-            Got::Refused(Refusal::Audience) => REFUSED.clone().into(),
-            Got::Refused(Refusal::TooMany) => TOO_MANY.clone().into(),
-            Got::Refused(Refusal::Unavailable) => UNAVAILABLE.clone().into(),
-            Got::Wait(parked) => Outcome::Park(parked),
+            Got::Refused(TokenRefusal::Audience) => REFUSED.clone().into(),
+            Got::Refused(TokenRefusal::TooMany) => TOO_MANY.clone().into(),
+            Got::Refused(TokenRefusal::Unavailable) => UNAVAILABLE.clone().into(),
+            Got::Wait(parked) => LiveOutcome::Park(parked),
         }
     }
 
@@ -92,23 +92,24 @@ impl Live for Jwt {
     }
 }
 
-static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(Status(403), &[]));
+static FORBIDDEN: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(403), &[]));
 static NOT_SIGNED: LazyLock<Response> =
-    LazyLock::new(|| Response::error(Status(503), &[("Retry-After", "1")]));
+    LazyLock::new(|| Response::error(StatusCode(503), &[("Retry-After", "1")]));
 static ASKS_LESS: LazyLock<Response> =
-    LazyLock::new(|| Response::error(Status(429), &[("Retry-After", "1")]));
+    LazyLock::new(|| Response::error(StatusCode(429), &[("Retry-After", "1")]));
 
 /// Answers with a signed document as text: a signature in one line, PKCS#7 in lines as PEM has them.
-pub(super) fn signed(call: &Call<'_>, issuer: &Arc<VmIssuer>, wanted: &Wanted) -> Outcome {
+pub(super) fn signed(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> LiveOutcome {
     match ask(call, issuer, wanted) {
         Got::Token(token) => {
-            let text = if let Wanted::Signature(_) = wanted { token.text } else { lines(&token.text) };
-            Response::new(Status(200), Some(TEXT), &[], text).within(issuer.hop_limit()).into()
+            let text =
+                if let SigningRequest::Signature(_) = wanted { token.text } else { lines(&token.text) };
+            Response::new(StatusCode(200), Some(TEXT), &[], text).within(issuer.hop_limit()).into()
         }
-        Got::Refused(Refusal::Audience) => FORBIDDEN.clone().into(),
-        Got::Refused(Refusal::TooMany) => ASKS_LESS.clone().into(),
-        Got::Refused(Refusal::Unavailable) => NOT_SIGNED.clone().into(),
-        Got::Wait(parked) => Outcome::Park(parked),
+        Got::Refused(TokenRefusal::Audience) => FORBIDDEN.clone().into(),
+        Got::Refused(TokenRefusal::TooMany) => ASKS_LESS.clone().into(),
+        Got::Refused(TokenRefusal::Unavailable) => NOT_SIGNED.clone().into(),
+        Got::Wait(parked) => LiveOutcome::Park(parked),
     }
 }
 
@@ -120,23 +121,23 @@ fn lines(text: &[u8]) -> Bytes {
 /// What a request gets from [`ask`].
 pub(super) enum Got {
     /// The token or document.
-    Token(Token),
+    Token(IssuedToken),
     /// Nothing.
-    Refused(Refusal),
+    Refused(TokenRefusal),
     /// Nothing yet.
     Wait(Parked),
 }
 
 /// Asks for what a request of any dialect wants. A request that has waited for [`SIGN_WITHIN`] is refused.
-pub(super) fn ask(call: &Call<'_>, issuer: &Arc<VmIssuer>, wanted: &Wanted) -> Got {
+pub(super) fn ask(call: &LiveRequest<'_>, issuer: &Arc<VmIssuer>, wanted: &SigningRequest) -> Got {
     let state = issuer.number();
     let has_waited = call.parked.is_some_and(|parked| parked.state == state);
     match issuer.ask_for(call.connection.slot, wanted, call.now, has_waited) {
-        Answer::Token(token) => Got::Token(token),
-        Answer::Refused(refusal) => Got::Refused(refusal),
-        Answer::Wait => match call.parked {
+        IssuerResponse::Token(token) => Got::Token(token),
+        IssuerResponse::Refused(refusal) => Got::Refused(refusal),
+        IssuerResponse::Wait => match call.parked {
             Some(parked) if parked.wait.is_ended() || parked.until <= call.now.mono => {
-                Got::Refused(Refusal::Unavailable)
+                Got::Refused(TokenRefusal::Unavailable)
             }
             Some(parked) => Got::Wait(Parked { state, ..parked.clone() }),
             None => {

@@ -2,12 +2,12 @@
 
 use std::sync::LazyLock;
 
-use super::sheet::{JSON, Sheet};
+use super::sheet::{JSON, RouteBuilder};
 use super::{Access, Description, Mount};
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::Record;
 use crate::record::values::{Secret, Timestamp};
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -21,25 +21,25 @@ pub(super) static DIALECT: Description = Description::new(
 
 /// Requests for credentials must have a header field and must not come through a proxy. So a web application in the
 /// guest that an attacker makes fetch a URL gets no credentials.
-static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     let missing = r#"{"error":"missing_header","message":"Metadata: true header is required"}"#;
     [
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-            otherwise: Response::error(Status(403), &[]),
+            otherwise: Response::error(StatusCode(403), &[]),
         },
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderIs { name: "Metadata", value: "true" },
-            otherwise: json(Status(400), missing),
+            otherwise: json(StatusCode(400), missing),
         },
     ]
 });
 
-fn json(status: Status, document: &str) -> Response {
+fn json(status: StatusCode, document: &str) -> Response {
     Response::new(status, Some(JSON), &[], format!("{document}\n"))
 }
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let identity = sheet.found(JSON, format!("{}\n", identity(record)));
     sheet.guarded("/v1/identity", &*GUARDS, identity);
     match token(record) {
@@ -49,7 +49,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
                 quoted(text.expose()),
                 quoted(expires.as_str())
             );
-            let current = sheet.share(json(Status(200), &document));
+            let current = sheet.share(json(StatusCode(200), &document));
             let expired = sheet.share(unavailable("the token has expired"));
             let token = Token { current, expired, expires: expires.unix_seconds() };
             sheet.live("/v1/token", Methods::READ, &*GUARDS, token);
@@ -79,7 +79,7 @@ fn token(record: &Record) -> Option<(&Secret, &Timestamp)> {
 }
 
 fn unavailable(why: &str) -> Response {
-    json(Status(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
+    json(StatusCode(500), &format!(r#"{{"error":"token_unavailable","message":{}}}"#, quoted(why)))
 }
 
 /// Serves the token until it expires. A newer token comes with a newer record.
@@ -92,7 +92,7 @@ struct Token {
 }
 
 impl Live for Token {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let now = i64::try_from(call.now.unix_seconds).unwrap_or(i64::MAX);
         let answer = if now < self.expires { &self.current } else { &self.expired };
         answer.clone().into()

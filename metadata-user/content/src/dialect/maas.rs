@@ -12,15 +12,15 @@ use bytes::Bytes;
 use percent_encoding::percent_decode;
 use sha2::{Digest as _, Sha256};
 
-use super::sheet::{BYTES, Sheet, TEXT, YAML};
+use super::sheet::{BYTES, RouteBuilder, TEXT, YAML};
 use super::text::text_form;
 use super::{Access, Description, Mount};
 use crate::http::target::normalise;
-use crate::http::{Body, Headers, Method, Response, Status};
+use crate::http::{Body, Headers, Method, Response, StatusCode};
 use crate::record::Record;
 use crate::record::vm::{Maas, Payload};
 use crate::sink::MessageKind;
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/MAAS/metadata").needs(Access::Signature)], "`DataSourceMAAS`", render)
@@ -29,7 +29,7 @@ pub(super) static DIALECT: Description =
 /// Versions that clients request.
 const VERSIONS: [&str; 2] = ["2012-03-01", "latest"];
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     // No request can have a malformed path.
     let Ok(base) = normalise(record.serve.maas_path.as_str()) else { return };
     let keys: String = record.ssh_keys.iter().map(|key| format!("{}\n", key.key)).collect();
@@ -50,7 +50,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 
 /// Renders vendor-data as a YAML mapping with the member `cloud-init`, the only one that the client reads. A script by
 /// itself would be invalid YAML, and a cloud-config by itself a mapping without that member.
-fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
+fn vendor_data(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(YAML, "") };
     let Some(bytes) = payload.bytes() else { return sheet.unread() };
     let Some(text) = text_form(&bytes) else { return sheet.found(YAML, "") };
@@ -71,11 +71,11 @@ struct Tree {
 }
 
 impl Live for Tree {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if let Some(signature) = &self.signature
             && !signature.signs(&call.request.headers)
         {
-            return Response::error(Status(401), &[("WWW-Authenticate", "OAuth")]).into();
+            return Response::error(StatusCode(401), &[("WWW-Authenticate", "OAuth")]).into();
         }
         let rest = call.rest.trim_start_matches('/');
         let (version, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -83,11 +83,11 @@ impl Live for Tree {
         let is_status = version == "status" && !path.is_empty();
         match call.request.method {
             Method::Post if is_status || (is_version && path.is_empty()) => accept(call, is_status),
-            Method::Post => Response::error(Status(405), &[("Allow", "GET, HEAD")]).into(),
-            _ if is_status => Response::error(Status(405), &[("Allow", "POST")]).into(),
+            Method::Post => Response::error(StatusCode(405), &[("Allow", "GET, HEAD")]).into(),
+            _ if is_status => Response::error(StatusCode(405), &[("Allow", "POST")]).into(),
             _ if is_version => self.document(path).into(),
             _ if rest.is_empty() => text(VERSIONS.join("\n")).into(),
-            _ => Response::error(Status(404), &[]).into(),
+            _ => Response::error(StatusCode(404), &[]).into(),
         }
     }
 
@@ -106,16 +106,16 @@ impl Tree {
             "meta-data/public-keys" => self.public_keys.clone(),
             "meta-data/vendor-data" => self.vendor_data.clone(),
             "user-data" => self.user_data.clone(),
-            _ => Response::error(Status(404), &[]),
+            _ => Response::error(StatusCode(404), &[]),
         }
     }
 }
 
 /// Accepts a message: `op=signal` to a version, in either encoding of forms, or a report to `status/<id>`.
-fn accept(call: &Call<'_>, is_status: bool) -> Outcome {
+fn accept(call: &LiveRequest<'_>, is_status: bool) -> LiveOutcome {
     let request = call.request;
     if !is_status && !is_signal(request.target.query.as_bytes()) && !is_signal(request.body) {
-        return Response::error(Status(400), &[]).into();
+        return Response::error(StatusCode(400), &[]).into();
     }
     call.vm.mailbox.send(&call.vm.sinks, MessageKind::Event, request.body, call.now.unix_seconds);
     text("OK".to_owned()).into()
@@ -133,7 +133,7 @@ fn is_signal(form: &[u8]) -> bool {
 }
 
 fn text(text: String) -> Response {
-    Response::new(Status(200), Some(TEXT), &[], Bytes::from(text))
+    Response::new(StatusCode(200), Some(TEXT), &[], Bytes::from(text))
 }
 
 // Checks OAuth 1.0 PLAINTEXT signatures in `Authorization` (RFC 5849 sections 3.4.4 and 3.5.1).

@@ -4,15 +4,15 @@
 //! the body to the record's sinks. The answer is 413 to a body that is too large, else a success, even if the message
 //! is dropped: a guest would only retry after an error.
 
-use super::sheet::{Sheet, TEXT};
-use crate::http::{Method, Response, Status};
+use super::sheet::{RouteBuilder, TEXT};
+use crate::http::{Method, Response, StatusCode};
 use crate::sink::MessageKind;
-use crate::store::{Call, EVERY_DIALECT, Live, Methods, Outcome};
+use crate::store::{EVERY_DIALECT, Live, LiveOutcome, LiveRequest, Methods};
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
 /// Adds the two paths for every record.
-pub(super) fn render(sheet: &mut Sheet<'_>) {
+pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
     sheet.begin(EVERY_DIALECT);
     sheet.live("/v1/phone-home", POST, &[], Message(MessageKind::PhoneHome));
     sheet.live("/v1/events", POST, &[], Message(MessageKind::Event));
@@ -22,13 +22,13 @@ pub(super) fn render(sheet: &mut Sheet<'_>) {
 struct Message(MessageKind);
 
 impl Live for Message {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let body = call.request.body;
         if body.len() > self.0.most_bytes() {
-            return Response::error(Status(413), &[]).into();
+            return Response::error(StatusCode(413), &[]).into();
         }
         call.vm.mailbox.send(&call.vm.sinks, self.0, body, call.now.unix_seconds);
-        Response::new(Status(200), Some(TEXT), &[], "OK").into()
+        Response::new(StatusCode(200), Some(TEXT), &[], "OK").into()
     }
 
     fn about(&self) -> &'static str {
@@ -49,7 +49,7 @@ mod tests {
     use crate::http::Method;
     use crate::mailbox::Mailbox;
     use crate::sink::unattended;
-    use crate::store::{Interner, Vm};
+    use crate::store::{Interner, VmState};
     use crate::token::Keyring;
 
     #[test]
@@ -63,7 +63,7 @@ mod tests {
             let record = parse(&record);
             let outbox = unattended();
             let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &outbox));
-            let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+            let vm = VmState::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
             let responses = crate::dialect::render(&record, &mut Interner::new(), vm);
             for (method, path, body, status) in [
                 (Method::Post, "/v1/phone-home", &b"hostname=web-1&fqdn=N%2FA"[..], 200),

@@ -2,10 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::addresses::{Version, resolvers};
+use super::addresses::{IpVersion, resolvers};
 use crate::dialect::json::json;
 use crate::record::Nic;
-use crate::record::network::{Address, Bond, Method, Network, NicRoute};
+use crate::record::network::{Address, AddressMethod, Bond, Network, NicRoute};
 
 /// Where resolvers and search domains go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +87,7 @@ fn device(network: &Network, resolvers_in: Resolvers, nic: &Nic) -> Value {
 /// the first. cloud-init's renderer for netplan drops routes of subnets that are not static.
 fn carrier(nic: &Nic, route: &NicRoute) -> usize {
     let of_family = |address: &Address| address.is_ipv4() == route.to.address.is_ipv4();
-    let is_static = |address: &Address| address.method == Method::Static && of_family(address);
+    let is_static = |address: &Address| address.method == AddressMethod::Static && of_family(address);
     let find = |wanted: &dyn Fn(&Address) -> bool| nic.addresses.iter().position(wanted);
     find(&is_static).or_else(|| find(&of_family)).unwrap_or(0)
 }
@@ -112,20 +112,20 @@ fn parameters(bond: &Bond) -> Value {
 }
 
 fn subnet(network: &Network, address: &Address, with_resolvers: bool) -> Value {
-    let is_v6 = Version::of_entry(address) == Version::V6;
+    let is_v6 = IpVersion::of_entry(address) == IpVersion::V6;
     let kind = match (address.method, is_v6) {
-        (Method::Dhcp4, _) => "dhcp",
-        (Method::Dhcp6, _) => "dhcp6",
-        (Method::Slaac, _) => "ipv6_slaac",
-        (Method::Static, false) => "static",
-        (Method::Static, true) => "static6",
+        (AddressMethod::Dhcp4, _) => "dhcp",
+        (AddressMethod::Dhcp6, _) => "dhcp6",
+        (AddressMethod::Slaac, _) => "ipv6_slaac",
+        (AddressMethod::Static, false) => "static",
+        (AddressMethod::Static, true) => "static6",
     };
     let mut subnet = json!({ "type": kind });
     if is_v6 {
         // Afterburn recognises the IP version only by this member.
         subnet["ipv6"] = true.into();
     }
-    let (Method::Static, Some(cidr)) = (address.method, address.address) else { return subnet };
+    let (AddressMethod::Static, Some(cidr)) = (address.method, address.address) else { return subnet };
     subnet["address"] = cidr.to_string().into();
     if let Some(gateway) = address.gateway {
         subnet["gateway"] = gateway.to_string().into();

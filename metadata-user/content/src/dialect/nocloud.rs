@@ -6,13 +6,13 @@
 use serde_json::{Map, Value};
 
 use super::nocloud_network::{self, Gateways, ROUTES_SINCE};
-use super::sheet::{Sheet, YAML};
+use super::sheet::{RouteBuilder, YAML};
 use super::{Description, Mount, client, yaml};
-use crate::http::{Response, Status};
-use crate::record::network::Mode;
+use crate::http::{Response, StatusCode};
+use crate::record::network::NetworkMode;
 use crate::record::vm::Payload;
 use crate::record::{AbsentSeed, RESERVED_KEYS, Record};
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -25,7 +25,7 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let meta_data = sheet.found(YAML, yaml::document(&meta_data(record)));
     sheet.open("/v1/meta-data", meta_data);
     for (path, payload) in [("/v1/user-data", &record.user_data), ("/v1/vendor-data", &record.vendor_data)] {
@@ -54,7 +54,7 @@ struct NetworkConfig {
 }
 
 impl Live for NetworkConfig {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let is_newer = client::cloud_init(call.request).is_some_and(|version| version >= ROUTES_SINCE);
         if is_newer { self.newer.clone() } else { self.any.clone() }.into()
     }
@@ -64,10 +64,10 @@ impl Live for NetworkConfig {
     }
 }
 
-fn absent(record: &Record, sheet: &mut Sheet<'_>) -> Response {
+fn absent(record: &Record, sheet: &mut RouteBuilder<'_>) -> Response {
     sheet.share(match record.serve.absent_seed {
-        AbsentSeed::NoContent => Response::new(Status(204), None, &[], ""),
-        AbsentSeed::NotFound => Response::error(Status(404), &[]),
+        AbsentSeed::NoContent => Response::new(StatusCode(204), None, &[], ""),
+        AbsentSeed::NotFound => Response::error(StatusCode(404), &[]),
     })
 }
 
@@ -87,7 +87,8 @@ fn meta_data(record: &Record) -> Value {
     if !record.ssh_keys.is_empty() {
         own("public-keys", record.ssh_keys.iter().map(|key| key.key.as_str()).collect());
     }
-    if record.serve.legacy_eni && record.network.mode == Mode::Auto && !record.network.nics.is_empty() {
+    if record.serve.legacy_eni && record.network.mode == NetworkMode::Auto && !record.network.nics.is_empty()
+    {
         own("network-interfaces", nocloud_network::interfaces(&record.network).into());
     }
     document.into()
@@ -97,11 +98,11 @@ fn meta_data(record: &Record) -> Value {
 fn network_config(record: &Record, form: Gateways) -> Option<String> {
     let network = &record.network;
     match (network.mode, &network.raw) {
-        (Mode::Auto, _) if !network.nics.is_empty() => {
+        (NetworkMode::Auto, _) if !network.nics.is_empty() => {
             Some(yaml::document(&nocloud_network::version_2(network, form)))
         }
-        (Mode::Raw, Some(Value::String(text))) => Some(text.clone()),
-        (Mode::Raw, Some(mapping)) => Some(yaml::document(mapping)),
+        (NetworkMode::Raw, Some(Value::String(text))) => Some(text.clone()),
+        (NetworkMode::Raw, Some(mapping)) => Some(yaml::document(mapping)),
         _ => None,
     }
 }

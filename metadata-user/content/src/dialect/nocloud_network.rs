@@ -7,18 +7,19 @@ use serde_json::{Map, Value};
 
 use crate::dialect::json::json;
 use crate::record::Nic;
-use crate::record::network::{Address, Bond, Method, Network};
+use crate::record::network::{Address, AddressMethod, Bond, Network};
 
 /// How a default gateway is written.
 ///
 /// `gateway4` and `gateway6` are the only form that every renderer of cloud-init from 20.4 on understands: until 25.3
 /// only netplan's knows the destination `default`, before 23.1 the others make `::/64` of `::/0`, and before 25.3
-/// ifupdown's needs net-tools for routes. From 23.1 on cloud-init calls that form deprecated, and its status `degraded`.
+/// ifupdown's needs net-tools for routes. From 23.1 on cloud-init calls that form deprecated, and its status
+/// `degraded`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gateways {
     Members,
-    /// Routes, for cloud-init from [`ROUTES_SINCE`] on. ifupdown's renderer gives them no device, so a link-local gateway
-    /// stays a member.
+    /// Routes, for cloud-init from [`ROUTES_SINCE`] on. ifupdown's renderer gives them no device, so a link-local
+    /// gateway stays a member.
     Routes,
 }
 
@@ -87,7 +88,11 @@ fn addressing(network: &Network, nic: &Nic, form: Gateways, device: &mut Map<Str
     if let Some(mtu) = nic.mtu {
         device.insert("mtu".into(), mtu.get().into());
     }
-    for (method, key) in [(Method::Dhcp4, "dhcp4"), (Method::Dhcp6, "dhcp6"), (Method::Slaac, "accept-ra")] {
+    for (method, key) in [
+        (AddressMethod::Dhcp4, "dhcp4"),
+        (AddressMethod::Dhcp6, "dhcp6"),
+        (AddressMethod::Slaac, "accept-ra"),
+    ] {
         if nic.addresses.iter().any(|address| address.method == method) {
             device.insert(key.into(), true.into());
         }
@@ -110,7 +115,7 @@ fn addressing(network: &Network, nic: &Nic, form: Gateways, device: &mut Map<Str
 }
 
 fn statics(nic: &Nic) -> impl Iterator<Item = &Address> {
-    nic.addresses.iter().filter(|address| address.method == Method::Static)
+    nic.addresses.iter().filter(|address| address.method == AddressMethod::Static)
 }
 
 /// Returns resolvers and search domains, for NICs with static addresses.
@@ -125,7 +130,8 @@ fn nameservers(network: &Network) -> Option<Value> {
     (!nameservers.is_empty()).then(|| nameservers.into())
 }
 
-/// Adds the default gateways. A member has no `on-link`, so a gateway outside the NIC's prefixes is a route in both forms.
+/// Adds the default gateways. A member has no `on-link`, so a gateway outside the NIC's prefixes is a route in both
+/// forms.
 fn gateways(nic: &Nic, form: Gateways, device: &mut Map<String, Value>) {
     let is_link_local =
         |gateway: IpAddr| matches!(gateway, IpAddr::V6(address) if address.is_unicast_link_local());
@@ -165,7 +171,7 @@ pub(super) fn interfaces(network: &Network) -> String {
     let mut text = String::from("auto lo\niface lo inet loopback\n");
     for nic in network.nics.iter().filter(|nic| nic.vlan.is_none() && nic.bond.is_none()) {
         // cloud-init ignores the family, so it would take `inet6 dhcp` for DHCPv4, and it refuses `inet6 auto`.
-        let methods = [Method::Static, Method::Dhcp4];
+        let methods = [AddressMethod::Static, AddressMethod::Dhcp4];
         let mut addresses =
             nic.addresses.iter().filter(|address| methods.contains(&address.method)).peekable();
         if addresses.peek().is_none() {
@@ -179,11 +185,11 @@ pub(super) fn interfaces(network: &Network) -> String {
     text
 }
 
-/// Returns the stanza of one address. Further ones belong to aliases such as `eth0:1`: cloud-init refuses a file with two
-/// stanzas of one name, even if their families differ.
+/// Returns the stanza of one address. Further ones belong to aliases such as `eth0:1`: cloud-init refuses a file with
+/// two stanzas of one name, even if their families differ.
 fn stanza(network: &Network, nic: &Nic, n: usize, address: &Address) -> String {
     let family = if address.is_ipv4() { "inet" } else { "inet6" };
-    let how = if address.method == Method::Static { "static" } else { "dhcp" };
+    let how = if address.method == AddressMethod::Static { "static" } else { "dhcp" };
     let alias = if n == 0 { String::new() } else { format!(":{n}") };
     let name = format!("{}{alias}", nic.label());
     let mut lines = vec![format!("\nauto {name}"), format!("iface {name} {family} {how}")];
@@ -193,7 +199,7 @@ fn stanza(network: &Network, nic: &Nic, n: usize, address: &Address) -> String {
     if let Some(mtu) = nic.mtu {
         lines.push(format!("    mtu {}", mtu.get()));
     }
-    if let (Method::Static, Some(cidr)) = (address.method, address.address) {
+    if let (AddressMethod::Static, Some(cidr)) = (address.method, address.address) {
         lines.push(format!("    address {}", cidr.address));
         lines.push(format!("    netmask {}", netmask(cidr.address, cidr.prefix)));
         lines.extend(address.gateway.map(|gateway| format!("    gateway {gateway}")));

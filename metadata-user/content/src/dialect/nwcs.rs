@@ -8,7 +8,7 @@ mod tests;
 
 use super::addresses::public_keys;
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::Sheet;
+use super::sheet::RouteBuilder;
 use super::text::payload_text;
 use super::{Description, Mount};
 use crate::dialect::json::json;
@@ -17,7 +17,7 @@ use crate::record::{Nic, Record};
 pub(super) static DIALECT: Description =
     Description::new(&[Mount::open("/api/v1/metadata")], "`DataSourceNWCS`", render);
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let given = |_, nic: &Nic| nic.vlan.is_none() && nic.bond.is_none();
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
     let whole = match texts {

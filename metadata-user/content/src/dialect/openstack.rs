@@ -15,19 +15,19 @@ use serde_json::{Map, Value};
 
 use std::time::Duration;
 
-use super::sheet::{BYTES, JSON, Sheet, TEXT};
+use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
 use super::text::text_form;
 use super::{Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Method, Response, Status};
+use crate::http::{Method, Response, StatusCode};
 use crate::mailbox::PasswordRefused;
-use crate::record::network::Mode;
+use crate::record::network::NetworkMode;
 use crate::record::values::Secret;
 use crate::record::vm::Payload;
 use crate::record::{self, Record};
 use crate::sink::MessageKind;
 use crate::store::path::OPENSTACK_VERSIONS;
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 /// EVE's guests read the same tree.
 pub(super) static DIALECT: Description = Description::new(
@@ -42,14 +42,14 @@ pub(super) static DIALECT: Description = Description::new(
 const WITHOUT_PASSWORD: &str = OPENSTACK_VERSIONS[0];
 
 /// Refuses requests through a proxy, because the answer contains a password.
-static DIRECT: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    [Guard {
+static DIRECT: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    [RequestGuard {
         condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-        otherwise: Response::error(Status(403), &[]),
+        otherwise: Response::error(StatusCode(403), &[]),
     }]
 });
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     // A record that serves EVE alone has one version; EVE's guests request no other.
     let versions = match record.serve.serves(record::Dialect::OpenStack) {
         true => format!("{}\nlatest", OPENSTACK_VERSIONS.join("\n")),
@@ -57,7 +57,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
     };
     sheet.text("/openstack", versions);
     let meta_data = sheet.json(&meta_data(record));
-    let guards: &[Guard] = if admin_password(record).is_some() { &*DIRECT } else { &[] };
+    let guards: &[RequestGuard] = if admin_password(record).is_some() { &*DIRECT } else { &[] };
     sheet.guarded("/openstack/latest/meta_data.json", guards, meta_data);
     if let Some(payload) = &record.user_data {
         let response = sheet.payload(payload);
@@ -71,10 +71,10 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         sheet.open(path, response);
     }
     let network = match &record.network.network_data {
-        Some(Value::String(text)) if record.network.mode == Mode::Raw => {
+        Some(Value::String(text)) if record.network.mode == NetworkMode::Raw => {
             Some(sheet.found(JSON, text.clone()))
         }
-        Some(given) if record.network.mode == Mode::Raw => Some(sheet.json(given)),
+        Some(given) if record.network.mode == NetworkMode::Raw => Some(sheet.json(given)),
         _ => network::network_data(record).map(|document| sheet.json(&document)),
     };
     let has_network = network.is_some();
@@ -184,7 +184,7 @@ fn devices(record: &Record) -> Value {
 
 /// Renders vendor-data as an object with the only member that cloud-init reads. Many VMs share it. JSON cannot carry
 /// bytes that are not text.
-fn vendor_data(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
+fn vendor_data(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Response {
     let Some(payload) = payload else { return sheet.found(JSON, "{}") };
     let Some(bytes) = payload.bytes() else { return sheet.unread() };
     let document = text_form(&bytes).map_or_else(|| json!({}), |text| json!({ "cloud-init": text }));
@@ -197,7 +197,7 @@ fn base64(bytes: &Bytes) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
-fn is_without_password(call: &Call<'_>) -> bool {
+fn is_without_password(call: &LiveRequest<'_>) -> bool {
     call.request.target.path.split('/').any(|segment| segment == WITHOUT_PASSWORD)
 }
 
@@ -209,7 +209,7 @@ struct Listing {
 }
 
 impl Live for Listing {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let listing = if is_without_password(call) { &self.first } else { &self.later };
         listing.clone().into()
     }
@@ -224,13 +224,13 @@ impl Live for Listing {
 struct Password;
 
 impl Live for Password {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
-        let answer = |status: u16| Response::error(Status(status), &[]);
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        let answer = |status: u16| Response::error(StatusCode(status), &[]);
         if is_without_password(call) {
             return answer(404).into();
         }
         let mailbox = &call.vm.mailbox;
-        let ok = |bytes: Bytes| Response::new(Status(200), Some(TEXT), &[], bytes);
+        let ok = |bytes: Bytes| Response::new(StatusCode(200), Some(TEXT), &[], bytes);
         if call.request.method != Method::Post {
             return ok(mailbox.posted_password()).into();
         }

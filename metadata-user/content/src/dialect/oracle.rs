@@ -12,16 +12,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Map, Value};
 
-use super::addresses::{Version, gateway, given, known, network_of, speaks};
-use super::sheet::Sheet;
+use super::addresses::{IpVersion, gateway, given, known, network_of, speaks};
+use super::sheet::RouteBuilder;
 use super::walk::Walk;
 use super::{Access, Description, Mount};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::vm::Payload;
 use crate::record::{Nic, ORACLE_KEYS, Record, Switch};
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 pub(super) static DIALECT: Description = Description::new(
     &[Mount::open("/opc/v2").needs(Access::Field("Authorization", "Bearer Oracle")), Mount::open("/opc/v1")],
@@ -30,23 +30,23 @@ pub(super) static DIALECT: Description = Description::new(
 )
 .remark("`/opc/v1` unless `serve.opc_v1` is `off`");
 
-static GUARDS: LazyLock<[Guard; 4]> = LazyLock::new(|| {
-    let absent = |name| Guard {
+static GUARDS: LazyLock<[RequestGuard; 4]> = LazyLock::new(|| {
+    let absent = |name| RequestGuard {
         condition: Condition::HeaderAbsent { name },
-        otherwise: Response::error(Status(403), &[]),
+        otherwise: Response::error(StatusCode(403), &[]),
     };
     [
         absent("Forwarded"),
         absent("X-Forwarded-For"),
         absent("X-Forwarded-Host"),
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderIs { name: "Authorization", value: "Bearer Oracle" },
-            otherwise: Response::error(Status(401), &[]),
+            otherwise: Response::error(StatusCode(401), &[]),
         },
     ]
 });
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let instance = match instance(record) {
         Some(instance) => Walk::of(sheet.document(&instance)),
         None => Walk::unread(sheet.unread()),
@@ -67,8 +67,8 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 struct UserData(Walk);
 
 impl Live for UserData {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
-        self.0.answer(&Call { rest: "/metadata/user_data", ..*call })
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        self.0.answer(&LiveRequest { rest: "/metadata/user_data", ..*call })
     }
 
     fn about(&self) -> &'static str {
@@ -133,8 +133,8 @@ fn vnics(record: &Record) -> Value {
 /// configures neither that NIC nor those after it. It configures the first NIC by DHCP, and by DHCPv6 alone if there is
 /// an IPv6 router or subnet and no `privateIp`.
 fn vnic(is_first: bool, n: usize, nic: &Nic, mac: NicMac) -> Option<Value> {
-    let (v4, v6) = (known(nic, Version::V4).next(), known(nic, Version::V6).next());
-    let is_leased = is_first && v4.is_none() && (speaks(nic, Version::V4) || v6.is_none());
+    let (v4, v6) = (known(nic, IpVersion::V4).next(), known(nic, IpVersion::V6).next());
+    let is_leased = is_first && v4.is_none() && (speaks(nic, IpVersion::V4) || v6.is_none());
     let mut vnic = json!({ "macAddr": mac.to_string(), "vlanTag": n, "vnicId": nic.eni_id() });
     let block = |cidr: Cidr| network_of(cidr).to_string();
     match (v4, v6) {
@@ -147,7 +147,7 @@ fn vnic(is_first: bool, n: usize, nic: &Nic, mac: NicMac) -> Option<Value> {
         vnic["virtualRouterIp"] = gateway(address).into();
     }
     if let Some((address, cidr)) = v6 {
-        let all = known(nic, Version::V6).map(|(_, cidr)| cidr.address.to_string());
+        let all = known(nic, IpVersion::V6).map(|(_, cidr)| cidr.address.to_string());
         vnic["ipv6Addresses"] = all.collect();
         if !is_leased {
             vnic["ipv6SubnetCidrBlock"] = block(cidr).into();

@@ -12,18 +12,18 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::addresses::{Version, gateway, given, known, labels};
-use super::sheet::{BYTES, JSON, Sheet, TEXT};
+use super::addresses::{IpVersion, gateway, given, known, labels};
+use super::sheet::{BYTES, JSON, RouteBuilder, TEXT};
 use super::text::payload_text;
 use super::{Access, Description, Mount, client};
 use crate::dialect::json::json;
-use crate::http::{Body, Method as Verb, Response, Status};
-use crate::record::network::{Address, Method};
+use crate::http::{Body, Method as Verb, Response, StatusCode};
+use crate::record::network::{Address, AddressMethod};
 use crate::record::values::Cidr;
 use crate::record::vm::Payload;
 use crate::record::{Nic, Record, Role};
 use crate::sink::MessageKind;
-use crate::store::{Call, Host, Live, Methods, Outcome};
+use crate::store::{Host, Live, LiveOutcome, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -39,7 +39,7 @@ pub(super) static DIALECT: Description = Description::new(
 /// First port that every user may bind on Linux (`ip_unprivileged_port_start`).
 const FIRST_OPEN_PORT: u16 = 1_024;
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     sheet.at(Host::Scaleway);
     sheet.text("/", "api-metadata\n");
     let (mut document, old) = (conf(record), addresses_of_old(record));
@@ -87,12 +87,12 @@ struct Conf {
     leased: Option<String>,
 }
 
-/// The starts of the lists of addresses in which a lease belongs, in the order of the document. They cannot be part of a
-/// string, where quotes are escaped.
+/// The starts of the lists of addresses in which a lease belongs, in the order of the document. They cannot be part of
+/// a string, where quotes are escaped.
 const ADDRESSES: [&[u8]; 2] = [b"\"public_ips\":[", b"\"public_ips_v4\":["];
 
 impl Live for Conf {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if !asks_for_json(call) {
             return self.shell.clone().into();
         }
@@ -112,7 +112,7 @@ impl Live for Conf {
             }
         }
         parts.push(document.slice(written..));
-        Response::new(Status(200), Some(JSON), &[], Body::join(parts)).into()
+        Response::new(StatusCode(200), Some(JSON), &[], Body::join(parts)).into()
     }
 
     fn about(&self) -> &'static str {
@@ -120,15 +120,15 @@ impl Live for Conf {
     }
 }
 
-fn asks_for_json(call: &Call<'_>) -> bool {
+fn asks_for_json(call: &LiveRequest<'_>) -> bool {
     let mut query = form_urlencoded::parse(call.request.target.query.as_bytes());
     query.any(|(name, value)| name == "format" && value.eq_ignore_ascii_case("json"))
 }
 
 impl Conf {
-    /// Returns the address from which the guest asks, if its first NIC has a lease that the record does not know. Without
-    /// it, cloud-init would turn DHCP off, because it looks for its own lease in the list.
-    fn lease(&self, call: &Call<'_>) -> Option<Value> {
+    /// Returns the address from which the guest asks, if its first NIC has a lease that the record does not know.
+    /// Without it, cloud-init would turn DHCP off, because it looks for its own lease in the list.
+    fn lease(&self, call: &LiveRequest<'_>) -> Option<Value> {
         let id = self.leased.as_ref()?;
         match call.connection.remote.0 {
             IpAddr::V4(address) if !address.is_link_local() => Some(json!({
@@ -146,7 +146,7 @@ impl Conf {
 }
 
 fn is_lease_unknown(nic: &Nic) -> bool {
-    nic.addresses.iter().any(|address| address.method == Method::Dhcp4 && address.address.is_none())
+    nic.addresses.iter().any(|address| address.method == AddressMethod::Dhcp4 && address.address.is_none())
 }
 
 /// Writes a value as assignments: a list as its length and its items, an object as its names and its members.
@@ -177,7 +177,8 @@ fn shell_name(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_uppercase() } else { '_' }).collect()
 }
 
-/// Returns a text as one word of a shell. Clients that split lines at `=` do not remove quotes, so a plain word has none.
+/// Returns a text as one word of a shell. Clients that split lines at `=` do not remove quotes, so a plain word has
+/// none.
 fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
     if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\"'\"'")) }
@@ -189,7 +190,7 @@ const NO_OLD_ADDRESSES: &[u8] = b"{\"ipv6\":null,\"private_ip\":null,\"public_ip
 fn addresses_of_old(record: &Record) -> Value {
     let (mut private, mut public, mut v6) = (Value::Null, Value::Null, Value::Null);
     if let Some((n, nic, _)) = given(&record.network).next() {
-        let local = known(nic, Version::V4).next().map(|(_, cidr)| cidr.address.to_string());
+        let local = known(nic, IpVersion::V4).next().map(|(_, cidr)| cidr.address.to_string());
         let translated = nic.public_ipv4().next().map(|address| address.to_string());
         let is_public = translated.is_none() && record.role(n) == Role::Public;
         let (inner, outer) = if is_public { (None, local) } else { (local, translated) };
@@ -199,7 +200,7 @@ fn addresses_of_old(record: &Record) -> Value {
             |address| json!({ "address": address, "dynamic": false, "id": nic.eni_id() }),
         );
         // Without a gateway, Talos refuses the document.
-        let mut routed = known(nic, Version::V6).filter(|(address, _)| address.gateway.is_some());
+        let mut routed = known(nic, IpVersion::V6).filter(|(address, _)| address.gateway.is_some());
         if let Some((address, cidr)) = routed.next() {
             v6 = json!({
                 "address": cidr.address.to_string(),
@@ -211,9 +212,9 @@ fn addresses_of_old(record: &Record) -> Value {
     json!({ "ipv6": v6, "private_ip": private, "public_ip": public })
 }
 
-fn response(payload: Option<&Payload>, sheet: &mut Sheet<'_>) -> Response {
+fn response(payload: Option<&Payload>, sheet: &mut RouteBuilder<'_>) -> Response {
     if payload.is_none() {
-        return Response::error(Status(404), &[]);
+        return Response::error(StatusCode(404), &[]);
     }
     match payload_text(payload) {
         Some(text) => {
@@ -257,22 +258,22 @@ fn conf(record: &Record) -> Value {
 fn addresses(nic: &Nic) -> Vec<Value> {
     let mut known: Vec<(&Address, Cidr)> =
         nic.addresses.iter().filter_map(|address| Some((address, address.address?))).collect();
-    known.sort_by_key(|(address, cidr)| (cidr.address.is_ipv6(), address.method != Method::Dhcp4));
+    known.sort_by_key(|(address, cidr)| (cidr.address.is_ipv6(), address.method != AddressMethod::Dhcp4));
     known.into_iter().filter_map(|(address, cidr)| entry(nic, address, cidr)).collect()
 }
 
 /// Returns one address; `None` for IPv6 without a gateway, from which cloud-init would make an invalid default route.
 fn entry(nic: &Nic, address: &Address, cidr: Cidr) -> Option<Value> {
-    let is_v4 = Version::of_entry(address) == Version::V4;
+    let is_v4 = IpVersion::of_entry(address) == IpVersion::V4;
     if !is_v4 && address.gateway.is_none() {
         return None;
     }
     let (mode, prefix) = match address.method {
         // Scaleway leases single addresses: its routers are outside their network.
-        Method::Dhcp4 => ("dhcp", 32),
-        Method::Dhcp6 => ("dhcp", cidr.prefix),
-        Method::Slaac => ("slaac", cidr.prefix),
-        Method::Static => ("manual", cidr.prefix),
+        AddressMethod::Dhcp4 => ("dhcp", 32),
+        AddressMethod::Dhcp6 => ("dhcp", cidr.prefix),
+        AddressMethod::Slaac => ("slaac", cidr.prefix),
+        AddressMethod::Static => ("manual", cidr.prefix),
     };
     Some(json!({
         "address": cidr.address.to_string(),
@@ -294,13 +295,13 @@ struct ForRoot {
 }
 
 impl Live for ForRoot {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let (_, port) = call.connection.remote;
         match call.rest {
-            _ if port >= FIRST_OPEN_PORT => Response::error(Status(403), &[]).into(),
+            _ if port >= FIRST_OPEN_PORT => Response::error(StatusCode(403), &[]).into(),
             "" if let Some(keys) = self.keys.as_ref().filter(|_| asks_for_json(call)) => keys.clone().into(),
             "" | "/cloud-init" => self.response.clone().into(),
-            _ => Response::error(Status(404), &[]).and_close().into(),
+            _ => Response::error(StatusCode(404), &[]).and_close().into(),
         }
     }
 
@@ -314,10 +315,10 @@ impl Live for ForRoot {
 struct State;
 
 impl Live for State {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let (vm, now) = (call.vm, call.now.unix_seconds);
         vm.mailbox.send(&vm.sinks, MessageKind::Ready, call.request.body, now);
-        Response::new(Status(200), Some(JSON), &[], "{}").into()
+        Response::new(StatusCode(200), Some(JSON), &[], "{}").into()
     }
 
     fn about(&self) -> &'static str {

@@ -7,14 +7,14 @@ use bytes::Bytes;
 use serde_json::Value;
 
 use super::demand::claims;
-use super::document::Document;
+use super::document::JsonDocument;
 use super::yaml;
-use crate::http::{Body, Response, Status};
+use crate::http::{Body, Response, StatusCode};
 use crate::identity::VmIssuer;
 use crate::record::vm::Payload;
 use crate::store::{
-    Datasource, Endpoint, Guard, Host, Interner, Live, Methods, Notation, RequestLimit, Responses,
-    ResponsesBuilder, Route, Vm,
+    Datasource, Endpoint, Host, Interner, Live, Methods, Notation, RequestGuard, RequestLimit, Responses,
+    ResponsesBuilder, Route, VmState,
 };
 
 /// Type of text bodies. Without the charset some clients assume ISO-8859-1.
@@ -27,7 +27,7 @@ pub(super) const JSON: &str = "application/json";
 pub(super) const BYTES: &str = "application/octet-stream";
 
 /// Routes of one VM while they are collected. Equal responses of different VMs are stored once.
-pub(super) struct Sheet<'a> {
+pub(super) struct RouteBuilder<'a> {
     interner: &'a mut Interner,
     routes: ResponsesBuilder,
     dialect: &'static str,
@@ -38,8 +38,8 @@ pub(super) struct Sheet<'a> {
     payloads: Vec<(Bytes, Response)>,
 }
 
-impl<'a> Sheet<'a> {
-    pub(super) fn new(interner: &'a mut Interner, vm: Vm) -> Self {
+impl<'a> RouteBuilder<'a> {
+    pub(super) fn new(interner: &'a mut Interner, vm: VmState) -> Self {
         Self {
             interner,
             issuer: vm.issuer.clone(),
@@ -103,8 +103,8 @@ impl<'a> Sheet<'a> {
     }
 
     /// Builds a JSON document that shares its long strings with those of other VMs.
-    pub(super) fn document(&mut self, value: &Value) -> Document {
-        Document::new(value, self.interner)
+    pub(super) fn document(&mut self, value: &Value) -> JsonDocument {
+        JsonDocument::new(value, self.interner)
     }
 
     /// Builds a 200 with a JSON document that is unique to the VM.
@@ -128,7 +128,7 @@ impl<'a> Sheet<'a> {
 
     /// Builds the 503 for a payload that has not been read from its source yet. Clients retry it.
     pub(super) fn unread(&mut self) -> Response {
-        self.share(Response::error(Status(503), &[("Retry-After", "1")]))
+        self.share(Response::error(StatusCode(503), &[("Retry-After", "1")]))
     }
 
     fn add(&mut self, path: impl Into<Cow<'static, str>>, route: Route) {
@@ -153,7 +153,7 @@ impl<'a> Sheet<'a> {
     pub(super) fn guarded(
         &mut self,
         path: impl Into<Cow<'static, str>>,
-        guards: &'static [Guard],
+        guards: &'static [RequestGuard],
         response: Response,
     ) {
         let route = Route::of(self.dialect, self.datasource, Endpoint::Fixed(response)).guarded(guards);
@@ -165,7 +165,7 @@ impl<'a> Sheet<'a> {
         &mut self,
         path: impl Into<Cow<'static, str>>,
         methods: Methods,
-        guards: &'static [Guard],
+        guards: &'static [RequestGuard],
         live: impl Live + 'static,
     ) {
         let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
@@ -177,7 +177,7 @@ impl<'a> Sheet<'a> {
         &mut self,
         path: impl Into<Cow<'static, str>>,
         methods: Methods,
-        guards: &'static [Guard],
+        guards: &'static [RequestGuard],
         live: impl Live + 'static,
     ) {
         let route = Route::of(self.dialect, self.datasource, Endpoint::Live(Arc::new(live)));
@@ -190,7 +190,7 @@ impl<'a> Sheet<'a> {
         &mut self,
         header: &'static str,
         path: impl Into<Cow<'static, str>>,
-        guards: &'static [Guard],
+        guards: &'static [RequestGuard],
         response: Response,
     ) {
         let route =

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::render as render_for;
-use crate::http::{Headers, Method, Request, Response, Target};
+use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::record::{RESERVED_KEYS, Record};
-use crate::store::{Endpoint, Interner, Outcome, Responses, Vm};
+use crate::store::{Endpoint, Interner, LiveOutcome, Responses, VmState};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -45,20 +45,20 @@ pub(super) fn ask_at(
     let fields: Vec<_> =
         fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
-    let target = Target { path, query };
+    let target = RequestTarget { path, query };
     let request = Request { method, target, headers: Headers::new(&fields), body };
     let address = address.parse().expect("an address");
     let remote = "10.0.2.15".parse().expect("an address");
     let connection = Connection { slot: 0, local: (address, 80), remote: (remote, source_port) };
     let now = Now { mono: std::time::Duration::ZERO, unix_seconds: NOW_UNIX };
     match responses.answer(now, &connection, &request, None) {
-        Outcome::Ready(response) | Outcome::Changed(response) => response,
-        Outcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
+        LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
+        LiveOutcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
     }
 }
 
 pub(super) fn render(record: &Record, interner: &mut Interner) -> Responses {
-    render_for(record, interner, Vm::alone(record.vm.uuid.as_str()))
+    render_for(record, interner, VmState::alone(record.vm.uuid.as_str()))
 }
 
 pub(super) fn full() -> Value {

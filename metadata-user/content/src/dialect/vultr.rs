@@ -11,18 +11,20 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::addresses::{Version, gateway, given, known, netmask, network_of, public_keys, role_name, speaks};
+use super::addresses::{
+    IpVersion, gateway, given, known, netmask, network_of, public_keys, role_name, speaks,
+};
 use super::digitalocean;
-use super::document::{Document, Form};
+use super::document::{JsonDocument, PartKind};
 use super::network_v1::{Resolvers, version_1};
-use super::sheet::{JSON, Sheet, TEXT};
+use super::sheet::{JSON, RouteBuilder, TEXT};
 use super::text::payload_text;
 use super::{Description, Mount, client};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::values::NicMac;
 use crate::record::{Nic, Record};
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
 
 pub(super) static DIALECT: Description = Description::new(
     &[
@@ -39,7 +41,7 @@ pub(super) static DIALECT: Description = Description::new(
     render,
 );
 
-fn render(record: &Record, sheet: &mut Sheet<'_>) {
+fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let texts = payload_text(record.user_data.as_ref()).zip(payload_text(record.vendor_data.as_ref()));
     match texts {
         Some((user_data, vendor_data)) => {
@@ -66,7 +68,7 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
         sheet.open("/user-data/user-data", user_data);
     }
     for (path, version) in
-        [("/v1/interfaces/0/ipv4/address", Version::V4), ("/v1/interfaces/0/ipv6/address", Version::V6)]
+        [("/v1/interfaces/0/ipv4/address", IpVersion::V4), ("/v1/interfaces/0/ipv6/address", IpVersion::V6)]
     {
         if let Some(address) = public(record, version) {
             sheet.text(path, address.to_string());
@@ -75,11 +77,11 @@ fn render(record: &Record, sheet: &mut Sheet<'_>) {
 }
 
 /// Returns the public address of the first NIC, for systemd; the NIC's own address if none is translated to it.
-fn public(record: &Record, version: Version) -> Option<IpAddr> {
+fn public(record: &Record, version: IpVersion) -> Option<IpAddr> {
     let (_, nic, _) = given(&record.network).next()?;
     let (address, cidr) = known(nic, version).next()?;
     let translated = address.public.map(|public| public.0);
-    Some(translated.filter(|public| public.is_ipv4() == (version == Version::V4)).unwrap_or(cidr.address))
+    Some(translated.filter(|public| public.is_ipv4() == (version == IpVersion::V4)).unwrap_or(cidr.address))
 }
 
 /// First version of cloud-init that reads `cloud_interfaces` correctly.
@@ -88,17 +90,17 @@ const TAKES_INTERFACES: (u32, u32) = (23, 1);
 /// The document, in the form its reader understands.
 #[derive(Debug)]
 struct Whole {
-    document: Document,
+    document: JsonDocument,
     response: Response,
 }
 
 impl Live for Whole {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if client::cloud_init(call.request).is_none_or(|version| version >= TAKES_INTERFACES) {
             return self.response.clone().into();
         }
         let body = self.document.root().json_without("cloud_interfaces");
-        Response::new(Status(200), Some(JSON), &[], body).into()
+        Response::new(StatusCode(200), Some(JSON), &[], body).into()
     }
 
     fn about(&self) -> &'static str {
@@ -123,18 +125,18 @@ fn document(record: &Record, user_data: String, vendor_data: String) -> Value {
 /// The NICs as a tree of texts. An index lists its names, those of indexes with a final slash.
 #[derive(Debug)]
 struct Interfaces {
-    document: Document,
+    document: JsonDocument,
 }
 
 impl Live for Interfaces {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let mut names = call.rest.split('/').filter(|name| !name.is_empty());
         let node = names.try_fold(self.document.root(), |node, name| node.member(|member| member == name));
         match node.map(|node| (node.form(), digitalocean::text(node))) {
             // An unknown address is an empty text in the document.
-            None => Response::error(Status(404), &[]),
-            Some((Form::Scalar, text)) if text.is_empty() => Response::error(Status(404), &[]),
-            Some((_, text)) => Response::new(Status(200), Some(TEXT), &[], text),
+            None => Response::error(StatusCode(404), &[]),
+            Some((PartKind::Scalar, text)) if text.is_empty() => Response::error(StatusCode(404), &[]),
+            Some((_, text)) => Response::new(StatusCode(200), Some(TEXT), &[], text),
         }
         .into()
     }
@@ -154,7 +156,7 @@ fn interface(record: &Record, n: usize, nic: &Nic, mac: NicMac) -> Value {
         "mac": mac.to_string(),
         "network-type": role_name(record.role(n)),
     });
-    if speaks(nic, Version::V4) || !speaks(nic, Version::V6) {
+    if speaks(nic, IpVersion::V4) || !speaks(nic, IpVersion::V6) {
         interface["ipv4"] = ipv4(nic);
     }
     if let Some(mtu) = nic.mtu {
@@ -164,7 +166,7 @@ fn interface(record: &Record, n: usize, nic: &Nic, mac: NicMac) -> Value {
 }
 
 fn ipv4(nic: &Nic) -> Value {
-    let mut addresses = known(nic, Version::V4);
+    let mut addresses = known(nic, IpVersion::V4);
     let mut entry = json!({ "address": "", "gateway": "", "netmask": "" });
     if let Some((address, cidr)) = addresses.next() {
         entry["address"] = cidr.address.to_string().into();
@@ -179,7 +181,7 @@ fn ipv4(nic: &Nic) -> Value {
 }
 
 fn ipv6(nic: &Nic) -> Value {
-    let mut addresses = known(nic, Version::V6).map(|(_, cidr)| {
+    let mut addresses = known(nic, IpVersion::V6).map(|(_, cidr)| {
         json!({
             "address": cidr.address.to_string(),
             "network": network_of(cidr).address.to_string(),

@@ -2,23 +2,23 @@
 
 use std::sync::Arc;
 
-use super::document::{Document, Form};
+use super::document::{JsonDocument, PartKind};
 use super::sheet::{JSON, TEXT};
-use crate::http::{Response, Status};
-use crate::store::{Call, Live, Outcome};
+use crate::http::{Response, StatusCode};
+use crate::store::{Live, LiveOutcome, LiveRequest};
 
 /// Serves a document at its path and each part below it: objects and lists as JSON, scalars as text.
 #[derive(Clone, Debug)]
 pub(super) struct Walk {
     /// The document, or the response to every request until it exists.
-    document: Result<Arc<Document>, Response>,
+    document: Result<Arc<JsonDocument>, Response>,
     /// Response for the whole document, if it differs.
     whole: Option<Response>,
 }
 
 impl Walk {
     /// Serves a document.
-    pub(super) fn of(document: Document) -> Self {
+    pub(super) fn of(document: JsonDocument) -> Self {
         Self { document: Ok(Arc::new(document)), whole: None }
     }
 
@@ -43,17 +43,17 @@ impl Walk {
             .skip(1)
             .try_fold(document.root(), |node, segment| node.member(|name| name == segment));
         match node {
-            Some(node) if node.form() == Form::Scalar => {
-                Response::new(Status(200), Some(TEXT), &[], node.text())
+            Some(node) if node.form() == PartKind::Scalar => {
+                Response::new(StatusCode(200), Some(TEXT), &[], node.text())
             }
-            Some(node) => Response::new(Status(200), Some(JSON), &[], node.json()),
-            None => Response::error(Status(404), &[]),
+            Some(node) => Response::new(StatusCode(200), Some(JSON), &[], node.json()),
+            None => Response::error(StatusCode(404), &[]),
         }
     }
 }
 
 impl Live for Walk {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         self.response(call.rest).into()
     }
 
@@ -64,14 +64,14 @@ impl Live for Walk {
 
 #[cfg(test)]
 mod tests {
-    use super::{Document, Walk};
+    use super::{JsonDocument, Walk};
     use crate::store::Interner;
     use serde_json::json;
 
     #[test]
     fn parts_are_json_or_text_and_absent_ones_are_404() {
         let value = json!({ "a": [{ "b": "x" }], "n": 7, "none": null, "k/k": "slash" });
-        let walk = Walk::of(Document::new(&value, &mut Interner::new()));
+        let walk = Walk::of(JsonDocument::new(&value, &mut Interner::new()));
         for (rest, status, body) in [
             ("/a", 200, r#"[{"b":"x"}]"#),
             ("/a/0", 200, r#"{"b":"x"}"#),

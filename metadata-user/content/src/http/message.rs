@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::Status;
+use super::StatusCode;
 use super::body::BODY_MAX;
 use super::parse::{FIELD_COUNT_MAX, FIELDS_MAX, TARGET_MAX};
 
@@ -113,7 +113,7 @@ impl<'a> Headers<'a> {
 
 /// A request target after normalisation: without empty segments, with escapes decoded, and with the query split off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target<'a> {
+pub struct RequestTarget<'a> {
     /// Path: `/` for the root, else `/a/b` without a trailing slash.
     pub path: &'a str,
     /// Text after the first `?`, not decoded; empty if there is none.
@@ -126,7 +126,7 @@ pub struct Request<'a> {
     /// Request method.
     pub method: Method,
     /// Normalised request target.
-    pub target: Target<'a>,
+    pub target: RequestTarget<'a>,
     /// Header fields in the order received.
     pub headers: Headers<'a>,
     /// Body; empty if the request has none.
@@ -200,8 +200,8 @@ pub enum RequestError {
 impl RequestError {
     /// Returns the status of the answer.
     #[must_use]
-    pub fn status(self) -> Status {
-        Status(match self {
+    pub fn status(self) -> StatusCode {
+        StatusCode(match self {
             Self::RequestLine
             | Self::Target
             | Self::Field

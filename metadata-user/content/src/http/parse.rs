@@ -1,8 +1,8 @@
 //! Parses a request head from bytes (RFC 9112 §2 to §6).
 //!
 //! [`Scanner`] finds the end of the head. It examines each byte once and refuses the head at the first invalid byte,
-//! so the answer does not depend on how the network segments the request. [`Head::parse`] then parses the complete
-//! head.
+//! so the answer does not depend on how the network segments the request. [`RequestHead::parse`] then parses the
+//! complete head.
 //!
 //! Where the RFC leaves a choice, this parser accepts a bare LF as a line end (§2.2), skips empty lines before the
 //! request line (§2.2), and refuses a folded field (§5.2).
@@ -205,7 +205,7 @@ fn is_token(byte: u8) -> bool {
 
 /// A request head, borrowed from the received bytes.
 #[derive(Clone, Copy, Debug)]
-pub struct Head<'a> {
+pub struct RequestHead<'a> {
     /// Request method.
     pub method: Method,
     /// Request target as received.
@@ -216,7 +216,7 @@ pub struct Head<'a> {
     pub headers: Headers<'a>,
 }
 
-impl<'a> Head<'a> {
+impl<'a> RequestHead<'a> {
     /// Parses a head whose end [`Scanner`] has found.
     ///
     /// # Errors

@@ -9,9 +9,9 @@ use bytes::Bytes;
 
 /// A response status (RFC 9110 §15).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Status(pub u16);
+pub struct StatusCode(pub u16);
 
-impl Status {
+impl StatusCode {
     /// Returns the reason phrase, which is also the text body of an error.
     #[must_use]
     pub fn reason(self) -> &'static str {
@@ -123,15 +123,15 @@ pub struct Response(Arc<Rendered>);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Rendered {
-    head: Arc<Head>,
+    head: Arc<ResponseHead>,
     body: Body,
 }
 
 /// Everything but the body; many responses share one head.
 #[derive(Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Head {
+pub(crate) struct ResponseHead {
     bytes: Bytes,
-    status: Status,
+    status: StatusCode,
     closes: bool,
     hop_limit: Option<u8>,
 }
@@ -161,7 +161,7 @@ impl Response {
     }
 }
 
-impl std::fmt::Debug for Head {
+impl std::fmt::Debug for ResponseHead {
     /// Prints no fields: the answer to a login contains a cookie.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Head").field("status", &self.status).finish_non_exhaustive()
@@ -172,11 +172,11 @@ impl Response {
     /// Renders status line, `Server`, `Cache-Control: no-store`, `Accept-Ranges: none`, `Content-Type`,
     /// `Content-Length` (except for 204) and `fields`, which can override `Server` and `Cache-Control`.
     ///
-    /// The connection closes after a 204. Its end is that of its head (RFC 9112 §6.3), but clients such as iPXE, which look
-    /// only at `Content-Length`, wait for a body until the connection ends.
+    /// The connection closes after a 204. Its end is that of its head (RFC 9112 §6.3), but clients such as iPXE, which
+    /// look only at `Content-Length`, wait for a body until the connection ends.
     #[must_use]
     pub fn new(
-        status: Status,
+        status: StatusCode,
         content_type: Option<&str>,
         fields: &[(&str, &str)],
         body: impl Into<Body>,
@@ -200,35 +200,41 @@ impl Response {
         if let Some(content_type) = content_type {
             field("Content-Type", &content_type);
         }
-        if status != Status(204) {
+        if status != StatusCode(204) {
             field("Content-Length", &body.len());
         }
         let bytes = format!("HTTP/1.1 {} {}\r\n{head}", status.0, status.reason()).into();
-        let head = Head { bytes, status, closes: status == Status(204), hop_limit: None };
+        let head = ResponseHead { bytes, status, closes: status == StatusCode(204), hop_limit: None };
         Self(Arc::new(Rendered { head: Arc::new(head), body }))
     }
 
     /// Builds an error whose body is the reason phrase and a newline, for dialects that define no error format.
     #[must_use]
-    pub fn error(status: Status, fields: &[(&str, &str)]) -> Self {
+    pub fn error(status: StatusCode, fields: &[(&str, &str)]) -> Self {
         let body = format!("{}\n", status.reason());
         Self::new(status, Some("text/plain; charset=utf-8"), fields, body)
     }
 
     /// Builds a response from a shared head and a body.
     #[must_use]
-    pub(crate) fn sharing(head: Arc<Head>, body: Body) -> Self {
+    pub(crate) fn sharing(head: Arc<ResponseHead>, body: Body) -> Self {
         Self(Arc::new(Rendered { head, body }))
     }
 
     /// Builds a response that another process rendered. The parameters are what the methods of these names return.
     #[must_use]
-    pub fn from_parts(head: Bytes, status: Status, closes: bool, hop_limit: Option<u8>, body: Bytes) -> Self {
-        Self::sharing(Arc::new(Head { bytes: head, status, closes, hop_limit }), body.into())
+    pub fn from_parts(
+        head: Bytes,
+        status: StatusCode,
+        closes: bool,
+        hop_limit: Option<u8>,
+        body: Bytes,
+    ) -> Self {
+        Self::sharing(Arc::new(ResponseHead { bytes: head, status, closes, hop_limit }), body.into())
     }
 
     /// Returns the response with a changed head.
-    fn with_head(self, change: impl FnOnce(&mut Head)) -> Self {
+    fn with_head(self, change: impl FnOnce(&mut ResponseHead)) -> Self {
         let mut head = (*self.0.head).clone();
         change(&mut head);
         Self(Arc::new(Rendered { head: Arc::new(head), body: self.0.body.clone() }))
@@ -236,7 +242,7 @@ impl Response {
 
     /// Returns the head, to share it.
     #[must_use]
-    pub(crate) fn shared_head(&self) -> &Arc<Head> {
+    pub(crate) fn shared_head(&self) -> &Arc<ResponseHead> {
         &self.0.head
     }
 
@@ -267,7 +273,7 @@ impl Response {
 
     /// Returns the status.
     #[must_use]
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> StatusCode {
         self.0.head.status
     }
 

@@ -6,7 +6,7 @@
 
 use std::borrow::Cow;
 
-use super::Target;
+use super::RequestTarget;
 use super::host::host_of;
 use super::parse::TARGET_MAX;
 
@@ -32,8 +32,8 @@ pub struct Normal<'a> {
 impl Normal<'_> {
     /// Returns the target.
     #[must_use]
-    pub fn target(&self) -> Target<'_> {
-        Target { path: &self.path, query: self.query }
+    pub fn target(&self) -> RequestTarget<'_> {
+        RequestTarget { path: &self.path, query: self.query }
     }
 }
 

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::Claims;
 use super::{
-    Answer, CACHED_PER_VM, IdentityCounts, Issuer, Order, Refusal, SIGNINGS_BURST, Token, VmIssuer, WAITING,
-    WAITING_PER_VM,
+    CACHED_PER_VM, IdentityCounts, IssuedToken, Issuer, IssuerResponse, Order, SIGNINGS_BURST, TokenRefusal,
+    VmIssuer, WAITING, WAITING_PER_VM,
 };
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
@@ -34,8 +34,8 @@ fn audience(text: &str) -> Audience {
     Audience::parse(text).expect("an audience")
 }
 
-fn token(text: &str, issued: u64) -> Token {
-    Token { text: text.to_owned().into(), issued, expires: issued + 100 }
+fn token(text: &str, issued: u64) -> IssuedToken {
+    IssuedToken { text: text.to_owned().into(), issued, expires: issued + 100 }
 }
 
 fn record(identity: Value) -> Record {
@@ -113,7 +113,7 @@ fn claims_come_from_the_record_and_the_nic_that_asks() {
         let vm_issuer = node.vm_issuer(identity);
         vm_issuer.set_nic(3, MAC);
         for (slot, nic) in [(3, json!({"id": "n1", "mac": "52:54:00:12:34:57"})), (4, json!(null))] {
-            assert_eq!(vm_issuer.ask(slot, &audience("vault"), at(NOW), false), Answer::Wait);
+            assert_eq!(vm_issuer.ask(slot, &audience("vault"), at(NOW), false), IssuerResponse::Wait);
             let order = node.next();
             let claims = Value::Object(order.claims());
             assert_eq!((&claims["sub"], &claims["aud"]), (&json!(subject), &json!("vault")));
@@ -138,7 +138,7 @@ fn no_value_of_a_record_adds_a_segment_to_a_subject() {
         (odd["vm"]["name"], odd["vm"]["namespace"]) = (json!(name), json!(namespace));
         let node = Node::new(Some("d"));
         let vm_issuer = Arc::new(VmIssuer::new(&node.issuer, &parse(&odd)));
-        assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+        assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), IssuerResponse::Wait);
         assert_eq!(node.next().subject(), format!("spiffe://d/{subject}"));
     }
 }
@@ -181,21 +181,21 @@ fn a_token_is_reused_until_half_of_its_lifetime_and_not_after_a_step_of_the_cloc
     let node = Node::new(None);
     let vm_issuer = node.vm_issuer(json!({}));
     let ask = |now, has_waited| vm_issuer.ask(0, &audience("a"), at(now), has_waited);
-    assert_eq!((ask(NOW, false), ask(NOW, false)), (Answer::Wait, Answer::Wait));
+    assert_eq!((ask(NOW, false), ask(NOW, false)), (IssuerResponse::Wait, IssuerResponse::Wait));
     let first = token("first", NOW);
     node.next().signed(first.clone());
     assert!(node.orders.lock().expect("sound").is_empty(), "two requests are one order");
     for now in [NOW, NOW - 1, NOW + 49] {
-        assert_eq!(ask(now, true), Answer::Token(first.clone()), "{now}");
+        assert_eq!(ask(now, true), IssuerResponse::Token(first.clone()), "{now}");
     }
-    assert_eq!(ask(NOW + 50, false), Answer::Wait, "half of the lifetime is over");
+    assert_eq!(ask(NOW + 50, false), IssuerResponse::Wait, "half of the lifetime is over");
     drop(node.next());
-    assert_eq!(ask(NOW + 50, true), Answer::Token(first.clone()), "better than none");
-    assert_eq!(ask(NOW + 100, true), Answer::Refused(Refusal::Unavailable));
-    assert_eq!(ask(NOW - 60, true), Answer::Refused(Refusal::Unavailable), "from the future");
-    assert_eq!(ask(NOW + 100, false), Answer::Wait);
+    assert_eq!(ask(NOW + 50, true), IssuerResponse::Token(first.clone()), "better than none");
+    assert_eq!(ask(NOW + 100, true), IssuerResponse::Refused(TokenRefusal::Unavailable));
+    assert_eq!(ask(NOW - 60, true), IssuerResponse::Refused(TokenRefusal::Unavailable), "from the future");
+    assert_eq!(ask(NOW + 100, false), IssuerResponse::Wait);
     node.next().signed(token("second", NOW + 100));
-    assert_eq!(ask(NOW + 100, true), Answer::Token(token("second", NOW + 100)));
+    assert_eq!(ask(NOW + 100, true), IssuerResponse::Token(token("second", NOW + 100)));
     let IdentityCounts { signed, reused, failed, waiting, .. } = node.issuer.counts();
     assert_eq!((signed, reused, failed, waiting), (2, 0, 1, 0));
 }
@@ -205,23 +205,23 @@ fn no_token_of_a_revoked_key_is_reused() {
     let node = Node::new(None);
     let vm_issuer = node.vm_issuer(json!({}));
     let ask = || vm_issuer.ask(0, &audience("a"), at(NOW), false);
-    assert_eq!(ask(), Answer::Wait);
+    assert_eq!(ask(), IssuerResponse::Wait);
     node.next().signed(token("old", NOW));
-    assert_eq!(ask(), Answer::Token(token("old", NOW)));
+    assert_eq!(ask(), IssuerResponse::Token(token("old", NOW)));
     node.issuer.revoke();
-    assert_eq!(ask(), Answer::Wait);
+    assert_eq!(ask(), IssuerResponse::Wait);
     node.next().signed(token("new", NOW));
-    assert_eq!(ask(), Answer::Token(token("new", NOW)));
+    assert_eq!(ask(), IssuerResponse::Token(token("new", NOW)));
 }
 
 #[test]
 fn a_token_that_is_signed_after_a_revocation_reaches_the_request_that_waits() {
     let node = Node::new(None);
     let vm_issuer = node.vm_issuer(json!({}));
-    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), IssuerResponse::Wait);
     node.issuer.revoke();
     node.next().signed(token("new", NOW));
-    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), true), Answer::Token(token("new", NOW)));
+    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), true), IssuerResponse::Token(token("new", NOW)));
 }
 
 #[test]
@@ -229,8 +229,8 @@ fn each_limit_can_be_reached_and_not_exceeded() {
     let node = Node::new(None);
     let vm_issuer = node.vm_issuer(json!({}));
     let ask = |n: usize, now| vm_issuer.ask(0, &audience(&format!("a{n}")), at(now), false);
-    (0..WAITING_PER_VM).for_each(|n| assert_eq!(ask(n, NOW), Answer::Wait));
-    assert_eq!(ask(WAITING_PER_VM, NOW), Answer::Refused(Refusal::TooMany));
+    (0..WAITING_PER_VM).for_each(|n| assert_eq!(ask(n, NOW), IssuerResponse::Wait));
+    assert_eq!(ask(WAITING_PER_VM, NOW), IssuerResponse::Refused(TokenRefusal::TooMany));
     let sign = |now| {
         while let Some(order) = node.orders.lock().expect("sound").pop() {
             order.signed(token("t", now));
@@ -239,15 +239,15 @@ fn each_limit_can_be_reached_and_not_exceeded() {
     sign(NOW);
     let burst = usize::try_from(SIGNINGS_BURST).expect("small");
     for n in WAITING_PER_VM..burst {
-        assert_eq!(ask(n, NOW), Answer::Wait);
+        assert_eq!(ask(n, NOW), IssuerResponse::Wait);
         sign(NOW);
     }
-    assert_eq!(ask(burst, NOW), Answer::Refused(Refusal::TooMany));
-    assert!(matches!(ask(0, NOW), Answer::Token(_)), "a signed token stays available");
-    assert_eq!(ask(burst, NOW + 1), Answer::Wait, "one more each second");
+    assert_eq!(ask(burst, NOW), IssuerResponse::Refused(TokenRefusal::TooMany));
+    assert!(matches!(ask(0, NOW), IssuerResponse::Token(_)), "a signed token stays available");
+    assert_eq!(ask(burst, NOW + 1), IssuerResponse::Wait, "one more each second");
     sign(NOW + 1);
     assert_eq!(burst, CACHED_PER_VM);
-    let kept = (0..=burst).filter(|n| matches!(ask(*n, NOW + 1), Answer::Token(_))).count();
+    let kept = (0..=burst).filter(|n| matches!(ask(*n, NOW + 1), IssuerResponse::Token(_))).count();
     assert_eq!(kept, CACHED_PER_VM);
     assert_eq!(node.issuer.counts().limited, 3);
 }
@@ -256,12 +256,12 @@ fn each_limit_can_be_reached_and_not_exceeded() {
 fn the_tokens_of_one_namespace_leave_places_for_those_of_another() {
     let node = Node::new(None);
     let ask = |vm_issuer: &Arc<VmIssuer>| vm_issuer.ask(0, &audience("a"), at(NOW), false);
-    let waiting = (0..WAITING).filter(|_| ask(&node.vm_issuer(json!({}))) == Answer::Wait).count();
+    let waiting = (0..WAITING).filter(|_| ask(&node.vm_issuer(json!({}))) == IssuerResponse::Wait).count();
     assert_eq!(waiting, WAITING / 2);
     let mut record = full();
     record["identity"] = json!({});
     record["vm"]["namespace"] = "modest".into();
-    assert_eq!(ask(&Arc::new(VmIssuer::new(&node.issuer, &parse(&record)))), Answer::Wait);
+    assert_eq!(ask(&Arc::new(VmIssuer::new(&node.issuer, &parse(&record)))), IssuerResponse::Wait);
 }
 
 #[test]
@@ -276,13 +276,13 @@ fn a_full_queue_of_the_node_refuses_and_recovers() {
     };
     let vm_issuers: Vec<_> = (0..=WAITING).map(of_namespace).collect();
     let ask = |vm_issuer: &Arc<VmIssuer>| vm_issuer.ask(0, &audience("a"), at(NOW), false);
-    assert!(vm_issuers[..WAITING].iter().all(|vm_issuer| ask(vm_issuer) == Answer::Wait));
-    assert_eq!(ask(&vm_issuers[WAITING]), Answer::Refused(Refusal::Unavailable));
+    assert!(vm_issuers[..WAITING].iter().all(|vm_issuer| ask(vm_issuer) == IssuerResponse::Wait));
+    assert_eq!(ask(&vm_issuers[WAITING]), IssuerResponse::Refused(TokenRefusal::Unavailable));
     node.orders.lock().expect("sound").clear();
-    assert_eq!((ask(&vm_issuers[WAITING]), node.issuer.counts().crowded), (Answer::Wait, 1));
+    assert_eq!((ask(&vm_issuers[WAITING]), node.issuer.counts().crowded), (IssuerResponse::Wait, 1));
     let closed = Issuer::new(None, |_| false);
     let vm_issuer = Arc::new(VmIssuer::new(&closed, &record(json!({}))));
-    assert_eq!(ask(&vm_issuer), Answer::Refused(Refusal::Unavailable), "there is no signer");
+    assert_eq!(ask(&vm_issuer), IssuerResponse::Refused(TokenRefusal::Unavailable), "there is no signer");
     assert_eq!((closed.counts().failed, closed.counts().waiting), (1, 0));
 }
 
@@ -296,7 +296,7 @@ fn a_record_limits_the_audiences() {
     ] {
         let node = Node::new(None);
         let answer = node.vm_issuer(json!({"audiences": allowed})).ask(0, &audience(wanted), at(NOW), false);
-        assert_eq!(answer == Answer::Refused(Refusal::Audience), refused, "{allowed} {wanted}");
+        assert_eq!(answer == IssuerResponse::Refused(TokenRefusal::Audience), refused, "{allowed} {wanted}");
     }
 }
 
@@ -304,7 +304,7 @@ fn a_record_limits_the_audiences() {
 fn debug_output_shows_no_token() {
     let node = Node::new(None);
     let vm_issuer = node.vm_issuer(json!({}));
-    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), Answer::Wait);
+    assert_eq!(vm_issuer.ask(0, &audience("a"), at(NOW), false), IssuerResponse::Wait);
     let order = node.next();
     assert!(!format!("{order:?}").is_empty());
     order.signed(token("CANARY", NOW));

@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::Claims;
-use super::wanted::{Wanted, Work};
+use super::wanted::{SigningRequest, Work};
 use super::{Issuer, Permit, count};
 use crate::record::identity::Audience;
 use crate::record::{Owner, Record};
@@ -31,7 +31,7 @@ const CLOCK_SLACK: u64 = 5;
 
 /// A signed token.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub struct IssuedToken {
     /// The token.
     pub text: Bytes,
     /// Time of the signature, in Unix seconds.
@@ -40,13 +40,13 @@ pub struct Token {
     pub expires: u64,
 }
 
-impl fmt::Debug for Token {
+impl fmt::Debug for IssuedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Token").field("expires", &self.expires).finish_non_exhaustive()
     }
 }
 
-impl Token {
+impl IssuedToken {
     /// Returns whether the token is valid. If it seems to be issued in the future, the clock has been set back.
     fn is_valid(&self, now_unix: u64) -> bool {
         self.issued <= now_unix.saturating_add(CLOCK_SLACK) && now_unix < self.expires
@@ -61,7 +61,7 @@ impl Token {
 
 /// Why a request gets no token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum TokenRefusal {
     /// The record does not allow the audience.
     Audience,
     /// The VM asks too often.
@@ -72,32 +72,32 @@ pub enum Refusal {
 
 /// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+pub enum IssuerResponse {
     /// The token.
-    Token(Token),
+    Token(IssuedToken),
     /// The token is being signed.
     Wait,
     /// There is no token.
-    Refused(Refusal),
+    Refused(TokenRefusal),
 }
 
 /// What one NIC wanted to be signed.
 #[derive(Debug)]
 struct Entry {
-    wanted: Wanted,
+    wanted: SigningRequest,
     mac: Option<Mac>,
     waits: bool,
-    token: Option<Token>,
+    token: Option<IssuedToken>,
     /// [`Issuer::revocations`] when `token` was stored.
     revocations: u64,
 }
 
 impl Entry {
-    fn is_for(&self, wanted: &Wanted, mac: Option<Mac>) -> bool {
+    fn is_for(&self, wanted: &SigningRequest, mac: Option<Mac>) -> bool {
         self.mac == mac && self.wanted.is_same(wanted)
     }
 
-    fn valid(&self, now_unix: u64) -> Option<&Token> {
+    fn valid(&self, now_unix: u64) -> Option<&IssuedToken> {
         self.token.as_ref().filter(|token| token.is_valid(now_unix))
     }
 }
@@ -125,12 +125,12 @@ impl TokenCache {
         self.entries.iter().filter(|entry| entry.waits).count()
     }
 
-    fn find(&mut self, wanted: &Wanted, mac: Option<Mac>) -> Option<&mut Entry> {
+    fn find(&mut self, wanted: &SigningRequest, mac: Option<Mac>) -> Option<&mut Entry> {
         self.entries.iter_mut().find(|entry| entry.is_for(wanted, mac))
     }
 
     /// Marks a token as ordered. A full cache forgets the token that expires first.
-    fn order(&mut self, wanted: &Wanted, mac: Option<Mac>) {
+    fn order(&mut self, wanted: &SigningRequest, mac: Option<Mac>) {
         if let Some(entry) = self.find(wanted, mac) {
             entry.waits = true;
             return;
@@ -230,7 +230,7 @@ impl VmIssuer {
         self.signs_documents
     }
 
-    fn allows(&self, wanted: &Wanted) -> bool {
+    fn allows(&self, wanted: &SigningRequest) -> bool {
         match wanted.audience() {
             Some(audience) => self.audiences.as_ref().is_none_or(|allowed| allowed.contains(audience)),
             None => self.signs_documents,
@@ -239,16 +239,28 @@ impl VmIssuer {
 
     /// Returns the token for an audience, with our own claims. See [`ask_for`](Self::ask_for).
     #[must_use]
-    pub fn ask(self: &Arc<Self>, slot: Slot, audience: &Audience, now: Now, has_waited: bool) -> Answer {
-        self.ask_for(slot, &Wanted::token(audience), now, has_waited)
+    pub fn ask(
+        self: &Arc<Self>,
+        slot: Slot,
+        audience: &Audience,
+        now: Now,
+        has_waited: bool,
+    ) -> IssuerResponse {
+        self.ask_for(slot, &SigningRequest::token(audience), now, has_waited)
     }
 
-    /// Returns what is wanted, or has it signed. `has_waited` is true for a request that got [`Answer::Wait`] before:
-    /// it does not order a second time.
+    /// Returns what is wanted, or has it signed. `has_waited` is true for a request that got [`IssuerResponse::Wait`]
+    /// before: it does not order a second time.
     #[must_use]
-    pub fn ask_for(self: &Arc<Self>, slot: Slot, wanted: &Wanted, now: Now, has_waited: bool) -> Answer {
+    pub fn ask_for(
+        self: &Arc<Self>,
+        slot: Slot,
+        wanted: &SigningRequest,
+        now: Now,
+        has_waited: bool,
+    ) -> IssuerResponse {
         if !self.allows(wanted) {
-            return Answer::Refused(Refusal::Audience);
+            return IssuerResponse::Refused(TokenRefusal::Audience);
         }
         let now_unix = now.unix_seconds;
         let mac = locked(&self.nics).iter().find(|(known, _)| *known == slot).map(|(_, mac)| *mac);
@@ -265,31 +277,35 @@ impl VmIssuer {
             if !has_waited {
                 count(&counters.reused);
             }
-            return Answer::Token(token.clone());
+            return IssuerResponse::Token(token.clone());
         }
         if known.as_ref().is_some_and(|entry| entry.waits) {
-            return Answer::Wait;
+            return IssuerResponse::Wait;
         }
         // A token in the second half of its lifetime is better than none.
         let older = known.and_then(|entry| entry.valid(now_unix).cloned());
-        let refused = |why| older.clone().map_or(Answer::Refused(why), Answer::Token);
+        let refused = |why| older.clone().map_or(IssuerResponse::Refused(why), IssuerResponse::Token);
         if has_waited {
-            return refused(Refusal::Unavailable);
+            return refused(TokenRefusal::Unavailable);
         }
         if cache.waiting() >= WAITING_PER_VM || !cache.take(now_unix) {
             count(&counters.limited);
-            return refused(Refusal::TooMany);
+            return refused(TokenRefusal::TooMany);
         }
         let Some(permit) = Permit::take(&self.issuer, &self.tenant) else {
             count(&counters.crowded);
-            return refused(Refusal::Unavailable);
+            return refused(TokenRefusal::Unavailable);
         };
         cache.order(wanted, mac);
         // An order that is dropped locks the cache.
         drop(cache);
         let vm_issuer = Arc::clone(self);
         let order = Order::new(vm_issuer, wanted.clone(), mac, slot, permit);
-        if (self.issuer.0.hand_over)(Box::new(order)) { Answer::Wait } else { refused(Refusal::Unavailable) }
+        if (self.issuer.0.hand_over)(Box::new(order)) {
+            IssuerResponse::Wait
+        } else {
+            refused(TokenRefusal::Unavailable)
+        }
     }
 }
 
@@ -298,7 +314,7 @@ impl VmIssuer {
 /// A token to be signed.
 pub struct Order {
     vm_issuer: Arc<VmIssuer>,
-    wanted: Wanted,
+    wanted: SigningRequest,
     mac: Option<Mac>,
     slot: Slot,
     is_signed: bool,
@@ -316,7 +332,13 @@ impl fmt::Debug for Order {
 }
 
 impl Order {
-    fn new(vm_issuer: Arc<VmIssuer>, wanted: Wanted, mac: Option<Mac>, slot: Slot, permit: Permit) -> Self {
+    fn new(
+        vm_issuer: Arc<VmIssuer>,
+        wanted: SigningRequest,
+        mac: Option<Mac>,
+        slot: Slot,
+        permit: Permit,
+    ) -> Self {
         Self { vm_issuer, wanted, mac, slot, is_signed: false, _permit: permit }
     }
 
@@ -360,16 +382,16 @@ impl Order {
     #[must_use]
     pub fn claims(&self) -> Map<String, Value> {
         match &self.wanted {
-            Wanted::Token { audience, form: Some(form) } => {
+            SigningRequest::Token { audience, form: Some(form) } => {
                 self.vm_issuer.claims.in_form(audience.as_str(), form)
             }
-            Wanted::Token { audience, form: None } => {
+            SigningRequest::Token { audience, form: None } => {
                 self.vm_issuer.claims.for_audience(audience.as_str(), self.mac)
             }
-            Wanted::Signature(_)
-            | Wanted::Envelope(_)
-            | Wanted::Detached { .. }
-            | Wanted::Attested { .. } => Map::new(),
+            SigningRequest::Signature(_)
+            | SigningRequest::Envelope(_)
+            | SigningRequest::Detached { .. }
+            | SigningRequest::Attested { .. } => Map::new(),
         }
     }
 
@@ -378,11 +400,11 @@ impl Order {
     pub fn work(&self) -> Work {
         let text = |document: &Bytes| String::from_utf8_lossy(document).into_owned();
         match &self.wanted {
-            Wanted::Token { .. } => Work::Jwt(self.claims()),
-            Wanted::Signature(document) => Work::Signature(text(document)),
-            Wanted::Envelope(document) => Work::Envelope(text(document)),
-            Wanted::Detached { document, .. } => Work::Detached(text(document)),
-            Wanted::Attested { statement, nonce } => {
+            SigningRequest::Token { .. } => Work::Jwt(self.claims()),
+            SigningRequest::Signature(document) => Work::Signature(text(document)),
+            SigningRequest::Envelope(document) => Work::Envelope(text(document)),
+            SigningRequest::Detached { document, .. } => Work::Detached(text(document)),
+            SigningRequest::Attested { statement, nonce } => {
                 let mut statement = (**statement).clone();
                 if let Some(nonce) = nonce {
                     statement.insert("nonce".to_owned(), nonce.as_str().into());
@@ -393,13 +415,13 @@ impl Order {
     }
 
     /// Stores the token. An order that is dropped without it has failed.
-    pub fn signed(mut self, token: Token) {
+    pub fn signed(mut self, token: IssuedToken) {
         count(&self.vm_issuer.issuer.0.counters.signed);
         self.is_signed = true;
         self.end(Some(token));
     }
 
-    fn end(&self, token: Option<Token>) {
+    fn end(&self, token: Option<IssuedToken>) {
         if let Some(entry) = locked(&self.vm_issuer.cache).find(&self.wanted, self.mac) {
             entry.waits = false;
             if let Some(token) = token {

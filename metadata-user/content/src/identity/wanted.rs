@@ -10,9 +10,10 @@ use crate::record::identity::Audience;
 
 /// Claims in the words of a cloud. They come from the record, and replace the claim `vm` of our own tokens.
 ///
-/// [`VmIssuer`](super::VmIssuer) adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on it holds for each.
+/// [`VmIssuer`](super::VmIssuer) adds `aud` and `sub`: a VM has one subject in every form, so that a verifier's rule on
+/// it holds for each.
 #[derive(Debug, PartialEq)]
-pub struct Form {
+pub struct CloudClaims {
     /// Name of the form. Two forms of one VM have different names.
     pub name: &'static str,
     /// The claims.
@@ -44,13 +45,13 @@ impl Nonce {
 
 /// What a guest wants to be signed.
 #[derive(Clone)]
-pub enum Wanted {
+pub enum SigningRequest {
     /// A token for an audience, with our own claims or those of a cloud.
     Token {
         /// The audience.
         audience: Audience,
         /// The cloud's claims.
-        form: Option<Arc<Form>>,
+        form: Option<Arc<CloudClaims>>,
     },
     /// The signature of a document, without the document.
     Signature(Bytes),
@@ -72,13 +73,13 @@ pub enum Wanted {
     },
 }
 
-impl fmt::Debug for Wanted {
+impl fmt::Debug for SigningRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Wanted").field(&self.kind()).finish()
     }
 }
 
-impl Wanted {
+impl SigningRequest {
     /// Returns a token with our own claims.
     #[must_use]
     pub fn token(audience: &Audience) -> Self {

@@ -105,13 +105,13 @@ fn a_shorter_attribute_makes_room_below_the_total_limit() {
 #[test]
 fn documents_are_separate_and_within_their_size_limit() {
     let mailbox = mailbox();
-    assert_eq!(mailbox.document(Document::Kubeconfig), None);
+    assert_eq!(mailbox.document(EveDocument::Kubeconfig), None);
     let largest = vec![b'k'; DOCUMENT_BYTES];
-    assert_eq!(mailbox.store_document(Document::Kubeconfig, &largest), Ok(()));
+    assert_eq!(mailbox.store_document(EveDocument::Kubeconfig, &largest), Ok(()));
     let larger = vec![b'k'; DOCUMENT_BYTES + 1];
-    assert_eq!(mailbox.store_document(Document::Kubeconfig, &larger), Err(DocumentTooLarge));
-    assert_eq!(mailbox.document(Document::Kubeconfig).as_deref(), Some(largest.as_slice()));
-    assert_eq!(mailbox.document(Document::AppCustomStatus), None);
+    assert_eq!(mailbox.store_document(EveDocument::Kubeconfig, &larger), Err(DocumentTooLarge));
+    assert_eq!(mailbox.document(EveDocument::Kubeconfig).as_deref(), Some(largest.as_slice()));
+    assert_eq!(mailbox.document(EveDocument::AppCustomStatus), None);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn fill(mailbox: &Mailbox) {
     mailbox.take_password();
     mailbox.post_password(b"posted").expect("the first");
     mailbox.set_attribute("ns", "key", &[0, 255]).expect("small");
-    mailbox.store_document(Document::AppCustomStatus, b"{}").expect("small");
+    mailbox.store_document(EveDocument::AppCustomStatus, b"{}").expect("small");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn assert_empty(mailbox: &Mailbox, case: &str) {
     assert!(!mailbox.password_taken(), "{case}");
     assert_eq!(mailbox.posted_password(), "", "{case}");
     assert_eq!(mailbox.attributes(), [], "{case}");
-    assert_eq!(mailbox.document(Document::AppCustomStatus), None, "{case}");
+    assert_eq!(mailbox.document(EveDocument::AppCustomStatus), None, "{case}");
 }
 
 #[test]

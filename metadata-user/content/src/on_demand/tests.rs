@@ -3,7 +3,7 @@ use std::sync::Arc;
 use super::OnDemand;
 use crate::dialect;
 use crate::record::{Dialect, Dialects, Record};
-use crate::store::{Entry, Host, Interner, Responses, Store, Vm};
+use crate::store::{Host, Interner, Responses, SlotState, Store, VmState};
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 
@@ -19,14 +19,14 @@ fn unasked(record: &Arc<Record>) -> OnDemand {
 }
 
 fn publish(content: &OnDemand, record: &Arc<Record>) {
-    let vm = Vm::alone(record.vm.uuid.as_str());
+    let vm = VmState::alone(record.vm.uuid.as_str());
     let responses = dialect::render_asked(record, &mut Interner::new(), vm, Dialects::NONE);
     content.store().publish(0, Arc::new(responses)).expect("slot 0");
 }
 
 fn responses(content: &OnDemand, host: Host, path: &str) -> Arc<Responses> {
     match content.get(0, host, path) {
-        Entry::Ready(responses) => responses,
+        SlotState::Ready(responses) => responses,
         other => panic!("slot 0 has a record, not {other:?}"),
     }
 }
@@ -97,12 +97,12 @@ fn what_the_guest_asked_for_is_noted_at_its_vm() {
 fn a_record_published_while_another_is_rendered_stays() {
     let record = record();
     let content = unasked(&record);
-    let Entry::Ready(old) = content.store().get(0) else { panic!("slot 0 was published") };
+    let SlotState::Ready(old) = content.store().get(0) else { panic!("slot 0 was published") };
     publish(&content, &record);
     let missing = dialect::missing(&old, Host::Metadata, "/latest");
     let answering = content.render(0, Arc::clone(&old), missing);
     assert_eq!(dialects(&answering), ["cloudstack", "ec2", "every dialect"], "the request gets its answer");
-    let Entry::Ready(held) = content.store().get(0) else { panic!("slot 0 was published") };
+    let SlotState::Ready(held) = content.store().get(0) else { panic!("slot 0 was published") };
     assert!(!Arc::ptr_eq(&held, &answering) && !Arc::ptr_eq(&held, &old), "the new record stays");
 }
 
@@ -135,7 +135,7 @@ fn payloads_are_freed_once_their_record_is_gone_and_both_interners_were_swept() 
     record.compact(|bytes| records.bytes(bytes));
     let record = Arc::new(record);
     let content = OnDemand::new(Store::new(2));
-    let vm = Vm::alone(record.vm.uuid.as_str());
+    let vm = VmState::alone(record.vm.uuid.as_str());
     let responses = dialect::render_asked(&record, &mut records, vm, Dialects::NONE);
     content.store().publish(0, Arc::new(responses)).expect("slot 0");
     // Every dialect that may answer these paths is rendered, among them those that embed payloads.
@@ -146,7 +146,7 @@ fn payloads_are_freed_once_their_record_is_gone_and_both_interners_were_swept() 
         (Host::Metadata, "/openstack/latest/user_data"),
         (Host::Scaleway, "/conf"),
     ] {
-        assert!(matches!(content.get(0, host, path), Entry::Ready(_)), "{path}");
+        assert!(matches!(content.get(0, host, path), SlotState::Ready(_)), "{path}");
     }
     content.sweep();
     records.sweep();

@@ -7,9 +7,9 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::parse::{Step, way};
-use super::values::{Line, Secret, Text as _, Timestamp};
-use super::vm::{Credentials, Iam, ManagedIdentity, Source, Token};
+use super::parse::{PathStep, way};
+use super::values::{Line, Secret, TextForm as _, Timestamp};
+use super::vm::{AccessToken, Credentials, FileSource, Iam, ManagedIdentity};
 use crate::parser;
 
 /// Maximum size of a credential file, in bytes.
@@ -45,7 +45,7 @@ impl Credential {
 
     /// Returns the path of the record field that names the file.
     #[must_use]
-    pub fn field(self) -> Vec<Step> {
+    pub fn field(self) -> Vec<PathStep> {
         match self {
             Self::Iam => way!["credentials", "iam", "source", "file"].into(),
             Self::ServiceAccount => way!["credentials", "service_account", "token", "source", "file"].into(),
@@ -57,7 +57,7 @@ impl Credential {
 impl Credentials {
     /// Returns the source file of a credential; `None` if the record has none.
     #[must_use]
-    pub fn source(&self, credential: Credential) -> Option<&Source> {
+    pub fn source(&self, credential: Credential) -> Option<&FileSource> {
         match credential {
             Credential::Iam => self.iam.as_ref()?.source.as_ref(),
             Credential::ServiceAccount => self.service_account.as_ref()?.token.as_ref()?.source.as_ref(),
@@ -116,7 +116,7 @@ fn keys(iam: &mut Iam, bytes: &[u8]) -> Result<(), CredentialError> {
     Ok(())
 }
 
-fn service_account(token: &mut Token, bytes: &[u8]) -> Result<(), CredentialError> {
+fn service_account(token: &mut AccessToken, bytes: &[u8]) -> Result<(), CredentialError> {
     let text = line(bytes, TOKEN)?;
     let expires = token.expires.clone().or_else(|| expiry(text.expose()));
     token.expires =

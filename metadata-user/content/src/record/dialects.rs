@@ -15,11 +15,11 @@ pub enum Carried {
     Bytes,
     /// As text at a separate path: UTF-8 unchanged, gzip in a MIME part, other bytes as empty text.
     Text,
-    /// As a string in a JSON or YAML document, in the form of [`Text`](Self::Text).
+    /// As a string in a JSON or YAML document, in the form of [`TextForm`](Self::Text).
     InDocument,
     /// As base64 of the bytes.
     Base64,
-    /// As base64 of the form of [`Text`](Self::Text).
+    /// As base64 of the form of [`TextForm`](Self::Text).
     Base64Text,
     /// In a JSON document, as a string if it is UTF-8 and as base64 otherwise.
     InDocumentOrBase64,
@@ -163,8 +163,8 @@ impl FromIterator<Dialect> for Dialects {
 static STAMPS: LazyLock<Vec<&'static str>> =
     LazyLock::new(|| Dialect::ALL.iter().flat_map(|dialect| dialect.stamps()).copied().collect());
 
-/// `serve.smbios`: the datasource that provisioning writes into SMBIOS. It does not affect HTTP answers, but its dialect
-/// is rendered in advance.
+/// `serve.smbios`: the datasource that provisioning writes into SMBIOS. It does not affect HTTP answers, but its
+/// dialect is rendered in advance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Smbios(&'static str);
 
@@ -216,7 +216,7 @@ pub const USER_DATA_MAX: u32 = 1 << 20;
 /// `serve`: how the record is served.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
-pub struct Serve {
+pub struct ServeSettings {
     /// Dialects to serve; all by default. Paths of other dialects return 404.
     pub dialects: Option<Vec<Dialect>>,
     /// Datasource that provisioning writes into SMBIOS; `nocloud` by default. It is rendered in advance.
@@ -243,9 +243,9 @@ pub struct Serve {
     pub limits: ServeLimits,
 }
 
-impl Default for Serve {
+impl Default for ServeSettings {
     fn default() -> Self {
-        use super::values::Text as _;
+        use super::values::TextForm as _;
         Self {
             dialects: None,
             smbios: Smbios::NO_CLOUD,
@@ -263,7 +263,7 @@ impl Default for Serve {
     }
 }
 
-impl Serve {
+impl ServeSettings {
     /// Returns whether the record serves the dialect.
     #[must_use]
     pub fn serves(&self, dialect: Dialect) -> bool {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize, Serializer};
 use sha2::{Digest as _, Sha256};
 use std::fmt;
 
-use super::values::{Text, is_uuid, text};
+use super::values::{TextForm, is_uuid, text};
 use super::vm::Iam;
 use super::{Nic, Record};
 
@@ -22,10 +22,10 @@ pub const SUBJECT_BYTES: usize = 1_024;
 /// `identity`: what tokens that others verify say about the VM.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
-pub struct Identity {
+pub struct IdentitySettings {
     /// Subject of the VM's tokens, with `{owner}`, `{uuid}`, `{name}`, `{namespace}` and `{project}` for values of the
-    /// record. With a trust domain it is the path of the SPIFFE ID. Default: `vm/{owner}`, or `vm:{owner}` without a trust
-    /// domain; for VMs of KubeVirt `kubevirt/NAMESPACE/NAME` or `kubevirt:NAMESPACE/NAME`, of Proxmox VE
+    /// record. With a trust domain it is the path of the SPIFFE ID. Default: `vm/{owner}`, or `vm:{owner}` without a
+    /// trust domain; for VMs of KubeVirt `kubevirt/NAMESPACE/NAME` or `kubevirt:NAMESPACE/NAME`, of Proxmox VE
     /// `proxmox/CLUSTER/VMID` or `proxmox:CLUSTER/VMID`.
     pub subject: Option<Subject>,
     /// Audiences for which the guest may get a token; any by default, none with an empty list.
@@ -54,7 +54,7 @@ impl Audience {
     }
 }
 
-impl Text for Audience {
+impl TextForm for Audience {
     const EXPECTED: &'static str = Self::FORM;
 
     fn read(text: &str) -> Option<Self> {
@@ -116,8 +116,8 @@ pub struct Subject(Vec<Part>);
 
 impl Subject {
     /// Fills the template in with values of a record. In values, bytes other than letters, digits, `.`, `_`, `~` and
-    /// `-` are percent-encoded, so that no value can add a `/` or become `..`. The owner keeps its own `/`: the platform or
-    /// the operator has put them there.
+    /// `-` are percent-encoded, so that no value can add a `/` or become `..`. The owner keeps its own `/`: the
+    /// platform or the operator has put them there.
     ///
     /// # Errors
     /// The name of a value that the record does not have.
@@ -173,7 +173,7 @@ fn escape(text: &str, out: &mut String) {
     }
 }
 
-impl Text for Subject {
+impl TextForm for Subject {
     const EXPECTED: &'static str = "1 to 255 letters, digits and `._~:/-` with `{owner}`, `{uuid}`, `{name}`, \
         `{namespace}` or `{project}`, and no empty segment";
 
@@ -300,8 +300,8 @@ impl Record {
         format!("ocid1.instance.oc1..{unique}")
     }
 
-    /// Returns a UUID that no other VM has, for documents that others verify: the owner if that is a UUID, or else one of
-    /// version 8 (RFC 9562 §5.8) made of a hash of it. The UUID of the firmware may be a tenant's choice.
+    /// Returns a UUID that no other VM has, for documents that others verify: the owner if that is a UUID, or else one
+    /// of version 8 (RFC 9562 §5.8) made of a hash of it. The UUID of the firmware may be a tenant's choice.
     #[must_use]
     pub fn unique_uuid(&self) -> String {
         let owner = self.owner_text();

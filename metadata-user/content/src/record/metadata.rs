@@ -10,7 +10,7 @@ use super::dialects::DateTree;
 use super::dialects::Dialect;
 use super::parse::way;
 use super::validate::{Checked, Validator};
-use super::values::{LINE_CHARS, Text, excerpt, text};
+use super::values::{LINE_CHARS, TextForm, excerpt, text};
 
 /// Keys that NoCloud's meta-data reserves. It omits entries of `metadata` with these names.
 pub const RESERVED_KEYS: [&str; 9] = [
@@ -123,7 +123,7 @@ pub enum Sink {
     },
 }
 
-impl Text for Sink {
+impl TextForm for Sink {
     const EXPECTED: &'static str = "`file:` or `unix:` and an absolute path, such as \
         `file:/var/log/xdp-imds/guests.jsonl`, `unix:/run/guests.sock` or `unix:/run/guests.sock:/http/path`";
 
@@ -179,7 +179,7 @@ impl<'de> Deserialize<'de> for Sink {
 #[cfg(test)]
 mod tests {
     use super::Sink;
-    use crate::record::values::Text as _;
+    use crate::record::values::TextForm as _;
 
     #[test]
     fn a_sink_is_a_file_or_a_unix_socket() {

@@ -14,7 +14,7 @@ use metadata_base::port::PortName;
 #[serde(expecting = "a mapping", deny_unknown_fields, default)]
 pub struct Network {
     /// Source of the network documents: `auto`, `raw` or `none`; `auto` by default.
-    pub mode: Mode,
+    pub mode: NetworkMode,
     /// cloud-init's network-config, version 1 or 2, for mode `raw`: a mapping, or text that is served unchanged.
     pub raw: Option<serde_json::Value>,
     /// OpenStack's `network_data.json`, for mode `raw`: a mapping, or text that is served unchanged. By default it is
@@ -36,7 +36,9 @@ impl Network {
     /// Parses the text in `raw`; a text that is no document leaves none.
     pub(super) fn parse_raw(&mut self) {
         self.document = match (self.mode, &self.raw) {
-            (Mode::Raw, Some(serde_json::Value::String(text))) => parser::yaml(text).ok().map(Arc::new),
+            (NetworkMode::Raw, Some(serde_json::Value::String(text))) => {
+                parser::yaml(text).ok().map(Arc::new)
+            }
             _ => None,
         };
     }
@@ -45,8 +47,8 @@ impl Network {
     #[must_use]
     pub fn raw_document(&self) -> Option<&serde_json::Value> {
         match (self.mode, &self.raw) {
-            (Mode::Raw, Some(serde_json::Value::String(_))) => self.document.as_deref(),
-            (Mode::Raw, mapping) => mapping.as_ref(),
+            (NetworkMode::Raw, Some(serde_json::Value::String(_))) => self.document.as_deref(),
+            (NetworkMode::Raw, mapping) => mapping.as_ref(),
             _ => None,
         }
     }
@@ -55,7 +57,7 @@ impl Network {
 /// `network.mode`: source of the network documents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Mode {
+pub enum NetworkMode {
     /// Renders the documents from the NICs.
     #[default]
     Auto,
@@ -159,7 +161,7 @@ pub enum Role {
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct Address {
     /// How the guest obtains the address: `static`, `dhcp4`, `dhcp6` or `slaac`.
-    pub method: Method,
+    pub method: AddressMethod,
     /// Address with prefix length; required for `static`. For DHCP, the address of the expected lease.
     pub address: Option<Cidr>,
     /// Default gateway.
@@ -173,9 +175,9 @@ impl Address {
     #[must_use]
     pub fn is_ipv4(&self) -> bool {
         match self.method {
-            Method::Dhcp4 => true,
-            Method::Dhcp6 | Method::Slaac => false,
-            Method::Static => self.address.is_none_or(|cidr| cidr.address.is_ipv4()),
+            AddressMethod::Dhcp4 => true,
+            AddressMethod::Dhcp6 | AddressMethod::Slaac => false,
+            AddressMethod::Static => self.address.is_none_or(|cidr| cidr.address.is_ipv4()),
         }
     }
 }
@@ -183,7 +185,7 @@ impl Address {
 /// `method` of an address: how the guest obtains it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Method {
+pub enum AddressMethod {
     /// The guest configures the address as given.
     Static,
     /// DHCP (RFC 2131).

@@ -1,7 +1,7 @@
 //! The owner of a VM's state: the key of everything that the agent keeps or derives for one VM.
 //!
-//! Tenants of a platform choose a VM's firmware UUID, so two VMs may have the same. The owner is what the platform itself
-//! assigned, and a feed sets it after it has parsed the record:
+//! Tenants of a platform choose a VM's firmware UUID, so two VMs may have the same. The owner is what the platform
+//! itself assigned, and a feed sets it after it has parsed the record:
 //!
 //! | source | owner | who assigns it |
 //! |---|---|---|
@@ -20,8 +20,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::Record;
-use super::values::{Text, is_uuid, text};
-use crate::source::Source;
+use super::values::{TextForm, is_uuid, text};
+use crate::source::RecordSource;
 
 /// Maximum length of an owner, in bytes. KubeVirt's longest has 364: a namespace of 63 and a name of 253.
 pub const OWNER_BYTES: usize = 512;
@@ -35,16 +35,16 @@ impl Owner {
     /// restarts, or else its own.
     #[must_use]
     pub fn kubevirt(namespace: &str, name: &str, uid: &str) -> Self {
-        Self::of_platform(Source::Kubevirt, [namespace, name, uid])
+        Self::of_platform(RecordSource::Kubevirt, [namespace, name, uid])
     }
 
     /// The owner of a VM of Proxmox VE. `created` is the time of its creation, as in its configuration.
     #[must_use]
     pub fn proxmox(cluster: &str, vmid: u32, created: &str) -> Self {
-        Self::of_platform(Source::Proxmox, [cluster, &vmid.to_string(), created])
+        Self::of_platform(RecordSource::Proxmox, [cluster, &vmid.to_string(), created])
     }
 
-    fn of_platform(source: Source, parts: [&str; 3]) -> Self {
+    fn of_platform(source: RecordSource, parts: [&str; 3]) -> Self {
         let mut text = source.name().to_owned();
         for part in parts {
             text.push('/');
@@ -65,10 +65,10 @@ impl Owner {
         is_uuid(&self.0)
     }
 
-    /// Returns whether a record of this source may have this owner. Those of a platform's tenants have the owner that the
-    /// platform assigned.
+    /// Returns whether a record of this source may have this owner. Those of a platform's tenants have the owner that
+    /// the platform assigned.
     #[must_use]
-    pub fn fits(&self, source: Source) -> bool {
+    pub fn fits(&self, source: RecordSource) -> bool {
         let prefix = self.0.split_once('/').map(|(prefix, _)| prefix);
         !source.is_of_tenants() || prefix == Some(source.name())
     }
@@ -78,7 +78,7 @@ impl Owner {
     pub(crate) fn place(&self) -> (&str, &str) {
         let platform = || {
             let (kind, rest) = self.0.split_once('/')?;
-            let is_platform = Source::of(kind).is_some_and(Source::is_of_tenants);
+            let is_platform = RecordSource::of(kind).is_some_and(RecordSource::is_of_tenants);
             let (place, _) = rest.rsplit_once('/').filter(|(place, _)| place.split('/').count() == 2)?;
             is_platform.then_some((kind, place))
         };
@@ -86,8 +86,8 @@ impl Owner {
     }
 }
 
-/// Adds a part of an owner. `%` and what may not stand in an owner are percent-encoded, and an empty part is `-`, so that
-/// different parts have different texts.
+/// Adds a part of an owner. `%` and what may not stand in an owner are percent-encoded, and an empty part is `-`, so
+/// that different parts have different texts.
 fn push_part(part: &str, out: &mut String) {
     use fmt::Write as _;
     if matches!(part, "" | "-") {
@@ -103,7 +103,7 @@ fn push_part(part: &str, out: &mut String) {
     }
 }
 
-impl Text for Owner {
+impl TextForm for Owner {
     const EXPECTED: &'static str =
         "an owner (1 to 512 visible ASCII characters, with no empty part between `/`)";
 
@@ -165,8 +165,8 @@ impl Record {
 mod tests {
     use std::collections::HashSet;
 
-    use super::{OWNER_BYTES, Owner, Text as _};
-    use crate::source::Source;
+    use super::{OWNER_BYTES, Owner, TextForm as _};
+    use crate::source::RecordSource;
 
     #[test]
     fn different_parts_never_join_to_one_owner() {
@@ -199,7 +199,7 @@ mod tests {
             [&bare, &kubevirt, &proxmox].map(|owner| (owner.is_uuid(), owner.place())),
             [(true, ("vm", uuid)), (false, ("kubevirt", "shop/web")), (false, ("proxmox", "pve/100"))]
         );
-        let fits = |owner: &Owner| Source::ALL.map(|source| owner.fits(source));
+        let fits = |owner: &Owner| RecordSource::ALL.map(|source| owner.fits(source));
         assert_eq!(fits(&bare), [true, true, true, false, false]);
         assert_eq!(fits(&kubevirt), [true, true, true, true, false], "an operator may stand in front of it");
         assert_eq!(fits(&proxmox), [true, true, true, false, true]);

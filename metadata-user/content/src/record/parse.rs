@@ -3,24 +3,24 @@
 use std::fmt;
 
 use super::Record;
-use super::{Place, RecordError};
-pub use crate::parser::Step;
+use super::{FieldPosition, RecordError};
+pub use crate::parser::PathStep;
 use crate::parser::{self, Syntax};
 
 /// A record's text and its source.
 #[derive(Clone, Copy)]
-pub(super) struct Text<'a> {
+pub(super) struct RecordText<'a> {
     pub(super) source: &'a str,
     pub(super) text: &'a str,
 }
 
 /// Builds a path into a document from its steps.
 macro_rules! way {
-    ($($step:expr),* $(,)?) => { [$($crate::record::parse::Step::from($step)),*] };
+    ($($step:expr),* $(,)?) => { [$($crate::record::parse::PathStep::from($step)),*] };
 }
 pub(super) use way;
 
-impl Text<'_> {
+impl RecordText<'_> {
     fn syntax(&self) -> Syntax {
         let json =
             std::path::Path::new(self.source).extension().is_some_and(|ext| ext.eq_ignore_ascii_case("json"));
@@ -39,30 +39,30 @@ impl Text<'_> {
         })
     }
 
-    fn place_at(&self, position: Option<(usize, usize)>, field: String) -> Place {
-        Place { source: self.source.to_owned(), position, field }
+    fn place_at(&self, position: Option<(usize, usize)>, field: String) -> FieldPosition {
+        FieldPosition { source: self.source.to_owned(), position, field }
     }
 
     /// Returns the place of a field without its line and column.
-    pub(super) fn name(&self, path: &[Step]) -> Place {
+    pub(super) fn name(&self, path: &[PathStep]) -> FieldPosition {
         self.place_at(None, name(path))
     }
 
     /// Finds a field; returns the place of its nearest ancestor if it is absent.
-    pub(super) fn place(&self, path: &[Step]) -> Place {
+    pub(super) fn place(&self, path: &[PathStep]) -> FieldPosition {
         self.place_at(parser::locate(self.syntax(), self.text, path), name(path))
     }
 }
 
 /// Formats a path, such as `network.nics[0].mac`.
-fn name(path: &[Step]) -> String {
+fn name(path: &[PathStep]) -> String {
     use fmt::Write as _;
     let mut name = String::new();
     for step in path {
         let dot = if name.is_empty() { "" } else { "." };
         match step {
-            Step::Key(key) => write!(name, "{dot}{}", super::values::excerpt(key)),
-            Step::Index(index) => write!(name, "[{index}]"),
+            PathStep::Key(key) => write!(name, "{dot}{}", super::values::excerpt(key)),
+            PathStep::Index(index) => write!(name, "[{index}]"),
         }
         .expect("writing to a String cannot fail");
     }
@@ -97,7 +97,7 @@ fn without_value(reason: &str) -> String {
     format!("{start}{kind}{}", &reason[end..])
 }
 
-/// Removes the field from a parser's message, because the [`Place`] has it.
+/// Removes the field from a parser's message, because the [`FieldPosition`] has it.
 fn bare(text: &str, field: &str) -> String {
     let mut outer = field;
     loop {

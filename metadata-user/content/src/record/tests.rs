@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::values::Cidr;
-use super::{Limits, Record, RecordError, Role, USER_DATA_DEFAULT, systemd};
+use super::{Record, RecordError, RecordLimits, Role, USER_DATA_DEFAULT, systemd};
 
 /// A full record.
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
@@ -371,7 +371,7 @@ fn every_limit_is_enforced_and_named_in_the_error() {
         let refused = Record::parse("r.yaml", &edited(from, &to)).expect_err(wanted).to_string();
         assert!(refused.contains(wanted), "wanted {wanted}\ngot {refused}");
     }
-    let limits = Limits { record_bytes: FULL.len() - 1, ..Limits::default() };
+    let limits = RecordLimits { record_bytes: FULL.len() - 1, ..RecordLimits::default() };
     let refused = Record::parse_within(&limits, "r.yaml", FULL);
     assert!(matches!(refused, Err(RecordError::TooLarge { found, .. }) if found == FULL.len()));
 }

@@ -10,11 +10,11 @@ use super::credentials::Credential;
 use super::dialects::Dialect;
 use super::dialects::{Imdsv2, ServeLimits, USER_DATA_MAX};
 use super::identity::{AUDIENCES, SUBJECT_BYTES};
-use super::network::{Mode, Nic};
-use super::parse::{Step, Text, way};
+use super::network::{NetworkMode, Nic};
+use super::parse::{PathStep, RecordText, way};
 use super::values::{FQDN_BYTES, excerpt};
-use super::vm::{Payload, Source};
-use super::{Limits, Record};
+use super::vm::{FileSource, Payload};
+use super::{Record, RecordLimits};
 use super::{RecordError, Warning};
 use crate::parser;
 
@@ -26,10 +26,10 @@ const READ_AGAIN_BYTES: usize = 1 << 20;
 
 /// Checks one record and collects warnings.
 pub(super) struct Validator<'a> {
-    text: Text<'a>,
+    text: RecordText<'a>,
     /// Bytes that were read again to find the places of warnings.
     read_again: usize,
-    pub(super) limits: &'a Limits,
+    pub(super) limits: &'a RecordLimits,
     warnings: Vec<Warning>,
 }
 
@@ -38,8 +38,8 @@ pub(super) type Checked = Result<(), RecordError>;
 /// Checks that values are consistent with each other and within `limits`. Returns the warnings.
 pub(super) fn validate(
     record: &Record,
-    text: Text<'_>,
-    limits: &Limits,
+    text: RecordText<'_>,
+    limits: &RecordLimits,
 ) -> Result<Vec<Warning>, RecordError> {
     let mut validator = Validator { text, read_again: 0, limits, warnings: Vec::new() };
     validator.counts(record)?;
@@ -60,7 +60,7 @@ pub(super) fn validate(
 impl Validator<'_> {
     pub(super) fn refuse(
         &self,
-        path: &[Step],
+        path: &[PathStep],
         expected: impl Display,
         found: impl Display,
         remedy: &'static str,
@@ -69,7 +69,7 @@ impl Validator<'_> {
         RecordError::Refused { place, expected: expected.to_string(), found: found.to_string(), remedy }
     }
 
-    pub(super) fn warn(&mut self, path: &[Step], message: impl Into<String>) {
+    pub(super) fn warn(&mut self, path: &[PathStep], message: impl Into<String>) {
         self.read_again += self.text.text.len();
         let place = match self.read_again <= READ_AGAIN_TIMES * self.text.text.len() + READ_AGAIN_BYTES {
             true => self.text.place(path),
@@ -78,7 +78,7 @@ impl Validator<'_> {
         self.warnings.push(Warning { place, message: message.into() });
     }
 
-    pub(super) fn at_most(&self, path: &[Step], limit: usize, found: usize, what: &str) -> Checked {
+    pub(super) fn at_most(&self, path: &[PathStep], limit: usize, found: usize, what: &str) -> Checked {
         if found <= limit {
             return Ok(());
         }
@@ -167,8 +167,8 @@ impl Validator<'_> {
     }
 
     /// Warns of user-data that an editor of Windows has saved: cloud-init recognises the kind by the first bytes, and
-    /// the kernel an interpreter by the whole first line. Scripts for PowerShell and MIME messages may have such ends of
-    /// lines.
+    /// the kernel an interpreter by the whole first line. Scripts for PowerShell and MIME messages may have such ends
+    /// of lines.
     fn unlike_unix(&mut self, name: &str, payload: &Payload) {
         let Some(bytes) = payload.bytes() else { return };
         let Some(text) = bytes.strip_prefix("\u{feff}".as_bytes()) else {
@@ -200,7 +200,7 @@ impl Validator<'_> {
     }
 
     /// Refuses source files outside the record's directory: a record must not expose other files of the node.
-    fn source(&self, path: &[Step], source: &Source) -> Checked {
+    fn source(&self, path: &[PathStep], source: &FileSource) -> Checked {
         use std::path::Component;
         let inside =
             source.file.components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
@@ -276,7 +276,7 @@ impl Validator<'_> {
             }
         }
         // In mode `none` the guest gets no network document.
-        if record.network.mode != Mode::None {
+        if record.network.mode != NetworkMode::None {
             self.unaddressed(nics);
         }
         self.unnamed(record);
@@ -323,17 +323,17 @@ impl Validator<'_> {
     }
 
     fn nic_addresses(&self, n: usize, nic: &Nic) -> Checked {
-        use super::network::Method;
+        use super::network::AddressMethod;
         for (a, address) in nic.addresses.iter().enumerate() {
             let here = way!["network", "nics", n, "addresses", a];
             let family = match (address.method, address.address.map(|cidr| cidr.address.is_ipv4())) {
-                (Method::Static, None) => {
+                (AddressMethod::Static, None) => {
                     let remedy = "add it, or use another method";
                     return Err(self.refuse(&here, "an `address` with method static", "none", remedy));
                 }
-                (Method::Static, Some(v4)) => v4,
-                (Method::Dhcp4, _) => true,
-                (Method::Dhcp6 | Method::Slaac, _) => false,
+                (AddressMethod::Static, Some(v4)) => v4,
+                (AddressMethod::Dhcp4, _) => true,
+                (AddressMethod::Dhcp6 | AddressMethod::Slaac, _) => false,
             };
             let version = if family { "IPv4" } else { "IPv6" };
             let given = address.address.map(|cidr| cidr.address);
@@ -378,7 +378,8 @@ impl Validator<'_> {
 
     fn unnamed(&mut self, record: &Record) {
         let nics = record.network.nics.iter().enumerate();
-        for (n, nic) in nics.filter(|(_, nic)| nic.name.is_none() && record.network.mode == Mode::Auto) {
+        for (n, nic) in nics.filter(|(_, nic)| nic.name.is_none() && record.network.mode == NetworkMode::Auto)
+        {
             let message =
                 format!("no `name`: guests without netplan look for an interface called `{}`", nic.id);
             self.warn(&way!["network", "nics", n], message);
@@ -404,7 +405,7 @@ impl Validator<'_> {
         let network = &record.network;
         let (here, data) = (way!["network", "raw"], way!["network", "network_data"]);
         let remedy = "write a cloud-init network-config, version 1 or 2";
-        if network.mode != Mode::Raw {
+        if network.mode != NetworkMode::Raw {
             for (field, given) in [(here, &network.raw), (data, &network.network_data)] {
                 if given.is_some() {
                     self.warn(&field, "not used: set `network.mode: raw` to serve it");
@@ -519,8 +520,8 @@ impl Validator<'_> {
     }
 }
 
-/// Returns whether sshd takes a line for a public key (sshd(8), AUTHORIZED_KEYS FILE FORMAT): options, the type, and the
-/// key in base64, which begins with its type (RFC 4253 section 6.6).
+/// Returns whether sshd takes a line for a public key (sshd(8), AUTHORIZED_KEYS FILE FORMAT): options, the type, and
+/// the key in base64, which begins with its type (RFC 4253 section 6.6).
 fn is_openssh_key(line: &str) -> bool {
     let words: Vec<&str> = line.split_whitespace().collect();
     words.windows(2).any(|pair| {

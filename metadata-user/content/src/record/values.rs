@@ -19,7 +19,7 @@ pub const FQDN_BYTES: usize = 253;
 const FOUND_CHARS: usize = 64;
 
 /// A value with a text form.
-pub(super) trait Text: Sized {
+pub(super) trait TextForm: Sized {
     /// Description of the form, for errors and for the book.
     const EXPECTED: &'static str;
     /// Whether errors must not repeat the value.
@@ -28,11 +28,11 @@ pub(super) trait Text: Sized {
     fn read(text: &str) -> Option<Self>;
 }
 
-/// Deserializes a [`Text`]. The visitor checks the value, so that the parser adds its place to the error. The parser of YAML
-/// would take a plain `null` for a text if it were asked for one at once.
-pub(super) fn text<'de, T: Text, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
+/// Deserializes a [`TextForm`]. The visitor checks the value, so that the parser adds its place to the error. The
+/// parser of YAML would take a plain `null` for a text if it were asked for one at once.
+pub(super) fn text<'de, T: TextForm, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     struct TextVisitor<T>(PhantomData<T>);
-    impl<'de, T: Text> Visitor<'de> for TextVisitor<T> {
+    impl<'de, T: TextForm> Visitor<'de> for TextVisitor<T> {
         type Value = T;
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str(T::EXPECTED)
@@ -65,7 +65,7 @@ pub fn excerpt(found: &str) -> String {
     shown
 }
 
-/// Implements `Deserialize` by the [`Text`] form.
+/// Implements `Deserialize` by the [`TextForm`] form.
 macro_rules! readable {
     ($($name:ty),+ $(,)?) => {$(
         impl<'de> Deserialize<'de> for $name {
@@ -76,7 +76,7 @@ macro_rules! readable {
     )+};
 }
 
-/// Implements `Serialize` by `Display`, which gives the form that [`Text`] reads.
+/// Implements `Serialize` by `Display`, which gives the form that [`TextForm`] reads.
 macro_rules! writable {
     ($($name:ty),+ $(,)?) => {$(
         impl Serialize for $name {
@@ -108,7 +108,7 @@ macro_rules! checked_string {
             }
         }
 
-        impl Text for $name {
+        impl TextForm for $name {
             const EXPECTED: &'static str = $expected;
             fn read(text: &str) -> Option<Self> {
                 let read: fn(&str) -> Option<String> = $read;
@@ -274,7 +274,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-impl Text for Secret {
+impl TextForm for Secret {
     const EXPECTED: &'static str = "a secret of 1 to 65536 bytes on one line";
     const SECRET: bool = true;
     fn read(text: &str) -> Option<Self> {
@@ -301,7 +301,7 @@ impl fmt::Debug for SecretText {
     }
 }
 
-impl Text for SecretText {
+impl TextForm for SecretText {
     const EXPECTED: &'static str = "a secret text of at most 65536 bytes without NUL";
     const SECRET: bool = true;
     fn read(text: &str) -> Option<Self> {
@@ -337,7 +337,7 @@ impl fmt::Debug for OpaqueBytes {
     }
 }
 
-impl Text for OpaqueBytes {
+impl TextForm for OpaqueBytes {
     const EXPECTED: &'static str = "standard base64 with padding (RFC 4648 §4)";
     const SECRET: bool = true;
     fn read(text: &str) -> Option<Self> {
@@ -375,7 +375,7 @@ impl Timestamp {
     }
 }
 
-impl Text for Timestamp {
+impl TextForm for Timestamp {
     const EXPECTED: &'static str = "a time as in RFC 3339 (2030-01-01T00:00:00Z)";
     fn read(text: &str) -> Option<Self> {
         let parsed = time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339);
@@ -427,7 +427,7 @@ impl Cidr {
     }
 }
 
-impl Text for Cidr {
+impl TextForm for Cidr {
     const EXPECTED: &'static str = "an address with its prefix length (192.0.2.5/24, 2001:db8::5/64)";
     fn read(text: &str) -> Option<Self> {
         let (address, prefix) = text.split_once('/')?;
@@ -448,7 +448,7 @@ impl fmt::Display for Ip {
     }
 }
 
-impl Text for Ip {
+impl TextForm for Ip {
     const EXPECTED: &'static str = "an IP address without prefix length";
     fn read(text: &str) -> Option<Self> {
         text.parse().ok().map(Self)
@@ -465,7 +465,7 @@ impl fmt::Display for NicMac {
     }
 }
 
-impl Text for NicMac {
+impl TextForm for NicMac {
     const EXPECTED: &'static str = "the MAC address of one station (52:54:00:12:34:56)";
     fn read(text: &str) -> Option<Self> {
         text.parse().ok().filter(|mac: &Mac| !mac.is_group() && *mac != Mac::default()).map(Self)

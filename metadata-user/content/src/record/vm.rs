@@ -27,17 +27,17 @@ pub enum Schema {
 pub struct Vm {
     /// SMBIOS system UUID.
     pub uuid: Uuid,
-    /// Owner of what the agent keeps and derives for the VM: what its guest wrote, its session tokens, ids and subject. The
-    /// UUID by default. Set it if others than you choose UUIDs. Records of KubeVirt and Proxmox VE have the owner that the
-    /// platform assigned; give the same one here to stand in front of such a VM.
+    /// Owner of what the agent keeps and derives for the VM: what its guest wrote, its session tokens, ids and subject.
+    /// The UUID by default. Set it if others than you choose UUIDs. Records of KubeVirt and Proxmox VE have the owner
+    /// that the platform assigned; give the same one here to stand in front of such a VM.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<Owner>,
     /// Display name.
     pub name: Line,
     /// Tenant or Kubernetes namespace.
     pub namespace: Option<AnyLine>,
-    /// `instance-id` of NoCloud and OpenStack; the UUID by default. Change it only with a VM that is built anew: its guest
-    /// then runs cloud-init as at a first boot, and what its predecessor wrote is removed.
+    /// `instance-id` of NoCloud and OpenStack; the UUID by default. Change it only with a VM that is built anew: its
+    /// guest then runs cloud-init as at a first boot, and what its predecessor wrote is removed.
     pub instance_id: Option<Line>,
     /// Instance id of EC2 and AliYun; derived from the owner by default.
     pub ec2_id: Option<Ec2Id>,
@@ -146,7 +146,7 @@ pub struct Payload {
     /// Content in standard base64 (RFC 4648 §4).
     base64: Option<OpaqueBytes>,
     /// File to read the content from.
-    source: Option<Source>,
+    source: Option<FileSource>,
 }
 
 // Bytes, so that records can share them. The book shows the next line as the type of a field.
@@ -214,7 +214,7 @@ impl Payload {
 
     /// Returns the source; `None` if there is none or it is already read.
     #[must_use]
-    pub fn source(&self) -> Option<&Source> {
+    pub fn source(&self) -> Option<&FileSource> {
         self.source.as_ref()
     }
 
@@ -238,8 +238,8 @@ impl From<Bytes> for Payload {
     }
 }
 
-/// An entry of `systemd_credentials`: one credential for the guest's service manager. Set exactly one of `text`, `data` and
-/// `encrypted`.
+/// An entry of `systemd_credentials`: one credential for the guest's service manager. Set exactly one of `text`, `data`
+/// and `encrypted`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
 pub struct SystemdCredential {
@@ -273,7 +273,7 @@ impl SystemdCredential {
 /// `source`: file with a value that is not in the record itself.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
-pub struct Source {
+pub struct FileSource {
     /// File path, relative to the record's directory and inside it.
     pub file: PathBuf,
 }
@@ -379,7 +379,7 @@ pub struct Iam {
     /// Role name.
     pub role: RoleName,
     /// File to read the keys from.
-    pub source: Option<Source>,
+    pub source: Option<FileSource>,
     /// Access key id.
     pub access_key_id: Option<Line>,
     /// Secret access key.
@@ -406,16 +406,16 @@ pub struct ServiceAccount {
     #[serde(default)]
     pub scopes: Vec<Line>,
     /// Token of the service account.
-    pub token: Option<Token>,
+    pub token: Option<AccessToken>,
 }
 
 /// `credentials.service_account.token`: a source file, or text with its expiry. The agent stores a token that it reads
 /// from the file in `text`. Unless the record sets `expires`, it stores the token's expiry there (`exp` of a JWT).
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
-pub struct Token {
+pub struct AccessToken {
     /// File to read the token from.
-    pub source: Option<Source>,
+    pub source: Option<FileSource>,
     /// Token on one line.
     pub text: Option<Secret>,
     /// Time when the token expires (RFC 3339); required with `text`.
@@ -430,7 +430,7 @@ pub struct ManagedIdentity {
     /// Client id of the identity.
     pub client_id: Line,
     /// File to read the token from.
-    pub source: Option<Source>,
+    pub source: Option<FileSource>,
     /// Token on one line.
     pub text: Option<Secret>,
     /// Time when the token expires (RFC 3339); required with `text`.
@@ -460,9 +460,9 @@ pub struct Maas {
 /// `signing`: key that signs identity documents.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(expecting = "a mapping", deny_unknown_fields)]
-pub struct Signing {
+pub struct SigningSettings {
     /// File to read the key from.
-    pub source: Source,
+    pub source: FileSource,
 }
 
 /// `sinks`: destinations of the guest's messages. A message without a sink is dropped.

@@ -92,16 +92,16 @@ impl Responses {
 #[cfg(test)]
 mod tests {
     use super::Hint;
-    use crate::http::{Headers, Method, Request, Response, Status, Target};
-    use crate::store::{Endpoint, Explained, Host, Responses, Route, Store, Vm};
+    use crate::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
+    use crate::store::{Endpoint, Explained, Host, Responses, Route, Store, VmState};
     use std::sync::Arc;
 
     const PATHS: [&str; 3] = ["/", "/latest/user-data", "/v1/meta-data"];
 
     fn responses() -> Arc<Responses> {
-        let mut responses = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+        let mut responses = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
         for path in PATHS {
-            let answer = Response::new(Status(200), None, &[], path);
+            let answer = Response::new(StatusCode(200), None, &[], path);
             responses.add(Host::Metadata, path, Route::new("test", Endpoint::Fixed(answer)));
         }
         Arc::new(responses.build())
@@ -114,7 +114,7 @@ mod tests {
             let hint = Hint { path, ..Hint::default() };
             let request = Request {
                 method: Method::Get,
-                target: Target { path, query: "" },
+                target: RequestTarget { path, query: "" },
                 headers: Headers::new(&[]),
                 body: &[],
             };

@@ -1,8 +1,8 @@
 //! Conditions that a request must satisfy before its route answers it.
 
-use super::live::Call;
+use super::live::LiveRequest;
 use crate::http::Response;
-use crate::token::Kind;
+use crate::token::TokenKind;
 
 /// A condition on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,21 +26,21 @@ pub enum Condition {
         /// Field name.
         name: &'static str,
         /// Kind of token, one per dialect.
-        kind: Kind,
+        kind: TokenKind,
     },
     /// A header field must contain a token of this VM that has not expired.
     TokenNeeded {
         /// Field name.
         name: &'static str,
         /// Kind of token, one per dialect.
-        kind: Kind,
+        kind: TokenKind,
     },
 }
 
 impl Condition {
     /// Returns whether the call satisfies the condition.
     #[must_use]
-    pub fn holds(self, call: &Call<'_>) -> bool {
+    pub fn holds(self, call: &LiveRequest<'_>) -> bool {
         let headers = &call.request.headers;
         let is = |(name, value): &(&str, &str)| {
             headers.get(name).is_some_and(|found| found.eq_ignore_ascii_case(value.as_bytes()))
@@ -100,7 +100,7 @@ impl std::fmt::Display for Condition {
 
 /// A condition, and the answer to requests that do not satisfy it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Guard {
+pub struct RequestGuard {
     /// Condition on the request.
     pub condition: Condition,
     /// Answer if the condition does not hold.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use foldhash::{HashMap, HashSet};
 
-use super::path::{Route, Terms};
+use super::path::{Route, RouteTerms};
 use super::responses::Responses;
-use crate::http::{Body, Head, Response, Status};
+use crate::http::{Body, Response, ResponseHead, StatusCode};
 
 /// Number of entries below which the interner does not sweep by itself.
 const SWEEP_AT_LEAST: usize = 1_024;
@@ -45,10 +45,10 @@ pub struct Interner {
     written: [HashMap<Bytes, Bytes>; Notation::COUNT],
     responses: HashSet<Response>,
     /// Heads of plain 200 responses, by content type and body length.
-    found: HashMap<(&'static str, usize), Arc<Head>>,
+    found: HashMap<(&'static str, usize), Arc<ResponseHead>>,
     /// Heads of all other responses.
-    heads: HashSet<Arc<Head>>,
-    terms: HashSet<Arc<Terms>>,
+    heads: HashSet<Arc<ResponseHead>>,
+    terms: HashSet<Arc<RouteTerms>>,
     hashes: HashSet<Arc<[u32]>>,
     sweep_at: usize,
     /// Bytes added since the last sweep, and how many trigger the next one.
@@ -147,13 +147,13 @@ impl Interner {
 
     /// Returns the shared head of a 200 with this content type, for a body of this length.
     #[must_use]
-    pub(crate) fn found_head(&mut self, content_type: &'static str, body: &Body) -> Arc<Head> {
+    pub(crate) fn found_head(&mut self, content_type: &'static str, body: &Body) -> Arc<ResponseHead> {
         let key = (content_type, body.len());
         if let Some(known) = self.found.get(&key) {
             return Arc::clone(known);
         }
         self.make_room(0);
-        let response = Response::new(Status(200), Some(content_type), &[], body.clone());
+        let response = Response::new(StatusCode(200), Some(content_type), &[], body.clone());
         self.found.insert(key, Arc::clone(response.shared_head()));
         Arc::clone(response.shared_head())
     }
@@ -168,7 +168,7 @@ impl Interner {
         self.keep(head, response.body())
     }
 
-    fn keep(&mut self, head: Arc<Head>, body: &Body) -> Response {
+    fn keep(&mut self, head: Arc<ResponseHead>, body: &Body) -> Response {
         // Most bodies belong to one VM. An entry for each would cost more memory than it saves.
         let body = match body {
             Body::One(body) => match self.known(body) {
@@ -183,7 +183,7 @@ impl Interner {
         response
     }
 
-    fn head(&mut self, response: &Response) -> Arc<Head> {
+    fn head(&mut self, response: &Response) -> Arc<ResponseHead> {
         let head = response.shared_head();
         if let Some(known) = self.heads.get(head) {
             return Arc::clone(known);
@@ -276,10 +276,10 @@ impl Interner {
 #[cfg(test)]
 mod tests {
     use super::{Interner, Notation, SWEEP_AT_LEAST, SWEEP_BYTES};
-    use crate::http::{Response, Status};
+    use crate::http::{Response, StatusCode};
 
     fn response(interner: &mut Interner, body: &str) -> Response {
-        interner.response(Response::new(Status(200), Some("text/plain"), &[], body.to_owned()))
+        interner.response(Response::new(StatusCode(200), Some("text/plain"), &[], body.to_owned()))
     }
 
     /// Address of the body.
@@ -304,7 +304,7 @@ mod tests {
         let mut interner = Interner::new();
         let body = interner.bytes("shared".into());
         let first = response(&mut interner, "shared");
-        let other = interner.response(Response::new(Status(200), Some("text/yaml"), &[], "shared"));
+        let other = interner.response(Response::new(StatusCode(200), Some("text/yaml"), &[], "shared"));
         assert_ne!(other.head(), first.head());
         assert_eq!([piece(&first), piece(&other)], [body.as_ptr(); 2]);
     }
@@ -355,7 +355,7 @@ mod tests {
             [("text/plain", "a"), ("text/plain", "b"), ("text/yaml", "b"), ("text/plain", "bb")]
         {
             let found = interner.found(kind, body.into());
-            assert_eq!(found, Response::new(Status(200), Some(kind), &[], body));
+            assert_eq!(found, Response::new(StatusCode(200), Some(kind), &[], body));
             assert_eq!(piece(&interner.found(kind, body.into())), piece(&found));
         }
         interner.sweep();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::http::{Request, Response};
 use crate::identity::{Issuer, VmIssuer};
-use crate::mailbox::{Mailbox, Wait};
+use crate::mailbox::{Mailbox, ParkedRequest};
 use crate::record::Record;
 use crate::record::vm::Sinks;
 use crate::sink::Outbox;
@@ -17,7 +17,7 @@ use metadata_base::time::Now;
 
 /// State of the VM for live answers.
 #[derive(Clone, Debug)]
-pub struct Vm {
+pub struct VmState {
     /// Owner of the VM's state; tokens are bound to it.
     pub owner: Box<str>,
     /// Keys that issue and check tokens.
@@ -32,7 +32,7 @@ pub struct Vm {
     pub tenant: Tenant,
 }
 
-impl Vm {
+impl VmState {
     /// Builds the state from a record. Sets the VM's connection limit to the record's.
     #[must_use]
     pub fn of(record: &Record, keyring: Arc<Keyring>, mailbox: Arc<Mailbox>) -> Self {
@@ -66,7 +66,7 @@ impl Vm {
 
 /// One request to a live route.
 #[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
+pub struct LiveRequest<'a> {
     /// Time of the answer.
     pub now: Now,
     /// Connection of the request: the VM's slot and both endpoints.
@@ -76,14 +76,14 @@ pub struct Call<'a> {
     /// Part of the path below the route: empty, or `/a/b`.
     pub rest: &'a str,
     /// VM that sent the request.
-    pub vm: &'a Vm,
-    /// The previous outcome of this request, if that was [`Outcome::Park`].
+    pub vm: &'a VmState,
+    /// The previous outcome of this request, if that was [`LiveOutcome::Park`].
     pub parked: Option<&'a Parked>,
 }
 
 /// Result of a call.
 #[derive(Clone, Debug)]
-pub enum Outcome {
+pub enum LiveOutcome {
     /// The response.
     Ready(Response),
     /// The response; the call changed state that parked requests of the VM may wait for.
@@ -92,7 +92,7 @@ pub enum Outcome {
     Park(Parked),
 }
 
-impl From<Response> for Outcome {
+impl From<Response> for LiveOutcome {
     fn from(response: Response) -> Self {
         Self::Ready(response)
     }
@@ -103,13 +103,13 @@ impl From<Response> for Outcome {
 pub struct Parked {
     /// Latest time of the next call (`Now::mono`).
     pub until: Duration,
-    /// The answer can be given now, too: the client only wants to know when it changes. Without this the answer is still
-    /// being made.
+    /// The answer can be given now, too: the client only wants to know when it changes. Without this the answer is
+    /// still being made.
     pub has_answer: bool,
     /// The state that the client knows; the request waits until it changes. The dialect defines its form.
     pub state: u64,
     /// Shared with the VM's mailbox, which ends it when a newer request displaces this one.
-    pub wait: Arc<Wait>,
+    pub wait: Arc<ParkedRequest>,
 }
 
 /// Computes a route's answers per request.
@@ -117,7 +117,7 @@ pub struct Parked {
 /// The packet path calls it: an implementation must not wait, and its allocations must have a limit.
 pub trait Live: Debug + Send + Sync {
     /// Answers one call.
-    fn answer(&self, call: &Call<'_>) -> Outcome;
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome;
 
     /// Returns the answers below the route that never change, as pairs of path (`/a/b`) and text; none by default.
     fn leaves(&self) -> Vec<(&str, &str)> {

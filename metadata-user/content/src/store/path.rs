@@ -9,8 +9,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Datasource;
-use super::guard::Guard;
-use super::live::{Call, Live, Outcome};
+use super::guard::RequestGuard;
+use super::live::{Live, LiveOutcome, LiveRequest};
 use crate::http::{Headers, Method, Response};
 use crate::record::Dialects;
 
@@ -266,12 +266,12 @@ pub enum Endpoint {
 pub struct Route {
     endpoint: Endpoint,
     /// Shared: a VM has about a hundred routes, and nearly all VMs of a node have the same terms.
-    pub(super) terms: Arc<Terms>,
+    pub(super) terms: Arc<RouteTerms>,
 }
 
 /// Path of a route, and the requests it answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Terms {
+pub(super) struct RouteTerms {
     path: Cow<'static, str>,
     /// Hash of the path. It also serves as the hash of the terms, because few paths have several terms.
     hash: u32,
@@ -285,7 +285,7 @@ pub(super) struct Terms {
     below: bool,
 }
 
-impl std::hash::Hash for Terms {
+impl std::hash::Hash for RouteTerms {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         state.write_u32(self.hash);
     }
@@ -293,7 +293,7 @@ impl std::hash::Hash for Terms {
 
 /// Guards. Two lists are equal if they have one address, because each list is defined once.
 #[derive(Clone, Copy, Debug)]
-struct Guards(&'static [Guard]);
+struct Guards(&'static [RequestGuard]);
 
 impl PartialEq for Guards {
     fn eq(&self, other: &Self) -> bool {
@@ -312,7 +312,7 @@ impl Route {
 
     /// Like [`new`](Self::new), for a caller that already knows the dialect's number.
     pub(crate) fn of(dialect: &'static str, datasource: Datasource, endpoint: Endpoint) -> Self {
-        let terms = Terms {
+        let terms = RouteTerms {
             path: Cow::Borrowed("/"),
             hash: hash(["/"]),
             dialect,
@@ -345,7 +345,7 @@ impl Route {
         self.terms.hash
     }
 
-    fn on(mut self, change: impl FnOnce(&mut Terms)) -> Self {
+    fn on(mut self, change: impl FnOnce(&mut RouteTerms)) -> Self {
         change(Arc::make_mut(&mut self.terms));
         self
     }
@@ -358,7 +358,7 @@ impl Route {
 
     /// Sets the conditions. The first one that fails determines the answer.
     #[must_use]
-    pub fn guarded(self, guards: &'static [Guard]) -> Self {
+    pub fn guarded(self, guards: &'static [RequestGuard]) -> Self {
         self.on(|terms| terms.guards = Guards(guards))
     }
 
@@ -404,7 +404,7 @@ impl Route {
 
     /// Returns the conditions in order.
     #[must_use]
-    pub fn guards(&self) -> &'static [Guard] {
+    pub fn guards(&self) -> &'static [RequestGuard] {
         self.terms.guards.0
     }
 
@@ -439,7 +439,7 @@ impl Route {
             && others.methods.iter().all(|method| own.methods.contain(method))
     }
 
-    pub(super) fn answer(&self, call: &Call<'_>) -> Outcome {
+    pub(super) fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if let Some(guard) = self.guards().iter().find(|guard| !guard.condition.holds(call)) {
             return guard.otherwise.clone().into();
         }

@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
 use super::Datasource;
-use super::live::{Call, Outcome, Parked, Vm};
+use super::live::{LiveOutcome, LiveRequest, Parked, VmState};
 use super::path::{Canonical, Host};
 use super::path::{Endpoint, Methods, Route};
-use crate::http::{Method, Request, Response, Status};
+use crate::http::{Method, Request, Response, StatusCode};
 use crate::record::{Dialects, Record};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -15,7 +15,7 @@ use metadata_base::time::Now;
 /// Maximum number of ancestors searched for a route that answers all paths below it. No served path is deeper.
 const LEVELS: usize = 32;
 
-static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(Status(404), &[]));
+static NOT_FOUND: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(404), &[]));
 static READ_ONLY: LazyLock<Response> = LazyLock::new(|| refusal(Methods::READ.iter()));
 
 /// Builds a 405 with `Allow` that lists each method once.
@@ -26,7 +26,7 @@ fn refusal(methods: impl Iterator<Item = Method>) -> Response {
             allow.push(name);
         }
     }
-    Response::error(Status(405), &[("Allow", &allow.join(", "))])
+    Response::error(StatusCode(405), &[("Allow", &allow.join(", "))])
 }
 
 /// Result of a look-up.
@@ -69,7 +69,7 @@ pub struct Responses {
     /// Path hashes of `routes`, in their order. VMs with the same paths share them, so that they stay in the CPU cache.
     pub(super) hashes: [Arc<[u32]>; Host::ALL.len()],
     pub(super) limit: RequestLimit,
-    pub(super) vm: Vm,
+    pub(super) vm: VmState,
     unrendered: Option<Unrendered>,
 }
 
@@ -95,7 +95,7 @@ pub struct RequestLimit {
 impl Responses {
     /// Starts an empty set for the VM.
     #[must_use]
-    pub fn builder(vm: Vm) -> ResponsesBuilder {
+    pub fn builder(vm: VmState) -> ResponsesBuilder {
         ResponsesBuilder { routes: Default::default(), limit: RequestLimit::default(), vm }
     }
 
@@ -110,7 +110,7 @@ impl Responses {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> Outcome {
+    ) -> LiveOutcome {
         self.answer_of(now, connection, request, parked).0
     }
 
@@ -122,7 +122,7 @@ impl Responses {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Outcome, Datasource) {
+    ) -> (LiveOutcome, Datasource) {
         self.answer_found(self.find(Host::at(connection.local), request), now, connection, request, parked)
     }
 
@@ -134,7 +134,7 @@ impl Responses {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> Option<(Outcome, Datasource)> {
+    ) -> Option<(LiveOutcome, Datasource)> {
         let host = Host::at(connection.local);
         let path = Canonical::of(host, request.target.path);
         let here = self.at(host, &path);
@@ -154,10 +154,10 @@ impl Responses {
         connection: &Connection,
         request: &Request<'_>,
         parked: Option<&Parked>,
-    ) -> (Outcome, Datasource) {
+    ) -> (LiveOutcome, Datasource) {
         match found {
             Found::Route(route, rest) => {
-                let call = Call { now, connection, request, rest, vm: &self.vm, parked };
+                let call = LiveRequest { now, connection, request, rest, vm: &self.vm, parked };
                 (route.answer(&call), route.datasource())
             }
             Found::Others(others) => {
@@ -216,7 +216,7 @@ impl Responses {
 
     /// Returns the VM of these responses.
     #[must_use]
-    pub fn vm(&self) -> &Vm {
+    pub fn vm(&self) -> &VmState {
         &self.vm
     }
 
@@ -281,7 +281,7 @@ impl Responses {
 pub struct ResponsesBuilder {
     routes: [Vec<Route>; Host::ALL.len()],
     limit: RequestLimit,
-    vm: Vm,
+    vm: VmState,
 }
 
 impl ResponsesBuilder {
@@ -292,7 +292,7 @@ impl ResponsesBuilder {
 
     /// Returns the VM of these responses.
     #[must_use]
-    pub fn vm(&self) -> &Vm {
+    pub fn vm(&self) -> &VmState {
         &self.vm
     }
 

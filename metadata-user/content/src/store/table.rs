@@ -8,7 +8,7 @@ use arc_swap::ArcSwapOption;
 use metadata_common::bucket::take;
 use metadata_common::maps::{Port, Slot};
 
-use super::{RequestLimit, Responses, Vm};
+use super::{RequestLimit, Responses, VmState};
 use crate::http::Request;
 use metadata_base::connection::Connection;
 
@@ -17,7 +17,7 @@ pub const MAX_SLOTS: u32 = 1 << 20;
 
 /// State of a slot.
 #[derive(Clone, Debug)]
-pub enum Entry {
+pub enum SlotState {
     /// No VM has the slot: answer 404 at once.
     Unknown,
     /// The VM is known, but its record has not arrived: hold the request, then answer 503.
@@ -40,7 +40,8 @@ pub struct SlotOutOfRange {
 #[derive(Debug)]
 pub struct Store {
     pub(super) table: Box<[ArcSwapOption<Responses>]>,
-    /// What a slot holds while its record is expected. Only its address counts, so that one swap changes a slot's state.
+    /// What a slot holds while its record is expected. Only its address counts, so that one swap changes a slot's
+    /// state.
     expected: Arc<Responses>,
     /// Per slot: when its token bucket will be full again, in nanoseconds of `Now::mono`. A new record does not reset
     /// it, so replaced records do not weaken the limit.
@@ -54,7 +55,7 @@ impl Store {
         let slots = slots.min(MAX_SLOTS);
         Self {
             table: (0..slots).map(|_| ArcSwapOption::empty()).collect(),
-            expected: Arc::new(Responses::builder(Vm::alone("")).build()),
+            expected: Arc::new(Responses::builder(VmState::alone("")).build()),
             buckets: (0..slots).map(|_| AtomicU64::new(0)).collect(),
         }
     }
@@ -118,22 +119,22 @@ impl Store {
     #[must_use]
     pub fn is_fixed(&self, connection: &Connection, request: &Request<'_>) -> bool {
         match self.get(connection.slot) {
-            Entry::Ready(responses) => responses.is_fixed(connection, request),
-            Entry::Expected => false,
-            Entry::Unknown => true,
+            SlotState::Ready(responses) => responses.is_fixed(connection, request),
+            SlotState::Expected => false,
+            SlotState::Unknown => true,
         }
     }
 
-    /// Returns the state of `slot`; [`Entry::Unknown`] beyond the end of the table. Never waits.
+    /// Returns the state of `slot`; [`SlotState::Unknown`] beyond the end of the table. Never waits.
     #[must_use]
-    pub fn get(&self, slot: Slot) -> Entry {
+    pub fn get(&self, slot: Slot) -> SlotState {
         let Some(cell) = usize::try_from(slot).ok().and_then(|index| self.table.get(index)) else {
-            return Entry::Unknown;
+            return SlotState::Unknown;
         };
         match cell.load_full() {
-            None => Entry::Unknown,
-            Some(held) if Arc::ptr_eq(&held, &self.expected) => Entry::Expected,
-            Some(responses) => Entry::Ready(responses),
+            None => SlotState::Unknown,
+            Some(held) if Arc::ptr_eq(&held, &self.expected) => SlotState::Expected,
+            Some(responses) => SlotState::Ready(responses),
         }
     }
 
@@ -147,28 +148,28 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::{Entry, MAX_SLOTS, SlotOutOfRange, Store};
-    use crate::store::{RequestLimit, Responses, Vm};
+    use super::{MAX_SLOTS, SlotOutOfRange, SlotState, Store};
+    use crate::store::{RequestLimit, Responses, VmState};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     fn some() -> Arc<Responses> {
-        Arc::new(Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d")).build())
+        Arc::new(Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d")).build())
     }
 
     #[test]
     fn a_slot_goes_from_unknown_to_expected_to_ready_and_back() {
         let store = Store::new(2);
-        assert!(matches!(store.get(1), Entry::Unknown));
+        assert!(matches!(store.get(1), SlotState::Unknown));
         store.expect(1).expect("slot 1 exists");
-        assert!(matches!(store.get(1), Entry::Expected));
+        assert!(matches!(store.get(1), SlotState::Expected));
         let responses = some();
         store.publish(1, Arc::clone(&responses)).expect("slot 1 exists");
-        assert!(matches!(store.get(1), Entry::Ready(found) if Arc::ptr_eq(&found, &responses)));
-        assert!(matches!(store.get(0), Entry::Unknown), "another slot changed");
+        assert!(matches!(store.get(1), SlotState::Ready(found) if Arc::ptr_eq(&found, &responses)));
+        assert!(matches!(store.get(0), SlotState::Unknown), "another slot changed");
         store.withdraw(1).expect("slot 1 exists");
-        assert!(matches!(store.get(1), Entry::Unknown));
+        assert!(matches!(store.get(1), SlotState::Unknown));
     }
 
     #[test]
@@ -178,8 +179,8 @@ mod tests {
         assert_eq!(store.publish(2, some()), Err(refused));
         assert_eq!(store.expect(2), Err(refused));
         assert_eq!(store.withdraw(2), Err(refused));
-        assert!(matches!(store.get(2), Entry::Unknown));
-        assert!(matches!(store.get(u32::MAX), Entry::Unknown));
+        assert!(matches!(store.get(2), SlotState::Unknown));
+        assert!(matches!(store.get(u32::MAX), SlotState::Unknown));
         assert_eq!(Store::new(u32::MAX).slots(), MAX_SLOTS);
     }
 
@@ -201,7 +202,7 @@ mod tests {
         let store = Store::new(1);
         let before = some();
         store.publish(0, Arc::clone(&before)).expect("slot 0 exists");
-        let Entry::Ready(held) = store.get(0) else { panic!("slot 0 was published") };
+        let SlotState::Ready(held) = store.get(0) else { panic!("slot 0 was published") };
         store.publish(0, some()).expect("slot 0 exists");
         assert!(Arc::ptr_eq(&held, &before));
         drop(held);
@@ -219,7 +220,7 @@ mod tests {
             let reader = scope.spawn(|| {
                 let mut reads = 0_usize;
                 while !done.load(Ordering::Acquire) || reads == 0 {
-                    let Entry::Ready(found) = store.get(0) else { panic!("the slot was emptied") };
+                    let SlotState::Ready(found) = store.get(0) else { panic!("the slot was emptied") };
                     assert!(records.iter().any(|r| Arc::ptr_eq(r, &found)));
                     reads += 1;
                 }

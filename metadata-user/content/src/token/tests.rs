@@ -2,16 +2,16 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
 
-use super::{Keyring, Keys, Kind, TOKEN_CHARS};
+use super::{Keyring, TOKEN_CHARS, TokenKeys, TokenKind};
 
 const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const OTHER_VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3e";
-const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
 const NOW: u64 = 1_790_000_000;
 
 #[test]
 fn a_token_has_the_documented_form() {
-    let token = Keyring::ephemeral().mint(Kind::AliYun, VM, 60, NOW);
+    let token = Keyring::ephemeral().mint(TokenKind::AliYun, VM, 60, NOW);
     assert_eq!(token.len(), TOKEN_CHARS);
     let bytes = STANDARD.decode(&token).expect("base64");
     assert_eq!(bytes.len(), 42);
@@ -27,16 +27,16 @@ fn a_token_made_elsewhere_in_the_documented_form_is_accepted() {
     const TOKEN: &[u8; TOKEN_CHARS] = b"AQMAAAAAarE7vAECAwQFBgcICNh7cL9xTgVOVBvj7TiD6OBCKx0GG7SZ";
     let text =
         format!(r#"{{"form":"xdp-imds token keys 1","since_unix":{NOW},"current":"{KEY}","previous":null}}"#);
-    let keyring = Keyring::with(Keys::parse(text.as_bytes()).expect("keys"));
-    assert!(keyring.verify(Kind::Akamai, VM, TOKEN, NOW + 59));
-    assert!(!keyring.verify(Kind::Akamai, VM, TOKEN, NOW + 60));
+    let keyring = Keyring::with(TokenKeys::parse(text.as_bytes()).expect("keys"));
+    assert!(keyring.verify(TokenKind::Akamai, VM, TOKEN, NOW + 59));
+    assert!(!keyring.verify(TokenKind::Akamai, VM, TOKEN, NOW + 60));
 }
 
 #[test]
 fn no_two_tokens_are_equal() {
     let keyring = Keyring::ephemeral();
     let tokens: std::collections::HashSet<_> =
-        (0..1_000).map(|_| keyring.mint(Kind::Aws, VM, 60, NOW)).collect();
+        (0..1_000).map(|_| keyring.mint(TokenKind::Aws, VM, 60, NOW)).collect();
     assert_eq!(tokens.len(), 1_000);
 }
 
@@ -54,14 +54,14 @@ fn no_token_outlives_the_maximum_lifetime_of_its_kind() {
 #[test]
 fn anything_but_a_token_is_refused() {
     let keyring = Keyring::ephemeral();
-    let token = keyring.mint(Kind::Aws, VM, 60, NOW);
+    let token = keyring.mint(TokenKind::Aws, VM, 60, NOW);
     let zeros = "A".repeat(TOKEN_CHARS);
     let longer = format!("{token}\n");
     for wrong in ["", &token[1..], &token[..55], &longer, &zeros, &"é".repeat(28)] {
-        assert!(!keyring.verify(Kind::Aws, VM, wrong.as_bytes(), NOW), "{wrong:?}");
+        assert!(!keyring.verify(TokenKind::Aws, VM, wrong.as_bytes(), NOW), "{wrong:?}");
     }
     assert!(
-        !Keyring::ephemeral().verify(Kind::Aws, VM, token.as_bytes(), NOW),
+        !Keyring::ephemeral().verify(TokenKind::Aws, VM, token.as_bytes(), NOW),
         "another keyring has another key"
     );
 }

@@ -6,9 +6,9 @@ use std::time::Duration;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
-use super::{Instance, Page, Problem};
-use crate::status::{ClientError, Question, Reply, ask};
-use metadata_content::source::Source;
+use super::{ApiProblem, Instance, Page};
+use crate::status::{ClientError, StatusRequest, StatusResponse, ask};
+use metadata_content::source::RecordSource;
 
 /// Most bytes of a name.
 pub const NAME_MAX: usize = 253;
@@ -27,13 +27,13 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
 
 /// Why the agent did not carry out a request.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum RegistrationError {
     /// The client got no response.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The agent refused the request.
     #[error("{}", .0.detail)]
-    Problem(Box<Problem>),
+    Problem(Box<ApiProblem>),
     /// The response is not one of the API.
     #[error("expected an agent with an API for instances, found an answer {status}: {text}")]
     Strange {
@@ -44,7 +44,7 @@ pub enum Failure {
     },
 }
 
-impl Failure {
+impl RegistrationError {
     /// The HTTP status, if a response arrived.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
@@ -70,22 +70,24 @@ pub fn is_name(name: &str) -> bool {
 
 /// The URL path of an instance.
 #[must_use]
-pub fn path_of(source: Source, name: &str) -> String {
-    let query = if source == Source::Api { String::new() } else { format!("?source={}", source.name()) };
+pub fn path_of(source: RecordSource, name: &str) -> String {
+    let query =
+        if source == RecordSource::Api { String::new() } else { format!("?source={}", source.name()) };
     format!("/v1/instances/{}{query}", utf8_percent_encode(name, PLAIN))
 }
 
 /// Removes what the guest of an instance wrote.
-pub fn clear(run: &Path, source: Source, name: &str) -> Result<(), Failure> {
+pub fn clear(run: &Path, source: RecordSource, name: &str) -> Result<(), RegistrationError> {
     let path = path_of(source, name).replacen("/v1/instances/", "/v1/guest-data/", 1);
-    let question = Question { method: "DELETE", path: &path, fields: &[], body: &[], patience: PATIENCE };
+    let question =
+        StatusRequest { method: "DELETE", path: &path, fields: &[], body: &[], patience: PATIENCE };
     let reply = ask(run, &question)?;
     if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
 }
 
 /// The conditions of a registration.
 #[derive(Debug, Default)]
-pub struct Conditions<'a> {
+pub struct RegistrationConditions<'a> {
     /// Replace only the record with this entity tag; `*` means any.
     pub matches: Option<&'a str>,
     /// Register only if no record of the name exists.
@@ -94,7 +96,7 @@ pub struct Conditions<'a> {
     pub wait: Option<Duration>,
 }
 
-impl Conditions<'_> {
+impl RegistrationConditions<'_> {
     fn fields(&self) -> Vec<String> {
         let matches = self.matches.map(|tag| format!("If-Match: {tag}"));
         matches.into_iter().chain(self.is_new.then(|| "If-None-Match: *".to_owned())).collect()
@@ -106,9 +108,9 @@ pub fn put(
     run: &Path,
     name: &str,
     json: &str,
-    conditions: &Conditions<'_>,
-) -> Result<(Instance, bool), Failure> {
-    let mut path = path_of(Source::Api, name);
+    conditions: &RegistrationConditions<'_>,
+) -> Result<(Instance, bool), RegistrationError> {
+    let mut path = path_of(RecordSource::Api, name);
     if let Some(wait) = conditions.wait {
         let millis = wait.as_micros().div_ceil(1_000);
         path.push_str(&format!("?wait=attached&timeout={millis}ms"));
@@ -116,27 +118,33 @@ pub fn put(
     let mut fields = conditions.fields();
     fields.push("Content-Type: application/json".into());
     let patience = PATIENCE + conditions.wait.unwrap_or_default();
-    let question = Question { method: "PUT", path: &path, fields: &fields, body: json.as_bytes(), patience };
+    let question =
+        StatusRequest { method: "PUT", path: &path, fields: &fields, body: json.as_bytes(), patience };
     let reply = ask(run, &question)?;
     let created = reply.status == 201;
     Ok((read(reply, &[200, 201])?, created))
 }
 
 /// Removes an instance.
-pub fn remove(run: &Path, name: &str, conditions: &Conditions<'_>) -> Result<(), Failure> {
-    let (path, fields) = (path_of(Source::Api, name), conditions.fields());
-    let question = Question { method: "DELETE", path: &path, fields: &fields, body: &[], patience: PATIENCE };
+pub fn remove(
+    run: &Path,
+    name: &str,
+    conditions: &RegistrationConditions<'_>,
+) -> Result<(), RegistrationError> {
+    let (path, fields) = (path_of(RecordSource::Api, name), conditions.fields());
+    let question =
+        StatusRequest { method: "DELETE", path: &path, fields: &fields, body: &[], patience: PATIENCE };
     let reply = ask(run, &question)?;
     if reply.status == 204 { Ok(()) } else { Err(failure(reply)) }
 }
 
 /// Reads one instance.
-pub fn look(run: &Path, source: Source, name: &str) -> Result<Instance, Failure> {
+pub fn look(run: &Path, source: RecordSource, name: &str) -> Result<Instance, RegistrationError> {
     read(get(run, &path_of(source, name))?, &[200])
 }
 
 /// Lists the instances of one source, or of all.
-pub fn list(run: &Path, source: Option<Source>) -> Result<Vec<Instance>, Failure> {
+pub fn list(run: &Path, source: Option<RecordSource>) -> Result<Vec<Instance>, RegistrationError> {
     let mut instances = Vec::new();
     let mut after = None;
     loop {
@@ -153,42 +161,42 @@ pub fn list(run: &Path, source: Option<Source>) -> Result<Vec<Instance>, Failure
     }
 }
 
-fn get(run: &Path, path: &str) -> Result<Reply, ClientError> {
-    ask(run, &Question { method: "GET", path, fields: &[], body: &[], patience: PATIENCE })
+fn get(run: &Path, path: &str) -> Result<StatusResponse, ClientError> {
+    ask(run, &StatusRequest { method: "GET", path, fields: &[], body: &[], patience: PATIENCE })
 }
 
-fn read<T: DeserializeOwned>(reply: Reply, good: &[u16]) -> Result<T, Failure> {
+fn read<T: DeserializeOwned>(reply: StatusResponse, good: &[u16]) -> Result<T, RegistrationError> {
     if !good.contains(&reply.status) {
         return Err(failure(reply));
     }
     serde_json::from_slice(&reply.body).map_err(|_| strange(&reply))
 }
 
-fn failure(reply: Reply) -> Failure {
+fn failure(reply: StatusResponse) -> RegistrationError {
     match serde_json::from_slice(&reply.body) {
-        Ok(problem) => Failure::Problem(problem),
+        Ok(problem) => RegistrationError::Problem(problem),
         Err(_) => strange(&reply),
     }
 }
 
-fn strange(reply: &Reply) -> Failure {
+fn strange(reply: &StatusResponse) -> RegistrationError {
     let text: String = String::from_utf8_lossy(&reply.body).chars().take(200).collect();
-    Failure::Strange { status: reply.status, text }
+    RegistrationError::Strange { status: reply.status, text }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{NAME_MAX, is_name, path_of};
-    use metadata_content::source::Source;
+    use metadata_content::source::RecordSource;
 
     #[test]
     fn a_name_is_a_path_and_never_leads_out_of_it() {
         let long = "a".repeat(NAME_MAX);
         for name in ["a", "ns/web-1", "A.b_c~1:2@3", &long] {
             assert!(is_name(name), "{name}");
-            assert_eq!(path_of(Source::Api, name), format!("/v1/instances/{name}"));
+            assert_eq!(path_of(RecordSource::Api, name), format!("/v1/instances/{name}"));
         }
-        assert_eq!(path_of(Source::File, "a b?.yaml"), "/v1/instances/a%20b%3F.yaml?source=file");
+        assert_eq!(path_of(RecordSource::File, "a b?.yaml"), "/v1/instances/a%20b%3F.yaml?source=file");
         for name in ["", "/", "a/", "/a", "a//b", ".", "a/../b", "a b", "a?b", "ü", &format!("{long}a")] {
             assert!(!is_name(name), "{name}");
         }

@@ -55,7 +55,7 @@ pub enum ClientError {
 
 /// A request.
 #[derive(Debug)]
-pub struct Question<'a> {
+pub struct StatusRequest<'a> {
     /// `GET`, `PUT`, …
     pub method: &'a str,
     /// The path with its query.
@@ -70,7 +70,7 @@ pub struct Question<'a> {
 
 /// A response.
 #[derive(Debug)]
-pub struct Reply {
+pub struct StatusResponse {
     /// The HTTP status.
     pub status: u16,
     /// The response body.
@@ -82,8 +82,8 @@ pub struct Reply {
 /// # Errors
 /// [`ClientError`] without a successful response.
 pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
-    let question = Question { method: "GET", path, fields: &[], body: &[], patience: PATIENCE };
-    let Reply { status, body } = ask(run, &question)?;
+    let question = StatusRequest { method: "GET", path, fields: &[], body: &[], patience: PATIENCE };
+    let StatusResponse { status, body } = ask(run, &question)?;
     if status == 200 {
         return Ok(body);
     }
@@ -94,16 +94,16 @@ pub fn get(run: &Path, path: &str) -> Result<Vec<u8>, ClientError> {
 ///
 /// # Errors
 /// [`ClientError`] without a response.
-pub fn ask(run: &Path, question: &Question<'_>) -> Result<Reply, ClientError> {
+pub fn ask(run: &Path, question: &StatusRequest<'_>) -> Result<StatusResponse, ClientError> {
     let answer = open(run, question)?;
     let status = answer.status;
     let body = answer.rest(ANSWER_MAX).map_err(ClientError::Mute)?;
-    Ok(Reply { status, body })
+    Ok(StatusResponse { status, body })
 }
 
 /// An answer whose body has not been read. The body ends with the stream.
 #[derive(Debug)]
-pub struct Answer {
+pub struct StreamedResponse {
     /// The HTTP status.
     pub status: u16,
     /// The part of the body that arrived with the head.
@@ -114,7 +114,7 @@ pub struct Answer {
     sent: bool,
 }
 
-impl Answer {
+impl StreamedResponse {
     /// Returns the whole body. Reads at most `limit` more bytes.
     ///
     /// # Errors
@@ -135,7 +135,7 @@ impl Answer {
 ///
 /// # Errors
 /// [`ClientError`] without an answer.
-pub fn open(run: &Path, question: &Question<'_>) -> Result<Answer, ClientError> {
+pub fn open(run: &Path, question: &StatusRequest<'_>) -> Result<StreamedResponse, ClientError> {
     let stream = UnixStream::connect(run.join(SOCKET)).map_err(|source| match source.kind() {
         io::ErrorKind::PermissionDenied => ClientError::Forbidden { path: run.into(), source },
         _ => ClientError::NoAgent { path: run.into(), source },
@@ -143,12 +143,12 @@ pub fn open(run: &Path, question: &Question<'_>) -> Result<Answer, ClientError> 
     exchange(stream, question).map_err(ClientError::Mute)
 }
 
-fn exchange(mut stream: UnixStream, question: &Question<'_>) -> io::Result<Answer> {
+fn exchange(mut stream: UnixStream, question: &StatusRequest<'_>) -> io::Result<StreamedResponse> {
     stream.set_read_timeout(Some(question.patience))?;
     stream.set_write_timeout(Some(question.patience))?;
     let sent = stream.write_all(&head(question)).and_then(|()| stream.write_all(question.body));
     match read_head(&mut stream) {
-        Ok((status, begun)) => Ok(Answer { status, begun, stream, sent: sent.is_ok() }),
+        Ok((status, begun)) => Ok(StreamedResponse { status, begun, stream, sent: sent.is_ok() }),
         Err(error) => Err(sent.err().unwrap_or(error)),
     }
 }
@@ -174,8 +174,8 @@ fn read_head(stream: &mut impl io::Read) -> io::Result<(u16, Vec<u8>)> {
 }
 
 /// The head of a request. It uses HTTP/1.0, so that the answer is not chunked and ends with the connection.
-fn head(question: &Question<'_>) -> Vec<u8> {
-    let Question { method, path, fields, body, .. } = question;
+fn head(question: &StatusRequest<'_>) -> Vec<u8> {
+    let StatusRequest { method, path, fields, body, .. } = question;
     let mut head = format!("{method} {path} HTTP/1.0\r\nHost: agent\r\n");
     fields.iter().for_each(|field| head.extend([field, "\r\n"]));
     if !body.is_empty() {
@@ -198,7 +198,7 @@ fn status(answer: &[u8]) -> io::Result<Option<(u16, usize)>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ClientError, Question, ask, get, read_head};
+    use super::{ClientError, StatusRequest, ask, get, read_head};
     use metadata_base::run::SOCKET;
     use std::io::{Read as _, Write as _};
     use std::os::unix::net::UnixListener;
@@ -272,7 +272,7 @@ mod tests {
         });
         let body = vec![b'x'; 4 << 20];
         let patience = super::PATIENCE;
-        let question = Question { method: "PUT", path: "/", fields: &[], body: &body, patience };
+        let question = StatusRequest { method: "PUT", path: "/", fields: &[], body: &body, patience };
         let reply = ask(run.path(), &question).expect("an answer");
         assert_eq!((reply.status, &*reply.body), (413, &b"too large"[..]));
         serving.join().expect("a client");

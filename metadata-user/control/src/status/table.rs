@@ -7,8 +7,8 @@ use metadata_base::printable::{Printable, counted, printable};
 use metadata_content::record::values::Timestamp;
 
 use super::{
-    ApiServer, Guest, GuestState, GuestWay, IssuerState, PortState, Proxmox, RecordMemory, Shadowed, Share,
-    SharedUuid, Status, TenantShare, Unread,
+    AgentStatus, ApiServer, GuestState, GuestStatus, GuestWay, IssuerState, PortState, Proxmox, RecordMemory,
+    Shadowed, Share, SharedUuid, TenantShare, Unread,
 };
 
 /// Width of the left column, in characters.
@@ -17,9 +17,9 @@ const MARGIN: usize = 12;
 const SHARES_NAMED: usize = 3;
 
 /// Prints the state of an agent.
-pub(super) fn status(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn status(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()> {
     let state = if status.troubles.is_empty() { "healthy" } else { "degraded" };
-    let Status { version, pid, uptime, phase, side, .. } = status;
+    let AgentStatus { version, pid, uptime, phase, side, .. } = status;
     let (phase, up) = (phase.name(), Span(*uptime));
     let version = Printable(version);
     writeln!(out, "xdp-imds {version}: {state}, {phase}, up {up}, process {pid}, side {side}")?;
@@ -82,7 +82,7 @@ fn share(share: &Share) -> Option<String> {
     Some(named.collect::<Vec<_>>().join(", ") + &refused)
 }
 
-fn workers(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+fn workers(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()> {
     let head = ["hub", "device", "heartbeat", "load", "guests", "connections", "requests"].map(String::from);
     let rows = status.workers.iter().map(|worker| {
         let heartbeat = worker.heartbeat.map_or("ended".into(), |age| format!("{age:.1} s"));
@@ -94,7 +94,7 @@ fn workers(status: &Status, out: &mut dyn Write) -> io::Result<()> {
     grid("workers", std::iter::once(head).chain(rows).collect(), out)
 }
 
-fn ports(status: &Status, out: &mut dyn Write) -> io::Result<()> {
+fn ports(status: &AgentStatus, out: &mut dyn Write) -> io::Result<()> {
     let of = |state| status.ports.counts.get(&state).copied().unwrap_or_default();
     let programs: Vec<_> =
         status.ports.programs.iter().map(|(name, count)| format!("{count} {name}")).collect();
@@ -159,7 +159,7 @@ fn api_server(server: &ApiServer, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Prints the state of the guests that match a name.
-pub(super) fn guests(name: &str, guests: &[Guest], out: &mut dyn Write) -> io::Result<()> {
+pub(super) fn guests(name: &str, guests: &[GuestStatus], out: &mut dyn Write) -> io::Result<()> {
     if guests.is_empty() {
         return writeln!(
             out,
@@ -249,13 +249,13 @@ impl Display for Span {
 mod tests {
     use super::{Proxmox, RecordMemory, Share, Span, TenantShare, Unread, guests, status};
     use crate::status::{
-        ApiServer, Attachments, ExpectedMac, Guest, GuestState, GuestWay, Held, InstanceState, Instances,
-        IssuerState, MacMismatch, Phase, Port, PortState, Ports, RecentWarning, Refused, Shadowed, Status,
-        Unanswered, Worker,
+        AgentStatus, ApiServer, AttachmentStatus, ExpectedMac, GuestState, GuestStatus, GuestUsage, GuestWay,
+        InstanceState, Instances, IssuerState, MacMismatch, Phase, PortState, PortStatus, PortSummary,
+        RecentWarning, RefusedRecord, Shadowed, Unanswered, WorkerStatus,
     };
 
-    fn some() -> Status {
-        let worker = Worker {
+    fn some() -> AgentStatus {
+        let worker = WorkerStatus {
             hub: 0,
             device: "imds-in0".into(),
             heartbeat: Some(0.25),
@@ -264,7 +264,7 @@ mod tests {
             guests: 7,
             requests: 48_213,
         };
-        let port = Port {
+        let port = PortStatus {
             name: "tap7".into(),
             state: PortState::Error,
             reason: Some("another XDP program is on it".into()),
@@ -272,7 +272,7 @@ mod tests {
             way: GuestWay::Device,
             identities: 0,
         };
-        Status {
+        AgentStatus {
             schema: crate::status::SCHEMA.into(),
             version: "0.1.0".into(),
             pid: 42,
@@ -284,10 +284,10 @@ mod tests {
             side: 1,
             from_snapshot: false,
             has_left: true,
-            attachments: Attachments::default(),
+            attachments: AttachmentStatus::default(),
             troubles: vec!["1 port in error".into()],
-            workers: vec![worker.clone(), Worker { hub: 1, heartbeat: None, requests: 3, ..worker }],
-            ports: Ports {
+            workers: vec![worker.clone(), WorkerStatus { hub: 1, heartbeat: None, requests: 3, ..worker }],
+            ports: PortSummary {
                 counts: [(PortState::Attached, 9), (PortState::Error, 1)].into(),
                 programs: [("tcx".into(), 2), ("xdp".into(), 7)].into(),
                 listed: vec![port],
@@ -296,7 +296,7 @@ mod tests {
             instances: vec![Instances { source: "file".into(), state: InstanceState::Served, count: 9 }],
             identities: 9,
             conflicts: vec![],
-            refused: vec![Refused { record: "web.yaml".into(), reason: "no vm".into() }],
+            refused: vec![RefusedRecord { record: "web.yaml".into(), reason: "no vm".into() }],
             mac_mismatches: vec![],
             shared_uuids: vec![],
             record_memory: RecordMemory { used: (5 << 20) + 1, limit: 512 << 20 },
@@ -380,13 +380,13 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
     #[test]
     fn the_json_is_read_back_as_it_was_written() {
         let text = serde_json::to_string(&some()).expect("JSON");
-        assert_eq!(serde_json::from_str::<Status>(&text).expect("a status"), some());
+        assert_eq!(serde_json::from_str::<AgentStatus>(&text).expect("a status"), some());
         assert!(text.contains(r#""counts":{"attached":9,"error":1}"#), "{text}");
     }
 
     #[test]
     fn a_guest_is_shown_with_what_is_known_of_it() {
-        let guest = Guest {
+        let guest = GuestStatus {
             port: "tap0".into(),
             mac: "52:54:00:00:00:01".into(),
             record: Some("web.yaml".into()),
@@ -400,7 +400,7 @@ lately      1 min 1 s ago, warn: port tap7: no (2 times)
             hub: Some(0),
             program: Some("xdp".into()),
             way: GuestWay::Inlet,
-            held: Some(Held { connections: 2, requests: 1 }),
+            held: Some(GuestUsage { connections: 2, requests: 1 }),
         };
         let mut out = Vec::new();
         guests("web", &[guest], &mut out).expect("written");

@@ -10,7 +10,7 @@ pub const SCHEMA: &str = "trace/1";
 /// One line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Line {
+pub enum TraceLine {
     /// The first line.
     Begin {
         /// [`SCHEMA`].
@@ -29,7 +29,7 @@ pub enum Line {
         unix_ns: u64,
     },
     /// A frame.
-    Frame(Frame),
+    Frame(TracedFrame),
     /// Frames lost before the next line, because the buffer was full.
     Lost {
         /// The number of lost frames.
@@ -44,7 +44,7 @@ pub enum Line {
 
 /// A frame and its verdict.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Frame {
+pub struct TracedFrame {
     /// The time of the frame on the kernel's monotonic clock, in nanoseconds.
     pub time_ns: u64,
     /// True for a frame to the guest, false for one from it.
@@ -78,29 +78,29 @@ pub fn bytes(digits: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Frame, Line, bytes};
+    use super::{TraceLine, TracedFrame, bytes};
     use metadata_base::hex::hex;
 
     #[test]
     fn lines_keep_their_form() {
-        let frame = Frame {
+        let frame = TracedFrame {
             time_ns: 7,
             verdict: "steer_arp".into(),
             length: 42,
             mac: "m".into(),
             bytes: "00ff".into(),
-            ..Frame::default()
+            ..TracedFrame::default()
         };
         let cases = [
-            (Line::Lost { frames: 3 }, r#"{"kind":"lost","frames":3}"#),
+            (TraceLine::Lost { frames: 3 }, r#"{"kind":"lost","frames":3}"#),
             (
-                Line::Frame(frame),
+                TraceLine::Frame(frame),
                 r#"{"kind":"frame","time_ns":7,"to_guest":false,"verdict":"steer_arp","length":42,"mac":"m","bytes":"00ff"}"#,
             ),
         ];
         for (line, text) in cases {
             assert_eq!(serde_json::to_string(&line).expect("JSON"), text);
-            assert_eq!(serde_json::from_str::<Line>(text).expect("a line"), line);
+            assert_eq!(serde_json::from_str::<TraceLine>(text).expect("a line"), line);
         }
     }
 

@@ -4,8 +4,8 @@
 //! acknowledgement and FIN on its behalf. Two connections may share one entry. The later one takes it: what the
 //! kernel received for the earlier one is read just before, and the earlier one's segments go to user space again.
 //!
-//! Neither side waits for the other, and the kernel program has no barriers. x86 loads in program order, arm64 does not,
-//! so what one side reads may be of several states of the entry. Correctness needs no order, only whole fields:
+//! Neither side waits for the other, and the kernel program has no barriers. x86 loads in program order, arm64 does
+//! not, so what one side reads may be of several states of the entry. Correctness needs no order, only whole fields:
 //!
 //! - The kernel may combine one connection's flow with another's numbers. It then takes a segment of the first only if
 //!   that has exactly the second's two numbers, of 32 bits each. A guest that knows both loses a segment of its own.
@@ -24,8 +24,8 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 
 use super::sys::Mapping;
-use crate::stack::{Displaced, Heard, Ledger};
-use cell::Cell;
+use crate::stack::{AckLedger, Displaced, Heard};
+use cell::AtomicEntry;
 
 mod cell;
 /// The atomics that `cell` uses. A thread model replaces this module with its own types.
@@ -35,15 +35,15 @@ mod sync {
 
 const _: () = {
     use std::mem::offset_of;
-    assert!(size_of::<Cell>() == size_of::<AllSent>());
-    assert!(offset_of!(Cell, flow) == offset_of!(AllSent, flow));
-    assert!(offset_of!(Cell, sent) == offset_of!(AllSent, sent));
-    assert!(offset_of!(Cell, received) == offset_of!(AllSent, received));
-    assert!(offset_of!(Cell, finished) == offset_of!(AllSent, finished));
-    assert!(offset_of!(Cell, opened) == offset_of!(AllSent, opened));
-    assert!(offset_of!(Cell, held) == offset_of!(AllSent, held));
-    assert!(offset_of!(Cell, acknowledged) == offset_of!(AllSent, acknowledged));
-    assert!(offset_of!(Cell, closed) == offset_of!(AllSent, closed));
+    assert!(size_of::<AtomicEntry>() == size_of::<AllSent>());
+    assert!(offset_of!(AtomicEntry, flow) == offset_of!(AllSent, flow));
+    assert!(offset_of!(AtomicEntry, sent) == offset_of!(AllSent, sent));
+    assert!(offset_of!(AtomicEntry, received) == offset_of!(AllSent, received));
+    assert!(offset_of!(AtomicEntry, finished) == offset_of!(AllSent, finished));
+    assert!(offset_of!(AtomicEntry, opened) == offset_of!(AllSent, opened));
+    assert!(offset_of!(AtomicEntry, held) == offset_of!(AllSent, held));
+    assert!(offset_of!(AtomicEntry, acknowledged) == offset_of!(AllSent, acknowledged));
+    assert!(offset_of!(AtomicEntry, closed) == offset_of!(AllSent, closed));
 };
 
 /// The mapped table. Each worker has its own mapping; all map the same memory.
@@ -51,7 +51,7 @@ const _: () = {
 /// A post or a look-up touches one cache line and makes no system call.
 #[derive(Debug)]
 pub struct AllSentTable {
-    cells: NonNull<Cell>,
+    cells: NonNull<AtomicEntry>,
     /// Owned so that `cells` stays valid.
     _memory: Mapping,
 }
@@ -62,7 +62,7 @@ unsafe impl Send for AllSentTable {}
 impl AllSentTable {
     /// Maps the whole table from its descriptor: 2 MiB that the kernel has allocated anyway.
     pub fn map(table: BorrowedFd<'_>) -> Result<Self, Errno> {
-        Self::inside(Mapping::shared(table, 0, ALL_SENT as usize * size_of::<Cell>())?)
+        Self::inside(Mapping::shared(table, 0, ALL_SENT as usize * size_of::<AtomicEntry>())?)
     }
 
     fn inside(memory: Mapping) -> Result<Self, Errno> {
@@ -77,11 +77,11 @@ impl AllSentTable {
         }
     }
 
-    fn cell(&self, flow: Flow) -> &Cell {
+    fn cell(&self, flow: Flow) -> &AtomicEntry {
         self.place(flow.index())
     }
 
-    fn place(&self, index: u32) -> &Cell {
+    fn place(&self, index: u32) -> &AtomicEntry {
         let index = (index & (ALL_SENT - 1)) as usize;
         // SAFETY: the index is below ALL_SENT, and `inside` checked that this many aligned cells lie in the mapping.
         let cell = unsafe { self.cells.add(index) };
@@ -91,7 +91,7 @@ impl AllSentTable {
     }
 }
 
-impl Ledger for AllSentTable {
+impl AckLedger for AllSentTable {
     fn hold(&mut self, flow: Flow) {
         self.cell(flow).hold();
     }
@@ -120,17 +120,17 @@ impl Ledger for AllSentTable {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL_SENT, AllSent, AllSentTable, Cell, Displaced, Heard, Ledger as _, Mapping};
-    use metadata_common::cookie::{Flow, Key};
+    use super::{ALL_SENT, AckLedger as _, AllSent, AllSentTable, AtomicEntry, Displaced, Heard, Mapping};
+    use metadata_common::cookie::{CookieKey, Flow};
     use std::sync::atomic::{AtomicU32, Ordering};
 
     fn table() -> AllSentTable {
-        let memory = Mapping::anonymous(ALL_SENT as usize * size_of::<Cell>()).expect("two MiB");
+        let memory = Mapping::anonymous(ALL_SENT as usize * size_of::<AtomicEntry>()).expect("two MiB");
         AllSentTable::inside(memory).expect("all entries")
     }
 
     fn flow(port: u32) -> Flow {
-        Flow::v4(&Key([1, 2]), 3, [10, 0, 0, 1], [169, 254, 169, 254], port.to_be_bytes())
+        Flow::v4(&CookieKey([1, 2]), 3, [10, 0, 0, 1], [169, 254, 169, 254], port.to_be_bytes())
     }
 
     fn entry(flow: Flow) -> AllSent {
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_table_that_is_too_small_is_refused() {
-        let memory = Mapping::anonymous((ALL_SENT as usize - 1) * size_of::<Cell>()).expect("memory");
+        let memory = Mapping::anonymous((ALL_SENT as usize - 1) * size_of::<AtomicEntry>()).expect("memory");
         assert!(AllSentTable::inside(memory).is_err());
     }
 
@@ -240,7 +240,7 @@ mod tests {
         let (met, mixed) = (AtomicU32::new(0), AtomicU32::new(0));
         std::thread::scope(|scope| {
             for (flow, number) in [(flow(1), 1), (other, 2)] {
-                let memory = Mapping::anonymous(size_of::<Cell>()).expect("a page");
+                let memory = Mapping::anonymous(size_of::<AtomicEntry>()).expect("a page");
                 let mut worker = AllSentTable { cells: first.cells, _memory: memory };
                 let (met, mixed) = (&met, &mixed);
                 scope.spawn(move || {

@@ -5,7 +5,7 @@
 use rustix::net::xdp::{XdpDesc, XdpDescOptions, XdpRingOffset};
 use std::sync::atomic::Ordering;
 
-use super::ring::{Cell, Consumer, Producer, bytes};
+use super::ring::{Consumer, Producer, RingCell, bytes};
 use super::socket::HEADROOM;
 use super::socket::Receiver;
 use super::sys::Mapping;
@@ -16,7 +16,7 @@ pub(super) const LAYOUT: XdpRingOffset =
     XdpRingOffset { producer: 0, consumer: 128, desc: 320, flags: Some(192) };
 
 /// Both ends of one ring, with both cursors at `start`.
-pub(super) fn ring<T: Cell>(size: u32, start: u32) -> (Producer<T>, Consumer<T>) {
+pub(super) fn ring<T: RingCell>(size: u32, start: u32) -> (Producer<T>, Consumer<T>) {
     let len = bytes::<T>(&LAYOUT, size).expect("a small ring");
     let [ours, theirs] = Mapping::plain(len);
     for offset in [LAYOUT.producer, LAYOUT.consumer] {
@@ -29,7 +29,7 @@ pub(super) fn ring<T: Cell>(size: u32, start: u32) -> (Producer<T>, Consumer<T>)
 
 /// What happened to a frame delivered to the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum FrameFate {
     /// The frame waits in the RX ring.
     Queued,
     /// The frame is too long for a chunk.
@@ -51,21 +51,21 @@ pub(super) struct ModelKernel {
 }
 
 impl ModelKernel {
-    pub(super) fn deliver(&mut self, umem: &mut Umem, bytes: &[u8]) -> Fate {
+    pub(super) fn deliver(&mut self, umem: &mut Umem, bytes: &[u8]) -> FrameFate {
         if bytes.len() > (self.chunk_size - HEADROOM) as usize {
-            return Fate::TooLong;
+            return FrameFate::TooLong;
         }
-        let Some(chunk) = self.list.pop().or_else(|| self.fill.pop()) else { return Fate::NoChunk };
+        let Some(chunk) = self.list.pop().or_else(|| self.fill.pop()) else { return FrameFate::NoChunk };
         self.fill.release();
         let addr = chunk + u64::from(HEADROOM);
         umem.write_as_kernel(addr, bytes);
         let len = u32::try_from(bytes.len()).expect("a frame");
         if !self.rx.push(XdpDesc { addr, len, options: XdpDescOptions::empty() }) {
             self.list.push(chunk);
-            return Fate::RingFull;
+            return FrameFate::RingFull;
         }
         self.rx.publish();
-        Fate::Queued
+        FrameFate::Queued
     }
 }
 
@@ -96,7 +96,7 @@ impl Rig {
     }
 
     /// Delivers a frame as if from the wire.
-    pub fn deliver(&mut self, bytes: &[u8]) -> Fate {
+    pub fn deliver(&mut self, bytes: &[u8]) -> FrameFate {
         self.kernel.deliver(self.receiver.umem(), bytes)
     }
 

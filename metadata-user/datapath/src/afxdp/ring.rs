@@ -31,11 +31,11 @@ use super::sys::Mapping;
 /// # Safety
 /// Every bit pattern must be a valid value: the other side writes cells, and reading one must be sound whatever it
 /// holds.
-pub(super) unsafe trait Cell: Copy {}
+pub(super) unsafe trait RingCell: Copy {}
 // SAFETY: an integer.
-unsafe impl Cell for u64 {}
+unsafe impl RingCell for u64 {}
 // SAFETY: `repr(C)`, three integers (the third is a bit set that keeps unknown bits), no padding (asserted below).
-unsafe impl Cell for XdpDesc {}
+unsafe impl RingCell for XdpDesc {}
 const _: () = assert!(size_of::<XdpDesc>() == 16);
 
 /// The memory of one ring, and the addresses of its parts.
@@ -51,9 +51,9 @@ struct Ring<T> {
 
 // SAFETY: the addresses point into the mapping that this struct owns and moves with. Cells are `Copy` values without
 // ties to a thread, and each side's half of the protocol requires `&mut`.
-unsafe impl<T: Cell> Send for Ring<T> {}
+unsafe impl<T: RingCell> Send for Ring<T> {}
 
-impl<T: Cell> Ring<T> {
+impl<T: RingCell> Ring<T> {
     /// `None` unless the whole layout lies inside `memory`, is aligned, and `size` is a power of two.
     fn new(memory: Mapping, layout: &XdpRingOffset, size: u32) -> Option<Self> {
         Some(Self {
@@ -90,7 +90,7 @@ impl<T: Cell> Ring<T> {
 }
 
 /// Bytes to map for a ring of `size` cells of `T`; `None` if the layout exceeds the address space.
-pub(super) fn bytes<T: Cell>(layout: &XdpRingOffset, size: u32) -> Option<usize> {
+pub(super) fn bytes<T: RingCell>(layout: &XdpRingOffset, size: u32) -> Option<usize> {
     Ring::<T>::bytes(layout, size)
 }
 
@@ -104,7 +104,7 @@ pub(super) struct Producer<T> {
     consumed: u32,
 }
 
-impl<T: Cell> Producer<T> {
+impl<T: RingCell> Producer<T> {
     /// Starts to produce at the current cursors.
     pub(super) fn new(memory: Mapping, layout: &XdpRingOffset, size: u32) -> Option<Self> {
         let ring = Ring::new(memory, layout, size)?;
@@ -164,7 +164,7 @@ pub(super) struct Consumer<T> {
     produced: u32,
 }
 
-impl<T: Cell> Consumer<T> {
+impl<T: RingCell> Consumer<T> {
     /// Starts to consume at the current cursors.
     pub(super) fn new(memory: Mapping, layout: &XdpRingOffset, size: u32) -> Option<Self> {
         let ring = Ring::new(memory, layout, size)?;
@@ -202,7 +202,7 @@ impl<T: Cell> Consumer<T> {
 }
 
 #[cfg(any(test, feature = "model"))]
-impl<T: Cell> Consumer<T> {
+impl<T: RingCell> Consumer<T> {
     /// Copies of all cells that the producer has published and we have not popped.
     pub(super) fn pending(&self) -> Vec<T> {
         // Acquire: like (C).

@@ -17,9 +17,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use super::AfxdpError;
-use super::ring::{self, Cell, Consumer, Producer};
+use super::ring::{self, Consumer, Producer, RingCell};
 use super::sys::Mapping;
-use super::umem::{Frame, Umem};
+use super::umem::{Umem, UmemFrame};
 use crate::GROUP;
 
 /// Minimum number of places in the RX ring.
@@ -233,7 +233,7 @@ fn rings(
     Ok((fill, rx))
 }
 
-fn map<T: Cell>(
+fn map<T: RingCell>(
     fd: BorrowedFd<'_>,
     ring: &'static str,
     layout: &XdpRingOffset,
@@ -267,16 +267,21 @@ pub(super) struct Receiver {
     rx: Consumer<XdpDesc>,
     /// Chunks that wait for a place in the fill ring. The ring has at least one place per chunk, so the pool is empty
     /// between calls. Its capacity is all chunks, so it never reallocates.
-    pool: Vec<Frame>,
+    pool: Vec<UmemFrame>,
     /// The chunks of the frames that are lent; empty between calls.
-    group: Vec<Frame>,
+    group: Vec<UmemFrame>,
     umem: Umem,
     received: Received,
 }
 
 impl Receiver {
     /// Starts by giving all `frames` of `umem` to the kernel.
-    pub(super) fn new(umem: Umem, frames: Vec<Frame>, fill: Producer<u64>, rx: Consumer<XdpDesc>) -> Self {
+    pub(super) fn new(
+        umem: Umem,
+        frames: Vec<UmemFrame>,
+        fill: Producer<u64>,
+        rx: Consumer<XdpDesc>,
+    ) -> Self {
         let mut receiver = Self {
             fill,
             rx,

@@ -1,7 +1,7 @@
 //! The frame memory (UMEM): one region of chunks of equal size, and a table of who owns each.
 //!
-//! A chunk we own is a [`Frame`], a value that cannot be copied. Giving it to the kernel consumes it. The only way to
-//! get a frame is a descriptor from the kernel, for a chunk that the kernel really owns. So a slice of a frame can
+//! A chunk we own is a [`UmemFrame`], a value that cannot be copied. Giving it to the kernel consumes it. The only way
+//! to get a frame is a descriptor from the kernel, for a chunk that the kernel really owns. So a slice of a frame can
 //! exist only while we own the frame.
 #![expect(unsafe_code, reason = "slices over memory shared with the kernel")]
 
@@ -13,7 +13,7 @@ use super::sys::Mapping;
 /// A chunk we own, and the part of it that holds a frame. Only one [`Umem`] creates and takes it back: both live
 /// inside one `Receiver` and do not leave it.
 #[derive(Debug)]
-pub(super) struct Frame {
+pub(super) struct UmemFrame {
     chunk: u32,
     /// The frame's offset within its chunk; the kernel leaves headroom before it.
     start: u32,
@@ -32,11 +32,11 @@ pub(super) struct Umem {
 
 impl Umem {
     /// Maps `chunks` × `chunk_size` bytes. Also returns all chunks as frames that we own.
-    pub(super) fn new(chunks: u32, chunk_size: u32) -> Result<(Self, Vec<Frame>), Errno> {
+    pub(super) fn new(chunks: u32, chunk_size: u32) -> Result<(Self, Vec<UmemFrame>), Errno> {
         let len = (chunks as usize).checked_mul(chunk_size as usize).ok_or(Errno::NOMEM)?;
         let memory = Mapping::anonymous(len)?;
         let with_kernel = vec![false; chunks as usize].into_boxed_slice();
-        let frames = (0..chunks).map(|chunk| Frame { chunk, start: 0, len: 0 }).collect();
+        let frames = (0..chunks).map(|chunk| UmemFrame { chunk, start: 0, len: 0 }).collect();
         Ok((Self { with_kernel, chunk_size, memory }, frames))
     }
 
@@ -51,7 +51,7 @@ impl Umem {
     }
 
     /// Gives a chunk to the kernel; returns the address for the fill ring.
-    pub(super) fn give(&mut self, frame: Frame) -> u64 {
+    pub(super) fn give(&mut self, frame: UmemFrame) -> u64 {
         if let Some(holder) = self.with_kernel.get_mut(frame.chunk as usize) {
             *holder = true;
         }
@@ -62,7 +62,7 @@ impl Umem {
     ///
     /// Returns `None` if it is not a chunk of this region, or the kernel does not own it: that would create a second
     /// frame for one chunk.
-    pub(super) fn take(&mut self, descriptor: XdpDesc) -> Option<Frame> {
+    pub(super) fn take(&mut self, descriptor: XdpDesc) -> Option<UmemFrame> {
         let size = u64::from(self.chunk_size);
         let chunk = u32::try_from(descriptor.addr / size).ok()?;
         let holder = self.with_kernel.get_mut(chunk as usize)?;
@@ -74,18 +74,18 @@ impl Umem {
         let whole = !descriptor.options.contains(XdpDescOptions::XDP_PKT_CONTD);
         let len = if whole { descriptor.len } else { u32::MAX };
         // Lossless: the remainder of a division by a u32.
-        Some(Frame { chunk, start: (descriptor.addr % size) as u32, len })
+        Some(UmemFrame { chunk, start: (descriptor.addr % size) as u32, len })
     }
 
     /// The bytes of a frame; `None` if the kernel's length exceeds the chunk.
-    pub(super) fn bytes(&self, frame: &Frame) -> Option<&[u8]> {
+    pub(super) fn bytes(&self, frame: &UmemFrame) -> Option<&[u8]> {
         if frame.start.checked_add(frame.len)? > self.chunk_size {
             return None;
         }
         let offset = u64::from(frame.chunk) * u64::from(self.chunk_size) + u64::from(frame.start);
         let at = self.memory.at::<u8>(offset, frame.len as usize)?;
         // SAFETY: `at` checks that all `len` bytes lie inside the mapping, which outlives `&self`; they were zeroed
-        // when mapped, so they are initialised. They lie in one chunk (checked above), whose `Frame` we hold. The
+        // when mapped, so they are initialised. They lie in one chunk (checked above), whose `UmemFrame` we hold. The
         // kernel writes to a chunk only between `give` and the descriptor that `take` accepts. `give` needs `&mut
         // self`, so no slice from here is alive then.
         Some(unsafe { std::slice::from_raw_parts(at.as_ptr(), frame.len as usize) })

@@ -4,7 +4,9 @@ use metadata_common::stamp::stamp;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 
-use super::{Both, FrameSource, HEADER_LEN, HubTap, Link, LinkStats, MAX_FRAME, Refusal, TapStats, slot_of};
+use super::{
+    Both, FrameError, FrameSource, HEADER_LEN, HubTap, LinkReceiver, LinkStats, MAX_FRAME, TapStats, slot_of,
+};
 use crate::afxdp::SocketStats;
 use crate::stack::Transmit as _;
 
@@ -22,13 +24,13 @@ fn only_a_stamp_within_range_gives_a_slot() {
         ("first slot", frame(stamp(0), 60), Ok(0)),
         ("last slot", frame(stamp(MAX_SLOTS - 1), 60), Ok(MAX_SLOTS - 1)),
         ("header only", frame(stamp(7), HEADER_LEN), Ok(7)),
-        ("first slot too many", frame(stamp(MAX_SLOTS), 60), Err(Refusal::SlotOutOfRange)),
-        ("last slot too many", frame(stamp(u32::MAX), 60), Err(Refusal::SlotOutOfRange)),
-        ("a guest's own address", frame(Mac([0x52, 0x54, 0, 1, 2, 3]), 60), Err(Refusal::Unstamped)),
-        ("our own address", frame(Mac::SERVICE, 60), Err(Refusal::Unstamped)),
-        ("no type", frame(stamp(7), HEADER_LEN - 1), Err(Refusal::Runt)),
-        ("no source", frame(stamp(7), 6), Err(Refusal::Runt)),
-        ("nothing", vec![], Err(Refusal::Runt)),
+        ("first slot too many", frame(stamp(MAX_SLOTS), 60), Err(FrameError::SlotOutOfRange)),
+        ("last slot too many", frame(stamp(u32::MAX), 60), Err(FrameError::SlotOutOfRange)),
+        ("a guest's own address", frame(Mac([0x52, 0x54, 0, 1, 2, 3]), 60), Err(FrameError::Unstamped)),
+        ("our own address", frame(Mac::SERVICE, 60), Err(FrameError::Unstamped)),
+        ("no type", frame(stamp(7), HEADER_LEN - 1), Err(FrameError::Runt)),
+        ("no source", frame(stamp(7), 6), Err(FrameError::Runt)),
+        ("nothing", vec![], Err(FrameError::Runt)),
     ] {
         assert_eq!(slot_of(&frame), expected, "{name}");
     }
@@ -84,7 +86,7 @@ fn refused_frames_are_counted_by_reason_and_the_rest_pass_in_order() {
         frame(stamp(4), 61),
         frame(stamp(5), 13),
     ];
-    let mut link = Link::new(Queue(frames, UnixDatagram::unbound().expect("a socket")));
+    let mut link = LinkReceiver::new(Queue(frames, UnixDatagram::unbound().expect("a socket")));
     let mut seen = Vec::new();
     let mut receive =
         |max| link.receive(max, |group| seen.extend(group.iter().map(|(slot, frame)| (*slot, frame.len()))));

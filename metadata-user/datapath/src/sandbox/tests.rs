@@ -1,4 +1,4 @@
-use super::{Mode, Stage};
+use super::{SandboxMode, SandboxStage};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, socket};
 use rustix::process::getppid;
@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 
 /// Runs `probe` on a new thread inside the sandbox, so that other tests stay outside.
-fn behind<T: Send>(mode: Mode, stages: &[Stage], probe: impl FnOnce() -> T + Send) -> T {
+fn behind<T: Send>(mode: SandboxMode, stages: &[SandboxStage], probe: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let inside = move || {
             stages.iter().for_each(|stage| mode.enter(*stage).expect("a fence"));
@@ -22,11 +22,11 @@ fn errno<T>(done: std::io::Result<T>) -> Option<i32> {
     done.err().and_then(|error| error.raw_os_error())
 }
 
-const ALL: [Stage; 3] = [Stage::Start, Stage::Serve, Stage::Work];
+const ALL: [SandboxStage; 3] = [SandboxStage::Start, SandboxStage::Serve, SandboxStage::Work];
 
 #[test]
 fn a_thread_that_answers_guests_opens_nothing() {
-    let refused = behind(Mode::On, &ALL, || {
+    let refused = behind(SandboxMode::On, &ALL, || {
         [
             ("open to read", errno(File::open("/proc/self/maps"))),
             ("open to write", errno(File::create("/tmp/xdp-imds-never-made"))),
@@ -46,7 +46,7 @@ fn a_thread_that_answers_guests_opens_nothing() {
 #[test]
 fn a_thread_that_answers_guests_can_make_the_calls_of_a_turn() {
     let (said, mut heard) = std::io::pipe().map(|(heard, said)| (said, heard)).expect("a pipe");
-    let outcome = behind(Mode::On, &ALL, move || {
+    let outcome = behind(SandboxMode::On, &ALL, move || {
         use std::io::{Read as _, Write as _};
         let mut said = said;
         let mut bytes = vec![0; 4 << 20];
@@ -64,7 +64,7 @@ fn a_thread_that_answers_guests_can_make_the_calls_of_a_turn() {
 
 #[test]
 fn the_control_side_starts_threads_but_cannot_mount_or_open_raw_sockets() {
-    let outcome = behind(Mode::On, &ALL[..2], || {
+    let outcome = behind(SandboxMode::On, &ALL[..2], || {
         let thread = std::thread::Builder::new().spawn(|| 7).map(|thread| thread.join().ok());
         let xdp = socket(AddressFamily::from_raw(44), SocketType::RAW, None);
         let packet = socket(AddressFamily::PACKET, SocketType::RAW, None);
@@ -82,7 +82,7 @@ fn capabilities_are_dropped_stage_by_stage() {
     for (stages, kept) in
         [(&ALL[..1], before), (&ALL[..2], before & super::SERVE), (&ALL, before & super::WORK)]
     {
-        let after = behind(Mode::On, stages, || capabilities(None));
+        let after = behind(SandboxMode::On, stages, || capabilities(None));
         // The strictest stage may not even read its capabilities.
         if stages.len() < ALL.len() {
             let after = after.expect("the capabilities");
@@ -103,7 +103,7 @@ fn the_signer_makes_files_and_packets_but_no_sockets_or_threads() {
     let room = tempfile::tempdir().expect("a directory");
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     let before = capabilities(None).expect("the capabilities").permitted;
-    let outcome = behind(Mode::On, &[Stage::Sign], || {
+    let outcome = behind(SandboxMode::On, &[SandboxStage::Sign], || {
         let aside = room.path().join(".aside");
         let made =
             std::fs::write(&aside, "key").and_then(|()| std::fs::hard_link(&aside, room.path().join("key")));
@@ -121,10 +121,10 @@ fn the_signer_makes_files_and_packets_but_no_sockets_or_threads() {
 
 #[test]
 fn off_changes_nothing_and_log_refuses_nothing() {
-    for mode in [Mode::Off, Mode::Log] {
+    for mode in [SandboxMode::Off, SandboxMode::Log] {
         assert!(behind(mode, &ALL, || File::open("/proc/self/maps").is_ok()), "{mode:?}");
     }
-    let free = behind(Mode::Off, &ALL, rustix::thread::no_new_privs);
+    let free = behind(SandboxMode::Off, &ALL, rustix::thread::no_new_privs);
     assert_eq!(free, Ok(false));
-    assert_eq!(behind(Mode::Log, &ALL, rustix::thread::no_new_privs), Ok(true));
+    assert_eq!(behind(SandboxMode::Log, &ALL, rustix::thread::no_new_privs), Ok(true));
 }

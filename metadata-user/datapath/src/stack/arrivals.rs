@@ -2,7 +2,7 @@
 
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
-use metadata_common::cookie::{Abilities, Check, Flow, check};
+use metadata_common::cookie::{Abilities, CookieCheck, Flow, check};
 use metadata_common::maps::Slot;
 use metadata_common::wire::{ethernet, ipv4, ipv6, protocol, tcp};
 use std::hint::black_box;
@@ -12,8 +12,8 @@ use std::time::Duration;
 use super::config::{RECEIVE_BUFFER, TIME_WAIT};
 use super::connection::{Cause, Conn};
 use super::emit::Header;
-use super::frame::{FIN, RST, Route, SYN, Segment, Tuple, before};
-use super::seam::{Glimpse, Ledger, Service, Transmit};
+use super::frame::{EthernetAddresses, FIN, RST, SYN, Segment, Tuple, before};
+use super::seam::{AckLedger, Glimpse, Service, Transmit};
 use super::tcb::Tcb;
 use super::timewait::TimeWait;
 use super::{Stack, receive};
@@ -21,16 +21,16 @@ use crate::GROUP;
 
 /// The context of a segment.
 #[derive(Clone, Copy)]
-pub(super) struct Source {
+pub(super) struct SegmentContext {
     pub(super) now: Now,
     pub(super) slot: Slot,
-    pub(super) route: Route,
+    pub(super) route: EthernetAddresses,
     pub(super) flow: Flow,
 }
 
-impl<S: Service, L: Ledger> Stack<S, L> {
+impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Processes one segment.
-    pub(super) fn segment(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    pub(super) fn segment(&mut self, source: SegmentContext, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if segment.opens() {
             return self.handshake(source, segment, out);
         }
@@ -50,7 +50,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// Answers a SYN from its own content. The four-tuple may have a connection, if the guest has forgotten it or the
     /// SYN is late. The answer's number then differs from that connection's, so that the first segment of the new
     /// connection is never taken for one of the old.
-    fn handshake(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    fn handshake(&mut self, source: SegmentContext, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if !self.service.listens(source.slot, segment.tuple.local) {
             return self.refuse(source, segment, out);
         }
@@ -71,7 +71,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
 
     /// Checks a segment's numbers. Also returns the initial numbers, which are correct if the segment is a
     /// connection's first.
-    fn check(&self, flow: Flow, segment: &Segment<'_>) -> Option<(Check, (u32, u32))> {
+    fn check(&self, flow: Flow, segment: &Segment<'_>) -> Option<(CookieCheck, (u32, u32))> {
         let ack = segment.ack.filter(|_| !segment.has(SYN | RST))?;
         let initial = (segment.seq.wrapping_sub(1), ack.wrapping_sub(1));
         Some((check(&self.config.cookie_key, flow, segment.seq, ack), initial))
@@ -80,7 +80,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     /// Processes a segment whose four-tuple has a connection. The segment usually belongs to that connection. If the
     /// guest has forgotten the connection, the segment may be the first of a new one. Only the guest can send on its
     /// port, so the segment is trusted.
-    fn held(&mut self, source: Source, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    fn held(&mut self, source: SegmentContext, at: u32, segment: &Segment<'_>, out: &mut dyn Transmit) {
         let Some(conn) = self.table.get_mut(at) else { return };
         // Two connections have the same flow number. The second one has to wait for the first to end.
         if conn.slot != source.slot || conn.tcb.tuple != segment.tuple {
@@ -92,7 +92,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         }
         let numbers = conn.numbers();
         match self.check(source.flow, segment).filter(|_| !numbers.cover(segment)) {
-            Some((Check::First(abilities), _)) => {
+            Some((CookieCheck::First(abilities), _)) => {
                 if segment.length() > 0 {
                     self.stats.superseded += 1;
                     self.bury(source.now.mono, at);
@@ -104,12 +104,18 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// Processes a segment whose four-tuple is in TIME-WAIT.
-    fn closed(&mut self, source: Source, wait: TimeWait, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    fn closed(
+        &mut self,
+        source: SegmentContext,
+        wait: TimeWait,
+        segment: &Segment<'_>,
+        out: &mut dyn Transmit,
+    ) {
         // RST is ignored in this state (RFC 1337 §3), and a bare ACK needs no answer.
         if segment.length() == 0 || segment.has(RST) {
             return;
         }
-        if let Some((Check::First(abilities), initial)) = self.check(source.flow, segment) {
+        if let Some((CookieCheck::First(abilities), initial)) = self.check(source.flow, segment) {
             let is_repeated = wait.numbers.initial == initial;
             let is_new = self.ledger.is_opened(source.flow) || wait.gives_way(source.now.mono, TIME_WAIT);
             if is_repeated && !is_new && !segment.payload.is_empty() {
@@ -141,26 +147,26 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// Processes a segment of an unknown four-tuple. Its numbers decide whether it belongs to a handshake of ours.
-    fn unknown(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    fn unknown(&mut self, source: SegmentContext, segment: &Segment<'_>, out: &mut dyn Transmit) {
         if let Some(port) = self.ports.get_mut(source.slot) {
             port.heard = source.now.mono;
         }
         let listens = self.service.listens(source.slot, segment.tuple.local);
         match self.check(source.flow, segment).filter(|_| listens) {
             // The end of a handshake: data will follow.
-            Some((Check::First(_) | Check::Later, _)) if segment.length() == 0 => {}
-            Some((Check::First(abilities), _)) => self.begin(source, segment, abilities, out),
-            Some((Check::Later, _)) => self.early(source, segment, out),
-            Some((Check::Foreign, _)) | None if self.spares && listens => {
+            Some((CookieCheck::First(_) | CookieCheck::Later, _)) if segment.length() == 0 => {}
+            Some((CookieCheck::First(abilities), _)) => self.begin(source, segment, abilities, out),
+            Some((CookieCheck::Later, _)) => self.early(source, segment, out),
+            Some((CookieCheck::Foreign, _)) | None if self.spares && listens => {
                 self.leave_alone(source, segment, out)
             }
-            Some((Check::Foreign, _)) | None => self.refuse(source, segment, out),
+            Some((CookieCheck::Foreign, _)) | None => self.refuse(source, segment, out),
         }
     }
 
     /// Processes a segment that arrived before its connection's first segment, or whose connection is forgotten.
-    fn early(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
-        let Source { now, flow, .. } = source;
+    fn early(&mut self, source: SegmentContext, segment: &Segment<'_>, out: &mut dyn Transmit) {
+        let SegmentContext { now, flow, .. } = source;
         // During a handover another agent may hold the connection.
         let is_ours = !self.spares && self.draining.is_none();
         if is_ours && self.forgotten.is_certain(now.mono, flow, segment.seq) {
@@ -171,8 +177,14 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// Creates a connection from its first segment, if there is room.
-    fn begin(&mut self, source: Source, segment: &Segment<'_>, abilities: Abilities, out: &mut dyn Transmit) {
-        let Source { now, slot, route, flow } = source;
+    fn begin(
+        &mut self,
+        source: SegmentContext,
+        segment: &Segment<'_>,
+        abilities: Abilities,
+        out: &mut dyn Transmit,
+    ) {
+        let SegmentContext { now, slot, route, flow } = source;
         if self.turns_away(now, flow.number()) || !self.has_room(now.mono, slot, out) {
             return;
         }
@@ -201,7 +213,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         receive::largest_segment(is_ipv4, self.config.guest_devices.mtu(slot))
     }
 
-    fn refuse(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    fn refuse(&mut self, source: SegmentContext, segment: &Segment<'_>, out: &mut dyn Transmit) {
         // A reset is never answered (RFC 9293 §3.10.7.1).
         if !segment.has(RST) {
             let answer = Header::refusal(segment);
@@ -214,8 +226,8 @@ impl<S: Service, L: Ledger> Stack<S, L> {
 // Reads ahead what the frames of a group will touch.
 //
 // In a boot storm each frame is another guest's, and nothing of that guest is in the CPU's cache. Its state lies behind
-// chains of pointers, and one frame after the other would wait for memory at each of them. Here each pointer is followed
-// for all frames of the group before the next one, so that their reads overlap.
+// chains of pointers, and one frame after the other would wait for memory at each of them. Here each pointer is
+// followed for all frames of the group before the next one, so that their reads overlap.
 //
 // All of it is a hint: a wrong one costs time and nothing else.
 
@@ -225,7 +237,7 @@ const LINE: usize = 64;
 /// A look at a frame that shows nothing.
 const NOTHING: Glimpse<'_> = Glimpse { slot: 0, local: (IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0), payload: &[] };
 
-impl<S: Service, L: Ledger> Stack<S, L> {
+impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Reads ahead what [`receive`](Self::receive) will touch for these frames. Changes nothing.
     pub fn read_ahead(&self, group: &[(Slot, &[u8])]) {
         if group.len() < 2 {

@@ -1,6 +1,6 @@
 //! Limits and configuration of a stack.
 
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::maps::MAX_SLOTS;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -86,7 +86,7 @@ pub struct StackConfig {
     pub share: usize,
     /// Key of the initial sequence numbers. Take it from the system's random source and give the kernel programs the
     /// same key.
-    pub cookie_key: Key,
+    pub cookie_key: CookieKey,
     /// The guests' devices. Their MTUs limit the segment size; an unknown MTU counts as [`MTU`].
     pub guest_devices: GuestDevices,
 }
@@ -102,7 +102,7 @@ impl Default for StackConfig {
             connections_per_port: 128,
             connections: CONNECTIONS,
             share: SHARE,
-            cookie_key: Key([0; 2]),
+            cookie_key: CookieKey([0; 2]),
             guest_devices: GuestDevices::default(),
         }
     }

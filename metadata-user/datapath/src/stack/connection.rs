@@ -8,9 +8,9 @@ use std::time::Duration;
 use super::config::{PIECES_PER_CONNECTION, RECEIVE_BUFFER, SEND_AHEAD};
 use super::frame::{RST, Segment};
 use super::receive::Arrival;
-use super::seam::{Displaced, Heard, Ledger};
-use super::seam::{Exchange, Step};
-use super::send::Outlet;
+use super::seam::{AckLedger, Displaced, Heard};
+use super::seam::{ConnectionAction, Exchange};
+use super::send::FrameWriter;
 use super::tcb::Tcb;
 use super::timewait::Numbers;
 use metadata_base::time::Now;
@@ -42,7 +42,7 @@ pub(super) enum Cause<'a> {
 
 /// The state of a connection after a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum ConnectionState {
     /// The connection stays open.
     Live,
     /// The connection has ended with a reset.
@@ -53,7 +53,7 @@ pub(super) enum Fate {
 
 /// The effects of a turn, for the counters.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Turn {
+pub(super) struct TurnEffects {
     pub(super) aborted: bool,
     pub(super) stalled: bool,
     /// Data in flight counts as lost, because its acknowledgement is overdue.
@@ -78,10 +78,10 @@ pub(super) struct Rating {
 }
 
 /// What a turn needs besides the connection.
-pub(super) struct Scene<'a, L> {
+pub(super) struct TurnContext<'a, L> {
     pub(super) now: Now,
     pub(super) ledger: &'a mut L,
-    pub(super) outlet: Outlet<'a>,
+    pub(super) outlet: FrameWriter<'a>,
     /// When a drain cuts off the remaining connections.
     pub(super) end: Option<Duration>,
 }
@@ -181,9 +181,13 @@ impl<E: Exchange> Conn<E> {
     }
 
     /// Runs one turn: processes the segment, runs the exchange, sends, and sets the next deadline.
-    pub(super) fn turn<L: Ledger>(&mut self, scene: &mut Scene<'_, L>, cause: Cause<'_>) -> (Fate, Turn) {
+    pub(super) fn turn<L: AckLedger>(
+        &mut self,
+        scene: &mut TurnContext<'_, L>,
+        cause: Cause<'_>,
+    ) -> (ConnectionState, TurnEffects) {
         let now = scene.now.mono;
-        let mut turn = Turn::default();
+        let mut turn = TurnEffects::default();
         let mut payload: &[u8] = &[];
         let mut due = true;
         match cause {
@@ -195,10 +199,10 @@ impl<E: Exchange> Conn<E> {
                 if self.answers_the_kernels_fin(segment) {
                     self.tcb.finished_by_proxy(now);
                     self.tcb.finished(now);
-                    return (Fate::Closed(self.numbers()), turn);
+                    return (ConnectionState::Closed(self.numbers()), turn);
                 }
                 match self.tcb.arrived(segment, now) {
-                    Arrival::Reset => return (Fate::Gone, turn),
+                    Arrival::Reset => return (ConnectionState::Gone, turn),
                     Arrival::Taken(bytes) => payload = bytes,
                 }
                 let finished = self.tcb.guest_finished && !self.finish_passed;
@@ -215,7 +219,7 @@ impl<E: Exchange> Conn<E> {
         if overdue(self) && self.hear(scene.ledger, now).is_none() && overdue(self) {
             turn.stalled = true;
             self.tcb.reset(&mut scene.outlet);
-            return (Fate::Gone, turn);
+            return (ConnectionState::Gone, turn);
         }
         if scene.end.is_some_and(|end| end <= now) {
             // A guest that has acknowledged our FIN needs no reset.
@@ -223,7 +227,7 @@ impl<E: Exchange> Conn<E> {
             if turn.cut {
                 self.tcb.reset(&mut scene.outlet);
             }
-            return (Fate::Gone, turn);
+            return (ConnectionState::Gone, turn);
         }
         let mut complete = true;
         if due && !self.tcb.closing {
@@ -231,7 +235,7 @@ impl<E: Exchange> Conn<E> {
             turn.stirred = self.exchange.stirs();
             if turn.aborted {
                 self.tcb.reset(&mut scene.outlet);
-                return (Fate::Gone, turn);
+                return (ConnectionState::Gone, turn);
             }
         }
         turn.timed_out = self.tcb.expire(now, &mut scene.outlet);
@@ -253,12 +257,12 @@ impl<E: Exchange> Conn<E> {
         };
         let put_off = !tcb.output(now, &mut scene.outlet, &mut post);
         if tcb.is_over() {
-            return (Fate::Closed(self.numbers()), turn);
+            return (ConnectionState::Closed(self.numbers()), turn);
         }
         post(tcb);
         self.owes = put_off;
         self.deadline = self.next_deadline(scene, complete);
-        (Fate::Live, turn)
+        (ConnectionState::Live, turn)
     }
 
     /// Whether the segment acknowledges a FIN that only the kernel can have sent. Another connection may have
@@ -272,7 +276,7 @@ impl<E: Exchange> Conn<E> {
             && !segment.has(RST)
     }
 
-    fn next_deadline<L>(&self, scene: &Scene<'_, L>, complete: bool) -> Option<Duration> {
+    fn next_deadline<L>(&self, scene: &TurnContext<'_, L>, complete: bool) -> Option<Duration> {
         let now = scene.now.mono;
         let until = self.waiting.flatten().filter(|_| !self.tcb.closing);
         let cut = (!complete).then_some(now);
@@ -287,7 +291,7 @@ impl<E: Exchange> Conn<E> {
     }
 
     /// Reads the connection's ledger entry. Returns the numbers to remember if both sides have closed.
-    pub(super) fn hear<L: Ledger>(&mut self, ledger: &L, now: Duration) -> Option<Numbers> {
+    pub(super) fn hear<L: AckLedger>(&mut self, ledger: &L, now: Duration) -> Option<Numbers> {
         self.posted?;
         self.heard(ledger.look(self.flow)?, now)
     }
@@ -313,7 +317,7 @@ impl<E: Exchange> Conn<E> {
 
     /// Runs the exchange until it waits for the guest, or the guest for it. Returns false if the turn reached its
     /// limit first.
-    fn converse(&mut self, now: Now, payload: &[u8], turn: &mut Turn) -> bool {
+    fn converse(&mut self, now: Now, payload: &[u8], turn: &mut TurnEffects) -> bool {
         let mut held = std::mem::take(&mut self.tcb.held);
         let whole = if held.is_empty() {
             payload
@@ -337,7 +341,7 @@ impl<E: Exchange> Conn<E> {
         complete
     }
 
-    fn steps(&mut self, now: Now, rest: &mut &[u8], turn: &mut Turn) -> bool {
+    fn steps(&mut self, now: Now, rest: &mut &[u8], turn: &mut TurnEffects) -> bool {
         self.waiting = None;
         self.offer(now, rest);
         for _ in 0..STEPS_PER_TURN {
@@ -345,19 +349,21 @@ impl<E: Exchange> Conn<E> {
                 return true;
             }
             match self.exchange.next(now) {
-                Step::Send(bytes) => self.line_up(now, bytes, None),
-                Step::SendWithin { bytes, hop_limit } => self.line_up(now, bytes, Some(hop_limit)),
-                Step::Wait { until } => {
+                ConnectionAction::Send(bytes) => self.line_up(now, bytes, None),
+                ConnectionAction::SendWithin { bytes, hop_limit } => {
+                    self.line_up(now, bytes, Some(hop_limit))
+                }
+                ConnectionAction::Wait { until } => {
                     if !self.offer(now, rest) {
                         self.waiting = Some(until);
                         return true;
                     }
                 }
-                Step::Close => {
+                ConnectionAction::Close => {
                     self.tcb.close(now.mono);
                     return true;
                 }
-                Step::Abort => {
+                ConnectionAction::Abort => {
                     turn.aborted = true;
                     return true;
                 }

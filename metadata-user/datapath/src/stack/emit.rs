@@ -5,7 +5,9 @@ use std::io::IoSlice;
 use std::net::IpAddr;
 
 use super::config::MTU;
-use super::frame::{ACK, ETHERNET, HEADER, IPV4, IPV6, RST, Route, Segment, TCP, Tuple, checksums};
+use super::frame::{
+    ACK, ETHERNET, EthernetAddresses, HEADER, IPV4, IPV6, RST, Segment, TCP, Tuple, checksums,
+};
 use super::seam::{Long, Transmit};
 
 /// Default hop limit; Linux uses the same.
@@ -16,7 +18,7 @@ const IPV6_HEADER: usize = 40;
 const DONT_FRAGMENT: u8 = 0x40;
 
 /// The buffer in which frames are built, and the count of frames sent.
-pub(super) struct Workshop {
+pub(super) struct FrameBuilder {
     frame: Box<[u8; ETHERNET + MTU]>,
     pub(super) sent: u64,
     /// Answer segments that may still be sent before output is deferred.
@@ -26,7 +28,7 @@ pub(super) struct Workshop {
 /// The allowance of a stack that never defers output.
 const NO_LIMIT: u32 = u32::MAX;
 
-impl Workshop {
+impl FrameBuilder {
     pub(super) fn new() -> Self {
         Self { frame: Box::new([0; ETHERNET + MTU]), sent: 0, allowance: NO_LIMIT }
     }
@@ -96,7 +98,7 @@ impl Header<'_> {
     }
 
     /// Builds the frame of a segment without payload; returns its length.
-    pub(super) fn emit(&self, tuple: &Tuple, route: Route, frame: &mut [u8]) -> usize {
+    pub(super) fn emit(&self, tuple: &Tuple, route: EthernetAddresses, frame: &mut [u8]) -> usize {
         self.emit_with(tuple, route, 0, |_| HOP_LIMIT, frame)
     }
 
@@ -105,7 +107,7 @@ impl Header<'_> {
     pub(super) fn emit_with(
         &self,
         tuple: &Tuple,
-        route: Route,
+        route: EthernetAddresses,
         payload: usize,
         fill: impl FnOnce(&mut [u8]) -> u8,
         frame: &mut [u8],
@@ -126,7 +128,7 @@ impl Header<'_> {
     pub(super) fn emit_long(
         &self,
         tuple: &Tuple,
-        route: Route,
+        route: EthernetAddresses,
         payload: usize,
         hop_limit: u8,
         frame: &mut [u8],
@@ -141,7 +143,7 @@ impl Header<'_> {
     fn headers(
         &self,
         tuple: &Tuple,
-        route: Route,
+        route: EthernetAddresses,
         payload: usize,
         hop_limit: u8,
         frame: &mut [u8],
@@ -223,7 +225,7 @@ pub(super) fn echo(
     source: IpAddr,
     destination: IpAddr,
     request: &[u8],
-    route: Route,
+    route: EthernetAddresses,
     frame: &mut [u8],
 ) -> usize {
     const REPLY: u8 = 0;

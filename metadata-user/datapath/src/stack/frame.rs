@@ -2,7 +2,7 @@
 //!
 //! Replies go back to the frame's source MAC, so the stack never resolves a guest's address.
 
-use metadata_common::cookie::{Flow, Key};
+use metadata_common::cookie::{CookieKey, Flow};
 use metadata_common::mac::Mac;
 use metadata_common::maps::Slot;
 use smoltcp::phy::{Checksum, ChecksumCapabilities};
@@ -39,14 +39,14 @@ pub(super) fn checksums() -> ChecksumCapabilities {
 
 /// The Ethernet addresses of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Route {
+pub(super) struct EthernetAddresses {
     /// Destination: the source MAC of the guest's frame.
     pub to: Mac,
     /// Source: the destination MAC of the guest's frame, which both on-link and routed guests accept.
     pub from: Mac,
 }
 
-impl Route {
+impl EthernetAddresses {
     /// Writes the Ethernet header of an answer.
     pub(super) fn emit(self, ethertype: u16, frame: &mut [u8]) {
         frame[..6].copy_from_slice(&self.to.0);
@@ -79,7 +79,10 @@ pub(super) enum Inbound<'a> {
 }
 
 /// Parses a frame into the return route and its content.
-pub(super) fn parse<'a>(frame: &'a [u8], served: &[IpAddr]) -> Result<(Route, Inbound<'a>), Drop> {
+pub(super) fn parse<'a>(
+    frame: &'a [u8],
+    served: &[IpAddr],
+) -> Result<(EthernetAddresses, Inbound<'a>), Drop> {
     let (header, rest) = frame.split_at_checked(ETHERNET).ok_or(Drop::Malformed)?;
     let mac = |at: usize| Mac(std::array::from_fn(|i| header[at + i]));
     let (destination, source) = (mac(0), mac(6));
@@ -90,7 +93,7 @@ pub(super) fn parse<'a>(frame: &'a [u8], served: &[IpAddr]) -> Result<(Route, In
         IPV6 => ipv6(rest, served),
         _ => Err(Drop::Protocol),
     }?;
-    Ok((Route { to: source, from }, inbound))
+    Ok((EthernetAddresses { to: source, from }, inbound))
 }
 
 fn ipv4<'a>(bytes: &'a [u8], served: &[IpAddr]) -> Result<Inbound<'a>, Drop> {
@@ -180,7 +183,7 @@ impl ArpAnswer {
     /// Builds the reply's frame; returns the length.
     pub(super) fn emit(self, to: Mac, frame: &mut [u8]) -> usize {
         let length = ETHERNET + self.0.buffer_len();
-        Route { to, from: Mac::SERVICE }.emit(ARP, frame);
+        EthernetAddresses { to, from: Mac::SERVICE }.emit(ARP, frame);
         self.0.emit(&mut ArpPacket::new_unchecked(&mut frame[ETHERNET..length]));
         length
     }
@@ -233,7 +236,7 @@ pub(super) fn answer_solicitation(source: Ipv6Addr, target: Ipv6Addr, to: Mac, f
     let ip = IpRepr::new(target.into(), destination.into(), IpProtocol::Icmpv6, advert.buffer_len(), 255);
     let header = ETHERNET + ip.header_len();
     let length = header + advert.buffer_len();
-    Route { to, from: Mac::SERVICE }.emit(IPV6, frame);
+    EthernetAddresses { to, from: Mac::SERVICE }.emit(IPV6, frame);
     ip.emit(&mut frame[ETHERNET..length], &checksums());
     advert.emit(
         &target,
@@ -270,7 +273,7 @@ pub(super) struct Tuple {
 
 impl Tuple {
     /// The key of this connection, with the slot included.
-    pub(super) fn flow(&self, key: &Key, slot: Slot) -> Flow {
+    pub(super) fn flow(&self, key: &CookieKey, slot: Slot) -> Flow {
         let [a, b] = self.remote.1.to_be_bytes();
         let [c, d] = self.local.1.to_be_bytes();
         let ports = [a, b, c, d];

@@ -6,14 +6,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Stack;
-use super::arrivals::Source;
+use super::arrivals::SegmentContext;
 use super::connection::Conn;
 use super::emit::Header;
 use super::frame::{FIN, RST, Segment};
-use super::seam::{Exchange, Ledger, Service, Transmit};
+use super::seam::{AckLedger, Exchange, Service, Transmit};
 
 /// The connections and recently closed flows of one slot.
-pub(super) struct Port {
+pub(super) struct PortConnections {
     /// Connection numbers in the table.
     pub(super) conns: Vec<u32>,
     /// Flows in TIME-WAIT in the order of entry, each with its expiry unless that was extended later.
@@ -31,7 +31,7 @@ pub(super) struct Port {
     pub(super) owes: bool,
 }
 
-impl Port {
+impl PortConnections {
     /// When the port is freed if it stays without connections. It is kept until its link width expires.
     pub(super) fn idle_at(&self, idle: Duration) -> Duration {
         (self.heard + idle).max(self.narrow_until.unwrap_or_default())
@@ -51,13 +51,13 @@ impl Port {
 }
 
 /// Ports by slot: a table with one entry per slot, filled when a guest sends a frame.
-pub(super) struct Ports {
-    table: Vec<Option<Box<Port>>>,
+pub(super) struct PortTable {
+    table: Vec<Option<Box<PortConnections>>>,
     held: usize,
     limit: usize,
 }
 
-impl Ports {
+impl PortTable {
     pub(super) fn new(slots: u32, limit: usize) -> Self {
         Self { table: (0..slots).map(|_| None).collect(), held: 0, limit }
     }
@@ -70,11 +70,11 @@ impl Ports {
         self.held
     }
 
-    pub(super) fn get(&self, slot: Slot) -> Option<&Port> {
+    pub(super) fn get(&self, slot: Slot) -> Option<&PortConnections> {
         self.table.get(slot as usize)?.as_deref()
     }
 
-    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut Port> {
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Option<&mut PortConnections> {
         self.table.get_mut(slot as usize)?.as_deref_mut()
     }
 
@@ -84,11 +84,11 @@ impl Ports {
     }
 
     /// The port of an admitted slot; creates it if there is none.
-    pub(super) fn get_or_make(&mut self, slot: Slot, now: Duration) -> &mut Port {
+    pub(super) fn get_or_make(&mut self, slot: Slot, now: Duration) -> &mut PortConnections {
         let entry = &mut self.table[slot as usize];
         self.held += usize::from(entry.is_none());
         entry.get_or_insert_with(|| {
-            Box::new(Port {
+            Box::new(PortConnections {
                 conns: Vec::new(),
                 waits: VecDeque::new(),
                 heard: now,
@@ -100,7 +100,7 @@ impl Ports {
         })
     }
 
-    pub(super) fn remove(&mut self, slot: Slot) -> Option<Box<Port>> {
+    pub(super) fn remove(&mut self, slot: Slot) -> Option<Box<PortConnections>> {
         let port = self.table.get_mut(slot as usize)?.take()?;
         self.held -= 1;
         Some(port)
@@ -121,7 +121,7 @@ impl Ports {
 // Drains a stack: current connections are brought to an end, and a new one is closed as soon as possible or left to
 // the next agent.
 //
-// A draining stack gives each of its flows to [`Claims`], so that the agent that takes over knows which flows to
+// A draining stack gives each of its flows to [`ServedFlows`], so that the agent that takes over knows which flows to
 // leave alone. A flow that starts later is claimed before anything is sent on it. Without claims no agent takes
 // over, and new connections are left to the next agent: their guests retransmit. Each exchange is notified
 // ([`Exchange::drain`]) and closes after its answer, or at once if the guest has no request. Connections that remain
@@ -144,7 +144,7 @@ const LAST_GUESTS: u32 = 2;
 const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
 
 /// Receives the flows that this stack still serves.
-pub trait Claims {
+pub trait ServedFlows {
     /// Claims a flow ([`Flow::number`](metadata_common::cookie::Flow::number)) for this stack until its connection
     /// ends. The implementation counts claims that it cannot store; the stack cannot handle them.
     fn claim(&mut self, flow: u64);
@@ -155,7 +155,7 @@ pub trait Claims {
 
 /// A drain in progress.
 pub(super) struct Draining {
-    claims: Option<Box<dyn Claims + Send>>,
+    claims: Option<Box<dyn ServedFlows + Send>>,
     /// When the last connection may start.
     admits: Duration,
     /// When exchanges must have sent their last output.
@@ -164,11 +164,11 @@ pub(super) struct Draining {
     pub(super) end: Duration,
 }
 
-impl<S: Service, L: Ledger> Stack<S, L> {
+impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Starts to drain: claims every flow, those in TIME-WAIT last, and notifies every exchange. Without `claims` no
     /// new connection is accepted. Connections that remain after `limit` are reset. Idle connections get their turn
     /// in the next [`step`](Self::step).
-    pub fn drain(&mut self, now: Now, limit: Duration, mut claims: Option<Box<dyn Claims + Send>>) {
+    pub fn drain(&mut self, now: Now, limit: Duration, mut claims: Option<Box<dyn ServedFlows + Send>>) {
         let end = now.mono + limit;
         let until = end - (limit / LAST_WORDS).min(LAST_WORDS_MAX);
         for at in 0..self.table.span() {
@@ -229,7 +229,12 @@ impl<S: Service, L: Ledger> Stack<S, L> {
     }
 
     /// Processes a segment that would be reset if it could not belong to another agent, running or just stopped.
-    pub(super) fn leave_alone(&mut self, source: Source, segment: &Segment<'_>, out: &mut dyn Transmit) {
+    pub(super) fn leave_alone(
+        &mut self,
+        source: SegmentContext,
+        segment: &Segment<'_>,
+        out: &mut dyn Transmit,
+    ) {
         if segment.has(RST) {
             return;
         }

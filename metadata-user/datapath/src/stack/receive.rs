@@ -4,12 +4,12 @@
 //! retransmits. Requests are only a segment or two long.
 
 use metadata_common::answer::{SEGMENT_UNSAID_V4, SEGMENT_UNSAID_V6, segment_v4, segment_v6};
-use metadata_common::cookie::{Abilities, Flow, Key, SCALE_MAX, again, issue};
+use metadata_common::cookie::{Abilities, CookieKey, Flow, SCALE_MAX, again, issue};
 use std::time::Duration;
 
 use super::config::RECEIVE_BUFFER;
 use super::emit::Header;
-use super::frame::{ACK, FIN, RST, Route, SYN, Segment, before};
+use super::frame::{ACK, EthernetAddresses, FIN, RST, SYN, Segment, before};
 use super::tcb::Tcb;
 
 /// The result of a segment.
@@ -195,7 +195,13 @@ pub(super) fn abilities(segment: &Segment<'_>, largest: u16) -> Abilities {
 
 /// The sequence number that answers a SYN. `largest` is the limit of payload bytes in both directions. The number is
 /// never `taken`, the initial number of the flow's current connection.
-pub(super) fn number(key: &Key, flow: Flow, largest: u16, segment: &Segment<'_>, taken: Option<u32>) -> u32 {
+pub(super) fn number(
+    key: &CookieKey,
+    flow: Flow,
+    largest: u16,
+    segment: &Segment<'_>,
+    taken: Option<u32>,
+) -> u32 {
     let number = issue(key, flow, segment.seq, abilities(segment, largest));
     if taken == Some(number) { again(number) } else { number }
 }
@@ -206,7 +212,7 @@ pub(super) fn answer(
     number: u32,
     largest: u16,
     segment: &Segment<'_>,
-    route: Route,
+    route: EthernetAddresses,
     frame: &mut [u8],
 ) -> usize {
     let said = abilities(segment, largest);

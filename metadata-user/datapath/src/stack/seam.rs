@@ -43,8 +43,8 @@ pub struct Long<'a> {
 /// 74 bytes are for the headers.
 pub const LONG_MAX: u32 = 65_535 - 74;
 
-/// The work of sending this many bytes of payload in one frame, in units of [`QUANTUM`](crate::worker::QUANTUM): one for
-/// the frame, and one for each 8 KiB that are copied.
+/// The work of sending this many bytes of payload in one frame, in units of [`QUANTUM`](crate::worker::QUANTUM): one
+/// for the frame, and one for each 8 KiB that are copied.
 pub(super) fn work_of(payload: usize) -> u32 {
     1 + (payload / 8_192) as u32
 }
@@ -59,7 +59,7 @@ impl Long<'_> {
 
 /// Requests that a service refused because their VM uses more than its share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Refused {
+pub struct RefusedRequests {
     /// Refused: the VM already has as many waiting requests as it may.
     pub held: u64,
     /// Refused: the VM's partly received requests already hold as many bytes as they may.
@@ -79,8 +79,8 @@ pub trait Service {
         true
     }
     /// The requests refused so far.
-    fn refused(&self) -> Refused {
-        Refused::default()
+    fn refused(&self) -> RefusedRequests {
+        RefusedRequests::default()
     }
     /// Reads ahead what the service will touch for these frames, all of which have data. See
     /// [`Stack::read_ahead`](super::Stack::read_ahead). Changes nothing.
@@ -104,7 +104,7 @@ pub struct Glimpse<'a> {
 
 /// The next action of the stack for a connection.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Step {
+pub enum ConnectionAction {
     /// Send these bytes. The stack asks again when there is room for more ([`SEND_AHEAD`](super::SEND_AHEAD),
     /// [`PIECES_PER_CONNECTION`](super::PIECES_PER_CONNECTION)).
     Send(Bytes),
@@ -127,7 +127,7 @@ pub enum Step {
     Abort,
 }
 
-impl fmt::Debug for Step {
+impl fmt::Debug for ConnectionAction {
     /// Shows the length of the data, not the data.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -145,7 +145,7 @@ impl fmt::Debug for Step {
 /// The conversation over one connection.
 pub trait Exchange {
     /// Processes received bytes, in order; returns how many it took. The rest stays in the receive window and is
-    /// offered again after the next [`Step::Wait`].
+    /// offered again after the next [`ConnectionAction::Wait`].
     fn receive(&mut self, now: Now, bytes: &[u8]) -> usize;
     /// Reads fields on most of the exchange's cache lines.
     fn touch(&self) -> u64 {
@@ -153,9 +153,9 @@ pub trait Exchange {
     }
     /// Called when the guest has sent FIN: no more bytes arrive, but the answer may still be sent (half-close).
     fn finish(&mut self, now: Now);
-    /// Returns the next action. The stack calls it until it returns [`Step::Wait`], [`Step::Close`] or
-    /// [`Step::Abort`].
-    fn next(&mut self, now: Now) -> Step;
+    /// Returns the next action. The stack calls it until it returns [`ConnectionAction::Wait`],
+    /// [`ConnectionAction::Close`] or [`ConnectionAction::Abort`].
+    fn next(&mut self, now: Now) -> ConnectionAction;
     /// Whether the exchange waits only for the guest, and would close at once without more output if the guest sent
     /// FIN now. If so, the connection may close and the exchange be dropped without a further call.
     fn is_idle(&self) -> bool {
@@ -202,7 +202,7 @@ pub struct Displaced {
 /// A table like the kernel's `ALL_SENT`. Another connection may take an entry at any time, and entries may be late.
 ///
 /// No method may block or fail: segments of connections that are not posted go to user space.
-pub trait Ledger {
+pub trait AckLedger {
     /// Records the start of a connection. Until its release, the kernel leaves SYNs and the ends of handshakes with
     /// its entry to the stack.
     fn hold(&mut self, flow: Flow);
@@ -225,7 +225,7 @@ pub trait Ledger {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoLedger;
 
-impl Ledger for NoLedger {
+impl AckLedger for NoLedger {
     fn hold(&mut self, _: Flow) {}
 
     fn release(&mut self, _: Flow) {}

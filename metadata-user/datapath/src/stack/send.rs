@@ -7,7 +7,7 @@ use std::io::IoSlice;
 use std::time::Duration;
 
 use super::config::{PIECES_PER_CONNECTION, SEGMENTS_IN_FLIGHT};
-use super::emit::{HOP_LIMIT, Header, Workshop};
+use super::emit::{FrameBuilder, HOP_LIMIT, Header};
 use super::frame::{FIN, PSH, RST, before};
 use super::receive::safe_segment;
 use super::seam::{LONG_MAX, Transmit, work_of};
@@ -17,15 +17,15 @@ use super::tcb::Tcb;
 const SEGMENTS_PER_TURN: u32 = SEGMENTS_IN_FLIGHT + 1;
 
 /// Where a connection sends its segments.
-pub(super) struct Outlet<'a> {
-    pub(super) workshop: &'a mut Workshop,
+pub(super) struct FrameWriter<'a> {
+    pub(super) workshop: &'a mut FrameBuilder,
     pub(super) out: &'a mut dyn Transmit,
 }
 
 impl Tcb {
     /// Runs the retransmission timer if it is due. All data in flight then counts as lost; returns whether there was
     /// any.
-    pub(super) fn expire(&mut self, now: Duration, outlet: &mut Outlet<'_>) -> bool {
+    pub(super) fn expire(&mut self, now: Duration, outlet: &mut FrameWriter<'_>) -> bool {
         if self.timer.is_none_or(|timer| now < timer) {
             return false;
         }
@@ -53,7 +53,7 @@ impl Tcb {
 
     /// Sends a zero-window probe: as much as fits a window too small for normal sending, but at least one byte (RFC
     /// 9293 §3.8.6.1).
-    fn probe(&mut self, now: Duration, outlet: &mut Outlet<'_>) {
+    fn probe(&mut self, now: Duration, outlet: &mut FrameWriter<'_>) {
         let bytes = self.queued().min(self.window).min(self.size);
         let header = self.count(self.nxt, bytes.max(1), false, now);
         self.emit(header, bytes.max(1), outlet);
@@ -68,7 +68,7 @@ impl Tcb {
     pub(super) fn output(
         &mut self,
         now: Duration,
-        outlet: &mut Outlet<'_>,
+        outlet: &mut FrameWriter<'_>,
         last: impl FnOnce(&Self),
     ) -> bool {
         let (mut last, mut complete) = (Some(last), true);
@@ -151,7 +151,7 @@ impl Tcb {
     }
 
     /// Sends a frame with this many bytes.
-    fn emit(&self, header: Header<'_>, bytes: u32, outlet: &mut Outlet<'_>) {
+    fn emit(&self, header: Header<'_>, bytes: u32, outlet: &mut FrameWriter<'_>) {
         let Self { tuple, route, outbox, .. } = self;
         outlet.workshop.spend(work_of(bytes as usize));
         if bytes > self.size {
@@ -169,14 +169,14 @@ impl Tcb {
 
     /// Sends a segment without payload, with the number that the guest expects. The guest may not have accepted the
     /// byte of a zero-window probe.
-    fn bare(&mut self, flags: u8, outlet: &mut Outlet<'_>) {
+    fn bare(&mut self, flags: u8, outlet: &mut FrameWriter<'_>) {
         let seq = if self.nxt == self.una { self.nxt } else { self.max };
         let header = self.header(flags, seq);
         outlet.workshop.send(outlet.out, |frame| header.emit(&self.tuple, self.route, frame));
     }
 
     /// Resets the connection.
-    pub(super) fn reset(&mut self, outlet: &mut Outlet<'_>) {
+    pub(super) fn reset(&mut self, outlet: &mut FrameWriter<'_>) {
         self.bare(RST, outlet);
     }
 
@@ -202,7 +202,7 @@ struct Piece {
 }
 
 /// The unacknowledged pieces of one connection.
-pub(super) struct Outbox {
+pub(super) struct SendQueue {
     pieces: SmallVec<[Piece; OWN_PIECES]>,
     /// The sequence number of the first byte of the first piece.
     start: u32,
@@ -210,7 +210,7 @@ pub(super) struct Outbox {
     end: u32,
 }
 
-impl Outbox {
+impl SendQueue {
     /// Creates an empty queue whose first byte has the number `start`.
     pub(super) fn new(start: u32) -> Self {
         Self { pieces: SmallVec::new(), start, end: start }
@@ -311,12 +311,12 @@ mod tests {
     use bytes::Bytes;
     use std::io::IoSlice;
 
-    use super::{Outbox, PIECES_PER_CONNECTION};
+    use super::{PIECES_PER_CONNECTION, SendQueue};
 
     #[test]
     fn a_run_ends_at_another_hop_limit_and_is_lent_without_a_copy() {
         let whole: Vec<u8> = (0..250).collect();
-        let mut outbox = Outbox::new(u32::MAX - 100);
+        let mut outbox = SendQueue::new(u32::MAX - 100);
         for (range, limit) in [(0..100, None), (100..180, None), (180..200, Some(1)), (200..250, None)] {
             outbox.push(Bytes::copy_from_slice(&whole[range]), limit);
         }
@@ -343,7 +343,7 @@ mod tests {
         for base in [0_u32, 1000, u32::MAX - 150] {
             let at = |offset: usize| base.wrapping_add(offset as u32);
             let whole: Vec<u8> = (0..250).collect();
-            let mut outbox = Outbox::new(base);
+            let mut outbox = SendQueue::new(base);
             let pieces = [(0..100, None), (100..150, Some(1)), (150..200, Some(3)), (200..250, Some(0))];
             for (range, limit) in pieces {
                 outbox.push(Bytes::copy_from_slice(&whole[range]), limit);

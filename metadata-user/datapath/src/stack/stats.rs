@@ -1,6 +1,6 @@
 //! Counters and gauges of a stack.
 
-use super::seam::Refused;
+use super::seam::RefusedRequests;
 
 /// Counters since the start, and current gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub struct StackStats {
     /// Slow but not idle connections of a slot above its share, reset to make room for another slot's.
     pub connections_displaced: u64,
     /// Requests that the service refused.
-    pub refused: Refused,
+    pub refused: RefusedRequests,
     /// Connections replaced by a new one with the same address and port.
     pub superseded: u64,
     /// Connections reset because the guest acknowledged nothing, or never sent FIN.

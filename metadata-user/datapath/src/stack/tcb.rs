@@ -16,11 +16,11 @@ use metadata_common::cookie::Abilities;
 use std::time::Duration;
 
 use super::config::{LINGER, RECEIVE_BUFFER, STALL};
-use super::frame::Route;
+use super::frame::EthernetAddresses;
 use super::frame::{Segment, Tuple, before};
 use super::receive::safe_segment;
 use super::recovery::Recovery;
-use super::send::Outbox;
+use super::send::SendQueue;
 
 /// Least time between two challenge acknowledgements, sent in answer to unacceptable segments without payload. It
 /// keeps two ends that disagree from answering each other forever (RFC 5961 §7; Linux uses the same interval).
@@ -30,7 +30,7 @@ const CHALLENGE_EVERY: Duration = Duration::from_millis(500);
 pub(super) struct Tcb {
     pub(super) tuple: Tuple,
     /// How to reach the guest. Updated from each frame, so that it follows a changed gateway.
-    pub(super) route: Route,
+    pub(super) route: EthernetAddresses,
     /// Both initial sequence numbers, the guest's first.
     pub(super) initial: (u32, u32),
     /// SND.UNA: the oldest unacknowledged number.
@@ -62,7 +62,7 @@ pub(super) struct Tcb {
     pub(super) ack_due: bool,
     /// The first bytes in flight are lost.
     pub(super) resend: bool,
-    pub(super) outbox: Outbox,
+    pub(super) outbox: SendQueue,
     /// Received and acknowledged bytes that the exchange has not taken yet.
     pub(super) held: Vec<u8>,
     pub(super) recovery: Recovery,
@@ -80,7 +80,7 @@ impl Tcb {
         segment: &Segment<'_>,
         abilities: Abilities,
         largest: u16,
-        route: Route,
+        route: EthernetAddresses,
         now: Duration,
     ) -> Self {
         let ours = segment.ack.unwrap_or(0);
@@ -108,7 +108,7 @@ impl Tcb {
             guest_finished: false,
             ack_due: false,
             resend: false,
-            outbox: Outbox::new(ours),
+            outbox: SendQueue::new(ours),
             held: Vec::new(),
             recovery: Recovery::new(size.into(), ours),
             timer: None,
@@ -222,4 +222,4 @@ impl Tcb {
 }
 
 /// The size of a connection without its exchange, held data and queued data: a few cache lines.
-const _: () = assert!(size_of::<Tcb>() - size_of::<Outbox>() <= 6 * 64 - 40, "a connection has grown");
+const _: () = assert!(size_of::<Tcb>() - size_of::<SendQueue>() <= 6 * 64 - 40, "a connection has grown");

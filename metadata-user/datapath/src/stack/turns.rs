@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use super::Stack;
 use super::config::{NARROW_FOR, PORT_IDLE, TIME_WAIT, TIME_WAITS_PER_PORT};
-use super::connection::{Cause, Conn, Fate, Rating, Scene};
-use super::seam::{Displaced, Ledger};
+use super::connection::{Cause, Conn, ConnectionState, Rating, TurnContext};
+use super::seam::{AckLedger, Displaced};
 use super::seam::{Service, Transmit};
-use super::send::Outlet;
+use super::send::FrameWriter;
 use super::timewait::{Numbers, TimeWait};
 use metadata_base::time::Now;
 
@@ -33,7 +33,7 @@ const SWEEP: u32 = 32;
 /// entry.
 const PROBED: usize = 4;
 
-impl<S: Service, L: Ledger> Stack<S, L> {
+impl<S: Service, L: AckLedger> Stack<S, L> {
     /// Runs what is due: retransmissions, timeouts, held requests, freeing of idle ports.
     ///
     /// Returns the latest time of the next call, by the clock of [`Now::mono`]; `None` if nothing is scheduled.
@@ -149,7 +149,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             conn.tcb.fit(fits);
         }
         let end = draining.as_ref().map(|draining| draining.end);
-        let mut scene = Scene { now, ledger, outlet: Outlet { workshop, out }, end };
+        let mut scene = TurnContext { now, ledger, outlet: FrameWriter { workshop, out }, end };
         let (fate, turn) = conn.turn(&mut scene, cause);
         stats.aborted += u64::from(turn.aborted);
         stats.stalled += u64::from(turn.stalled);
@@ -161,12 +161,12 @@ impl<S: Service, L: Ledger> Stack<S, L> {
             port.narrow_until = Some(now.mono + NARROW_FOR);
         }
         match (fate, conn.deadline) {
-            (Fate::Live, deadline) => {
+            (ConnectionState::Live, deadline) => {
                 deadline.into_iter().for_each(|deadline| wheel.set(at, deadline));
                 self.rate(at);
             }
-            (Fate::Gone, _) => self.bury(now.mono, at),
-            (Fate::Closed(numbers), _) => self.close(now.mono, at, numbers),
+            (ConnectionState::Gone, _) => self.bury(now.mono, at),
+            (ConnectionState::Closed(numbers), _) => self.close(now.mono, at, numbers),
         }
         if let Some(displaced) = turn.displaced {
             self.displaced(now.mono, displaced);
@@ -438,7 +438,7 @@ impl<S: Service, L: Ledger> Stack<S, L> {
         self.reap(now, at);
         let Some(conn) = self.table.get_mut(at) else { return };
         let idle = conn.rated.idle;
-        conn.tcb.reset(&mut Outlet { workshop: &mut self.workshop, out });
+        conn.tcb.reset(&mut FrameWriter { workshop: &mut self.workshop, out });
         self.bury(now, at);
         self.stats.connections_evicted += u64::from(idle);
         self.stats.connections_displaced += u64::from(!idle);

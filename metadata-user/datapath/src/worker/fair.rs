@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::Engine;
-use crate::link::{FrameSource, Link};
+use crate::link::{FrameSource, LinkReceiver};
 use crate::stack::{Long, Transmit};
 use metadata_base::time::Now;
 
@@ -218,7 +218,7 @@ impl Fair {
     pub fn turn<S: FrameSource, E: Engine>(
         &mut self,
         now: Now,
-        link: &mut Link<S>,
+        link: &mut LinkReceiver<S>,
         engine: &mut E,
         out: &mut dyn Transmit,
     ) -> Turned {

@@ -11,7 +11,7 @@ use super::{
     BUSY, CONTROL_BATCH, Engine, Fair, Inbox, LEFT_EVERY, LOOK_QUEUE, LoopStats, MAX_SLEEP, NAP,
     NOT_DRAINING, ORDERS, Order, PACE, PUBLISH_EVERY, Shared, Turned, WorkerError, WorkerStats,
 };
-use crate::link::{FrameSource, HubTap, Link, LinkStats};
+use crate::link::{FrameSource, HubTap, LinkReceiver, LinkStats};
 use metadata_base::time::Now;
 
 /// Both clocks. The calendar clock is read once a second, because a read costs as much as a check for a frame and
@@ -62,7 +62,7 @@ impl Pace {
 
 /// The state of a running worker.
 pub(super) struct Run<S, E: Engine> {
-    link: Link<S>,
+    link: LinkReceiver<S>,
     tap: HubTap,
     engine: E,
     fair: Fair,
@@ -81,7 +81,7 @@ pub(super) struct Run<S, E: Engine> {
 
 impl<S: FrameSource, E: Engine> Run<S, E> {
     pub(super) fn new(
-        link: Link<S>,
+        link: LinkReceiver<S>,
         tap: HubTap,
         engine: E,
         shared: Arc<Shared<E::Stats>>,

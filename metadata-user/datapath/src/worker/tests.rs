@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use super::{
     BATCH, CONTROL_QUEUE, ControlError, Engine, LOOK_QUEUE, MAX_SLEEP, ORDERS, QUANTUM, Silence, WAKE_QUEUE,
-    WORK_PER_TURN, Worker, WorkerConfig, WorkerError, WorkerHandle,
+    WORK_PER_TURN, WorkerConfig, WorkerError, WorkerHandle, WorkerLauncher,
 };
 use crate::afxdp::SocketStats;
 use crate::link::{FrameSource, HubTap};
-use crate::stack::{Claims, SlotStats, Transmit};
+use crate::stack::{ServedFlows, SlotStats, Transmit};
 use metadata_base::time::Now;
 
 /// Timeout of a test: far longer than any step takes, so reached only on a fault.
@@ -114,7 +114,7 @@ impl Engine for Echo {
         out.send(&frame(slot, WOKEN));
     }
 
-    fn drain(&mut self, _: Now, limit: Duration, claims: Option<Box<dyn Claims + Send>>) {
+    fn drain(&mut self, _: Now, limit: Duration, claims: Option<Box<dyn ServedFlows + Send>>) {
         claims.into_iter().for_each(|mut claims| claims.claim(CLAIMED));
         let _ = self.events.send(Event::Drain(limit));
     }
@@ -174,7 +174,8 @@ impl Bench {
         let engine = Echo { events: sender, alarms, due: None, left: Arc::clone(&left), gate };
 
         let source = Datagrams { socket, frames: 0 };
-        let worker = Worker::spawn(config, source, HubTap::new(tap.into()), engine).expect("a worker");
+        let worker =
+            WorkerLauncher::spawn(config, source, HubTap::new(tap.into()), engine).expect("a worker");
         Self { worker, guest, wire, events, left }
     }
 
@@ -244,7 +245,7 @@ fn work_between_two_steps_stays_within_the_limit_of_a_turn() {
     let (sender, events) = channel();
     let engine = Echo { events: sender, alarms: 0, due: None, left: Arc::default(), gate: None };
     let stock = Stock { fd: ours, frames: vec![frame(1, 1); FRAMES] };
-    let worker = Worker::spawn(sleeper(), stock, HubTap::new(tap.into()), engine).expect("a worker");
+    let worker = WorkerLauncher::spawn(sleeper(), stock, HubTap::new(tap.into()), engine).expect("a worker");
     let mut batches = vec![0];
     while batches.iter().sum::<usize>() < FRAMES {
         match events.recv_timeout(PATIENCE).expect("an event in time") {
@@ -432,7 +433,7 @@ fn a_closed_source_ends_the_worker_with_the_reason() {
     let (sender, events) = channel();
     let engine = Echo { events: sender, alarms: 0, due: None, left: Arc::default(), gate: None };
     let worker =
-        Worker::spawn(sleeper(), Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
+        WorkerLauncher::spawn(sleeper(), Stock { fd: ours, frames: vec![] }, HubTap::new(tap.into()), engine)
             .expect("a worker");
     drop(theirs);
     while events.recv_timeout(PATIENCE).expect("an end in time") != Event::Dropped {}
@@ -442,7 +443,7 @@ fn a_closed_source_ends_the_worker_with_the_reason() {
 /// Reports each claim to the test.
 struct Noted(Sender<u64>);
 
-impl Claims for Noted {
+impl ServedFlows for Noted {
     fn claim(&mut self, flow: u64) {
         // Long enough to detect a worker that does not wait for the claims.
         std::thread::sleep(Duration::from_millis(20));

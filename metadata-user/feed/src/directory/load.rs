@@ -12,11 +12,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::io as io_error;
 use crate::FeedError;
-use metadata_content::record::vm::Source;
-use metadata_content::record::{CREDENTIAL_BYTES, Credential, Limits, Record, Warning};
+use metadata_content::record::vm::FileSource;
+use metadata_content::record::{CREDENTIAL_BYTES, Credential, Record, RecordLimits, Warning};
 
 /// SHA-256 of a record's text and sources.
-pub(super) type Digest = [u8; 32];
+pub(super) type RecordDigest = [u8; 32];
 
 /// Permission bits beyond read and write for the owner and read for the group.
 const TOO_OPEN: u32 = 0o027;
@@ -26,7 +26,7 @@ const ABSENT: [u8; 8] = [0xff; 8];
 
 /// The result of loading one file.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct LoadedFile {
     /// The record with its payloads and credentials, and its warnings; or the reason why it is invalid.
     pub record: Result<(Record, Vec<Warning>), FeedError>,
     /// The mode of the file or of a source, if it is more open than 0640.
@@ -36,7 +36,7 @@ pub struct Loaded {
     /// The subdirectories that hold sources, relative to the directory.
     pub(super) below: BTreeSet<PathBuf>,
     /// The digest of everything that was read; `None` if a part was unreadable.
-    pub(super) digest: Option<Digest>,
+    pub(super) digest: Option<RecordDigest>,
 }
 
 /// True for a record's name: `*.yaml`, `*.yml` or `*.json`, not hidden. Editors give their copies other extensions.
@@ -85,7 +85,7 @@ pub fn files(path: &Path) -> Result<(PathBuf, Vec<String>), FeedError> {
 
 /// Reads the record `name` in `dir` and its sources, within `limits`. Returns `None` if the file does not exist.
 #[must_use]
-pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
+pub fn load(dir: &Path, name: &str, limits: &RecordLimits) -> Option<LoadedFile> {
     let path = dir.join(name);
     let mut loaded = Loading {
         dir,
@@ -106,7 +106,7 @@ pub fn load(dir: &Path, name: &str, limits: &Limits) -> Option<Loaded> {
     };
     let digest = loaded.whole.then(|| loaded.hash.clone().finalize().into());
     let Loading { open_mode, sources, below, .. } = loaded;
-    Some(Loaded { record, open_mode, sources, below, digest })
+    Some(LoadedFile { record, open_mode, sources, below, digest })
 }
 
 struct Loading<'a> {
@@ -148,7 +148,7 @@ impl Loading<'_> {
         &mut self,
         path: &Path,
         bytes: Vec<u8>,
-        limits: &Limits,
+        limits: &RecordLimits,
     ) -> Result<(Record, Vec<Warning>), FeedError> {
         let text = String::from_utf8(bytes).map_err(|error| FeedError::Content {
             path: path.to_owned(),
@@ -194,7 +194,7 @@ impl Loading<'_> {
 
     /// Reads a source. Links may not lead out of the directory, because a record must not give a guest other files of
     /// the node.
-    fn resolve(&mut self, field: &str, source: &Source, cap: usize) -> Result<Bytes, FeedError> {
+    fn resolve(&mut self, field: &str, source: &FileSource, cap: usize) -> Result<Bytes, FeedError> {
         let first = source.file.components().find_map(|part| match part {
             Component::Normal(name) => name.to_str().map(str::to_owned),
             _ => None,

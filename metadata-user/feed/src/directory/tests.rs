@@ -14,8 +14,8 @@ use crate::publisher::Publisher;
 use crate::registry::RecordId;
 use crate::room::{Room, Weight};
 use crate::{FeedError, FeedEvent};
-use metadata_content::record::{Limits, Record};
-use metadata_content::source::Source;
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
 
 const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 /// Ample time for any expected event.
@@ -39,7 +39,7 @@ struct Feed {
 impl Feed {
     fn start(dir: &Path) -> Self {
         let (tx, events) = mpsc::channel(4);
-        tokio::spawn(watch(dir.to_owned(), Limits::DEFAULT, tx));
+        tokio::spawn(watch(dir.to_owned(), RecordLimits::DEFAULT, tx));
         Self { events }
     }
 
@@ -309,7 +309,7 @@ fn a_warning_names_the_credentials_file_but_not_its_content() {
     symlink(outside.path().join("secret"), dir.path().join("token")).expect("a link is made");
     put(dir.path(), "keys", r#"{"AccessKeyId": "hunter2", "SecretAccessKey": ["hunter2"]}"#);
     put(dir.path(), "a.json", &with_credentials("token", "keys"));
-    let loaded = load(dir.path(), "a.json", &Limits::DEFAULT).expect("the record is there");
+    let loaded = load(dir.path(), "a.json", &RecordLimits::DEFAULT).expect("the record is there");
     let (record, warnings) = loaded.record.expect("the record is served");
     assert!(record.credentials.iam.expect("a role").access_key_id.is_none());
     let warnings: Vec<String> = warnings.iter().map(ToString::to_string).collect();
@@ -331,7 +331,7 @@ fn a_source_cannot_show_other_files_of_the_node() {
     symlink(outside.path(), dir.path().join("way")).expect("a link is made");
     for file in ["link", "way/secret", "../secret", "/etc/hostname"] {
         put(dir.path(), "a.yaml", &sourced(file));
-        let loaded = load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there");
+        let loaded = load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("the record is there");
         let error = loaded.record.expect_err(file).to_string();
         assert!(error.contains("inside"), "{file}: {error}");
     }
@@ -341,7 +341,7 @@ fn a_source_cannot_show_other_files_of_the_node() {
 fn files_too_large_or_not_regular_are_refused_by_name() {
     let dir = dir();
     let refusal = |name: &str| {
-        let loaded = load(dir.path(), name, &Limits::DEFAULT).expect("the file is there");
+        let loaded = load(dir.path(), name, &RecordLimits::DEFAULT).expect("the file is there");
         loaded.record.expect_err("it is refused").to_string()
     };
     put(dir.path(), "large.yaml", &"#".repeat((4 << 20) + 1));
@@ -350,10 +350,10 @@ fn files_too_large_or_not_regular_are_refused_by_name() {
     fs::write(dir.path().join("big"), vec![b'x'; 65_537]).expect("user-data is written");
     assert!(refusal("a.yaml").contains("at most 65536 bytes of user_data"), "{}", refusal("a.yaml"));
     fs::write(dir.path().join("big"), vec![b'x'; 65_536]).expect("user-data is written");
-    assert!(load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").record.is_ok());
+    assert!(load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("the record is there").record.is_ok());
     fs::create_dir(dir.path().join("d.yaml")).expect("a directory is made");
     assert!(refusal("d.yaml").contains("not a regular file"), "{}", refusal("d.yaml"));
-    assert!(load(dir.path(), "none.yaml", &Limits::DEFAULT).is_none());
+    assert!(load(dir.path(), "none.yaml", &RecordLimits::DEFAULT).is_none());
 }
 
 #[test]
@@ -366,7 +366,7 @@ fn modes_more_open_than_0640_are_noticed() {
         let path = dir.path().join("a.yaml");
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("the mode is set");
         assert_eq!(
-            load(dir.path(), "a.yaml", &Limits::DEFAULT).expect("the record is there").open_mode,
+            load(dir.path(), "a.yaml", &RecordLimits::DEFAULT).expect("the record is there").open_mode,
             open,
             "{mode:o}"
         );
@@ -380,7 +380,7 @@ async fn records_beyond_the_limit_are_refused_and_the_others_served() {
         put(dir.path(), name, FULL);
     }
     let (tx, events) = mpsc::channel(4);
-    tokio::spawn(watch_at_most(2, dir.path().to_owned(), Limits::DEFAULT, tx.into()));
+    tokio::spawn(watch_at_most(2, dir.path().to_owned(), RecordLimits::DEFAULT, tx.into()));
     let mut feed = Feed { events };
     feed.expect(&["+a.yaml=web-1", "+b.yaml=web-1", "!c.yaml", "."]).await;
 }
@@ -389,7 +389,8 @@ async fn records_beyond_the_limit_are_refused_and_the_others_served() {
 async fn a_missing_directory_is_an_error_at_the_start() {
     let missing = dir().path().join("missing");
     let (tx, _events) = mpsc::channel(4);
-    let error = watch(missing.clone(), Limits::DEFAULT, tx).await.expect_err("there is nothing to watch");
+    let error =
+        watch(missing.clone(), RecordLimits::DEFAULT, tx).await.expect_err("there is nothing to watch");
     assert!(matches!(&error, FeedError::Io { path, .. } if *path == missing), "{error}");
     assert!(names(&missing).is_err());
 }
@@ -402,7 +403,7 @@ async fn an_outage_ends_once_the_directory_is_read() {
     // The agent says so while it starts from its snapshot and the directory cannot be read yet.
     tx.set_outage(Some("it is not mounted".into()));
     let outage = tx.outage();
-    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, tx));
+    tokio::spawn(watch(dir.path().to_owned(), RecordLimits::DEFAULT, tx));
     assert!(matches!(events.recv().await, Some(FeedEvent::Synced)));
     assert_eq!(outage.reason(), None);
 }
@@ -411,7 +412,7 @@ async fn an_outage_ends_once_the_directory_is_read() {
 async fn the_feed_ends_once_its_receiver_is_dropped() {
     let dir = dir();
     let (tx, mut events) = mpsc::channel(4);
-    let feed = tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, tx));
+    let feed = tokio::spawn(watch(dir.path().to_owned(), RecordLimits::DEFAULT, tx));
     assert!(matches!(events.recv().await, Some(FeedEvent::Synced)));
     drop(events);
     let ended = tokio::time::timeout(PATIENCE, feed).await.expect("it ends").expect("it does not panic");
@@ -437,13 +438,13 @@ async fn a_record_without_memory_is_refused_until_another_frees_it() {
     put(dir.path(), "a.yaml", &large("a", LARGE));
     put(dir.path(), "b.yaml", &large("b", LARGE));
     let (tx, events) = mpsc::channel(4);
-    let publisher = Publisher::new(tx, Arc::clone(&room), Source::File);
-    tokio::spawn(watch(dir.path().to_owned(), Limits::DEFAULT, publisher));
+    let publisher = Publisher::new(tx, Arc::clone(&room), RecordSource::File);
+    tokio::spawn(watch(dir.path().to_owned(), RecordLimits::DEFAULT, publisher));
     let mut feed = Feed { events };
     feed.expect(&["+a.yaml=a", "!b.yaml", "."]).await;
     fs::remove_file(dir.path().join("a.yaml")).expect("removed");
     feed.expect(&["-a.yaml"]).await;
-    room.give_back(&RecordId::new(Source::File, "a.yaml"));
+    room.give_back(&RecordId::new(RecordSource::File, "a.yaml"));
     feed.expect(&["+b.yaml=b"]).await;
     // A larger version of a served record is refused, but the smaller one after it is not.
     put(dir.path(), "b.yaml", &large("b", 4 * LARGE / 3 + LARGE));
@@ -466,8 +467,8 @@ async fn each_departed_record_admits_one_refused_record() {
     let (tx, events) = mpsc::channel(16);
     tokio::spawn(watch(
         dir.path().to_owned(),
-        Limits::DEFAULT,
-        Publisher::new(tx, Arc::clone(&room), Source::File),
+        RecordLimits::DEFAULT,
+        Publisher::new(tx, Arc::clone(&room), RecordSource::File),
     ));
     let mut feed = Feed { events };
     for name in &names[..SERVED] {
@@ -478,7 +479,7 @@ async fn each_departed_record_admits_one_refused_record() {
     }
     feed.expect(&["."]).await;
     for (gone, comes) in names[..SERVED].iter().zip(&names[SERVED..]) {
-        room.give_back(&RecordId::new(Source::File, &format!("{gone}.yaml")));
+        room.give_back(&RecordId::new(RecordSource::File, &format!("{gone}.yaml")));
         feed.expect(&[&format!("+{comes}.yaml={comes}")]).await;
     }
 }

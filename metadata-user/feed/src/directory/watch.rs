@@ -28,7 +28,7 @@ const KUBERNETES_DATA: &str = "..data";
 
 /// Changes in a directory.
 #[derive(Debug, Default)]
-pub(super) struct Changes {
+pub(super) struct DirectoryChanges {
     /// Names that were written, renamed or deleted.
     pub(super) names: BTreeSet<String>,
     /// Set if anything may have changed.
@@ -37,13 +37,13 @@ pub(super) struct Changes {
     pub(super) gone: bool,
 }
 
-impl Changes {
+impl DirectoryChanges {
     fn is_empty(&self) -> bool {
         !self.all && !self.gone && self.names.is_empty()
     }
 }
 
-pub(super) struct Watch {
+pub(super) struct DirectoryWatch {
     dir: PathBuf,
     events: EventStream<Vec<u8>>,
     root: WatchDescriptor,
@@ -52,10 +52,10 @@ pub(super) struct Watch {
     /// The watched subdirectories by watch descriptor.
     by_watch: HashMap<WatchDescriptor, PathBuf>,
     /// The changes since the last report.
-    gathered: Changes,
+    gathered: DirectoryChanges,
 }
 
-impl Watch {
+impl DirectoryWatch {
     /// Starts watching. The caller opens the watch before it reads the directory, so that it misses no change.
     pub(super) fn open(dir: &Path) -> Result<Self, FeedError> {
         let unwatched = |error| io_error(dir, WATCHED, error);
@@ -63,7 +63,7 @@ impl Watch {
         let root = inotify.watches().add(dir, mask()).map_err(unwatched)?;
         let events = inotify.into_event_stream(vec![0; BUFFER_BYTES]).map_err(unwatched)?;
         let (below, by_watch) = (BTreeMap::new(), HashMap::new());
-        Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: Changes::default() })
+        Ok(Self { dir: dir.to_owned(), events, root, below, by_watch, gathered: DirectoryChanges::default() })
     }
 
     /// Watches these subdirectories. Returns true if one is new, because its content may have changed before.
@@ -89,7 +89,7 @@ impl Watch {
     }
 
     /// Waits for a change, then gathers changes for `settle`. A cancelled wait loses none.
-    pub(super) async fn changed(&mut self, settle: Duration) -> Result<Changes, FeedError> {
+    pub(super) async fn changed(&mut self, settle: Duration) -> Result<DirectoryChanges, FeedError> {
         while self.gathered.is_empty() {
             let event = self.events.next().await;
             self.take(event)?;
@@ -148,7 +148,7 @@ fn mask() -> WatchMask {
         | WatchMask::ONLYDIR
 }
 
-fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut Changes) {
+fn note(dir: &Path, mask: EventMask, name: Option<&OsStr>, changes: &mut DirectoryChanges) {
     if mask
         .intersects(EventMask::DELETE_SELF | EventMask::MOVE_SELF | EventMask::IGNORED | EventMask::UNMOUNT)
     {
@@ -173,13 +173,13 @@ fn is_link(path: &Path) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Changes, MAX_NAMES, note};
+    use super::{DirectoryChanges, MAX_NAMES, note};
     use inotify::EventMask;
     use std::ffi::OsStr;
     use std::path::Path;
 
-    fn noted(events: &[(EventMask, &str)]) -> Changes {
-        let mut changes = Changes::default();
+    fn noted(events: &[(EventMask, &str)]) -> DirectoryChanges {
+        let mut changes = DirectoryChanges::default();
         for (mask, name) in events {
             let name = (!name.is_empty()).then(|| OsStr::new(*name));
             note(Path::new("/nonexistent"), *mask, name, &mut changes);

@@ -17,9 +17,9 @@ use tokio::runtime::Builder;
 use tower::BoxError;
 use tower::filter::{FilterLayer, Predicate};
 
-use super::Options;
+use super::KubevirtOptions;
 use crate::FeedError;
-use crate::contact::{Failure, FailureKind};
+use crate::contact::{ContactError, FailureKind};
 
 /// Longest time to establish a connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -32,7 +32,7 @@ const LACKS: &str =
 ///
 /// # Errors
 /// Neither is available, or the file asks for a credential program.
-pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
+pub(super) async fn open(options: &KubevirtOptions) -> Result<Client, FeedError> {
     let (config, bearer) = configured(options).await?;
     client(config, bearer)
 }
@@ -41,7 +41,7 @@ pub(super) async fn open(options: &Options) -> Result<Client, FeedError> {
 ///
 /// # Errors
 /// A part is missing or unreadable, or no header can carry the token.
-pub fn access(options: &Options) -> Result<(), FeedError> {
+pub fn access(options: &KubevirtOptions) -> Result<(), FeedError> {
     let failed = |error: &dyn Error| FeedError::Vm { reason: error.to_string() };
     let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| failed(&error))?;
     runtime.block_on(async {
@@ -54,7 +54,7 @@ pub fn access(options: &Options) -> Result<(), FeedError> {
 }
 
 /// Returns the client's configuration, and its token file, which kube would send unchanged.
-async fn configured(options: &Options) -> Result<(kube::Config, Option<Bearer>), FeedError> {
+async fn configured(options: &KubevirtOptions) -> Result<(kube::Config, Option<Bearer>), FeedError> {
     let failed = |reason: String| FeedError::Vm { reason };
     let mut config = match &options.kubeconfig {
         Some(path) => {
@@ -101,23 +101,23 @@ fn client(config: kube::Config, bearer: Option<Bearer>) -> Result<Client, FeedEr
 }
 
 /// Classifies a failed request.
-pub(super) fn failure(error: &kube::Error) -> Failure {
+pub(super) fn failure(error: &kube::Error) -> ContactError {
     match error {
         kube::Error::Api(status) => refused(status),
         kube::Error::Service(cause) if cause.is::<Unusable>() => {
-            Failure { kind: FailureKind::Forbidden, reason: cause.to_string() }
+            ContactError { kind: FailureKind::Forbidden, reason: cause.to_string() }
         }
         kube::Error::SerdeError(_)
         | kube::Error::FromUtf8(_)
         | kube::Error::LinesCodecMaxLineLengthExceeded => {
-            Failure { kind: FailureKind::Unreadable, reason: with_causes(error) }
+            ContactError { kind: FailureKind::Unreadable, reason: with_causes(error) }
         }
-        _ => Failure { kind: FailureKind::Unreachable, reason: with_causes(error) },
+        _ => ContactError { kind: FailureKind::Unreachable, reason: with_causes(error) },
     }
 }
 
 /// Classifies a status other than success.
-pub(super) fn refused(status: &Status) -> Failure {
+pub(super) fn refused(status: &Status) -> ContactError {
     let Status { code, reason, message, .. } = status;
     let text = if message.is_empty() { reason } else { message };
     let kind = FailureKind::of_status(*code);
@@ -125,7 +125,7 @@ pub(super) fn refused(status: &Status) -> Failure {
     let text = text.trim();
     let text = text.strip_prefix(&format!("{code} ")).unwrap_or(text);
     let lacks = if kind == FailureKind::NotFound { LACKS } else { "" };
-    Failure { kind, reason: format!("{code} {text}{lacks}") }
+    ContactError { kind, reason: format!("{code} {text}{lacks}") }
 }
 
 /// The error with its causes, which kube names only in the error's sources.

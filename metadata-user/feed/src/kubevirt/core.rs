@@ -23,18 +23,18 @@ use std::time::{Duration, Instant};
 use metadata_base::share::{FairShare, ShareError, Tenant};
 use metadata_common::mac::Mac;
 
-use super::translate::{Problem, Translation, is_wanted};
+use super::translate::{VmiProblem, VmiTranslation, is_wanted};
 use super::volumes::ReadVolumes;
-use super::{Options, Vmi, VmiError};
+use super::{KubevirtOptions, Vmi, VmiError};
 use crate::pods::{self, PodEvent, PodUid, PodsError};
 use crate::room::NoRoom;
 use crate::{FeedError, FeedEvent};
-use instance::Instance;
-use metadata_content::record::{Limits, Record};
+use instance::VmiInstance;
+use metadata_content::record::{Record, RecordLimits};
 use queue::TranslationQueue;
+pub use queue::{EventReason, Services, ServingState, VmiEvent};
 pub use queue::{Job, JobResult};
 pub use queue::{REST_FACTOR, REST_LEAST, REST_MOST};
-pub use queue::{Reason, Report, Service, Services};
 
 /// Most VMIs on a node. The feed rejects each one beyond.
 pub const MAX_VMIS: usize = 4_096;
@@ -59,7 +59,7 @@ pub const MAX_VANISHED: usize = 32;
 
 /// Which source named a VMI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
+pub enum VmiOrigin {
     /// The watch of VMIs that run on this node.
     Here,
     /// The watch of VMIs that migrate to this node.
@@ -82,7 +82,7 @@ pub enum Action {
     /// Stop watching this pod.
     Leave(PodUid),
     /// Write this Event on the VMI.
-    Report(Report),
+    Report(VmiEvent),
 }
 
 /// Reserves memory for a record under its key; see [`Publisher::admit`](crate::publisher::Publisher::admit).
@@ -91,8 +91,8 @@ pub type Admit = Box<dyn Fn(&str, &Record) -> Result<(), NoRoom> + Send>;
 /// The state machine of the feed.
 pub struct Core {
     node: String,
-    options: Arc<Options>,
-    limits: Arc<Limits>,
+    options: Arc<KubevirtOptions>,
+    limits: Arc<RecordLimits>,
     read: Arc<dyn ReadVolumes>,
     admit: Admit,
     /// How the agent serves each record; `None` if it does not say so, and every record counts as served.
@@ -137,19 +137,19 @@ struct Known {
     tenant: Tenant,
     /// Estimated bytes of `vmi`.
     bytes: usize,
-    origins: BTreeSet<Origin>,
-    /// Set once an origin other than [`Origin::Coming`] has named it.
+    origins: BTreeSet<VmiOrigin>,
+    /// Set once an origin other than [`VmiOrigin::Coming`] has named it.
     ran: bool,
     /// When it lost its last origin.
     lost_at: Option<Instant>,
-    instances: BTreeMap<PodUid, Instance>,
+    instances: BTreeMap<PodUid, VmiInstance>,
     /// Pods that it names and that are another VMI's.
     contested: BTreeSet<PodUid>,
     /// A version was refused under the VMI's key, and not by one of its instances.
     is_refused: bool,
 }
 
-impl Origin {
+impl VmiOrigin {
     /// The origin's name in logs and reports.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -173,18 +173,18 @@ impl Origin {
 impl Known {
     /// True if a watch has a VMI of this UID.
     fn is_watched_as(&self, vmi: &Vmi) -> bool {
-        self.vmi.metadata.uid == vmi.metadata.uid && self.origins.iter().any(Origin::is_a_watch)
+        self.vmi.metadata.uid == vmi.metadata.uid && self.origins.iter().any(VmiOrigin::is_a_watch)
     }
 }
 
 impl Core {
-    /// Creates an empty core, whose records' generations start after `generation`. Pass the time since an epoch: it grows
-    /// faster than records change, so generations rise across restarts.
+    /// Creates an empty core, whose records' generations start after `generation`. Pass the time since an epoch: it
+    /// grows faster than records change, so generations rise across restarts.
     #[must_use]
     pub fn new(
         node: String,
-        options: Options,
-        limits: Limits,
+        options: KubevirtOptions,
+        limits: RecordLimits,
         generation: u64,
         read: Arc<dyn ReadVolumes>,
     ) -> Self {
@@ -223,7 +223,7 @@ impl Core {
     pub fn served(&mut self, services: Services, now: Instant) {
         let former = self.services.replace(services).unwrap_or_default();
         let services = self.services.as_ref();
-        let is_new = |instance: &Instance| {
+        let is_new = |instance: &VmiInstance| {
             services.and_then(|services| services.get(&instance.key)) != former.get(&instance.key)
         };
         let changed = self.vmis.iter().flat_map(|(key, known)| {
@@ -236,15 +236,15 @@ impl Core {
     }
 
     /// Handles a VMI that is new or has changed.
-    pub fn applied(&mut self, origin: Origin, mut vmi: Vmi, now: Instant) {
+    pub fn applied(&mut self, origin: VmiOrigin, mut vmi: Vmi, now: Instant) {
         let key = vmi.key();
-        if origin != Origin::Kept {
+        if origin != VmiOrigin::Kept {
             vmi.metadata.owner_references.get_or_insert_default();
         }
         match self.vmis.get(&key) {
-            Some(_) if origin == Origin::Kept => return,
+            Some(_) if origin == VmiOrigin::Kept => return,
             // The watch has the newer version; the hook only adds that the VMI is about to run.
-            Some(known) if origin == Origin::Hook && known.is_watched_as(&vmi) => {
+            Some(known) if origin == VmiOrigin::Hook && known.is_watched_as(&vmi) => {
                 self.vmis.entry(key).and_modify(|known| known.ran = true);
                 return;
             }
@@ -289,8 +289,8 @@ impl Core {
         }
         known.bytes = bytes;
         known.lost_at = None;
-        known.ran |= origin != Origin::Coming;
-        known.origins.retain(Origin::is_a_watch);
+        known.ran |= origin != VmiOrigin::Coming;
+        known.origins.retain(VmiOrigin::is_a_watch);
         known.origins.insert(origin);
         self.review(&key, now);
     }
@@ -307,7 +307,7 @@ impl Core {
     }
 
     /// Handles a VMI that has left a watch.
-    pub fn gone(&mut self, origin: Origin, key: &str, now: Instant) {
+    pub fn gone(&mut self, origin: VmiOrigin, key: &str, now: Instant) {
         let Some(known) = self.vmis.get_mut(key) else {
             // This VMI was rejected: it could not be decoded or exceeded a limit.
             return self.emit(FeedEvent::Remove { key: key.to_owned() });
@@ -316,7 +316,7 @@ impl Core {
             return;
         }
         self.changed = true;
-        if !known.instances.values().any(Instance::lives) {
+        if !known.instances.values().any(VmiInstance::lives) {
             return self.drop_vmi(key);
         }
         known.lost_at = Some(now);
@@ -326,7 +326,7 @@ impl Core {
     }
 
     /// Handles the complete list of a watch: VMIs that `keys` lacks have left it.
-    pub fn listed(&mut self, origin: Origin, keys: &BTreeSet<String>, now: Instant) {
+    pub fn listed(&mut self, origin: VmiOrigin, keys: &BTreeSet<String>, now: Instant) {
         let here = self.vmis.iter().filter(|(_, known)| known.origins.contains(&origin));
         let lost: Vec<_> = here.filter(|(key, _)| !keys.contains(*key)).map(|(key, _)| key.clone()).collect();
         lost.iter().for_each(|key| self.gone(origin, key, now));
@@ -350,14 +350,14 @@ impl Core {
             }
             PodEvent::Missing { reason } => {
                 let pod = uid.to_string();
-                return self.lacks(&key, uid, Problem::Launcher { pod, reason }, now);
+                return self.lacks(&key, uid, VmiProblem::Launcher { pod, reason }, now);
             }
             PodEvent::Files { .. } => {}
             PodEvent::Gone => {
                 self.end_instance(&key, uid);
                 let Some(known) = self.vmis.get(&key) else { return };
-                let watched = known.origins.iter().any(Origin::is_a_watch);
-                if !watched && !known.instances.values().any(Instance::lives) {
+                let watched = known.origins.iter().any(VmiOrigin::is_a_watch);
+                if !watched && !known.instances.values().any(VmiInstance::lives) {
                     self.drop_vmi(&key);
                 }
                 return;
@@ -384,11 +384,11 @@ impl Core {
     pub fn unfollowed(&mut self, uid: &PodUid, error: &PodsError, now: Instant) {
         let Some(key) = self.owners.get(uid).cloned() else { return };
         let (pod, reason) = (uid.to_string(), error.to_string());
-        self.lacks(&key, uid, Problem::Unfollowed { pod, reason }, now);
+        self.lacks(&key, uid, VmiProblem::Unfollowed { pod, reason }, now);
     }
 
     /// Notes why the launcher of a pod is unknown.
-    fn lacks(&mut self, key: &str, uid: &PodUid, problem: Problem, now: Instant) {
+    fn lacks(&mut self, key: &str, uid: &PodUid, problem: VmiProblem, now: Instant) {
         let known = self.vmis.get_mut(key);
         let Some(instance) = known.and_then(|known| known.instances.get_mut(uid)) else { return };
         instance.absent = true;
@@ -452,14 +452,14 @@ impl Core {
     /// True once the search for every pod's launcher has had a first result, and those found a first translation.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.vmis.values().flat_map(|known| known.instances.values()).all(Instance::is_settled)
+        self.vmis.values().flat_map(|known| known.instances.values()).all(VmiInstance::is_settled)
     }
 
     /// True while a VMI that this node is to serve has no record yet.
     #[must_use]
     pub fn awaits(&self, key: &str) -> bool {
         let Some(known) = self.vmis.get(key) else { return false };
-        known.instances.values().any(Instance::awaits)
+        known.instances.values().any(VmiInstance::awaits)
     }
 
     /// Starts and ends instances until they match the VMI's pods on this node.
@@ -513,7 +513,7 @@ impl Core {
             known.instances.values().all(|other| other.has_ended() || other.key != *key || other.is(uid));
         let name = if alone { key.to_owned() } else { format!("{key}@{uid}") };
         let instance =
-            known.instances.entry(uid.clone()).or_insert_with(|| Instance::new(name, uid.clone(), now));
+            known.instances.entry(uid.clone()).or_insert_with(|| VmiInstance::new(name, uid.clone(), now));
         self.owners.insert(uid.clone(), key.to_owned());
         match self.shares.pods.admit(&known.tenant, 1) {
             Ok(()) => {
@@ -604,7 +604,7 @@ impl Core {
         key: &str,
         vmi: &Vmi,
         uid: &PodUid,
-        translation: Translation,
+        translation: VmiTranslation,
         volumes: BTreeSet<String>,
         now: Instant,
     ) {
@@ -650,11 +650,11 @@ impl Core {
             return;
         };
         let service = match &self.services {
-            Some(services) => services.get(&instance.key).unwrap_or(&Service::Waiting),
-            None => &Service::Ready,
+            Some(services) => services.get(&instance.key).unwrap_or(&ServingState::Waiting),
+            None => &ServingState::Ready,
         };
         let due = instance.since + GRACE;
-        if now < due && instance.problems().any(Problem::may_pass) {
+        if now < due && instance.problems().any(VmiProblem::may_pass) {
             self.timers.insert((due, key.to_owned()));
         }
         if let Some(due) = instance.note(service, now) {
@@ -670,7 +670,7 @@ impl Core {
         if std::mem::take(&mut known.is_refused) {
             let instance = known.instances.values().find(|instance| instance.key == key);
             let event =
-                instance.map_or_else(|| FeedEvent::Remove { key: key.to_owned() }, Instance::published);
+                instance.map_or_else(|| FeedEvent::Remove { key: key.to_owned() }, VmiInstance::published);
             self.emit(event);
         }
     }
@@ -692,7 +692,7 @@ impl Core {
     }
 }
 
-fn unfollowed_of_share(uid: &PodUid, error: &ShareError) -> Problem {
+fn unfollowed_of_share(uid: &PodUid, error: &ShareError) -> VmiProblem {
     let reason = format!("too many pods on this node: {error}; move VMs of this namespace to other nodes");
-    Problem::Unfollowed { pod: uid.to_string(), reason }
+    VmiProblem::Unfollowed { pod: uid.to_string(), reason }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::sync::Notify;
 use tracing::debug;
 
-use super::core::Report;
+use super::core::VmiEvent;
 use metadata_base::printable::printable;
 use metadata_content::record::values::Timestamp;
 
@@ -29,7 +29,7 @@ const MESSAGE: usize = 1_024;
 pub(super) struct Reports(Arc<Waiting>);
 
 struct Waiting {
-    queue: Mutex<FairQueue<Report>>,
+    queue: Mutex<FairQueue<VmiEvent>>,
     added: Notify,
 }
 
@@ -41,7 +41,7 @@ impl Reports {
 
     /// Adds a report in place of one on the same VMI that still waits. Drops it if its namespace has its share of the
     /// queue.
-    pub(super) fn add(&self, report: Report) {
+    pub(super) fn add(&self, report: VmiEvent) {
         let tenant = Tenant::namespace(&report.namespace);
         let mut queue = self.queue();
         if let Some(waiting) = queue.of(&tenant).find(|waiting| waiting.uid == report.uid) {
@@ -58,7 +58,7 @@ impl Reports {
         ShareReport::of("events", self.queue().share())
     }
 
-    async fn next(&self) -> Report {
+    async fn next(&self) -> VmiEvent {
         loop {
             let next = self.queue().pop();
             match next {
@@ -68,7 +68,7 @@ impl Reports {
         }
     }
 
-    fn queue(&self) -> MutexGuard<'_, FairQueue<Report>> {
+    fn queue(&self) -> MutexGuard<'_, FairQueue<VmiEvent>> {
         self.0.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -92,7 +92,7 @@ fn now() -> Option<Timestamp> {
     Timestamp::at(i64::try_from(since.as_secs()).ok()?)
 }
 
-fn event(report: &Report, node: &str, now: Option<Timestamp>) -> Option<Event> {
+fn event(report: &VmiEvent, node: &str, now: Option<Timestamp>) -> Option<Event> {
     let text = printable(&report.message);
     let message = text.char_indices().find(|(at, char)| at + char.len_utf8() > MESSAGE);
     let message = message.map_or(text.as_str(), |(at, _)| &text[..at]);
@@ -120,18 +120,18 @@ fn event(report: &Report, node: &str, now: Option<Timestamp>) -> Option<Event> {
 #[cfg(test)]
 mod tests {
     use super::{MESSAGE, QUEUE, Reports, event};
-    use crate::kubevirt::core::{Reason, Report};
+    use crate::kubevirt::core::{EventReason, VmiEvent};
     use metadata_content::record::values::Timestamp;
 
-    fn report(message: String) -> Report {
+    fn report(message: String) -> VmiEvent {
         let (namespace, name, uid) = ("shop".into(), "web".into(), "u".into());
-        Report { namespace, name, uid, reason: Reason::Degraded, message }
+        VmiEvent { namespace, name, uid, reason: EventReason::Degraded, message }
     }
 
     #[tokio::test]
     async fn a_namespace_full_of_reports_delays_no_other_and_keeps_one_for_each_vmi() {
         let reports = Reports::new();
-        let of = |namespace: &str, uid: usize, message: &str| Report {
+        let of = |namespace: &str, uid: usize, message: &str| VmiEvent {
             namespace: namespace.into(),
             uid: uid.to_string(),
             ..report(message.into())

@@ -32,7 +32,7 @@ use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use metadata_listen::{Places, Stay, WhenFull};
+use metadata_listen::{ConnectionLimit, Stay, WhenFull};
 use prost::Message as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
@@ -73,7 +73,7 @@ struct ExecuteNodeHookRequest {
 
 /// A call of the hook, for the feed.
 #[derive(Debug)]
-pub struct Call {
+pub struct HookCall {
     /// The VMI.
     pub vmi: Box<Vmi>,
     /// The hook point.
@@ -139,8 +139,8 @@ pub fn open(path: &Path) -> Result<UnixListener, FeedError> {
 }
 
 /// Serves calls until the receiver is dropped.
-pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
-    let places = Places { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Evict };
+pub async fn serve(listener: UnixListener, calls: mpsc::Sender<HookCall>) {
+    let places = ConnectionLimit { name: "the node hook's socket", most: CALLS, when_full: WhenFull::Evict };
     let attend = |stream, stay| attend(stream, calls.clone(), stay);
     tokio::select! {
         never = metadata_listen::serve(&listener, places, attend) => match never {},
@@ -148,7 +148,7 @@ pub async fn serve(listener: UnixListener, calls: mpsc::Sender<Call>) {
     }
 }
 
-async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>, stay: Stay) {
+async fn attend(stream: UnixStream, calls: mpsc::Sender<HookCall>, stay: Stay) {
     let answer = service_fn(move |request| answer(request, calls.clone(), stay.clone()));
     let mut server = http2::Builder::new(TokioExecutor::new());
     server.max_concurrent_streams(1);
@@ -160,7 +160,7 @@ async fn attend(stream: UnixStream, calls: mpsc::Sender<Call>, stay: Stay) {
 
 async fn answer(
     request: Request<Incoming>,
-    calls: mpsc::Sender<Call>,
+    calls: mpsc::Sender<HookCall>,
     stay: Stay,
 ) -> Result<Response<impl Body<Data = Bytes, Error = Infallible>>, Infallible> {
     let (status, message) = match handle(request, &calls, &stay).await {
@@ -185,7 +185,11 @@ async fn answer(
     Ok(response)
 }
 
-async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>, stay: &Stay) -> Result<(), Refusal> {
+async fn handle(
+    request: Request<Incoming>,
+    calls: &mpsc::Sender<HookCall>,
+    stay: &Stay,
+) -> Result<(), Refusal> {
     if request.uri().path() != METHOD {
         return Err((Status::Unimplemented, format!("expected {METHOD}")));
     }
@@ -197,7 +201,7 @@ async fn handle(request: Request<Incoming>, calls: &mpsc::Sender<Call>, stay: &S
     let vmi = Vmi::read(&asked.vmi).map_err(|error| (Status::InvalidArgument, error.to_string()))?;
     let key = vmi.key();
     let (done, told) = oneshot::channel();
-    let call = Call { vmi: Box::new(vmi), point, done };
+    let call = HookCall { vmi: Box::new(vmi), point, done };
     let unavailable = |why: &str| (Status::Unavailable, format!("{key}: {why}"));
     calls.send(call).await.map_err(|_| unavailable("the agent is stopping"))?;
     if point != Point::Starts {
@@ -226,7 +230,8 @@ fn read(body: &Bytes) -> Result<ExecuteNodeHookRequest, Refusal> {
 #[cfg(test)]
 mod tests {
     use super::{
-        BYTES, Bytes, CALLS, Call, ExecuteNodeHookRequest, METHOD, NodeContext, Point, Vmi, WAIT, open, serve,
+        BYTES, Bytes, CALLS, ExecuteNodeHookRequest, HookCall, METHOD, NodeContext, Point, Vmi, WAIT, open,
+        serve,
     };
     use http_body_util::{BodyExt as _, Full};
     use hyper::Request;
@@ -249,7 +254,7 @@ mod tests {
     }
 
     /// A hook's socket, and the calls that arrive on it.
-    fn hook() -> (tempfile::TempDir, PathBuf, mpsc::Receiver<Call>) {
+    fn hook() -> (tempfile::TempDir, PathBuf, mpsc::Receiver<HookCall>) {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("hook.sock");
         let (calls, told) = mpsc::channel(4);
@@ -285,7 +290,7 @@ mod tests {
     async fn a_vm_starts_once_its_record_is_published() {
         let (_dir, socket, mut calls) = hook();
         let asked = tokio::spawn(async move { call(&socket, METHOD, message("PreVMStart", VMI)).await });
-        let Call { vmi, point, done } = calls.recv().await.expect("a call");
+        let HookCall { vmi, point, done } = calls.recv().await.expect("a call");
         assert_eq!((point, vmi.key().as_str()), (Point::Starts, "shop/web-1"));
         assert_eq!(*vmi, Vmi::read(VMI).expect("a VMI"));
         tokio::time::sleep(Duration::from_millis(100)).await;

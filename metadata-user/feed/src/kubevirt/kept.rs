@@ -7,14 +7,14 @@ use std::io::{self, Cursor};
 use std::path::Path;
 
 use super::Vmi;
-use metadata_state::form::Form;
+use metadata_state::form::StateFileKind;
 use metadata_state::private_file;
 
 /// The file's name in the state directory.
 pub const FILE: &str = "kubevirt.vmis";
 
 /// The encoder writes in the order of keys, and omits the VMIs that do not fit.
-const FORM: Form = Form { kind: "vmis", version: 1, oldest: 1, bytes: 64 << 20 };
+const FORM: StateFileKind = StateFileKind { kind: "vmis", version: 1, oldest: 1, bytes: 64 << 20 };
 
 /// First line of the files that earlier agents wrote: VMIs follow, one per line, without a digest.
 const FORMER_HEAD: &[u8] = b"{\"xdp-imds-vmis\":1}\n";
@@ -24,7 +24,7 @@ pub(super) fn encode<'a>(vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<
     encode_as(FORM, vmis)
 }
 
-fn encode_as<'a>(form: Form, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
+fn encode_as<'a>(form: StateFileKind, vmis: impl Iterator<Item = &'a Vmi>) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     form.write(vmis.map(|vmi| Ok(serde_json::to_vec(vmi)?)), &mut bytes)?;
     Ok(bytes)
@@ -39,8 +39,8 @@ pub(super) fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// Reads the file; a missing file is an empty list.
 ///
 /// # Errors
-/// The file is unreadable, damaged, or of another kind. The function skips a line that is no VMI, because the API server
-/// will send that VMI again.
+/// The file is unreadable, damaged, or of another kind. The function skips a line that is no VMI, because the API
+/// server will send that VMI again.
 pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
     let Some(bytes) = private_file::read(path, FORM.bytes)? else { return Ok(Vec::new()) };
     let mut vmis = Vec::new();
@@ -57,7 +57,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<Vmi>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{FILE, FORM, Form, encode, encode_as, read, write};
+    use super::{FILE, FORM, StateFileKind, encode, encode_as, read, write};
     use crate::kubevirt::Vmi;
     use std::os::unix::fs::PermissionsExt as _;
 
@@ -88,7 +88,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join(FILE);
         let mut later = Vec::new();
-        Form { version: 2, ..FORM }.write([Ok(b"{}".to_vec())], &mut later).expect("bytes");
+        StateFileKind { version: 2, ..FORM }.write([Ok(b"{}".to_vec())], &mut later).expect("bytes");
         std::fs::write(&path, &later).expect("a file");
         let text = read(&path).expect_err("a refusal").to_string();
         assert!(text.contains("vmis of version 1, found version 2"), "{text}");
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn vmis_beyond_the_bytes_of_the_file_are_omitted() {
         let [first, both] = [1, 2].map(|count| encode(vmis()[..count].iter()).expect("JSON"));
-        let form = Form { bytes: both.len() - 1, ..FORM };
+        let form = StateFileKind { bytes: both.len() - 1, ..FORM };
         assert_eq!(encode_as(form, vmis().iter()).expect("JSON"), first);
     }
 }

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
-use metadata_content::record::Serve;
+use metadata_content::record::ServeSettings;
 use metadata_content::record::values::Account;
 use serde::Deserialize;
 use serde_json::json;
@@ -24,7 +24,7 @@ pub const DEFAULT_KUBELET: &str = "/var/lib/kubelet";
 /// How the agent finds and serves KubeVirt's VMs; `kubevirt: {}` serves every VM on the node.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub struct KubevirtOptions {
     /// The node's name; by default the environment variable `NODE_NAME`.
     pub node: Option<String>,
     /// kubelet's root directory, which holds the pods' volumes.
@@ -49,11 +49,11 @@ pub struct Options {
     pub region: String,
     /// The zone of all VMs, preferably `<region>-<x>`.
     pub zone: String,
-    /// The project and account number of each namespace, 12 digits in quotes. A namespace without one gets a number that is
-    /// derived from its name and identifies nobody: whoever may choose namespaces finds two with one number.
+    /// The project and account number of each namespace, 12 digits in quotes. A namespace without one gets a number
+    /// that is derived from its name and identifies nobody: whoever may choose namespaces finds two with one number.
     pub accounts: BTreeMap<String, Account>,
     /// The `serve` section of every VM's record.
-    pub serve: Serve,
+    pub serve: ServeSettings,
     /// A kubeconfig file with a token or a certificate; by default the agent uses the cluster it runs in.
     pub kubeconfig: Option<PathBuf>,
     /// Watch the cluster's API. Without it only the hook names VMs.
@@ -65,7 +65,7 @@ pub struct Options {
     pub hook: Option<PathBuf>,
 }
 
-impl Default for Options {
+impl Default for KubevirtOptions {
     fn default() -> Self {
         Self {
             node: None,
@@ -81,7 +81,7 @@ impl Default for Options {
             region: "local".into(),
             zone: "local-a".into(),
             accounts: BTreeMap::new(),
-            serve: Serve::default(),
+            serve: ServeSettings::default(),
             kubeconfig: None,
             watch: true,
             events: true,
@@ -90,7 +90,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl KubevirtOptions {
     /// kubelet's directory of pods, below its root directory.
     #[must_use]
     pub fn pods(&self) -> PathBuf {
@@ -181,7 +181,8 @@ pub fn volume(field: &str) -> String {
 /// The name under which the API server keeps who wrote a field.
 const MANAGER: &str = "xdp-imds-identity";
 
-/// Replaces these keys of a ConfigMap, as a program in a pod of the cluster or by `kubeconfig`. Others stay as they are.
+/// Replaces these keys of a ConfigMap, as a program in a pod of the cluster or by `kubeconfig`. Others stay as they
+/// are.
 ///
 /// # Errors
 /// The API server cannot be reached or refuses; the error says what the role lacks.
@@ -191,7 +192,7 @@ pub fn replace(
     name: &str,
     data: &BTreeMap<&str, String>,
 ) -> Result<(), FeedError> {
-    let options = Options { kubeconfig, ..Options::default() };
+    let options = KubevirtOptions { kubeconfig, ..KubevirtOptions::default() };
     let object = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": data});
     let refused = |error: &kube::Error| FeedError::Vm {
         reason: format!(
@@ -212,11 +213,11 @@ pub fn replace(
 mod tests {
     use std::path::Path;
 
-    use super::{InstanceId, Options, Passt};
+    use super::{InstanceId, KubevirtOptions, Passt};
 
     #[test]
     fn a_namespace_has_its_configured_number_and_no_derived_number_is_a_configured_one() {
-        let mut options = Options::default();
+        let mut options = KubevirtOptions::default();
         let derived = options.account_of("shop");
         assert!(derived < 1_000_000_000_000);
         assert_ne!(derived, options.account_of("bank"));
@@ -226,22 +227,22 @@ mod tests {
         assert_eq!(options.account_of("bank"), derived);
         assert_ne!(options.account_of("shop"), derived);
         for text in ["{accounts: {a: 1}}", "{accounts: {a: '1'}}", "{accounts: {a: 'x00000000000'}}"] {
-            serde_yaml::from_str::<Options>(text).expect_err(text);
+            serde_yaml::from_str::<KubevirtOptions>(text).expect_err(text);
         }
     }
 
     #[test]
     fn absent_options_have_defaults_and_unknown_ones_are_refused() {
-        let options: Options = serde_yaml::from_str("{}").expect("all defaults");
-        assert_eq!(options, Options::default());
+        let options: KubevirtOptions = serde_yaml::from_str("{}").expect("all defaults");
+        assert_eq!(options, KubevirtOptions::default());
         let text = "{node: n1, kubelet: /kubelet, opt_in: true, instance_id: namespace-name, \
                     serve: {dialects: [nocloud]}, tokens: [a/b], hook: /s, passt: listen}";
-        let options: Options = serde_yaml::from_str(text).expect("options");
+        let options: KubevirtOptions = serde_yaml::from_str(text).expect("options");
         assert_eq!((options.node.as_deref(), options.kubelet.as_path()), (Some("n1"), Path::new("/kubelet")));
         assert_eq!((options.opt_in, options.instance_id), (true, InstanceId::NamespaceName));
-        assert_eq!((options.passt, Options::default().passt), (Passt::Listen, Passt::Report));
+        assert_eq!((options.passt, KubevirtOptions::default().passt), (Passt::Listen, Passt::Report));
         for text in ["{nod: n1}", "{instance_id: name}", "{passt: yes}", "{serve: {dialects: [x]}}"] {
-            serde_yaml::from_str::<Options>(text).expect_err(text);
+            serde_yaml::from_str::<KubevirtOptions>(text).expect_err(text);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use metadata_base::share::ShareReport;
 use metadata_common::mac::Mac;
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 use metadata_state::save_queue::{SaveQueue, StateFile};
 use std::collections::{BTreeSet, VecDeque};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::Instant;
 use tracing::{debug, info, warn};
 
-use super::core::{Action, Core, JobResult, Origin, Services};
+use super::core::{Action, Core, JobResult, Services, VmiOrigin};
 use super::events::Reports;
-use super::hook::{Call, Point};
+use super::hook::{HookCall, Point};
 use super::volumes::ReadVolumes;
-use super::watch::{Update, Watch};
-use super::{NODE_VARIABLE, Options, VolumeCache, client, events, hook, kept};
+use super::watch::{ApiWatch, Update};
+use super::{KubevirtOptions, NODE_VARIABLE, VolumeCache, client, events, hook, kept};
 use crate::contact::Contact;
-use crate::pods::{Inlets, Places, PodEvent, PodUid, Pods, PodsError, Volumes};
+use crate::pods::{Inlets, PodDirectories, PodEvent, PodUid, Pods, PodsError, Volumes};
 use crate::publisher::{Freed, Publisher};
 use crate::{FeedError, FeedEvent};
 
@@ -41,9 +41,9 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// The parts of a feed.
 pub struct Feed {
     /// The section `kubevirt` of the configuration.
-    pub options: Options,
+    pub options: KubevirtOptions,
     /// The limits of a record.
-    pub limits: Limits,
+    pub limits: RecordLimits,
     /// The kept file, from which the feed starts without the API server ([`KEPT`](super::KEPT) in the state directory).
     pub kept: Option<PathBuf>,
     /// Writes the kept file.
@@ -55,7 +55,7 @@ pub struct Feed {
     /// The events of pods.
     pub pod_events: mpsc::Receiver<(PodUid, PodEvent)>,
     /// Calls of the node hook.
-    pub hook: mpsc::Receiver<Call>,
+    pub hook: mpsc::Receiver<HookCall>,
     /// The limits of requests to the API server.
     pub pace: Pace,
     /// Where the feed reports the state of the API server.
@@ -99,8 +99,8 @@ impl Launchers for Pods {
 /// The errors of [`follow`]; kubelet's directory has no pods directory, volumes cannot be watched, or the hook's socket
 /// cannot be opened.
 pub async fn serve(
-    (options, inlets): (Options, Inlets),
-    limits: Limits,
+    (options, inlets): (KubevirtOptions, Inlets),
+    limits: RecordLimits,
     (state, saves): (Option<&Path>, SaveQueue),
     (contact, services): (Arc<Contact>, watch::Receiver<Services>),
     tx: impl Into<Publisher>,
@@ -123,10 +123,10 @@ pub async fn serve(
 }
 
 /// The directories where pods are found. No VM can be served without kubelet's directory of pods.
-fn places(options: &Options) -> Result<Places, FeedError> {
+fn places(options: &KubevirtOptions) -> Result<PodDirectories, FeedError> {
     let pods = options.pods();
     let found = match std::fs::metadata(&pods) {
-        Ok(found) if found.is_dir() => return Ok(Places { pods, cgroups: options.cgroups.clone() }),
+        Ok(found) if found.is_dir() => return Ok(PodDirectories { pods, cgroups: options.cgroups.clone() }),
         Ok(_) => "something else".to_owned(),
         Err(error) => error.to_string(),
     };
@@ -142,14 +142,14 @@ fn places(options: &Options) -> Result<Places, FeedError> {
 /// A contact for this feed's watches before their first request.
 #[must_use]
 pub fn contact() -> Arc<Contact> {
-    Arc::new(Contact::new(Origin::WATCHES.map(Origin::name), std::time::Instant::now()))
+    Arc::new(Contact::new(VmiOrigin::WATCHES.map(VmiOrigin::name), std::time::Instant::now()))
 }
 
 /// Returns the node's name.
 ///
 /// # Errors
 /// Neither the configuration nor the environment names the node.
-pub fn node(options: &Options) -> Result<String, FeedError> {
+pub fn node(options: &KubevirtOptions) -> Result<String, FeedError> {
     let named = options.node.clone().or_else(|| std::env::var(NODE_VARIABLE).ok());
     named.filter(|name| !name.is_empty()).ok_or_else(|| FeedError::Vm {
         reason: format!(
@@ -175,10 +175,10 @@ pub async fn follow(feed: Feed, tx: impl Into<Publisher>) -> Result<(), FeedErro
     let mut unlisted = BTreeSet::new();
     if options.watch {
         let client = client::open(&options).await?;
-        for origin in Origin::WATCHES {
+        for origin in VmiOrigin::WATCHES {
             unlisted.insert(origin);
             let (contact, updates) = (Arc::clone(&contact), updates_tx.clone());
-            tasks.spawn(Watch::new((origin, &node), client.clone(), pace, contact, updates).follow());
+            tasks.spawn(ApiWatch::new((origin, &node), client.clone(), pace, contact, updates).follow());
         }
         if options.events {
             tasks.spawn(events::write(client, node.clone(), reports.clone()));
@@ -230,7 +230,7 @@ struct Run {
     writes: bool,
     launchers: Box<dyn Launchers>,
     /// Watches that have not finished their first list.
-    unlisted: BTreeSet<Origin>,
+    unlisted: BTreeSet<VmiOrigin>,
     /// Calls of the hook that wait for a record, [`hook::CALLS`] at most.
     waiting: Vec<(String, oneshot::Sender<()>)>,
     synced: bool,
@@ -280,7 +280,7 @@ impl Run {
         match kept::read(path) {
             Ok(vmis) => {
                 let now = std::time::Instant::now();
-                vmis.into_iter().for_each(|vmi| self.core.applied(Origin::Kept, vmi, now));
+                vmis.into_iter().for_each(|vmi| self.core.applied(VmiOrigin::Kept, vmi, now));
                 self.core.has_changed();
             }
             Err(error) => {
@@ -293,7 +293,7 @@ impl Run {
         &mut self,
         mut updates: mpsc::Receiver<Update>,
         mut pods: mpsc::Receiver<(PodUid, PodEvent)>,
-        mut hook: mpsc::Receiver<Call>,
+        mut hook: mpsc::Receiver<HookCall>,
     ) {
         let tx = self.tx.clone();
         loop {
@@ -333,7 +333,7 @@ impl Run {
                 self.unlisted.remove(&origin);
                 if self.unlisted.is_empty() {
                     // Both watches have listed every VMI: those only in the kept file are gone.
-                    self.core.listed(Origin::Kept, &BTreeSet::new(), now);
+                    self.core.listed(VmiOrigin::Kept, &BTreeSet::new(), now);
                 }
             }
             Update::Back(origin) => info!(watch = origin.name(), "the API server is back"),
@@ -353,12 +353,12 @@ impl Run {
         }
     }
 
-    fn call(&mut self, Call { vmi, point, done }: Call) {
+    fn call(&mut self, HookCall { vmi, point, done }: HookCall) {
         let now = Instant::now().into_std();
         let key = vmi.key();
         match point {
-            Point::Starts | Point::Comes => self.core.applied(Origin::Hook, *vmi, now),
-            Point::Stopped => self.core.gone(Origin::Hook, &key, now),
+            Point::Starts | Point::Comes => self.core.applied(VmiOrigin::Hook, *vmi, now),
+            Point::Stopped => self.core.gone(VmiOrigin::Hook, &key, now),
         }
         self.waiting.push((key, done));
     }
@@ -569,7 +569,7 @@ pub(super) fn between(least: Duration, most: Duration) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use metadata_content::record::Limits;
+    use metadata_content::record::RecordLimits;
     use serde_json::json;
     use std::collections::BTreeSet;
     use std::sync::{Arc, Mutex};
@@ -581,10 +581,10 @@ mod tests {
         Run, SPREAD, SWEEP_EVERY, SaveQueue,
     };
     use crate::FeedEvent;
-    use crate::kubevirt::core::Origin;
-    use crate::kubevirt::translate::Files;
+    use crate::kubevirt::core::VmiOrigin;
+    use crate::kubevirt::translate::VolumeFiles;
     use crate::kubevirt::watch::Update;
-    use crate::kubevirt::{Options, Vmi, VolumeCache};
+    use crate::kubevirt::{KubevirtOptions, Vmi, VolumeCache};
     use crate::pods::{Pod, Tap, TapKind, Volumes};
 
     struct NoLaunchers;
@@ -607,11 +607,12 @@ mod tests {
             // Fails if the test, which shares the runtime's thread, cannot run meanwhile.
             let released = released.lock().expect("no panic").recv_timeout(Duration::from_secs(20));
             released.map_err(|error| error.to_string())?;
-            Ok(Some(Files::from([("userdata".to_owned(), "#one".into())])))
+            Ok(Some(VolumeFiles::from([("userdata".to_owned(), "#one".into())])))
         };
         let (tx, mut events) = mpsc::channel(64);
         let tx = Publisher::from(tx);
-        let core = Core::new("n".into(), Options::default(), Limits::DEFAULT, 0, Arc::new(read));
+        let core =
+            Core::new("n".into(), KubevirtOptions::default(), RecordLimits::DEFAULT, 0, Arc::new(read));
         let mut run = Run {
             core,
             services: None,
@@ -648,7 +649,7 @@ mod tests {
             "status": {"phase": "Running", "activePods": {"p": "n"}},
         });
         let vmi = Box::new(Vmi::from_value(vmi).expect("a VMI"));
-        updates.send(Update::Applied(Origin::Here, vmi)).await.expect("the feed runs");
+        updates.send(Update::Applied(VmiOrigin::Here, vmi)).await.expect("the feed runs");
         tokio::task::yield_now().await;
         let uid: PodUid = "p".parse().expect("a uid");
         let mac = metadata_common::mac::Mac::default();

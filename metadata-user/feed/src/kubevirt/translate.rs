@@ -8,13 +8,13 @@ mod problem;
 mod tests;
 
 pub use data::{METADATA_CHARS, METADATA_KEYS};
-pub use problem::{MAX_PROBLEMS, Problem};
+pub use problem::{MAX_PROBLEMS, VmiProblem};
 
 use bytes::Bytes;
-use data::{Data, Network, Places, data};
+use data::{Data, DataSources, NetworkDocument, data};
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
-use metadata_content::record::{Credential, Limits, Record, USER_DATA_MAX};
+use metadata_content::record::{Credential, Record, RecordLimits, USER_DATA_MAX};
 use metadata_links::inlet;
 use names::{Names, names};
 use serde_json::{Value, json};
@@ -23,12 +23,12 @@ use std::sync::Arc;
 
 use super::InstanceId;
 use super::options::{ENABLED, INSTANCE_TYPES};
-use crate::kubevirt::vmi::{Binding, Interface, Vmi, station_mac};
-use crate::kubevirt::{Options, Passt};
+use crate::kubevirt::vmi::{NicBinding, Vmi, VmiInterface, station_mac};
+use crate::kubevirt::{KubevirtOptions, Passt};
 use crate::pods::{Pod, TapKind};
 
 /// The files of one volume, by name.
-pub type Files = BTreeMap<String, Bytes>;
+pub type VolumeFiles = BTreeMap<String, Bytes>;
 
 /// The volumes of one pod, as a translation reads them.
 pub trait PodVolumes {
@@ -36,7 +36,7 @@ pub trait PodVolumes {
     ///
     /// # Errors
     /// The reason, which must not repeat any content.
-    fn files(&self, volume: &str) -> Result<Option<Files>, String>;
+    fn files(&self, volume: &str) -> Result<Option<VolumeFiles>, String>;
 
     /// The public keys of a volume that holds the Secret of an access credential; `None` if it does not exist yet.
     ///
@@ -47,8 +47,8 @@ pub trait PodVolumes {
     }
 }
 
-impl<F: Fn(&str) -> Result<Option<Files>, String>> PodVolumes for F {
-    fn files(&self, volume: &str) -> Result<Option<Files>, String> {
+impl<F: Fn(&str) -> Result<Option<VolumeFiles>, String>> PodVolumes for F {
+    fn files(&self, volume: &str) -> Result<Option<VolumeFiles>, String> {
         self(volume)
     }
 }
@@ -60,18 +60,18 @@ const HOSTNAME_BYTES: usize = 63;
 
 /// The result of a translation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Translation {
+pub struct VmiTranslation {
     /// What to publish.
-    pub outcome: Outcome,
+    pub outcome: TranslationOutcome,
     /// The parts that cannot be served, or not yet.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<VmiProblem>,
     /// The source MAC of the inlet that the pod needs, if it needs one.
     pub inlet: Option<Mac>,
 }
 
 /// What to publish for a VMI.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Outcome {
+pub enum TranslationOutcome {
     /// The complete record, with generation 0: the caller knows the last generation.
     Record(Box<Record>),
     /// The identities are known, but their data is not complete yet.
@@ -82,7 +82,7 @@ pub enum Outcome {
 
 /// True if the options and the VMI's annotations ask for service.
 #[must_use]
-pub fn is_wanted(vmi: &Vmi, options: &Options) -> bool {
+pub fn is_wanted(vmi: &Vmi, options: &KubevirtOptions) -> bool {
     let named = options.namespaces.is_empty() || options.namespaces.contains(&vmi.metadata.namespace);
     let enabled = vmi.annotation(ENABLED).map(str::trim);
     let enabled = if options.opt_in { enabled == Some("true") } else { enabled != Some("false") };
@@ -95,30 +95,34 @@ pub fn translate(
     vmi: &Vmi,
     pod: &Pod,
     read: &dyn PodVolumes,
-    options: &Options,
-    limits: &Limits,
-) -> Translation {
+    options: &KubevirtOptions,
+    limits: &RecordLimits,
+) -> VmiTranslation {
     let mut problems = Vec::new();
     let Nics { served: nics, inlet } = nics(vmi, pod, options, &mut problems);
     if nics.is_empty() {
-        return Translation { outcome: Outcome::Unserved, problems: problem::first_of(problems), inlet };
+        return VmiTranslation {
+            outcome: TranslationOutcome::Unserved,
+            problems: problem::first_of(problems),
+            inlet,
+        };
     }
-    let found = data(&Places { vmi, read, options }, &mut problems);
-    let record = match problems.iter().any(Problem::withholds) {
+    let found = data(&DataSources { vmi, read, options }, &mut problems);
+    let record = match problems.iter().any(VmiProblem::withholds) {
         true => None,
         false => match record(vmi, &nics, found, options, limits, &mut problems) {
             Ok(record) => Some(record),
             Err(reason) => {
-                problems.push(Problem::Record(reason));
+                problems.push(VmiProblem::Record(reason));
                 None
             }
         },
     };
     let outcome = match record {
-        Some(record) => Outcome::Record(Box::new(record)),
-        None => Outcome::Expect(nics.into_iter().map(|nic| (nic.port, nic.mac)).collect()),
+        Some(record) => TranslationOutcome::Record(Box::new(record)),
+        None => TranslationOutcome::Expect(nics.into_iter().map(|nic| (nic.port, nic.mac)).collect()),
     };
-    Translation { outcome, problems: problem::first_of(problems), inlet }
+    VmiTranslation { outcome, problems: problem::first_of(problems), inlet }
 }
 
 /// Assembles the record. It goes through the parser of record files, so that the same rules apply.
@@ -126,9 +130,9 @@ fn record(
     vmi: &Vmi,
     nics: &[Served],
     mut found: Data,
-    options: &Options,
-    limits: &Limits,
-    problems: &mut Vec<Problem>,
+    options: &KubevirtOptions,
+    limits: &RecordLimits,
+    problems: &mut Vec<VmiProblem>,
 ) -> Result<Record, String> {
     let (user, vendor, token) = (found.user.take(), found.vendor.take(), found.token.take());
     let document = document(vmi, nics, found, options, token.is_some());
@@ -143,14 +147,14 @@ fn record(
     if let Some(token) = token
         && record.credentials.resolve(Credential::ServiceAccount, &token).is_err()
     {
-        problems.push(Problem::Token);
+        problems.push(VmiProblem::Token);
         record.credentials.service_account.iter_mut().for_each(|account| account.token = None);
     }
     Ok(record)
 }
 
 /// The record as a document, without payloads.
-fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &Options, with_token: bool) -> Value {
+fn document(vmi: &Vmi, nics: &[Served], found: Data, options: &KubevirtOptions, with_token: bool) -> Value {
     let (meta, spec) = (&vmi.metadata, &vmi.spec);
     let number = options.account_of(&meta.namespace);
     let mut document = json!({
@@ -197,8 +201,9 @@ fn hostname(vmi: &Vmi) -> &str {
     given.unwrap_or_else(|| label.get(..HOSTNAME_BYTES).unwrap_or(label).trim_end_matches('-'))
 }
 
-/// Namespace and name as one text, different for every two VMs: by a hyphen, as in kubevirt-imds, where the first hyphen
-/// is the one between them, and by a slash in a namespace with hyphens. Neither a namespace nor a name has a slash.
+/// Namespace and name as one text, different for every two VMs: by a hyphen, as in kubevirt-imds, where the first
+/// hyphen is the one between them, and by a slash in a namespace with hyphens. Neither a namespace nor a name has a
+/// slash.
 fn joined(namespace: &str, name: &str) -> String {
     let between = if namespace.contains('-') { '/' } else { '-' };
     format!("{namespace}{between}{name}")
@@ -213,7 +218,7 @@ fn kernel_name(arch: &str) -> &str {
     }
 }
 
-fn network(nics: &[Served], given: Option<Network>) -> Value {
+fn network(nics: &[Served], given: Option<NetworkDocument>) -> Value {
     let nic = |nic: &Served| {
         json!({
             "id": nic.name,
@@ -225,8 +230,8 @@ fn network(nics: &[Served], given: Option<Network>) -> Value {
     // Without a network document the guest uses DHCP on its first NIC, as on KubeVirt.
     let mode = if given.is_some() { "raw" } else { "none" };
     let (raw, data) = match given {
-        Some(Network::Config(text)) => (Some(text), None),
-        Some(Network::Data(text)) => (None, Some(text)),
+        Some(NetworkDocument::Config(text)) => (Some(text), None),
+        Some(NetworkDocument::Data(text)) => (None, Some(text)),
         None => (None, None),
     };
     json!({ "mode": mode, "raw": raw, "network_data": data, "nics": nics.iter().map(nic).collect::<Vec<_>>() })
@@ -261,7 +266,7 @@ pub const KEY_BYTES_PER_VM: usize = 512 << 10;
 
 /// Why public keys are refused.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum KeyError {
+pub enum PublicKeyError {
     /// A Secret has too many keys.
     #[error("expected at most {KEYS_PER_SECRET} public keys, one a line, found more")]
     TooMany,
@@ -284,13 +289,13 @@ pub struct PublicKeys {
     /// The files that are no text.
     other_files: Vec<String>,
     /// The limit that is exceeded.
-    error: Option<KeyError>,
+    error: Option<PublicKeyError>,
 }
 
 impl PublicKeys {
     /// Parses the files of a Secret, one key a line. Empty lines, comments and kubelet's own files are skipped.
     #[must_use]
-    pub fn parse(files: &Files) -> Self {
+    pub fn parse(files: &VolumeFiles) -> Self {
         let mut found = Self::default();
         for (file, bytes) in files.iter().filter(|(file, _)| !file.starts_with("..")) {
             let Ok(text) = std::str::from_utf8(bytes) else {
@@ -304,13 +309,13 @@ impl PublicKeys {
         found
     }
 
-    fn add(&mut self, text: &str) -> Result<(), KeyError> {
+    fn add(&mut self, text: &str) -> Result<(), PublicKeyError> {
         for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
             if self.keys.len() == KEYS_PER_SECRET {
-                return Err(KeyError::TooMany);
+                return Err(PublicKeyError::TooMany);
             }
             if line.len() > KEY_BYTES {
-                return Err(KeyError::TooLong);
+                return Err(PublicKeyError::TooLong);
             }
             self.keys.push(line.to_owned());
         }
@@ -343,9 +348,9 @@ struct Nics {
 }
 
 /// Finds the NICs that can be served, and notes a problem for each other one.
-fn nics(vmi: &Vmi, pod: &Pod, options: &Options, problems: &mut Vec<Problem>) -> Nics {
+fn nics(vmi: &Vmi, pod: &Pod, options: &KubevirtOptions, problems: &mut Vec<VmiProblem>) -> Nics {
     let devices = &vmi.spec.domain.devices;
-    let implied = [Interface::implied()];
+    let implied = [VmiInterface::implied()];
     let none = devices.interfaces.is_empty() && devices.autoattach_pod_interface != Some(false);
     let interfaces = if none { &implied[..] } else { &devices.interfaces };
     let there = interfaces.iter().filter(|nic| nic.state.as_deref() != Some("absent"));
@@ -361,23 +366,25 @@ fn nics(vmi: &Vmi, pod: &Pod, options: &Options, problems: &mut Vec<Problem>) ->
 
 fn serve(
     vmi: &Vmi,
-    nic: &Interface,
+    nic: &VmiInterface,
     pod: &Pod,
-    options: &Options,
+    options: &KubevirtOptions,
     inlet: &mut Option<Mac>,
-) -> Result<Served, Problem> {
+) -> Result<Served, VmiProblem> {
     let name = || nic.name.clone();
     let names = names(vmi, &nic.name);
     let plugin = match nic.binding() {
-        Binding::Passt(_) if options.passt == Passt::Listen => return by_passt(vmi, nic, &names, pod, inlet),
-        Binding::Passt(binding) => {
-            return Err(Problem::Passt { nic: name(), binding: binding.to_owned() });
+        NicBinding::Passt(_) if options.passt == Passt::Listen => {
+            return by_passt(vmi, nic, &names, pod, inlet);
         }
-        Binding::Tapless(binding) => {
-            return Err(Problem::Binding { nic: name(), binding: binding.to_owned() });
+        NicBinding::Passt(binding) => {
+            return Err(VmiProblem::Passt { nic: name(), binding: binding.to_owned() });
         }
-        Binding::Plugin(plugin) => Some(plugin),
-        Binding::Masquerade | Binding::Bridge => None,
+        NicBinding::Tapless(binding) => {
+            return Err(VmiProblem::Binding { nic: name(), binding: binding.to_owned() });
+        }
+        NicBinding::Plugin(plugin) => Some(plugin),
+        NicBinding::Masquerade | NicBinding::Bridge => None,
     };
     let find =
         |names: &[String]| names.iter().find_map(|name| pod.taps.iter().find(|tap| tap.ifname == *name));
@@ -385,11 +392,11 @@ fn serve(
     let there = find(&names.taps).or_else(|| plugin.and_then(|_| find(&names.pod_nics)));
     let ifname = match (there, plugin) {
         (Some(tap), _) if tap.kind == TapKind::Tap => tap.ifname.clone(),
-        (Some(device), _) => return Err(Problem::NoTap { nic: name(), device: device.ifname.clone() }),
+        (Some(device), _) => return Err(VmiProblem::NoTap { nic: name(), device: device.ifname.clone() }),
         (None, Some(plugin)) if is_passt(plugin, options) => return by_passt(vmi, nic, &names, pod, inlet),
         // The name of a plugin's device is known once the device exists; that of KubeVirt's own tap is known before.
         (None, Some(plugin)) => {
-            return Err(Problem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
+            return Err(VmiProblem::PluginTap { nic: name(), plugin: plugin.to_owned(), taps: names.taps });
         }
         (None, None) => names.taps.first().cloned().unwrap_or_default(),
     };
@@ -398,7 +405,7 @@ fn serve(
 }
 
 /// True for a plugin that runs passt, as KubeVirt's own binding does.
-fn is_passt(plugin: &str, options: &Options) -> bool {
+fn is_passt(plugin: &str, options: &KubevirtOptions) -> bool {
     options.passt == Passt::Listen && options.passt_plugins.iter().any(|name| name == plugin)
 }
 
@@ -406,15 +413,15 @@ fn is_passt(plugin: &str, options: &Options) -> bool {
 /// such NICs share the pod, and so are one identity.
 fn by_passt(
     vmi: &Vmi,
-    nic: &Interface,
+    nic: &VmiInterface,
     names: &Names,
     pod: &Pod,
     wanted: &mut Option<Mac>,
-) -> Result<Served, Problem> {
+) -> Result<Served, VmiProblem> {
     let mac = mac(vmi, nic, names, pod)?;
     wanted.get_or_insert(mac);
     if !pod.has_inlet() {
-        return Err(Problem::Inlet { nic: nic.name.clone() });
+        return Err(VmiProblem::Inlet { nic: nic.name.clone() });
     }
     let port = PortName { ifname: inlet::PORT.into(), netns: Some(pod.netns.clone()) };
     Ok(Served { name: nic.name.clone(), port, mac })
@@ -423,11 +430,11 @@ fn by_passt(
 /// The MAC the guest sends from: that of the VMI's NIC, that of the domain, or that of the pod's NIC.
 ///
 /// A NIC without `macAddress` has the MAC of the pod's NIC where the VM started, and keeps it through live migrations,
-/// while each pod's NIC has its own. Only the status has it then, and on the first node as soon as the domain runs. In a
-/// bridged pod a dummy device replaces the moved NIC and keeps its name and MAC.
-fn mac(vmi: &Vmi, nic: &Interface, names: &Names, pod: &Pod) -> Result<Mac, Problem> {
+/// while each pod's NIC has its own. Only the status has it then, and on the first node as soon as the domain runs. In
+/// a bridged pod a dummy device replaces the moved NIC and keeps its name and MAC.
+fn mac(vmi: &Vmi, nic: &VmiInterface, names: &Names, pod: &Pod) -> Result<Mac, VmiProblem> {
     if let Some(text) = nic.mac_address.as_deref().filter(|text| !text.is_empty()) {
-        return station_mac(text).ok_or_else(|| Problem::BadMac { nic: nic.name.clone() });
+        return station_mac(text).ok_or_else(|| VmiProblem::BadMac { nic: nic.name.clone() });
     }
     let mut of_nic_in_status =
         vmi.status.interfaces.iter().filter(|there| there.name.as_ref() == Some(&nic.name));
@@ -436,5 +443,5 @@ fn mac(vmi: &Vmi, nic: &Interface, names: &Names, pod: &Pod) -> Result<Mac, Prob
     let of_tap = |name: &String| pod.taps.iter().find(|tap| tap.ifname == *name).map(|tap| tap.mac);
     let in_pod = || names.pod_nics.iter().find_map(|name| of_nic(name).or_else(|| of_tap(name)));
     let mac = in_domain.or_else(in_pod);
-    mac.ok_or_else(|| Problem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
+    mac.ok_or_else(|| VmiProblem::NoMac { nic: nic.name.clone(), pod_nics: names.pod_nics.clone() })
 }

@@ -36,7 +36,7 @@ pub struct Vmi {
     /// The desired state.
     pub spec: Spec,
     /// The observed state.
-    pub status: Status,
+    pub status: VmiStatus,
 }
 
 impl fmt::Debug for Vmi {
@@ -79,12 +79,12 @@ impl Vmi {
         format!("{}/{}", self.metadata.namespace, self.metadata.name)
     }
 
-    /// The owner of what the agent keeps for the VM, by what the API server assigned: namespace, name, and the UID of the
-    /// VirtualMachine, which survives stop and start, or that of a VMI without one.
+    /// The owner of what the agent keeps for the VM, by what the API server assigned: namespace, name, and the UID of
+    /// the VirtualMachine, which survives stop and start, or that of a VMI without one.
     ///
-    /// A tenant may write an owner reference into a VMI of its own. It reaches nothing of another tenant by that, because
-    /// namespace and name are the VMI's own, and no two VMIs have the same ones at a time. The cluster's garbage collector
-    /// deletes an object whose owner does not exist.
+    /// A tenant may write an owner reference into a VMI of its own. It reaches nothing of another tenant by that,
+    /// because namespace and name are the VMI's own, and no two VMIs have the same ones at a time. The cluster's
+    /// garbage collector deletes an object whose owner does not exist.
     #[must_use]
     pub fn owner(&self) -> Owner {
         let Meta { namespace, name, uid, owner_references, .. } = &self.metadata;
@@ -155,9 +155,9 @@ pub struct OwnerReference {
 pub struct Spec {
     pub hostname: Option<String>,
     pub architecture: Option<String>,
-    pub domain: Domain,
+    pub domain: DomainSpec,
     #[serde(deserialize_with = "or_default")]
-    pub networks: Vec<Network>,
+    pub networks: Vec<VmiNetwork>,
     #[serde(deserialize_with = "or_default")]
     pub volumes: Vec<Volume>,
     #[serde(deserialize_with = "or_default")]
@@ -170,16 +170,16 @@ pub struct Spec {
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are the API's")]
-pub struct Domain {
+pub struct DomainSpec {
     #[serde(deserialize_with = "or_default")]
-    pub firmware: Firmware,
-    pub devices: Devices,
+    pub firmware: VmiFirmware,
+    pub devices: VmiDevices,
 }
 
 /// `spec.domain.firmware`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
-pub struct Firmware {
+pub struct VmiFirmware {
     /// The SMBIOS system UUID; it survives restarts and migrations.
     pub uuid: Option<String>,
 }
@@ -187,30 +187,30 @@ pub struct Firmware {
 /// `spec.domain.devices`.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Devices {
+pub struct VmiDevices {
     /// False if a VMI without interfaces shall have no NIC.
     pub autoattach_pod_interface: Option<bool>,
     /// The NICs.
     #[serde(deserialize_with = "or_default")]
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<VmiInterface>,
 }
 
 /// One of `spec.domain.devices.interfaces`.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the names are the API's")]
-pub struct Interface {
+pub struct VmiInterface {
     pub name: String,
     pub mac_address: Option<String>,
     /// `absent` once the NIC is to be unplugged.
     pub state: Option<String>,
-    masquerade: Option<Given>,
-    bridge: Option<Given>,
-    sriov: Option<Given>,
-    passt: Option<Given>,
-    passt_binding: Option<Given>,
-    slirp: Option<Given>,
-    macvtap: Option<Given>,
+    masquerade: Option<Present>,
+    bridge: Option<Present>,
+    sriov: Option<Present>,
+    passt: Option<Present>,
+    passt_binding: Option<Present>,
+    slirp: Option<Present>,
+    macvtap: Option<Present>,
     binding: Option<Plugin>,
 }
 
@@ -222,15 +222,15 @@ struct Plugin {
 
 /// A mapping of any content; only its presence counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-struct Given;
+struct Present;
 
-impl<'de> Deserialize<'de> for Given {
+impl<'de> Deserialize<'de> for Present {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         IgnoredAny::deserialize(deserializer).map(|_| Self)
     }
 }
 
-impl Serialize for Given {
+impl Serialize for Present {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map::<(), (), _>([])
     }
@@ -238,7 +238,7 @@ impl Serialize for Given {
 
 /// How a NIC is bound to its pod's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Binding<'a> {
+pub enum NicBinding<'a> {
     /// NAT in the pod, behind a tap.
     Masquerade,
     /// A bridge in the pod, behind a tap.
@@ -251,34 +251,34 @@ pub enum Binding<'a> {
     Tapless(&'static str),
 }
 
-impl Interface {
+impl VmiInterface {
     /// The NIC's binding. KubeVirt's admission ensures that exactly one is set.
     #[must_use]
-    pub fn binding(&self) -> Binding<'_> {
+    pub fn binding(&self) -> NicBinding<'_> {
         let tapless = [(&self.sriov, "sriov"), (&self.slirp, "slirp"), (&self.macvtap, "macvtap")];
         if self.masquerade.is_some() {
-            return Binding::Masquerade;
+            return NicBinding::Masquerade;
         }
         if self.bridge.is_some() {
-            return Binding::Bridge;
+            return NicBinding::Bridge;
         }
         if self.passt_binding.is_some() {
-            return Binding::Passt("passtBinding");
+            return NicBinding::Passt("passtBinding");
         }
         if self.passt.is_some() {
-            return Binding::Passt("passt");
+            return NicBinding::Passt("passt");
         }
         match (&self.binding, tapless.into_iter().find(|(given, _)| given.is_some())) {
-            (Some(plugin), _) => Binding::Plugin(&plugin.name),
-            (None, Some((_, name))) => Binding::Tapless(name),
-            (None, None) => Binding::Tapless("unknown"),
+            (Some(plugin), _) => NicBinding::Plugin(&plugin.name),
+            (None, Some((_, name))) => NicBinding::Tapless(name),
+            (None, None) => NicBinding::Tapless("unknown"),
         }
     }
 
     /// The NIC of a VMI that names none: `default`, with masquerade.
     #[must_use]
     pub fn implied() -> Self {
-        Self { name: "default".into(), masquerade: Some(Given), ..Self::default() }
+        Self { name: "default".into(), masquerade: Some(Present), ..Self::default() }
     }
 }
 
@@ -286,7 +286,7 @@ impl Interface {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 #[expect(missing_docs, reason = "the names are the API's")]
-pub struct Network {
+pub struct VmiNetwork {
     pub name: String,
     pub multus: Option<Multus>,
 }
@@ -300,7 +300,7 @@ pub struct Multus {
     pub is_default: bool,
 }
 
-impl Network {
+impl VmiNetwork {
     /// True if the NIC of this network is not the pod's first.
     #[must_use]
     pub fn is_secondary(&self) -> bool {
@@ -316,7 +316,7 @@ pub struct Volume {
     pub name: String,
     cloud_init_no_cloud: Option<CloudInit>,
     cloud_init_config_drive: Option<CloudInit>,
-    pub service_account: Option<ServiceAccount>,
+    pub service_account: Option<ServiceAccountVolume>,
 }
 
 impl Volume {
@@ -331,7 +331,7 @@ impl Volume {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 #[expect(missing_docs, reason = "the names are the API's")]
-pub struct ServiceAccount {
+pub struct ServiceAccountVolume {
     pub service_account_name: String,
 }
 
@@ -399,8 +399,8 @@ pub struct SecretName {
 #[derive(Clone, PartialEq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Propagation {
-    no_cloud: Option<Given>,
-    config_drive: Option<Given>,
+    no_cloud: Option<Present>,
+    config_drive: Option<Present>,
 }
 
 impl Propagation {
@@ -414,7 +414,7 @@ impl Propagation {
 /// `status`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase")]
-pub struct Status {
+pub struct VmiStatus {
     /// `Pending`, `Scheduling`, `Scheduled`, `Running`, `Succeeded`, `Failed`, …
     pub phase: String,
     /// The node of each pod, by the pod's UID.
@@ -433,8 +433,8 @@ pub struct StatusInterface {
     pub name: Option<String>,
     /// The name of the pod's NIC.
     pub pod_interface_name: Option<String>,
-    /// The MAC of the NIC in the libvirt domain. `None` before the domain runs, and for a MAC that the guest agent alone
-    /// reports: that one is the guest's word.
+    /// The MAC of the NIC in the libvirt domain. `None` before the domain runs, and for a MAC that the guest agent
+    /// alone reports: that one is the guest's word.
     pub mac: Option<Mac>,
 }
 
@@ -470,7 +470,8 @@ impl From<StatusInterface> for RawStatusInterface {
     }
 }
 
-/// Parses the MAC of one station, with colons or hyphens: Go's `net.ParseMAC`, by which KubeVirt reads it, accepts both.
+/// Parses the MAC of one station, with colons or hyphens: Go's `net.ParseMAC`, by which KubeVirt reads it, accepts
+/// both.
 pub(super) fn station_mac(text: &str) -> Option<Mac> {
     let mac: Mac = text.replace('-', ":").parse().ok()?;
     (!mac.is_group() && mac != Mac::default()).then_some(mac)
@@ -485,7 +486,7 @@ fn or_default<'de, T: Default + Deserialize<'de>, D: Deserializer<'de>>(
 
 #[cfg(test)]
 mod tests {
-    use super::{Binding, Vmi};
+    use super::{NicBinding, Vmi};
     use serde_json::json;
 
     #[test]
@@ -531,15 +532,15 @@ mod tests {
     #[test]
     fn bindings_are_known_by_their_names() {
         let cases = [
-            (json!({"masquerade": {}}), Binding::Masquerade),
-            (json!({"bridge": {}}), Binding::Bridge),
-            (json!({"binding": {"name": "managed"}}), Binding::Plugin("managed")),
-            (json!({"sriov": {}}), Binding::Tapless("sriov")),
-            (json!({"passtBinding": {}}), Binding::Passt("passtBinding")),
-            (json!({"passt": {}}), Binding::Passt("passt")),
-            (json!({"slirp": {}}), Binding::Tapless("slirp")),
-            (json!({"macvtap": {}}), Binding::Tapless("macvtap")),
-            (json!({"vhostuser": {}}), Binding::Tapless("unknown")),
+            (json!({"masquerade": {}}), NicBinding::Masquerade),
+            (json!({"bridge": {}}), NicBinding::Bridge),
+            (json!({"binding": {"name": "managed"}}), NicBinding::Plugin("managed")),
+            (json!({"sriov": {}}), NicBinding::Tapless("sriov")),
+            (json!({"passtBinding": {}}), NicBinding::Passt("passtBinding")),
+            (json!({"passt": {}}), NicBinding::Passt("passt")),
+            (json!({"slirp": {}}), NicBinding::Tapless("slirp")),
+            (json!({"macvtap": {}}), NicBinding::Tapless("macvtap")),
+            (json!({"vhostuser": {}}), NicBinding::Tapless("unknown")),
         ];
         for (given, binding) in cases {
             let vmi = json!({"spec": {"domain": {"devices": {"interfaces": [given]}}}});

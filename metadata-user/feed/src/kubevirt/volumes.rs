@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use metadata_base::share::{FairShare, ShareReport, Tenant};
 
-use super::translate::{Files, PodVolumes, PublicKeys};
-use crate::pods::{MAX_VOLUMES, PodUid, Reading, VOLUME_BYTES, Version, Volumes};
+use super::translate::{PodVolumes, PublicKeys, VolumeFiles};
+use crate::pods::{MAX_VOLUMES, PodUid, Reading, VOLUME_BYTES, VolumeVersion, Volumes};
 
 /// Most bytes that one translation reads of all volumes of a VM.
 pub const VM_BYTES: usize = 8 << 20;
@@ -38,7 +38,7 @@ pub trait ReadVolumes: Send + Sync {
     ///
     /// # Errors
     /// The reason.
-    fn files(&self, volume: PodVolume<'_>, most: usize) -> Result<Option<Files>, String>;
+    fn files(&self, volume: PodVolume<'_>, most: usize) -> Result<Option<VolumeFiles>, String>;
 
     /// The public keys in a volume of at most `most` bytes, and the volume's bytes.
     ///
@@ -57,13 +57,13 @@ pub trait ReadVolumes: Send + Sync {
     fn keep_only(&self, _pod: &PodUid, _volumes: &BTreeSet<String>) {}
 }
 
-impl<F: Fn(&PodUid, &str) -> Result<Option<Files>, String> + Send + Sync> ReadVolumes for F {
-    fn files(&self, volume: PodVolume<'_>, _most: usize) -> Result<Option<Files>, String> {
+impl<F: Fn(&PodUid, &str) -> Result<Option<VolumeFiles>, String> + Send + Sync> ReadVolumes for F {
+    fn files(&self, volume: PodVolume<'_>, _most: usize) -> Result<Option<VolumeFiles>, String> {
         self(volume.pod, volume.name)
     }
 }
 
-fn weight(files: &Files) -> usize {
+fn weight(files: &VolumeFiles) -> usize {
     files.iter().map(|(key, bytes)| key.len() + bytes.len()).sum()
 }
 
@@ -127,7 +127,7 @@ fn too_much() -> String {
 }
 
 impl PodVolumes for BudgetedVolumes<'_> {
-    fn files(&self, name: &str) -> Result<Option<Files>, String> {
+    fn files(&self, name: &str) -> Result<Option<VolumeFiles>, String> {
         let (left, is_new) = self.open(name)?;
         let volume = PodVolume { tenant: self.tenant, pod: self.pod, name };
         let found = self.read.files(volume, left.min(VOLUME_BYTES));
@@ -150,11 +150,11 @@ impl PodVolumes for BudgetedVolumes<'_> {
 #[derive(Debug)]
 pub struct VolumeCache {
     volumes: Volumes,
-    kept: Mutex<Kept>,
+    kept: Mutex<CachedVolumes>,
 }
 
 #[derive(Debug)]
-struct Kept {
+struct CachedVolumes {
     share: FairShare,
     pods: HashMap<PodUid, BTreeMap<String, Entry>>,
     /// Volumes read from disk since the start.
@@ -163,7 +163,7 @@ struct Kept {
 
 #[derive(Debug)]
 struct Entry {
-    version: Version,
+    version: VolumeVersion,
     content: Content,
     tenant: Tenant,
     /// Bytes that count against the limit.
@@ -172,7 +172,7 @@ struct Entry {
 
 #[derive(Clone, Debug)]
 enum Content {
-    Files(Arc<Files>),
+    Files(Arc<VolumeFiles>),
     /// The keys, and the bytes of the volume.
     Keys(Arc<PublicKeys>, usize),
 }
@@ -182,7 +182,7 @@ impl VolumeCache {
     #[must_use]
     pub fn new(volumes: Volumes) -> Self {
         let share = FairShare::new(KEPT_BYTES, KEPT_FLOOR);
-        Self { volumes, kept: Mutex::new(Kept { share, pods: HashMap::new(), reads: 0 }) }
+        Self { volumes, kept: Mutex::new(CachedVolumes { share, pods: HashMap::new(), reads: 0 }) }
     }
 
     /// Bytes of content that are kept.
@@ -208,7 +208,7 @@ impl VolumeCache {
         self.volumes.sweep();
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, CachedVolumes> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -217,7 +217,7 @@ impl VolumeCache {
         &self,
         volume: PodVolume<'_>,
         most: usize,
-        parse: impl FnOnce(&Volumes, crate::pods::Files) -> (Content, usize),
+        parse: impl FnOnce(&Volumes, crate::pods::VolumeContent) -> (Content, usize),
     ) -> Result<Option<Content>, String> {
         let PodVolume { tenant, pod, name } = volume;
         let known = self.kept().get(pod, name);
@@ -246,7 +246,7 @@ impl VolumeCache {
 }
 
 impl ReadVolumes for VolumeCache {
-    fn files(&self, volume: PodVolume<'_>, most: usize) -> Result<Option<Files>, String> {
+    fn files(&self, volume: PodVolume<'_>, most: usize) -> Result<Option<VolumeFiles>, String> {
         let content = self.content(volume, most, |volumes, files| {
             let weight = files.weight();
             (Content::Files(Arc::new(volumes.share(files).into_map())), weight)
@@ -254,7 +254,7 @@ impl ReadVolumes for VolumeCache {
         Ok(content.map(|content| match content {
             Content::Files(files) => (*files).clone(),
             // No volume holds both; nothing is found in one that holds keys.
-            Content::Keys(..) => Files::new(),
+            Content::Keys(..) => VolumeFiles::new(),
         }))
     }
 
@@ -283,8 +283,8 @@ impl ReadVolumes for VolumeCache {
     }
 }
 
-impl Kept {
-    fn get(&self, pod: &PodUid, name: &str) -> Option<(Version, Content)> {
+impl CachedVolumes {
+    fn get(&self, pod: &PodUid, name: &str) -> Option<(VolumeVersion, Content)> {
         let entry = self.pods.get(pod)?.get(name)?;
         Some((entry.version.clone(), entry.content.clone()))
     }
@@ -311,10 +311,10 @@ impl Kept {
 mod tests {
     use super::{BudgetedVolumes, PodVolumes as _};
     use super::{CREDENTIAL_BYTES, KEPT_BYTES, PodVolume, ReadVolumes, Tenant, VM_BYTES, VolumeCache};
-    use crate::kubevirt::translate::{Outcome, Translation, translate};
-    use crate::kubevirt::{Options, Vmi};
+    use crate::kubevirt::translate::{TranslationOutcome, VmiTranslation, translate};
+    use crate::kubevirt::{KubevirtOptions, Vmi};
     use crate::pods::{Pod, PodUid, Tap, TapKind, Volumes};
-    use metadata_content::record::Limits;
+    use metadata_content::record::RecordLimits;
     use serde_json::{Value, json};
     use std::collections::BTreeSet;
     use std::os::unix::fs::symlink;
@@ -349,7 +349,7 @@ mod tests {
             fs::rename(volume.join("..new"), volume.join("..data")).expect("renamed");
         }
 
-        fn translate(&self, vmi: &Value, pod: &str) -> Translation {
+        fn translate(&self, vmi: &Value, pod: &str) -> VmiTranslation {
             let vmi = Vmi::from_value(vmi.clone()).expect("a VMI");
             let (uid, tenant) = (uid(pod), Tenant::namespace(&vmi.metadata.namespace));
             let mac = metadata_common::mac::Mac::default();
@@ -357,7 +357,8 @@ mod tests {
             let pod =
                 Pod { uid: uid.clone(), pid: 1, netns: "/proc/1/ns/net".into(), taps, nics: Vec::new() };
             let volumes = BudgetedVolumes::new(&self.cache, &tenant, &uid);
-            let translation = translate(&vmi, &pod, &volumes, &Options::default(), &Limits::DEFAULT);
+            let translation =
+                translate(&vmi, &pod, &volumes, &KubevirtOptions::default(), &RecordLimits::DEFAULT);
             self.cache.keep_only(&uid, &volumes.into_names());
             translation
         }
@@ -391,8 +392,8 @@ mod tests {
         for n in 0..12 {
             node.write("p", &format!("s{n}-access-cred"), "keys", &lines);
         }
-        let Translation { outcome, problems, .. } = node.translate(&vmi(12), "p");
-        assert!(matches!(outcome, Outcome::Expect(_)), "{outcome:?}");
+        let VmiTranslation { outcome, problems, .. } = node.translate(&vmi(12), "p");
+        assert!(matches!(outcome, TranslationOutcome::Expect(_)), "{outcome:?}");
         let text = problems.iter().map(ToString::to_string).collect::<String>();
         assert!(text.contains("accessCredentials") && text.contains(&CREDENTIAL_BYTES.to_string()), "{text}");
         assert!(text.len() < 8_192, "{} bytes", text.len());
@@ -401,8 +402,8 @@ mod tests {
         for n in 0..12 {
             node.write("p", &format!("s{n}-access-cred"), "keys", &lines[..CREDENTIAL_BYTES - 4]);
         }
-        let Translation { outcome, problems, .. } = node.translate(&vmi(12), "p");
-        assert!(matches!(outcome, Outcome::Expect(_)), "{outcome:?}");
+        let VmiTranslation { outcome, problems, .. } = node.translate(&vmi(12), "p");
+        assert!(matches!(outcome, TranslationOutcome::Expect(_)), "{outcome:?}");
         assert!(problems[0].to_string().contains("256 public keys"), "{}", problems[0]);
         assert_eq!(node.cache.bytes(), 0, "no keys, no memory");
     }
@@ -411,8 +412,8 @@ mod tests {
     fn an_unchanged_volume_is_read_once_and_forgotten_with_its_pod() {
         let mut node = Node::new();
         node.write("p", "s0-access-cred", "keys", "ssh-ed25519 A one\nssh-ed25519 B two\n");
-        let keys = |translation: Translation| match translation.outcome {
-            Outcome::Record(record) => record.ssh_keys.len(),
+        let keys = |translation: VmiTranslation| match translation.outcome {
+            TranslationOutcome::Record(record) => record.ssh_keys.len(),
             other => panic!("{other:?}"),
         };
         for _ in 0..100 {

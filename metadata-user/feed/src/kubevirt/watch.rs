@@ -20,11 +20,11 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::core::Origin;
+use super::core::VmiOrigin;
 use super::run::{Pace, Pauses, between};
 use super::vmi::{NODE_LABEL, TARGET_LABEL};
 use super::{Vmi, VmiError, client};
-use crate::contact::{Contact, Failure, FailureKind};
+use crate::contact::{Contact, ContactError, FailureKind};
 use crate::room;
 
 /// Most objects on a page of a list.
@@ -43,31 +43,31 @@ const OVERDUE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) enum Update {
     /// A VMI is new or has changed.
-    Applied(Origin, Box<Vmi>),
+    Applied(VmiOrigin, Box<Vmi>),
     /// A VMI has left this watch.
-    Gone(Origin, String),
+    Gone(VmiOrigin, String),
     /// A list is finished; these are all its keys.
-    Listed(Origin, BTreeSet<String>),
+    Listed(VmiOrigin, BTreeSet<String>),
     /// A VMI cannot be decoded.
     Unreadable(String, VmiError),
     /// The watch works again after failures.
-    Back(Origin),
+    Back(VmiOrigin),
     /// The server no longer has the version to continue from. A list follows at once.
-    HistoryGone(Origin),
+    HistoryGone(VmiOrigin),
     /// A request failed.
     Failed {
         /// The watch of the request.
-        origin: Origin,
+        origin: VmiOrigin,
         /// The reason.
-        failure: Failure,
+        failure: ContactError,
         /// True for the first of consecutive failures.
         first: bool,
     },
 }
 
 /// One of the two watches.
-pub(super) struct Watch {
-    origin: Origin,
+pub(super) struct ApiWatch {
+    origin: VmiOrigin,
     api: Api<DynamicObject>,
     selector: String,
     pace: Pace,
@@ -82,21 +82,21 @@ enum End {
     /// The time for the next full list has come.
     Relist,
     /// A request failed.
-    Failed(Failure),
+    Failed(ContactError),
     /// The feed's receiver was dropped.
     FeedEnded,
 }
 
-impl From<Failure> for End {
-    fn from(failure: Failure) -> Self {
+impl From<ContactError> for End {
+    fn from(failure: ContactError) -> Self {
         Self::Failed(failure)
     }
 }
 
-impl Watch {
+impl ApiWatch {
     /// Creates a watch of a node's VMIs; `origin` selects the label.
     pub(super) fn new(
-        (origin, node): (Origin, &str),
+        (origin, node): (VmiOrigin, &str),
         client: Client,
         pace: Pace,
         contact: Arc<Contact>,
@@ -104,7 +104,7 @@ impl Watch {
     ) -> Self {
         let kind = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
         let resource = ApiResource::from_gvk_with_plural(&kind, "virtualmachineinstances");
-        let label = if origin == Origin::Coming { TARGET_LABEL } else { NODE_LABEL };
+        let label = if origin == VmiOrigin::Coming { TARGET_LABEL } else { NODE_LABEL };
         let api = Api::all_with(client, &resource);
         Self { origin, api, selector: format!("{label}={node}"), pace, contact, updates }
     }
@@ -225,7 +225,7 @@ impl Watch {
     }
 
     /// Reports a failure. Returns the pause after it, or nothing when the feed has ended.
-    async fn failed(&self, failure: Failure, listing: bool, pauses: &mut Pauses) -> Option<Duration> {
+    async fn failed(&self, failure: ContactError, listing: bool, pauses: &mut Pauses) -> Option<Duration> {
         let pause = match failure.kind {
             FailureKind::Gone => pauses.history_is_gone(),
             _ if listing => Some(pauses.list_failed()),
@@ -258,33 +258,36 @@ fn next_page(objects: usize, bytes: usize) -> u32 {
 }
 
 /// The response to a request, or a failure after [`ANSWER`].
-async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, Failure> {
+async fn answer<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, ContactError> {
     match timeout(ANSWER, request).await {
         Ok(answer) => answer.map_err(|error| client::failure(&error)),
         Err(_) => Err(silence(ANSWER)),
     }
 }
 
-fn silence(time: Duration) -> Failure {
+fn silence(time: Duration) -> ContactError {
     let reason = format!("no answer within {} s", time.as_secs());
-    Failure { kind: FailureKind::Unreachable, reason }
+    ContactError { kind: FailureKind::Unreachable, reason }
 }
 
-fn cut_short(time: Duration) -> Failure {
+fn cut_short(time: Duration) -> ContactError {
     let reason = format!("the server ended the watch after {} ms without an event", time.as_millis());
-    Failure { kind: FailureKind::CutShort, reason }
+    ContactError { kind: FailureKind::CutShort, reason }
 }
 
 /// The version of a response; the API server always sends one.
-fn versioned(version: Option<String>) -> Result<String, Failure> {
+fn versioned(version: Option<String>) -> Result<String, ContactError> {
     version.filter(|version| !version.is_empty()).ok_or_else(|| {
         let reason = "expected a resourceVersion, found none".into();
-        Failure { kind: FailureKind::Unreadable, reason }
+        ContactError { kind: FailureKind::Unreadable, reason }
     })
 }
 
 /// The version after an event, and the event for the feed; a bookmark has only a version.
-fn understand(origin: Origin, event: WatchEvent<DynamicObject>) -> Result<(String, Option<Update>), Failure> {
+fn understand(
+    origin: VmiOrigin,
+    event: WatchEvent<DynamicObject>,
+) -> Result<(String, Option<Update>), ContactError> {
     let at = |object: &DynamicObject| versioned(object.metadata.resource_version.clone());
     Ok(match event {
         WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -302,7 +305,7 @@ fn key(object: &DynamicObject) -> String {
     format!("{}/{}", text(&meta.namespace), text(&meta.name))
 }
 
-fn applied(origin: Origin, mut object: DynamicObject) -> Update {
+fn applied(origin: VmiOrigin, mut object: DynamicObject) -> Update {
     let key = key(&object);
     let meta = &object.metadata;
     let vmi = Vmi::from_value(json!({

@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use metadata_content::record::{Limits, Record, RecordError, Warning};
+use metadata_content::record::{Record, RecordError, RecordLimits, Warning};
 use serde_json::{Value, json};
 
 use super::LibvirtError;
-use super::domain::Domain;
+use super::domain::LibvirtDomain;
 use crate::part::{DEFAULTS, merge, name_nics, parse_composed, part, tells_of_network};
 
-/// What makes a domain's record. The parts override each other in this order: the domain's devices, `defaults.yaml`, the
-/// domain's metadata, its own file.
+/// What makes a domain's record. The parts override each other in this order: the domain's devices, `defaults.yaml`,
+/// the domain's metadata, its own file.
 pub struct Composition {
     uuid: String,
     implied: Value,
@@ -22,7 +22,7 @@ pub struct Composition {
 ///
 /// # Errors
 /// Like [`Composition::read`].
-pub fn record(domain: &Domain, files: &Path, every: bool) -> Result<Option<Value>, LibvirtError> {
+pub fn record(domain: &LibvirtDomain, files: &Path, every: bool) -> Result<Option<Value>, LibvirtError> {
     Ok(Composition::read(domain, files, every)?.map(|composition| composition.record()))
 }
 
@@ -31,7 +31,7 @@ impl Composition {
     ///
     /// # Errors
     /// A file cannot be read, or is not part of a record. This function does not validate the whole record.
-    pub fn read(domain: &Domain, files: &Path, every: bool) -> Result<Option<Self>, LibvirtError> {
+    pub fn read(domain: &LibvirtDomain, files: &Path, every: bool) -> Result<Option<Self>, LibvirtError> {
         let file = format!("{}.yaml", domain.uuid);
         let own = part(files, &file, |_| {})?;
         if domain.instance.is_none() && own.is_none() && !every {
@@ -69,7 +69,11 @@ impl Composition {
     ///
     /// # Errors
     /// The record is invalid; the error names the part that makes it so, if one alone does.
-    pub fn check(&self, limits: &Limits, generation: &Value) -> Result<(Record, Vec<Warning>), RecordError> {
+    pub fn check(
+        &self,
+        limits: &RecordLimits,
+        generation: &Value,
+    ) -> Result<(Record, Vec<Warning>), RecordError> {
         parse_composed(limits, ("the record", &self.names), |without| {
             let mut record = self.record_without(without);
             record["generation"] = generation.clone();

@@ -5,7 +5,7 @@ use roxmltree::{Document, Node, ParsingOptions};
 use serde_json::{Value, json};
 
 use super::{LibvirtError, NAMESPACE, XML_BYTES, XML_NAMESPACES, XML_NODES, instance};
-use crate::part::{Firmware, label, stamp};
+use crate::part::{SmbiosFields, label, stamp};
 use metadata_base::port::is_ifname;
 use metadata_content::record::values::is_uuid;
 
@@ -18,7 +18,7 @@ const GENERATED: [&str; 4] = ["vnet", "macvtap", "macvlan", "vif"];
 
 /// A domain as its XML describes it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Domain {
+pub struct LibvirtDomain {
     /// The domain's name.
     pub name: String,
     /// Its UUID, in lower case.
@@ -28,7 +28,7 @@ pub struct Domain {
     /// The cloud that its firmware names, as a value of `serve.smbios`.
     pub smbios: Option<&'static str>,
     /// The interfaces with taps.
-    pub interfaces: Vec<Interface>,
+    pub interfaces: Vec<TapInterface>,
     /// The other interfaces, each with the reason.
     pub skipped: Vec<Skipped>,
     /// The part of a record that its metadata contains.
@@ -37,7 +37,7 @@ pub struct Domain {
 
 /// An interface with a tap.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Interface {
+pub struct TapInterface {
     /// Its position among all interfaces, from 0.
     pub index: usize,
     /// The guest's MAC.
@@ -61,20 +61,20 @@ pub struct Skipped {
 
 /// Whether the domain's taps have their final names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taps {
+pub enum TapNames {
     /// The taps exist.
     Made,
     /// The taps do not exist yet, so generated names are not valid.
     ToBeMade,
 }
 
-impl Domain {
+impl LibvirtDomain {
     /// Parses the XML that libvirt passes to a hook.
     ///
     /// # Errors
     /// The input is too large, not XML, or not a domain; or our element in the metadata breaks the rules of
     /// [`instance`].
-    pub fn parse(bytes: &[u8], taps: Taps) -> Result<Self, LibvirtError> {
+    pub fn parse(bytes: &[u8], taps: TapNames) -> Result<Self, LibvirtError> {
         let document = document(text(bytes)?)?;
         let domain = document.root_element();
         let (name, uuid) = identity(domain)?;
@@ -105,7 +105,7 @@ impl Domain {
     /// The part of a record that the domain alone determines.
     #[must_use]
     pub fn implied(&self) -> Value {
-        let nics: Vec<_> = self.interfaces.iter().map(Interface::nic).collect();
+        let nics: Vec<_> = self.interfaces.iter().map(TapInterface::nic).collect();
         let mut record = json!({
             "vm": {
                 "name": self.name,
@@ -133,7 +133,7 @@ pub fn uuid(bytes: &[u8]) -> Result<String, LibvirtError> {
     Ok(identity(document(text(bytes)?)?.root_element())?.1)
 }
 
-impl Interface {
+impl TapInterface {
     fn nic(&self) -> Value {
         let mut nic = json!({"id": format!("n{}", self.index), "mac": self.mac.to_string()});
         let fields = [
@@ -183,7 +183,7 @@ fn identity(domain: Node<'_, '_>) -> Result<(String, String), LibvirtError> {
     Ok((name.to_owned(), uuid))
 }
 
-fn interface(index: usize, node: Node<'_, '_>, taps: Taps) -> Result<Interface, Skipped> {
+fn interface(index: usize, node: Node<'_, '_>, taps: TapNames) -> Result<TapInterface, Skipped> {
     let attribute = |element: &'static str, name| child(node, element)?.attribute(name);
     let address = attribute("mac", "address");
     let skipped = |reason: String| {
@@ -201,8 +201,8 @@ fn interface(index: usize, node: Node<'_, '_>, taps: Taps) -> Result<Interface, 
         return Err(skipped(format!("expected the name of a tap, found `{}`", shown(name))));
     }
     let is_known =
-        |name: &&str| taps == Taps::Made || !GENERATED.iter().any(|prefix| name.starts_with(prefix));
-    Ok(Interface {
+        |name: &&str| taps == TapNames::Made || !GENERATED.iter().any(|prefix| name.starts_with(prefix));
+    Ok(TapInterface {
         index,
         mac,
         tap: named.filter(is_known).map(str::to_owned),
@@ -219,7 +219,7 @@ fn smbios(domain: Node<'_, '_>) -> Option<&'static str> {
         let mut named = entries.filter(|entry| entry.attribute("name") == Some(name));
         named.next().and_then(|entry| entry.text()).unwrap_or_default().to_owned()
     };
-    stamp(&Firmware {
+    stamp(&SmbiosFields {
         serial: &entry("system", "serial"),
         manufacturer: &entry("system", "manufacturer"),
         product: &entry("system", "product"),

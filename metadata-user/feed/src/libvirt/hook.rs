@@ -16,22 +16,22 @@ use clap::Args;
 use serde_json::Value;
 
 use super::compose::Composition;
-use super::domain::{self, Domain, Skipped, Taps};
+use super::domain::{self, LibvirtDomain, Skipped, TapNames};
 use super::syslog::{self, Log, Severity};
 use super::{DEFAULT_FILES, DIRECTORY, LibvirtError, XML_BYTES, io_error};
 use crate::part;
 use metadata_base::run::DEFAULT_RUN;
-use metadata_content::record::{Limits, Record, Warning};
+use metadata_content::record::{Record, RecordLimits, Warning};
 use metadata_state::private_file;
 
 /// Longest run of the hook; the domain waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The widest limits of a record. The agent's configuration decides how much of them applies.
-const LIMITS: Limits = Limits {
-    metadata_keys: Limits::METADATA_KEYS_MOST,
-    metadata_chars: Limits::METADATA_CHARS_MOST,
-    ..Limits::DEFAULT
+const LIMITS: RecordLimits = RecordLimits {
+    metadata_keys: RecordLimits::METADATA_KEYS_MOST,
+    metadata_chars: RecordLimits::METADATA_CHARS_MOST,
+    ..RecordLimits::DEFAULT
 };
 
 /// The verb on the command line.
@@ -39,7 +39,7 @@ pub const VERB: &str = "libvirt-hook";
 
 /// libvirt's arguments, and the directories.
 #[derive(Args, Clone, Debug)]
-pub struct Arguments {
+pub struct HookArgs {
     /// The agent's run directory; the record goes to hook.d in it.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_RUN)]
     pub run: PathBuf,
@@ -67,7 +67,7 @@ pub struct Arguments {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
     /// Write or update the domain's record.
-    Write(Taps),
+    Write(TapNames),
     /// Remove the record.
     Remove,
     /// Do nothing.
@@ -80,8 +80,8 @@ impl Action {
     /// version.
     fn of(operation: &str, suboperation: &str) -> Self {
         match (operation, suboperation) {
-            ("prepare" | "migrate", "begin") => Self::Write(Taps::ToBeMade),
-            ("start" | "started" | "reconnect", "begin") => Self::Write(Taps::Made),
+            ("prepare" | "migrate", "begin") => Self::Write(TapNames::ToBeMade),
+            ("start" | "started" | "reconnect", "begin") => Self::Write(TapNames::Made),
             ("stopped" | "release", "end") => Self::Remove,
             _ => Self::Nothing,
         }
@@ -95,7 +95,7 @@ pub fn is_asked(words: impl IntoIterator<Item = OsString>) -> bool {
 }
 
 /// Runs the hook's action and logs the result. Ends the process after [`PATIENCE`].
-pub fn run(arguments: &Arguments) {
+pub fn run(arguments: &HookArgs) {
     let log = Log::new(Path::new(syslog::SOCKET), &arguments.guest.to_string_lossy());
     let watched = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(PATIENCE);
@@ -116,7 +116,7 @@ pub fn run(arguments: &Arguments) {
 }
 
 /// Reads the domain, and writes or removes its record.
-fn work(arguments: &Arguments, input: &mut impl Read, log: &Log) -> Result<(), LibvirtError> {
+fn work(arguments: &HookArgs, input: &mut impl Read, log: &Log) -> Result<(), LibvirtError> {
     let words = [&arguments.operation, &arguments.suboperation].map(|word| word.to_string_lossy());
     let action = Action::of(&words[0], &words[1]);
     if action == Action::Nothing {
@@ -128,7 +128,7 @@ fn work(arguments: &Arguments, input: &mut impl Read, log: &Log) -> Result<(), L
     read.map_err(|error| io_error(Path::new("standard input"), "a domain's XML", error))?;
     let room = arguments.run.join(DIRECTORY);
     match action {
-        Action::Write(taps) => write(&Domain::parse(&bytes, taps)?, &room, arguments, log),
+        Action::Write(taps) => write(&LibvirtDomain::parse(&bytes, taps)?, &room, arguments, log),
         Action::Remove => remove(&path(&room, &domain::uuid(&bytes)?), log),
         Action::Nothing => Ok(()),
     }
@@ -140,7 +140,7 @@ fn path(room: &Path, uuid: &str) -> PathBuf {
 }
 
 /// Writes the record of a domain, or removes one that its metadata no longer asks for.
-fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Result<(), LibvirtError> {
+fn write(domain: &LibvirtDomain, room: &Path, arguments: &HookArgs, log: &Log) -> Result<(), LibvirtError> {
     let path = path(room, &domain.uuid);
     let Some(composition) = Composition::read(domain, &arguments.files, arguments.every_domain)? else {
         return remove(&path, log);
@@ -168,7 +168,7 @@ fn write(domain: &Domain, room: &Path, arguments: &Arguments, log: &Log) -> Resu
     Ok(())
 }
 
-fn tell(domain: &Domain, record: &Record, warnings: &[Warning], log: &Log) {
+fn tell(domain: &LibvirtDomain, record: &Record, warnings: &[Warning], log: &Log) {
     let ports = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
     let taps: Vec<_> = ports.map(|port| port.ifname.to_string()).collect();
     log.say(
@@ -250,7 +250,7 @@ mod tests {
 
         fn feed(&self, words: &str, xml: &str) -> Result<Option<Value>, LibvirtError> {
             let mut words = words.split(' ').map(OsString::from);
-            let arguments = Arguments {
+            let arguments = HookArgs {
                 run: self.0.path().join("run"),
                 files: self.0.path().join("files"),
                 every_domain: false,
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn each_event_of_a_domain_writes_removes_or_keeps_its_record() {
-        let (made, to_be_made) = (Action::Write(Taps::Made), Action::Write(Taps::ToBeMade));
+        let (made, to_be_made) = (Action::Write(TapNames::Made), Action::Write(TapNames::ToBeMade));
         let cases = [
             ("prepare", "begin", to_be_made),
             ("migrate", "begin", to_be_made),

@@ -3,10 +3,10 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::domain::{Domain, Taps, uuid};
+use super::domain::{LibvirtDomain, TapNames, uuid};
 use super::{NAMESPACE, XML_BYTES, compose};
 use crate::part::{DEFAULTS, FILE_BYTES};
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 const NIC: &str = "<interface type='bridge'><mac address='52:54:00:00:00:01'/><source bridge='br0'/>\
@@ -25,8 +25,8 @@ fn ours(children: &str) -> String {
     format!("<i:instance xmlns:i='{NAMESPACE}'>{children}</i:instance>")
 }
 
-fn parse(xml: &str) -> Result<Domain, String> {
-    Domain::parse(xml.as_bytes(), Taps::Made).map_err(|error| error.to_string())
+fn parse(xml: &str) -> Result<LibvirtDomain, String> {
+    LibvirtDomain::parse(xml.as_bytes(), TapNames::Made).map_err(|error| error.to_string())
 }
 
 fn instance(children: &str) -> Result<Value, String> {
@@ -38,7 +38,7 @@ fn record(xml: &str, files: &Path) -> Record {
     let domain = parse(xml).expect("a domain");
     let mut value = compose::record(&domain, files, false).expect("composed").expect("a record is asked for");
     value["generation"] = json!(1);
-    Record::parse_within(&Limits::DEFAULT, "record.json", &value.to_string()).expect("a record").0
+    Record::parse_within(&RecordLimits::DEFAULT, "record.json", &value.to_string()).expect("a record").0
 }
 
 #[test]
@@ -119,8 +119,8 @@ fn generated_tap_names_are_ignored_until_the_taps_exist() {
         [("vnet7", None), ("macvtap0", None), ("tap-web", Some("tap-web")), ("my-vnet", Some("my-vnet"))];
     for (name, known) in cases {
         let xml = domain("", &NIC.replace("vnet7", name));
-        for (taps, expected) in [(Taps::Made, Some(name)), (Taps::ToBeMade, known)] {
-            let domain = Domain::parse(xml.as_bytes(), taps).expect("a domain");
+        for (taps, expected) in [(TapNames::Made, Some(name)), (TapNames::ToBeMade, known)] {
+            let domain = LibvirtDomain::parse(xml.as_bytes(), taps).expect("a domain");
             assert_eq!(domain.interfaces[0].tap.as_deref(), expected, "{name} {taps:?}");
         }
     }
@@ -235,7 +235,7 @@ fn hostile_xml_is_refused_in_bounded_time_and_without_a_panic() {
         ),
     ];
     for (name, bytes) in cases {
-        let error = Domain::parse(bytes, Taps::Made).expect_err(name).to_string();
+        let error = LibvirtDomain::parse(bytes, TapNames::Made).expect_err(name).to_string();
         assert!(error.len() < 400 && !error.contains('\n'), "{name}: {error}");
     }
     assert!(uuid(bomb.as_bytes()).is_err());
@@ -339,7 +339,7 @@ fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
         let domain = parse(&domain(&ours, NIC)).expect("a domain");
         let composition =
             compose::Composition::read(&domain, room.path(), false).expect("read").expect("asked for");
-        let error = composition.check(&Limits::DEFAULT, &1.into()).expect_err(file).to_string();
+        let error = composition.check(&RecordLimits::DEFAULT, &1.into()).expect_err(file).to_string();
         let shown = room.path().join(file).display().to_string();
         assert!(error.starts_with(&format!("{shown}: ")) && !error.contains(":1:"), "{error}");
     }

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use crate::publisher::Publisher;
 use crate::{FeedError, directory};
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 
 /// Watches the hook's records like [`directory::watch`]. A record's key is its domain's UUID.
 ///
 /// # Errors
 /// The errors of [`directory::watch`].
-pub async fn watch(dir: PathBuf, limits: Limits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
+pub async fn watch(dir: PathBuf, limits: RecordLimits, tx: impl Into<Publisher>) -> Result<(), FeedError> {
     directory::watch(dir, limits, tx.into().named(uuid)).await
 }
 
@@ -23,7 +23,7 @@ fn uuid(name: String) -> String {
 mod tests {
     use super::watch;
     use crate::FeedEvent;
-    use metadata_content::record::Limits;
+    use metadata_content::record::RecordLimits;
     use std::time::Duration;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
@@ -37,7 +37,7 @@ mod tests {
         let path = room.path().join(format!("{uuid}.json"));
         std::fs::write(&path, "{}").expect("written");
         let (tx, mut events) = mpsc::channel(8);
-        let watching = tokio::spawn(watch(room.path().to_owned(), Limits::DEFAULT, tx));
+        let watching = tokio::spawn(watch(room.path().to_owned(), RecordLimits::DEFAULT, tx));
         let mut next = async || timeout(LONG, events.recv()).await.expect("in time").expect("an event");
         let refused = next().await;
         assert!(matches!(&refused, FeedEvent::Rejected { key, .. } if key == uuid), "{refused:?}");

@@ -24,7 +24,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// The volumes to watch, shared with [`super::Pods`].
 #[derive(Clone, Debug, Default)]
-pub(super) struct Wanted(Arc<Board>);
+pub(super) struct WatchedVolumes(Arc<Board>);
 
 #[derive(Debug, Default)]
 struct Board {
@@ -39,7 +39,7 @@ struct List {
     changed: BTreeSet<PodUid>,
 }
 
-impl Wanted {
+impl WatchedVolumes {
     /// Sets the volumes to watch of a pod.
     pub(super) fn set(&self, pod: &PodUid, volumes: BTreeSet<String>) {
         let mut list = self.0.list.lock().unwrap_or_else(PoisonError::into_inner);
@@ -75,9 +75,9 @@ struct Volume {
 }
 
 /// Watches volumes until the receiver is dropped.
-pub(super) struct Watch {
+pub(super) struct VolumeWatch {
     pods: PathBuf,
-    wanted: Wanted,
+    wanted: WatchedVolumes,
     tell: Sender,
     events: EventStream<Vec<u8>>,
     volumes: BTreeMap<Key, Volume>,
@@ -87,10 +87,10 @@ pub(super) struct Watch {
 }
 
 /// The receiver of events was dropped.
-struct Deaf;
+struct ReceiverDropped;
 
-impl Watch {
-    pub(super) fn new(pods: PathBuf, wanted: Wanted, tell: Sender) -> io::Result<Self> {
+impl VolumeWatch {
+    pub(super) fn new(pods: PathBuf, wanted: WatchedVolumes, tell: Sender) -> io::Result<Self> {
         let events = Inotify::init()?.into_event_stream(vec![0; BUFFER_BYTES])?;
         let (volumes, by_watch, missing) = (BTreeMap::new(), HashMap::new(), BTreeSet::new());
         Ok(Self { pods, wanted, tell, events, volumes, by_watch, missing })
@@ -108,7 +108,7 @@ impl Watch {
                     let missing = std::mem::take(&mut self.missing);
                     self.look_for(missing).await
                 }
-                () = self.tell.closed() => Err(Deaf),
+                () = self.tell.closed() => Err(ReceiverDropped),
             };
             if done.is_err() {
                 return;
@@ -117,7 +117,7 @@ impl Watch {
     }
 
     /// Starts and ends watches until they match the wanted volumes.
-    async fn follow(&mut self) -> Result<(), Deaf> {
+    async fn follow(&mut self) -> Result<(), ReceiverDropped> {
         while let Some((pod, wanted)) = self.wanted.next() {
             let first = (pod.clone(), String::new());
             let known = self.volumes.range(first..).take_while(|((of, _), _)| *of == pod);
@@ -135,7 +135,7 @@ impl Watch {
         Ok(())
     }
 
-    async fn look_for(&mut self, keys: BTreeSet<Key>) -> Result<(), Deaf> {
+    async fn look_for(&mut self, keys: BTreeSet<Key>) -> Result<(), ReceiverDropped> {
         for key in keys {
             if self.is_there(&key) {
                 self.say(&key).await?;
@@ -202,7 +202,7 @@ impl Watch {
         }
     }
 
-    async fn take(&mut self, event: io::Result<EventOwned>) -> Result<(), Deaf> {
+    async fn take(&mut self, event: io::Result<EventOwned>) -> Result<(), ReceiverDropped> {
         let event = match event {
             Ok(event) => event,
             Err(error) => {
@@ -232,7 +232,7 @@ impl Watch {
     }
 
     /// Events were lost, so every volume may have changed.
-    async fn say_all(&mut self) -> Result<(), Deaf> {
+    async fn say_all(&mut self) -> Result<(), ReceiverDropped> {
         let told = self.volumes.iter().filter(|(_, volume)| volume.told).map(|(key, _)| key.clone());
         for key in told.collect::<Vec<_>>() {
             self.say(&key).await?;
@@ -240,9 +240,9 @@ impl Watch {
         Ok(())
     }
 
-    async fn say(&self, (pod, volume): &Key) -> Result<(), Deaf> {
+    async fn say(&self, (pod, volume): &Key) -> Result<(), ReceiverDropped> {
         let event = PodEvent::Files { volume: volume.clone() };
-        self.tell.send((pod.clone(), event)).await.map_err(|_| Deaf)
+        self.tell.send((pod.clone(), event)).await.map_err(|_| ReceiverDropped)
     }
 }
 

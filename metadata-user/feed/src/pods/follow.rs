@@ -12,15 +12,15 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::cgroup::Index;
-use super::files::Wanted;
+use super::files::WatchedVolumes;
 use super::launcher::{self, Launcher};
 use super::tend::{Wished, tend};
 use super::{Inlets, Pod, PodEvent, PodNic, PodUid, Sender, Tap, TapKind};
 use crate::blocking;
-use metadata_links::devices::{LinkList, Seen};
+use metadata_links::devices::{EthernetDevice, LinkList};
 use metadata_links::error::LinkError;
 use metadata_links::inlet;
-use metadata_links::processes::Meant;
+use metadata_links::processes::NamespaceReservation;
 use metadata_links::watch::LinkWatch;
 
 /// How long a search may take before a missing launcher counts as a fault.
@@ -42,13 +42,13 @@ pub(super) struct Means {
     pub(super) pods: PathBuf,
     pub(super) index: Mutex<Index>,
     pub(super) looks: Semaphore,
-    pub(super) wanted: Wanted,
+    pub(super) wanted: WatchedVolumes,
     pub(super) inlets: Arc<Inlets>,
     pub(super) tell: Sender,
 }
 
 /// The receiver of events was dropped.
-struct Deaf;
+struct ReceiverDropped;
 
 /// Watches a pod until its launcher has ended.
 pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
@@ -57,7 +57,7 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
     tokio::select! {
         biased;
         () = end_of(&pidfd) => {}
-        Deaf = tell_of((&pod, pid, &meant), ready, &means) => return,
+        ReceiverDropped = tell_of((&pod, pid, &meant), ready, &means) => return,
         () = tend(&pod, &meant, wished, &means) => {}
     }
     // The other future is dropped, and with it the last user of the namespace.
@@ -69,7 +69,10 @@ pub(super) async fn follow(pod: PodUid, means: Arc<Means>, wished: Wished) {
 }
 
 /// Searches until the launcher runs. Publishes once that it is absent, and once that it is still missing.
-async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd>, Arc<Meant>), Deaf> {
+async fn found(
+    pod: &PodUid,
+    means: &Arc<Means>,
+) -> Result<(u32, AsyncFd<OwnedFd>, Arc<NamespaceReservation>), ReceiverDropped> {
     let (mut since, mut complained) = (None, false);
     loop {
         let look = {
@@ -87,14 +90,14 @@ async fn found(pod: &PodUid, means: &Arc<Means>) -> Result<(u32, AsyncFd<OwnedFd
             Err(absent) => absent.to_string(),
         };
         if since.is_none() {
-            means.tell.send((pod.clone(), PodEvent::Absent)).await.map_err(|_| Deaf)?;
+            means.tell.send((pod.clone(), PodEvent::Absent)).await.map_err(|_| ReceiverDropped)?;
         }
         // The time starts after the first search, because many new pods queue for theirs.
         let start = *since.get_or_insert_with(Instant::now);
         let early = start.elapsed() < AT_FIRST;
         if !early && !std::mem::replace(&mut complained, true) {
             let missing = PodEvent::Missing { reason: trouble };
-            means.tell.send((pod.clone(), missing)).await.map_err(|_| Deaf)?;
+            means.tell.send((pod.clone(), missing)).await.map_err(|_| ReceiverDropped)?;
         }
         tokio::time::sleep(if early { SOON } else { LATER }).await;
     }
@@ -115,10 +118,10 @@ async fn end_of(pidfd: &AsyncFd<OwnedFd>) {
 
 /// Publishes a pod's devices, now and at each change.
 async fn tell_of(
-    (pod, pid, meant): (&PodUid, u32, &Arc<Meant>),
+    (pod, pid, meant): (&PodUid, u32, &Arc<NamespaceReservation>),
     mut ready: watch::Receiver<bool>,
     means: &Means,
-) -> Deaf {
+) -> ReceiverDropped {
     let mut told = None;
     let mut complained = false;
     loop {
@@ -143,12 +146,12 @@ async fn tell_of(
 
 /// Publishes changes until an error, and returns the error.
 async fn tell_changes(
-    (pod, pid, meant): (&PodUid, u32, &Meant),
+    (pod, pid, meant): (&PodUid, u32, &NamespaceReservation),
     ready: &mut watch::Receiver<bool>,
     means: &Means,
     (mut list, mut watch): (LinkList, LinkWatch),
     told: &mut Option<Pod>,
-) -> Result<String, Deaf> {
+) -> Result<String, ReceiverDropped> {
     loop {
         let (back, seen) = means.blocking(move || look(list)).await;
         list = back;
@@ -162,7 +165,7 @@ async fn tell_changes(
         if told.as_ref() != Some(&now) {
             let event =
                 if told.is_none() { PodEvent::Found(now.clone()) } else { PodEvent::Taps(now.clone()) };
-            means.tell.send((pod.clone(), event)).await.map_err(|_| Deaf)?;
+            means.tell.send((pod.clone(), event)).await.map_err(|_| ReceiverDropped)?;
             *told = Some(now);
         }
         let changed: io::Result<()> = tokio::select! {
@@ -178,15 +181,15 @@ async fn tell_changes(
     }
 }
 
-fn look(mut list: LinkList) -> (LinkList, Result<Vec<Seen>, LinkError>) {
+fn look(mut list: LinkList) -> (LinkList, Result<Vec<EthernetDevice>, LinkError>) {
     let seen = list.look();
     (list, seen)
 }
 
 /// Describes a pod by its devices.
-fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<Seen>) -> Pod {
+fn describe(uid: PodUid, pid: u32, netns: &str, seen: Vec<EthernetDevice>) -> Pod {
     let (mut taps, mut nics) = (Vec::new(), Vec::new());
-    for Seen { name, kind, mac, queues } in seen {
+    for EthernetDevice { name, kind, mac, queues } in seen {
         let tap = match &*kind {
             "tap" => Some(TapKind::Tap),
             "macvtap" => Some(TapKind::Macvtap),

@@ -6,11 +6,12 @@
 //! mounted.
 //!
 //! Both ways open a pidfd before they read the process's control group, and check afterwards that the process still
-//! runs. So the pidfd and the group belong to one process, and the PID cannot mean another process ([`Meant`]).
+//! runs. So the pidfd and the group belong to one process, and the PID cannot mean another process
+//! ([`NamespaceReservation`]).
 
 use metadata_base::hex::hex;
 use metadata_links::error::LinkError;
-use metadata_links::processes::Meant;
+use metadata_links::processes::NamespaceReservation;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags, fstat, openat};
 use rustix::io::Errno;
@@ -39,7 +40,7 @@ const NAMES: [&str; 2] = ["virt-launcher", "virt-launcher-m"];
 pub(super) struct Launcher {
     pub(super) pid: u32,
     pub(super) pidfd: OwnedFd,
-    pub(super) meant: Meant,
+    pub(super) meant: NamespaceReservation,
 }
 
 /// Why neither way found a launcher.
@@ -152,7 +153,7 @@ fn hold(pid: u32, pod: &PodUid) -> Result<Launcher, Reason> {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
     let groups = groups.map_err(Reason::io(format!("cannot read the control group of process {pid}")));
-    let meant = Meant::of(pid)?.ok_or(Reason::Ended)?;
+    let meant = NamespaceReservation::of(pid)?.ok_or(Reason::Ended)?;
     // If it has ended, the group that was read may belong to another process.
     if has_ended(&pidfd).map_err(Reason::io(format!("cannot check process {pid}")))? {
         return Err(Reason::Ended);

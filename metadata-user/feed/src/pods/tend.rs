@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::follow::{Means, RETRY};
 use super::{Inlets, PodUid};
 use metadata_links::inlet;
-use metadata_links::processes::Meant;
+use metadata_links::processes::NamespaceReservation;
 
 /// How long inlets are left alone once another agent is about to take over. A takeover takes seconds; if there is none,
 /// this agent goes on.
@@ -96,7 +96,7 @@ impl Wisher {
 
 /// An inlet of this task. Dropping it removes the inlet, unless inlets stay.
 struct Made {
-    meant: Arc<Meant>,
+    meant: Arc<NamespaceReservation>,
     stays: Arc<AtomicBool>,
 }
 
@@ -113,7 +113,7 @@ impl Drop for Made {
 }
 
 /// Carries out requests until dropped.
-pub(super) async fn tend(pod: &PodUid, meant: &Arc<Meant>, wished: Wished, means: &Means) {
+pub(super) async fn tend(pod: &PodUid, meant: &Arc<NamespaceReservation>, wished: Wished, means: &Means) {
     let Wished { mut wish, stays, ready } = wished;
     let (mut made, mut complained) = (None, false);
     loop {

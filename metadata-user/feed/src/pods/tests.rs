@@ -1,4 +1,6 @@
-use super::{INLET_PAUSE, InletPause, MAX_PODS, MAX_VOLUMES, Places, PodEvent, PodUid, Pods, PodsError};
+use super::{
+    INLET_PAUSE, InletPause, MAX_PODS, MAX_VOLUMES, PodDirectories, PodEvent, PodUid, Pods, PodsError,
+};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -21,7 +23,7 @@ fn names(names: &[&str]) -> BTreeSet<String> {
 }
 
 fn start(room: &Path) -> (Pods, Events) {
-    Pods::start(Places { pods: room.into(), cgroups: room.join("cgroups") }).expect("an inotify")
+    Pods::start(PodDirectories { pods: room.into(), cgroups: room.join("cgroups") }).expect("an inotify")
 }
 
 fn volume(room: &Path, pod: &PodUid, name: &str) -> PathBuf {

@@ -43,9 +43,9 @@ const ATTEMPTS: usize = 4;
 
 /// The keys of a volume and their content.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub struct Files(BTreeMap<String, Bytes>);
+pub struct VolumeContent(BTreeMap<String, Bytes>);
 
-impl Files {
+impl VolumeContent {
     /// Bytes of all keys and of their names.
     #[must_use]
     pub fn weight(&self) -> usize {
@@ -59,7 +59,7 @@ impl Files {
     }
 }
 
-impl Deref for Files {
+impl Deref for VolumeContent {
     type Target = BTreeMap<String, Bytes>;
 
     fn deref(&self) -> &Self::Target {
@@ -67,7 +67,7 @@ impl Deref for Files {
     }
 }
 
-impl fmt::Debug for Files {
+impl fmt::Debug for VolumeContent {
     /// Shows the lengths only, because the content may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.0.iter().map(|(key, bytes)| (key, bytes.len()))).finish()
@@ -77,7 +77,7 @@ impl fmt::Debug for Files {
 /// The version of a volume's content: the directory that `..data` names. kubelet makes a new one for each change, and
 /// never writes into one that is in force.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Version {
+pub(crate) struct VolumeVersion {
     target: String,
     device: u64,
     inode: u64,
@@ -92,7 +92,7 @@ pub(crate) enum Reading {
     /// Its content is the version that the caller knows.
     Unchanged,
     /// Its content and its version.
-    New(Version, Files),
+    New(VolumeVersion, VolumeContent),
 }
 
 /// Why a volume cannot be read. No error repeats its content.
@@ -164,7 +164,7 @@ impl Volumes {
     ///
     /// # Errors
     /// The name is invalid, a link leads out of the volume, a limit is exceeded, or the kernel refuses.
-    pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<Files>, VolumeError> {
+    pub fn read(&self, pod: &PodUid, volume: &str) -> Result<Option<VolumeContent>, VolumeError> {
         Ok(match self.read_new(pod, volume, VOLUME_BYTES, None)? {
             Reading::New(_, files) => Some(self.share(files)),
             Reading::Absent | Reading::Unchanged => None,
@@ -180,7 +180,7 @@ impl Volumes {
         pod: &PodUid,
         volume: &str,
         most: usize,
-        known: Option<&Version>,
+        known: Option<&VolumeVersion>,
     ) -> Result<Reading, VolumeError> {
         let mut outcome = Ok(Reading::Absent);
         for _ in 0..ATTEMPTS {
@@ -196,9 +196,9 @@ impl Volumes {
     }
 
     /// The same files, with the one copy of each content that all users share.
-    pub(crate) fn share(&self, files: Files) -> Files {
+    pub(crate) fn share(&self, files: VolumeContent) -> VolumeContent {
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        Files(files.0.into_iter().map(|(key, bytes)| (key, contents.bytes(bytes))).collect())
+        VolumeContent(files.0.into_iter().map(|(key, bytes)| (key, contents.bytes(bytes))).collect())
     }
 
     /// Releases contents without users. [`read`](Self::read) does so too when the table has grown.
@@ -268,7 +268,7 @@ fn read_volume(
     volume: &OwnedFd,
     path: &Path,
     most: usize,
-    known: Option<&Version>,
+    known: Option<&VolumeVersion>,
 ) -> Result<Reading, VolumeError> {
     let in_force = match readlinkat(volume, DATA, Vec::new()) {
         Ok(name) => name,
@@ -285,7 +285,7 @@ fn read_volume(
     let list = open(Path::new(in_force), OFlags::DIRECTORY)?;
     let listed = |errno: Errno| refusal(path.join(in_force), errno);
     let found = fstat(&list).map_err(listed)?;
-    let version = Version {
+    let version = VolumeVersion {
         target: in_force.to_owned(),
         device: found.st_dev,
         inode: found.st_ino,
@@ -315,7 +315,7 @@ fn read_volume(
         }
         files.insert(key.to_owned(), contents);
     }
-    Ok(Reading::New(version, Files(files)))
+    Ok(Reading::New(version, VolumeContent(files)))
 }
 
 /// Reads a key, but at most `left + 1` of its bytes.

@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use super::Problem;
+use super::ProxmoxProblem;
 use super::custom::is_custom;
 
 /// Most bytes of a configuration: the most that pmxcfs stores in a file (`MEMDB_MAX_FILE_SIZE` in memdb.h).
@@ -65,9 +65,9 @@ impl VmConfig {
     ///
     /// # Errors
     /// The text is too large.
-    pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<Problem>), Problem> {
+    pub fn parse(bytes: &[u8]) -> Result<(Self, Vec<ProxmoxProblem>), ProxmoxProblem> {
         if bytes.len() > FILE_BYTES {
-            return Err(Problem::file(format_args!("at most {FILE_BYTES} bytes"), "more"));
+            return Err(ProxmoxProblem::file(format_args!("at most {FILE_BYTES} bytes"), "more"));
         }
         let mut config = Self::default();
         let (mut description, mut problems) = (Vec::new(), Vec::new());
@@ -86,22 +86,26 @@ impl VmConfig {
     }
 
     /// Takes one line, and returns what is wrong with its value.
-    fn setting(&mut self, line: &[u8], description: &mut Vec<u8>) -> Result<Option<Problem>, Problem> {
+    fn setting(
+        &mut self,
+        line: &[u8],
+        description: &mut Vec<u8>,
+    ) -> Result<Option<ProxmoxProblem>, ProxmoxProblem> {
         let Some((key, value)) = split(line) else { return Ok(None) };
         let Ok(value) = std::str::from_utf8(value) else {
             // A setting that no document needs may be in any encoding.
             let is_ours = QUOTED.contains(&key) || FORMATS.iter().any(|(ours, ..)| *ours == key);
-            return Ok(is_ours.then(|| Problem::setting(key, "UTF-8", "other bytes")));
+            return Ok(is_ours.then(|| ProxmoxProblem::setting(key, "UTF-8", "other bytes")));
         };
         if key == "description" {
             description.extend_from_slice(&unescaped(value));
             return Ok(None);
         }
         if self.settings.len() >= SETTINGS {
-            return Err(Problem::file(format_args!("at most {SETTINGS} settings"), "more"));
+            return Err(ProxmoxProblem::file(format_args!("at most {SETTINGS} settings"), "more"));
         }
         if let Some((_, expected, _)) = FORMATS.iter().find(|(ours, _, is)| *ours == key && !is(value)) {
-            return Ok(Some(Problem::value(key, expected, value)));
+            return Ok(Some(ProxmoxProblem::value(key, expected, value)));
         }
         let inside = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
         let value = inside.filter(|_| QUOTED.contains(&key)).unwrap_or(value);
@@ -155,8 +159,8 @@ fn is_section(line: &[u8]) -> bool {
     end.is_some_and(|end| line[end] == b']' && !line[..end].contains(&b']'))
 }
 
-/// Splits `key: value`, where a key is `[a-z][a-z_-]*[0-9]*` and a value is not empty. Of white space alone the last byte
-/// is the value: `qm set --ciuser '""'` leaves such a line.
+/// Splits `key: value`, where a key is `[a-z][a-z_-]*[0-9]*` and a value is not empty. Of white space alone the last
+/// byte is the value: `qm set --ciuser '""'` leaves such a line.
 fn split(line: &[u8]) -> Option<(&str, &[u8])> {
     let colon = line.iter().position(|byte| *byte == b':')?;
     let key = std::str::from_utf8(&line[..colon]).ok()?;
@@ -194,8 +198,8 @@ pub(super) fn is_space(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\n' | '\r' | '\x0b' | '\x0c')
 }
 
-/// Splits a list such as `virtio=BC:24:11:00:00:01,bridge=vmbr0` (`parse_property_string` in pve-common's JSONSchema.pm).
-/// A part without `=` is the value of `default`; empty parts are dropped.
+/// Splits a list such as `virtio=BC:24:11:00:00:01,bridge=vmbr0` (`parse_property_string` in pve-common's
+/// JSONSchema.pm). A part without `=` is the value of `default`; empty parts are dropped.
 ///
 /// # Errors
 /// A key occurs twice, or has no value; or a part has no key and the list has no default. The text says what was
@@ -248,15 +252,15 @@ pub const DEFAULT_FILES: &str = "/etc/xdp-imds/proxmox";
 /// How the agent finds and serves the VMs of a Proxmox VE node; `proxmox: {}` serves every VM on it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Options {
+pub struct ProxmoxOptions {
     /// Directory of the VMs' configurations, `<vmid>.conf`.
     pub directory: PathBuf,
     /// Directory of files with parts of records: `defaults.yaml` for all VMs, `<vmid>.yaml` for one.
     pub files: PathBuf,
     /// The configuration of the cluster's storages, which hold the files that `cicustom` names.
     pub storages: PathBuf,
-    /// The name of the cluster, in the subjects and ids of its VMs; by default that of `corosync`, and `local` for a node
-    /// without a cluster. Set it before such a node joins one: with another name its VMs have other owners.
+    /// The name of the cluster, in the subjects and ids of its VMs; by default that of `corosync`, and `local` for a
+    /// node without a cluster. Set it before such a node joins one: with another name its VMs have other owners.
     pub cluster: Option<String>,
     /// The configuration of the cluster, which names it.
     pub corosync: PathBuf,
@@ -268,7 +272,7 @@ pub struct Options {
     pub zone: String,
 }
 
-impl Default for Options {
+impl Default for ProxmoxOptions {
     fn default() -> Self {
         Self {
             directory: DEFAULT_DIRECTORY.into(),
@@ -287,7 +291,7 @@ impl Default for Options {
 mod tests {
     use std::path::Path;
 
-    use super::{DEFAULT_DIRECTORY, Options, boolean, list, unescaped, words};
+    use super::{DEFAULT_DIRECTORY, ProxmoxOptions, boolean, list, unescaped, words};
 
     #[test]
     fn a_list_has_each_key_once_and_may_have_a_default() {
@@ -324,11 +328,11 @@ mod tests {
 
     #[test]
     fn absent_options_have_defaults_and_unknown_ones_are_refused() {
-        let options: Options = serde_yaml::from_str("{}").expect("all defaults");
-        assert_eq!(options, Options::default());
-        let options: Options = serde_yaml::from_str("{files: /parts, region: eu}").expect("options");
+        let options: ProxmoxOptions = serde_yaml::from_str("{}").expect("all defaults");
+        assert_eq!(options, ProxmoxOptions::default());
+        let options: ProxmoxOptions = serde_yaml::from_str("{files: /parts, region: eu}").expect("options");
         assert_eq!(options.directory, Path::new(DEFAULT_DIRECTORY));
         assert_eq!((options.files.as_path(), &*options.region), (Path::new("/parts"), "eu"));
-        serde_yaml::from_str::<Options>("{directry: /etc/pve}").expect_err("a typo");
+        serde_yaml::from_str::<ProxmoxOptions>("{directry: /etc/pve}").expect_err("a typo");
     }
 }

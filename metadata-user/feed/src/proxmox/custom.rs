@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::config::{is_space, list};
-use super::{Problem, VmConfig};
+use super::{ProxmoxProblem, VmConfig};
 use crate::part::merge;
 use metadata_content::parser;
 use metadata_content::record::values::excerpt;
@@ -39,9 +39,9 @@ pub(super) fn is_custom(text: &str) -> bool {
 ///
 /// # Errors
 /// A file is not a snippet of a storage with a directory.
-pub fn snippets(config: &VmConfig, storages: &str) -> Result<[Option<PathBuf>; 4], Problem> {
+pub fn snippets(config: &VmConfig, storages: &str) -> Result<[Option<PathBuf>; 4], ProxmoxProblem> {
     let Some(text) = config.get("cicustom") else { return Ok(Default::default()) };
-    let named = list(text, None).map_err(|expected| Problem::value("cicustom", expected, text))?;
+    let named = list(text, None).map_err(|expected| ProxmoxProblem::value("cicustom", expected, text))?;
     let mut paths: [Option<PathBuf>; 4] = Default::default();
     for (path, part) in paths.iter_mut().zip(PARTS) {
         *path = named.get(part).map(|volume| snippet(part, volume, storages)).transpose()?;
@@ -50,17 +50,17 @@ pub fn snippets(config: &VmConfig, storages: &str) -> Result<[Option<PathBuf>; 4
 }
 
 /// The path of a volume such as `local:snippets/user.yaml`. A name with a slash would lead out of the directory.
-fn snippet(part: &'static str, volume: &str, storages: &str) -> Result<PathBuf, Problem> {
+fn snippet(part: &'static str, volume: &str, storages: &str) -> Result<PathBuf, ProxmoxProblem> {
     let (storage, name) = volume.split_once(':').unwrap_or(("", volume));
     let name =
         name.strip_prefix("snippets/").filter(|name| !name.contains('/') && !matches!(*name, "." | ".."));
     let (false, Some(name)) = (storage.is_empty(), name) else {
         let expected = "a file `STORAGE:snippets/NAME`";
-        return Err(Problem::custom(part, expected, format_args!("`{}`", excerpt(volume))));
+        return Err(ProxmoxProblem::custom(part, expected, format_args!("`{}`", excerpt(volume))));
     };
     let directory = directory(storage, storages).ok_or_else(|| {
         let found = format!("none of storage `{}`", excerpt(storage));
-        Problem::custom(part, "a directory of snippets in storage.cfg", found)
+        ProxmoxProblem::custom(part, "a directory of snippets in storage.cfg", found)
     })?;
     Ok(directory.join(name))
 }
@@ -95,10 +95,10 @@ fn directory(storage: &str, storages: &str) -> Option<PathBuf> {
     Some(path.join(below.trim_start_matches('/')))
 }
 
-/// Record fields from a file of meta-data: NoCloud's YAML, or the JSON of a config drive. Instance id and host name have
-/// fields; other words become custom metadata.
-pub(super) fn meta(bytes: &[u8]) -> Result<Value, Problem> {
-    let wrong = |found: &str| Problem::custom("meta", "a mapping in YAML or JSON", found);
+/// Record fields from a file of meta-data: NoCloud's YAML, or the JSON of a config drive. Instance id and host name
+/// have fields; other words become custom metadata.
+pub(super) fn meta(bytes: &[u8]) -> Result<Value, ProxmoxProblem> {
+    let wrong = |found: &str| ProxmoxProblem::custom("meta", "a mapping in YAML or JSON", found);
     // The parser's message could repeat the content.
     let document = parser::yaml::<Map<String, Value>>(bytes).map_err(|_| wrong("something else"))?;
     let mut part = json!({});

@@ -11,8 +11,8 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 
 use super::config::{is_space, unescaped};
-use super::translate::{Method, Nic};
-use super::{Problem, VmConfig};
+use super::translate::{NicMethod, ProxmoxNic};
+use super::{ProxmoxProblem, VmConfig};
 
 /// The resolvers that a VM gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct Dns {
 
 /// The form of the drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum DriveFormat {
     /// NoCloud, for Linux.
     NoCloud,
     /// OpenStack's config drive with Debian's `interfaces`.
@@ -34,7 +34,7 @@ pub enum Form {
     Cloudbase,
 }
 
-impl Form {
+impl DriveFormat {
     /// The form that a configuration asks for (`get_cloudinit_format`, `generate_configdrive2`). OpenNebula's has no
     /// instance id; it counts as NoCloud here.
     #[must_use]
@@ -47,7 +47,7 @@ impl Form {
     }
 
     /// The drive's network document.
-    pub(super) fn network(self, nics: &[Nic<'_>], dns: &Dns) -> String {
+    pub(super) fn network(self, nics: &[ProxmoxNic<'_>], dns: &Dns) -> String {
         match self {
             Self::NoCloud => nocloud_network(nics, dns),
             Self::ConfigDrive2 => configdrive2_network(nics, dns),
@@ -150,7 +150,7 @@ fn mask(prefix: u8) -> Ipv4Addr {
 }
 
 /// cloud-init's network-config version 1 (`nocloud_network`).
-pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
+pub(super) fn nocloud_network(nics: &[ProxmoxNic<'_>], dns: &Dns) -> String {
     let mut text = "version: 1\nconfig:\n".to_owned();
     for nic in nics {
         let Some(addresses) = nic.addresses else { continue };
@@ -162,7 +162,7 @@ pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
             ),
         );
         match addresses.ip {
-            Some(Method::Static { address, prefix, gateway, .. }) => {
+            Some(NicMethod::Static { address, prefix, gateway, .. }) => {
                 let mask = mask(prefix);
                 put(
                     &mut text,
@@ -172,19 +172,19 @@ pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
                 );
                 gateway.iter().for_each(|gw| put(&mut text, format_args!("        gateway: '{gw}'\n")));
             }
-            Some(Method::Dhcp | Method::Auto) => text.push_str("      - type: dhcp4\n"),
+            Some(NicMethod::Dhcp | NicMethod::Auto) => text.push_str("      - type: dhcp4\n"),
             None => {}
         }
         match addresses.ip6 {
-            Some(Method::Static { address, digits, gateway, .. }) => {
+            Some(NicMethod::Static { address, digits, gateway, .. }) => {
                 put(
                     &mut text,
                     format_args!("      - type: static6\n        address: '{address}/{digits}'\n"),
                 );
                 gateway.iter().for_each(|gw| put(&mut text, format_args!("        gateway: '{gw}'\n")));
             }
-            Some(Method::Dhcp) => text.push_str("      - type: dhcp6\n"),
-            Some(Method::Auto) => text.push_str("      - type: ipv6_slaac\n"),
+            Some(NicMethod::Dhcp) => text.push_str("      - type: dhcp6\n"),
+            Some(NicMethod::Auto) => text.push_str("      - type: ipv6_slaac\n"),
             None => {}
         }
     }
@@ -199,7 +199,7 @@ pub(super) fn nocloud_network(nics: &[Nic<'_>], dns: &Dns) -> String {
 }
 
 /// Debian's `interfaces` for Linux (`configdrive2_network`).
-fn configdrive2_network(nics: &[Nic<'_>], dns: &Dns) -> String {
+fn configdrive2_network(nics: &[ProxmoxNic<'_>], dns: &Dns) -> String {
     let mut text = "auto lo\niface lo inet loopback\n\n".to_owned();
     for (key, words) in [("dns_nameservers", &dns.servers), ("dns_search", &dns.search)] {
         if !words.is_empty() {
@@ -211,7 +211,7 @@ fn configdrive2_network(nics: &[Nic<'_>], dns: &Dns) -> String {
 }
 
 /// Debian's `interfaces` for cloudbase-init (`cloudbase_network_eni`).
-fn cloudbase_network(nics: &[Nic<'_>], dns: &Dns) -> String {
+fn cloudbase_network(nics: &[ProxmoxNic<'_>], dns: &Dns) -> String {
     let mut text = String::new();
     let servers = dns.servers.join(" ");
     interfaces(&mut text, nics, Some(&*servers).filter(|servers| !servers.is_empty()));
@@ -219,16 +219,16 @@ fn cloudbase_network(nics: &[Nic<'_>], dns: &Dns) -> String {
 }
 
 /// The stanzas of the NICs, with resolvers in those of static addresses.
-fn interfaces(text: &mut String, nics: &[Nic<'_>], servers: Option<&str>) {
+fn interfaces(text: &mut String, nics: &[ProxmoxNic<'_>], servers: Option<&str>) {
     for nic in nics {
         let Some(addresses) = nic.addresses else { continue };
         let number = nic.number;
         put(text, format_args!("auto eth{number}\n"));
         for (method, family) in [(addresses.ip, "inet"), (addresses.ip6, "inet6")] {
             match method {
-                Some(Method::Dhcp) => put(text, format_args!("iface eth{number} {family} dhcp\n")),
-                Some(Method::Auto) => put(text, format_args!("iface eth{number} {family} auto\n")),
-                Some(Method::Static { address, prefix, digits, gateway }) => {
+                Some(NicMethod::Dhcp) => put(text, format_args!("iface eth{number} {family} dhcp\n")),
+                Some(NicMethod::Auto) => put(text, format_args!("iface eth{number} {family} auto\n")),
+                Some(NicMethod::Static { address, prefix, digits, gateway }) => {
                     let mask = match family {
                         "inet" => mask(prefix).to_string(),
                         _ => digits.to_owned(),
@@ -276,8 +276,8 @@ const CLOSE: &str = "```";
 pub const FIELDS: [&str; 4] = ["image", "instance_type", "labels", "metadata"];
 
 /// The part of a record in a description; `None` without a block.
-pub(super) fn part(description: &str) -> Result<Option<Value>, Problem> {
-    let wrong = |expected, found: String| Err(Problem::Block { expected, found });
+pub(super) fn part(description: &str) -> Result<Option<Value>, ProxmoxProblem> {
+    let wrong = |expected, found: String| Err(ProxmoxProblem::Block { expected, found });
     let mut lines = description.lines();
     if !lines.any(|line| line.trim_end() == OPEN) {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! Reads the files of one VM, and sees which files have changed. Each call may wait for a disk or for the cluster.
 
 use bytes::Bytes;
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 use sha2::{Digest as _, Sha256};
 use std::collections::{BTreeSet, HashMap};
 use std::fs::Metadata;
@@ -15,7 +15,9 @@ use std::time::Duration;
 use super::config::FILE_BYTES;
 use super::custom::{Custom, PARTS, SNIPPET_BYTES, snippets};
 use super::drive::Dns;
-use super::{Given, Options, PATIENCE, Problem, Translation, VmConfig, translate};
+use super::{
+    PATIENCE, ProxmoxOptions, ProxmoxProblem, ProxmoxTranslation, TranslationInput, VmConfig, translate,
+};
 use crate::FeedError;
 use crate::part::{DEFAULTS, PartError, part, read};
 
@@ -26,28 +28,28 @@ pub(super) const VMID_MOST: u32 = 999_999_999;
 const NO_CLUSTER: &str = "local";
 
 /// SHA-256 of everything that makes a record.
-pub(super) type Digest = [u8; 32];
+pub(super) type VmDigest = [u8; 32];
 
 /// A file's time of change, length and inode; `None` if there is none. pmxcfs counts whole seconds.
 type Print = Option<(i64, i64, u64, u64)>;
 
 /// The files of a VM's record, as they looked before they were read.
-pub(super) type Seen = Arc<[(PathBuf, Print)]>;
+pub(super) type FileStamps = Arc<[(PathBuf, Print)]>;
 
 /// The files of one VM.
 #[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) outcome: Outcome,
+pub(super) struct VmFiles {
+    pub(super) outcome: LoadOutcome,
     /// The files that were asked for, also those that do not exist.
-    pub(super) seen: Seen,
+    pub(super) seen: FileStamps,
     /// The digest of what was read.
-    pub(super) digest: Digest,
+    pub(super) digest: VmDigest,
 }
 
 /// What the files of a VM make.
 #[derive(Debug)]
-pub(super) enum Outcome {
-    Record(Box<Translation>),
+pub(super) enum LoadOutcome {
+    Record(Box<ProxmoxTranslation>),
     /// A template never runs.
     Template,
     /// The configuration vanished after it was listed.
@@ -59,8 +61,9 @@ pub(super) enum Outcome {
 
 /// What a look at the directory found.
 #[derive(Debug)]
-pub(super) struct Look {
-    /// The VMs that are on this node or arrive here, in the order of their numbers; each with true if its files changed.
+pub(super) struct DirectoryScan {
+    /// The VMs that are on this node or arrive here, in the order of their numbers; each with true if its files
+    /// changed.
     pub(super) vms: Vec<(u32, bool)>,
     /// The directory cannot be written.
     pub(super) read_only: bool,
@@ -70,7 +73,7 @@ pub(super) struct Look {
 ///
 /// # Errors
 /// The directory cannot be read whole.
-pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look, FeedError> {
+pub(super) fn look(directory: &Path, known: &HashMap<u32, FileStamps>) -> Result<DirectoryScan, FeedError> {
     let unreadable = |error| super::io_error(directory, "a directory that can be read", error);
     let mode = std::fs::metadata(directory).map_err(unreadable)?.mode();
     let mut numbers = Vec::new();
@@ -94,22 +97,22 @@ pub(super) fn look(directory: &Path, known: &HashMap<u32, Seen>) -> Result<Look,
     let changed = |vmid: u32| known.get(&vmid).is_none_or(|seen| seen.iter().any(&mut differs));
     let vms = numbers.iter().copied().zip(numbers.iter().copied().map(changed)).collect();
     // Without quorum pmxcfs takes the bits away from all files (`tree_entry_stat` in cfs-plug-memdb.c).
-    Ok(Look { vms, read_only: mode & 0o200 == 0 })
+    Ok(DirectoryScan { vms, read_only: mode & 0o200 == 0 })
 }
 
 /// Checks that the directory can be listed.
 ///
 /// # Errors
 /// It cannot, as while the cluster's file system is not mounted; or there is no answer for [`PATIENCE`].
-pub fn reachable(options: &Options) -> Result<(), FeedError> {
+pub fn reachable(options: &ProxmoxOptions) -> Result<(), FeedError> {
     let directory = options.directory.clone();
     within(PATIENCE, move || look(&directory, &HashMap::new()).map(drop)).unwrap_or_else(|| {
         Err(super::io_error(&options.directory, "a directory that can be read", ErrorKind::TimedOut.into()))
     })
 }
 
-/// Does work that may wait for the cluster without end. Returns `None` after `limit`; the thread of the work stays until
-/// there is an answer.
+/// Does work that may wait for the cluster without end. Returns `None` after `limit`; the thread of the work stays
+/// until there is an answer.
 pub fn within<T: Send + 'static>(limit: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tx, done) = mpsc::channel();
     std::thread::spawn(move || drop(tx.send(work())));
@@ -129,7 +132,7 @@ fn print(path: &Path) -> Print {
 }
 
 /// Reads the files of a VM and makes its record.
-pub(super) fn load(vmid: u32, options: &Options, limits: &Limits) -> Loaded {
+pub(super) fn load(vmid: u32, options: &ProxmoxOptions, limits: &RecordLimits) -> VmFiles {
     let mut loading = Loading { seen: Vec::new(), hash: Sha256::new() };
     let own = options.directory.join(format!("{vmid}.conf"));
     let elsewhere = if own.exists() { Ok(None) } else { elsewhere(&options.directory, vmid) };
@@ -148,25 +151,25 @@ pub(super) fn load(vmid: u32, options: &Options, limits: &Limits) -> Loaded {
         Ok(outcome) => outcome,
         Err(Fault::Io(error)) => {
             loading.hash.update(error.to_string());
-            Outcome::Unreadable(error)
+            LoadOutcome::Unreadable(error)
         }
         Err(Fault::Problem(problem)) => {
             let reason = format!("{}: {problem}", path.display());
             loading.hash.update(&reason);
-            Outcome::Refused(FeedError::Vm { reason })
+            LoadOutcome::Refused(FeedError::Vm { reason })
         }
     };
-    Loaded { outcome, seen: loading.seen.into(), digest: loading.hash.finalize().into() }
+    VmFiles { outcome, seen: loading.seen.into(), digest: loading.hash.finalize().into() }
 }
 
 /// Why there is no record.
 enum Fault {
     Io(FeedError),
-    Problem(Problem),
+    Problem(ProxmoxProblem),
 }
 
-impl From<Problem> for Fault {
-    fn from(problem: Problem) -> Self {
+impl From<ProxmoxProblem> for Fault {
+    fn from(problem: ProxmoxProblem) -> Self {
         Self::Problem(problem)
     }
 }
@@ -181,17 +184,17 @@ impl Loading {
         &mut self,
         vmid: u32,
         path: &Path,
-        options: &Options,
-        limits: &Limits,
-    ) -> Result<Outcome, Fault> {
-        let Some(bytes) = self.read(path, FILE_BYTES)? else { return Ok(Outcome::Gone) };
+        options: &ProxmoxOptions,
+        limits: &RecordLimits,
+    ) -> Result<LoadOutcome, Fault> {
+        let Some(bytes) = self.read(path, FILE_BYTES)? else { return Ok(LoadOutcome::Gone) };
         let (config, dropped) = VmConfig::parse(&bytes)?;
         if config.is_template() {
-            return Ok(Outcome::Template);
+            return Ok(LoadOutcome::Template);
         }
         let cluster = self.cluster(path, options)?;
         let host = self.read(&options.resolv_conf, FILE_BYTES)?.unwrap_or_default();
-        let mut given = Given {
+        let mut given = TranslationInput {
             host: Dns::of_host(&String::from_utf8_lossy(&host)),
             custom: self.custom(&config, options)?,
             defaults: self.part(&options.files, DEFAULTS)?,
@@ -202,11 +205,11 @@ impl Loading {
         given.generation = generation(self.hash.clone().finalize().into());
         let mut made = translate(vmid, &config, &given, options, limits)?;
         made.problems.splice(..0, dropped);
-        Ok(Outcome::Record(Box::new(made)))
+        Ok(LoadOutcome::Record(Box::new(made)))
     }
 
     /// The name of the cluster. A file system that goes away must not look like a node without a cluster.
-    fn cluster(&mut self, configuration: &Path, options: &Options) -> Result<String, Fault> {
+    fn cluster(&mut self, configuration: &Path, options: &ProxmoxOptions) -> Result<String, Fault> {
         if let Some(name) = &options.cluster {
             self.hash.update(name);
             return Ok(name.clone());
@@ -233,7 +236,7 @@ impl Loading {
         Ok(found)
     }
 
-    fn custom(&mut self, config: &VmConfig, options: &Options) -> Result<Custom, Fault> {
+    fn custom(&mut self, config: &VmConfig, options: &ProxmoxOptions) -> Result<Custom, Fault> {
         if config.get("cicustom").is_none() {
             return Ok(Custom::default());
         }
@@ -243,11 +246,15 @@ impl Loading {
         for ((content, path), part) in contents.iter_mut().zip(paths).zip(PARTS) {
             let Some(path) = path else { continue };
             let bytes = self.read(&path, SNIPPET_BYTES)?.ok_or_else(|| {
-                Fault::Problem(Problem::custom(part, format_args!("a file {}", path.display()), "none"))
+                Fault::Problem(ProxmoxProblem::custom(
+                    part,
+                    format_args!("a file {}", path.display()),
+                    "none",
+                ))
             })?;
             if bytes.len() > SNIPPET_BYTES {
                 let expected = format!("at most {SNIPPET_BYTES} bytes");
-                return Err(Problem::custom(part, expected, "more").into());
+                return Err(ProxmoxProblem::custom(part, expected, "more").into());
             }
             *content = Some(bytes.into());
         }
@@ -260,7 +267,7 @@ impl Loading {
         let part = part(files, name, |path| self.seen.push((path.to_owned(), print(path))));
         let part = part.map_err(|error| match error {
             PartError::Io { path, expected, error } => Fault::Io(FeedError::Io { path, expected, error }),
-            wrong @ PartError::File { .. } => Problem::from(wrong).into(),
+            wrong @ PartError::File { .. } => ProxmoxProblem::from(wrong).into(),
         })?;
         self.hash.update(part.as_ref().map_or_else(String::new, ToString::to_string));
         self.hash.update([0]);
@@ -287,7 +294,7 @@ fn cluster_of(text: &str) -> Option<&str> {
 }
 
 /// A generation that is another one for any other content. JSON numbers are exact up to 2⁵³.
-fn generation(digest: Digest) -> u64 {
+fn generation(digest: VmDigest) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = digest;
     u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 12
 }

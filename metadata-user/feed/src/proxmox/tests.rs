@@ -5,8 +5,8 @@ mod drives;
 mod files;
 mod records;
 
-use super::{Given, Options, Problem, Translation, VmConfig, translate};
-use metadata_content::record::Limits;
+use super::{ProxmoxOptions, ProxmoxProblem, ProxmoxTranslation, TranslationInput, VmConfig, translate};
+use metadata_content::record::RecordLimits;
 
 /// The VM of Proxmox VE's administration guide ("Deploying Cloud-Init Templates"): clone 123 of template 9000, with a
 /// key and an address.
@@ -31,8 +31,12 @@ vmgenid: 7079e97c-50e3-4079-afe7-23e67566b946
 /// The node's resolvers in these tests.
 const RESOLV_CONF: &str = "search example.internal\nnameserver 192.0.2.53\n";
 
-fn given() -> Given {
-    Given { host: super::drive::Dns::of_host(RESOLV_CONF), generation: 1, ..Given::default() }
+fn given() -> TranslationInput {
+    TranslationInput {
+        host: super::drive::Dns::of_host(RESOLV_CONF),
+        generation: 1,
+        ..TranslationInput::default()
+    }
 }
 
 fn parsed(text: &str) -> VmConfig {
@@ -40,9 +44,9 @@ fn parsed(text: &str) -> VmConfig {
 }
 
 /// The record of VM 123.
-fn made(text: &str, given: &Given) -> Result<Translation, Problem> {
+fn made(text: &str, given: &TranslationInput) -> Result<ProxmoxTranslation, ProxmoxProblem> {
     let (config, dropped) = VmConfig::parse(text.as_bytes())?;
-    let mut made = translate(123, &config, given, &Options::default(), &Limits::DEFAULT)?;
+    let mut made = translate(123, &config, given, &ProxmoxOptions::default(), &RecordLimits::DEFAULT)?;
     made.problems.splice(..0, dropped);
     Ok(made)
 }

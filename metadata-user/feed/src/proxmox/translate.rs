@@ -7,7 +7,7 @@ use metadata_base::hex::hex;
 use metadata_common::mac::Mac;
 use metadata_content::record::identity::Subject;
 use metadata_content::record::values::{FQDN_BYTES, Line, Secret, is_uuid};
-use metadata_content::record::{Limits, Owner, Record, USER_DATA_MAX, is_network_config};
+use metadata_content::record::{Owner, Record, RecordLimits, USER_DATA_MAX, is_network_config};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -15,10 +15,10 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::config::{boolean, list, words};
 use super::custom::Custom;
-use super::drive::{Dns, Form};
-use super::{Options, Problem, VmConfig, custom, drive};
+use super::drive::{Dns, DriveFormat};
+use super::{ProxmoxOptions, ProxmoxProblem, VmConfig, custom, drive};
 use crate::part::{DEFAULTS, merge, name_nics, parse_composed};
-use crate::part::{Firmware, label, stamp};
+use crate::part::{SmbiosFields, label, stamp};
 
 /// Longest domain behind any first label, in bytes (RFC 1035 §2.3.4, §3.1).
 const DOMAIN_BYTES: usize = FQDN_BYTES - 64;
@@ -33,7 +33,7 @@ const LENIENT: GeneralPurpose = GeneralPurpose::new(
 
 /// What a record needs besides the configuration.
 #[derive(Clone, Debug, Default)]
-pub struct Given {
+pub struct TranslationInput {
     /// The node's resolvers.
     pub host: Dns,
     /// The files that `cicustom` names.
@@ -50,11 +50,11 @@ pub struct Given {
 
 /// A record, and the settings that are left out of it.
 #[derive(Clone, Debug)]
-pub struct Translation {
+pub struct ProxmoxTranslation {
     /// The record.
     pub record: Record,
     /// Why settings are left out.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<ProxmoxProblem>,
 }
 
 /// Makes the record of a VM. The parts override each other in this order: `defaults.yaml`, the configuration, the block
@@ -65,10 +65,10 @@ pub struct Translation {
 pub fn translate(
     vmid: u32,
     config: &VmConfig,
-    given: &Given,
-    options: &Options,
-    limits: &Limits,
-) -> Result<Translation, Problem> {
+    given: &TranslationInput,
+    options: &ProxmoxOptions,
+    limits: &RecordLimits,
+) -> Result<ProxmoxTranslation, ProxmoxProblem> {
     let mut problems = Vec::new();
     let parts = [
         given.defaults.clone(),
@@ -106,13 +106,13 @@ pub fn translate(
     record.vm.owner = Some(owner(vmid, config, &given.cluster));
     let subject = record.identity.as_ref().and_then(|identity| identity.subject.as_ref());
     if let Some(value) = subject.and_then(Subject::chosen_by_tenants) {
-        return Err(Problem::Subject { value });
+        return Err(ProxmoxProblem::Subject { value });
     }
-    Ok(Translation { record, problems })
+    Ok(ProxmoxTranslation { record, problems })
 }
 
 /// What all VMs have in common.
-fn skeleton(options: &Options) -> Value {
+fn skeleton(options: &ProxmoxOptions) -> Value {
     json!({
         "vm": {"project": {"id": "proxmox", "number": 0, "account": "000000000000"}},
         "placement": {"region": options.region, "zone": options.zone},
@@ -122,11 +122,16 @@ fn skeleton(options: &Options) -> Value {
 }
 
 /// What the configuration says of a VM.
-fn described(vmid: u32, config: &VmConfig, given: &Given, problems: &mut Vec<Problem>) -> Value {
+fn described(
+    vmid: u32,
+    config: &VmConfig,
+    given: &TranslationInput,
+    problems: &mut Vec<ProxmoxProblem>,
+) -> Value {
     let nics = nics(config, problems);
     let dns = Dns::of_vm(config, &given.host);
     let user_data = given.custom.user.clone().unwrap_or_else(|| drive::user_data(config, vmid).into());
-    let network = Form::of(config).network(&nics, &dns);
+    let network = DriveFormat::of(config).network(&nics, &dns);
     let drives_network = given.custom.network.as_deref().unwrap_or(network.as_bytes());
     let mut part = json!({
         "vm": {
@@ -159,10 +164,10 @@ fn described(vmid: u32, config: &VmConfig, given: &Given, problems: &mut Vec<Pro
 /// none at its next boot, so it gets no document, and uses its own defaults.
 fn described_network(
     vmid: u32,
-    nics: &[Nic<'_>],
+    nics: &[ProxmoxNic<'_>],
     dns: &Dns,
     custom: Option<&[u8]>,
-    problems: &mut Vec<Problem>,
+    problems: &mut Vec<ProxmoxProblem>,
 ) -> Value {
     let is_told = nics.iter().any(|nic| nic.addresses.is_some());
     let raw = match custom {
@@ -173,7 +178,7 @@ fn described_network(
             if text.is_none() {
                 let expected =
                     "cloud-init's network-config, version 1 or 2, which a guest can get over the network";
-                problems.push(Problem::custom("network", expected, "something else"));
+                problems.push(ProxmoxProblem::custom("network", expected, "something else"));
             }
             text
         }
@@ -220,12 +225,12 @@ fn is_domain(text: &str) -> bool {
 
 /// The account. Only for Windows does the configuration have the password itself, which the config drive hands to
 /// cloudbase-init as `admin_pass`; Linux guests get its hash with the user-data.
-fn admin(config: &VmConfig, problems: &mut Vec<Problem>) -> Value {
+fn admin(config: &VmConfig, problems: &mut Vec<ProxmoxProblem>) -> Value {
     let mut admin = json!({});
     if let Some(user) = fitting::<Line>(config, "ciuser", problems) {
         admin["user"] = user;
     }
-    if Form::of(config) == Form::Cloudbase
+    if DriveFormat::of(config) == DriveFormat::Cloudbase
         && let Some(password) = fitting::<Secret>(config, "cipassword", problems)
     {
         admin["password"] = password;
@@ -235,26 +240,30 @@ fn admin(config: &VmConfig, problems: &mut Vec<Problem>) -> Value {
 
 /// The value of a setting if a field of a record can have it. A VM is not refused for one that cannot: the drive's
 /// documents have it as it is.
-fn fitting<T: DeserializeOwned>(config: &VmConfig, key: &str, problems: &mut Vec<Problem>) -> Option<Value> {
+fn fitting<T: DeserializeOwned>(
+    config: &VmConfig,
+    key: &str,
+    problems: &mut Vec<ProxmoxProblem>,
+) -> Option<Value> {
     let value = Value::from(config.get(key)?);
     match T::deserialize(&value) {
         Ok(_) => Some(value),
         Err(_) => {
-            problems.push(Problem::setting(key, "a line of text", "something else"));
+            problems.push(ProxmoxProblem::setting(key, "a line of text", "something else"));
             None
         }
     }
 }
 
 /// The public keys, named as on cloudbase-init's drive.
-fn keys(config: &VmConfig, problems: &mut Vec<Problem>) -> Vec<Value> {
+fn keys(config: &VmConfig, problems: &mut Vec<ProxmoxProblem>) -> Vec<Value> {
     let mut keys = Vec::new();
     for (n, line) in drive::keys(config).into_iter().enumerate() {
         match String::from_utf8(line) {
             Ok(key) if !key.trim().chars().any(char::is_control) => {
                 keys.push(json!({"name": format!("key-{n}"), "key": key.trim()}));
             }
-            _ => problems.push(Problem::setting("sshkeys", "a key on each line", "other bytes")),
+            _ => problems.push(ProxmoxProblem::setting("sshkeys", "a key on each line", "other bytes")),
         }
     }
     keys
@@ -267,8 +276,8 @@ fn payload(bytes: &[u8]) -> Value {
 
 /// The owner of what the agent keeps for a VM. Whoever may change a VM's options sets its UUID and its description, but
 /// neither its VMID nor `meta`, which is read-only in Proxmox VE's API (`json_config_properties` in QemuServer.pm):
-/// qemu-server writes it when it makes or clones a VM, and restores it from a backup. VMs made before Proxmox VE 7.1 have
-/// none; each later VM of their VMID has one.
+/// qemu-server writes it when it makes or clones a VM, and restores it from a backup. VMs made before Proxmox VE 7.1
+/// have none; each later VM of their VMID has one.
 fn owner(vmid: u32, config: &VmConfig, cluster: &str) -> Owner {
     let made = made(config).filter(|made| made.bytes().all(|byte| byte.is_ascii_digit()));
     Owner::proxmox(cluster, vmid, made.unwrap_or_default())
@@ -279,15 +288,17 @@ fn made(config: &VmConfig) -> Option<&str> {
     config.get("meta").and_then(|meta| list(meta, None).ok()?.get("ctime").copied())
 }
 
-/// The UUID that the guest sees in its firmware. A VM without one gets a number of its own: `vmid` and the time when the
-/// VM was made, because a later VM may have the same `vmid`.
-fn uuid(vmid: u32, config: &VmConfig, problems: &mut Vec<Problem>) -> String {
+/// The UUID that the guest sees in its firmware. A VM without one gets a number of its own: `vmid` and the time when
+/// the VM was made, because a later VM may have the same `vmid`.
+fn uuid(vmid: u32, config: &VmConfig, problems: &mut Vec<ProxmoxProblem>) -> String {
     if let Some(text) = config.get("smbios1") {
         match list(text, None).map(|fields| fields.get("uuid").copied()) {
             Ok(Some(uuid)) if is_uuid(uuid) => return uuid.to_ascii_lowercase(),
             Ok(None) => {}
-            Ok(Some(_)) => problems.push(Problem::setting("smbios1", "a UUID in `uuid`", "something else")),
-            Err(expected) => problems.push(Problem::setting("smbios1", expected, "something else")),
+            Ok(Some(_)) => {
+                problems.push(ProxmoxProblem::setting("smbios1", "a UUID in `uuid`", "something else"))
+            }
+            Err(expected) => problems.push(ProxmoxProblem::setting("smbios1", expected, "something else")),
         }
     }
     let digest = Sha256::digest(format!("proxmox:{vmid}:{}", made(config).unwrap_or_default()));
@@ -311,7 +322,7 @@ fn stamp_of(config: &VmConfig) -> Option<&'static str> {
             false => text.to_owned(),
         }
     };
-    stamp(&Firmware {
+    stamp(&SmbiosFields {
         serial: &field("serial"),
         manufacturer: &field("manufacturer"),
         product: &field("product"),
@@ -347,7 +358,7 @@ const MODELS: [&str; 14] = [
 
 /// A NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Nic<'a> {
+pub(super) struct ProxmoxNic<'a> {
     /// `N` of `netN`.
     pub(super) number: u8,
     pub(super) mac: Mac,
@@ -362,13 +373,13 @@ pub(super) struct Nic<'a> {
 /// The addresses of a NIC, as the configuration spells them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Addresses<'a> {
-    pub(super) ip: Option<Method<'a>>,
-    pub(super) ip6: Option<Method<'a>>,
+    pub(super) ip: Option<NicMethod<'a>>,
+    pub(super) ip6: Option<NicMethod<'a>>,
 }
 
 /// How a NIC gets an address of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method<'a> {
+pub(super) enum NicMethod<'a> {
     Dhcp,
     /// Stateless autoconfiguration (IPv6).
     Auto,
@@ -381,9 +392,9 @@ pub(super) enum Method<'a> {
     },
 }
 
-impl Nic<'_> {
-    /// The NIC's tap on the node (`print_netdev_full` in QemuServer.pm). The firewall's bridge, VLAN tags and SDN do not
-    /// change the name.
+impl ProxmoxNic<'_> {
+    /// The NIC's tap on the node (`print_netdev_full` in QemuServer.pm). The firewall's bridge, VLAN tags and SDN do
+    /// not change the name.
     pub(super) fn tap(&self, vmid: u32) -> Option<String> {
         self.bridge?;
         let name = format!("tap{vmid}i{}", self.number);
@@ -415,7 +426,7 @@ impl Nic<'_> {
     }
 }
 
-impl Method<'_> {
+impl NicMethod<'_> {
     fn entry(self, dhcp: &str) -> Value {
         match self {
             Self::Dhcp => json!({"method": dhcp}),
@@ -432,7 +443,7 @@ impl Method<'_> {
 }
 
 /// The NICs of a configuration in the drive's order. Those that cannot be used go to `problems`.
-pub(super) fn nics<'a>(config: &'a VmConfig, problems: &mut Vec<Problem>) -> Vec<Nic<'a>> {
+pub(super) fn nics<'a>(config: &'a VmConfig, problems: &mut Vec<ProxmoxProblem>) -> Vec<ProxmoxNic<'a>> {
     let mut found = Vec::new();
     for (number, text) in config.numbered("net", NICS) {
         let key = format!("ipconfig{number}");
@@ -441,17 +452,19 @@ pub(super) fn nics<'a>(config: &'a VmConfig, problems: &mut Vec<Problem>) -> Vec
                 if let Some(text) = config.get(&key) {
                     let (addresses, wrong) = addresses(text);
                     nic.addresses = addresses;
-                    problems.extend(wrong.map(|expected| Problem::value(&key, expected, text)));
+                    problems.extend(wrong.map(|expected| ProxmoxProblem::value(&key, expected, text)));
                 }
                 found.push(nic);
             }
-            Err(expected) => problems.push(Problem::value(format_args!("net{number}"), expected, text)),
+            Err(expected) => {
+                problems.push(ProxmoxProblem::value(format_args!("net{number}"), expected, text))
+            }
         }
     }
     found
 }
 
-fn nic(number: u8, text: &str) -> Result<Nic<'_>, &'static str> {
+fn nic(number: u8, text: &str) -> Result<ProxmoxNic<'_>, &'static str> {
     let fields = list(text, Some("model"))?;
     // Other fields may come with later versions, and do not change the tap.
     let mut models = fields.iter().filter(|(key, _)| MODELS.contains(key));
@@ -462,7 +475,7 @@ fn nic(number: u8, text: &str) -> Result<Nic<'_>, &'static str> {
     };
     let mac: Option<Mac> = mac.and_then(|mac| mac.parse().ok());
     let mac = mac.filter(|mac| !mac.is_group() && *mac != Mac::default());
-    Ok(Nic {
+    Ok(ProxmoxNic {
         number,
         mac: mac.ok_or("the MAC of one station, as in `virtio=BC:24:11:00:00:01`")?,
         bridge: fields.get("bridge").copied(),
@@ -482,7 +495,7 @@ fn addresses(text: &str) -> (Option<Addresses<'_>>, Option<&'static str>) {
         Err(expected) => return (None, Some(expected)),
     };
     let has_way =
-        |(method, gateway): Way<'_>| gateway.is_none() || matches!(method, Some(Method::Static { .. }));
+        |(method, gateway): Way<'_>| gateway.is_none() || matches!(method, Some(NicMethod::Static { .. }));
     if !given.into_iter().all(has_way) {
         return (Some(Addresses::default()), Some("a gateway beside an address only"));
     }
@@ -491,7 +504,7 @@ fn addresses(text: &str) -> (Option<Addresses<'_>>, Option<&'static str>) {
 }
 
 /// One family's method, and the gateway beside it.
-type Way<'a> = (Option<Method<'a>>, Option<&'a str>);
+type Way<'a> = (Option<NicMethod<'a>>, Option<&'a str>);
 
 /// Both families' ways.
 fn given(text: &str) -> Result<[Way<'_>; 2], &'static str> {
@@ -505,7 +518,7 @@ fn given(text: &str) -> Result<[Way<'_>; 2], &'static str> {
     let ip = method(get("ip"), get("gw"), &["dhcp", "manual"], is_v4, 32)?;
     let ip6 = method(get("ip6"), get("gw6"), &["dhcp", "manual", "auto"], is_v6, 128)?;
     if get("ip").is_none() && get("ip6").is_none() {
-        return Ok([(Some(Method::Dhcp), None); 2]);
+        return Ok([(Some(NicMethod::Dhcp), None); 2]);
     }
     Ok([(ip, get("gw")), (ip6, get("gw6"))])
 }
@@ -517,7 +530,7 @@ fn method<'a>(
     words: &[&str],
     is_address: fn(&str) -> bool,
     longest: u8,
-) -> Result<Option<Method<'a>>, &'static str> {
+) -> Result<Option<NicMethod<'a>>, &'static str> {
     let expected = "`ip=` and `ip6=` with an address and its prefix length, `dhcp` or (`ip6`) `auto`, and a gateway of \
                     the same family";
     if gateway.is_some_and(|gateway| ip.is_none() || !is_address(gateway)) {
@@ -526,8 +539,8 @@ fn method<'a>(
     match ip {
         None => Ok(None),
         Some(word) if words.contains(&word) => Ok(match word {
-            "dhcp" => Some(Method::Dhcp),
-            "auto" => Some(Method::Auto),
+            "dhcp" => Some(NicMethod::Dhcp),
+            "auto" => Some(NicMethod::Auto),
             // No drive says this: it has no word for it.
             _ => None,
         }),
@@ -537,7 +550,7 @@ fn method<'a>(
             let is_good = digits.bytes().all(|digit| digit.is_ascii_digit())
                 && (8..=longest).contains(&prefix)
                 && is_address(address);
-            is_good.then_some(Some(Method::Static { address, prefix, digits, gateway })).ok_or(expected)
+            is_good.then_some(Some(NicMethod::Static { address, prefix, digits, gateway })).ok_or(expected)
         }
     }
 }

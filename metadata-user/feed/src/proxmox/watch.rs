@@ -3,15 +3,15 @@
 use futures_util::{StreamExt as _, stream};
 use metadata_base::share::Tenant;
 use metadata_content::record::values::excerpt;
-use metadata_content::record::{Limits, RecordError};
+use metadata_content::record::{RecordError, RecordLimits};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Display;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::load::{Digest, Loaded, Look, Outcome, Seen};
-use super::{LOOK, Options, Translation, load};
+use super::load::{DirectoryScan, FileStamps, LoadOutcome, VmDigest, VmFiles};
+use super::{LOOK, ProxmoxOptions, ProxmoxTranslation, load};
 use crate::part::PartError;
 use crate::publisher::Publisher;
 use crate::{FeedError, FeedEvent, blocking};
@@ -33,15 +33,20 @@ const CALM: u8 = 3;
 ///
 /// Publishes all records first, then [`FeedEvent::Synced`], then changes. While the directory cannot be read, it waits
 /// and removes nothing.
-pub async fn watch(options: Options, limits: Limits, outlook: Arc<Outlook>, tx: impl Into<Publisher>) {
+pub async fn watch(
+    options: ProxmoxOptions,
+    limits: RecordLimits,
+    outlook: Arc<ProxmoxHealth>,
+    tx: impl Into<Publisher>,
+) {
     watch_every(LOOK, options, limits, outlook, tx.into()).await;
 }
 
 pub(super) async fn watch_every(
     pause: Duration,
-    options: Options,
-    limits: Limits,
-    outlook: Arc<Outlook>,
+    options: ProxmoxOptions,
+    limits: RecordLimits,
+    outlook: Arc<ProxmoxHealth>,
     tx: Publisher,
 ) {
     let closing = tx.clone();
@@ -72,11 +77,11 @@ struct Gone;
 /// What the feed remembers of one VM.
 #[derive(Default)]
 struct Known {
-    seen: Seen,
+    seen: FileStamps,
     /// Turns since its files last changed, at most [`CALM`].
     calm: u8,
     /// Digest of what was last read.
-    digest: Option<Digest>,
+    digest: Option<VmDigest>,
     /// A record or a refusal of it is published.
     is_published: bool,
     /// The free bytes that its record needs, if there was no room for it.
@@ -96,9 +101,9 @@ impl Known {
 }
 
 struct Feed {
-    options: Arc<Options>,
-    limits: Arc<Limits>,
-    outlook: Arc<Outlook>,
+    options: Arc<ProxmoxOptions>,
+    limits: Arc<RecordLimits>,
+    outlook: Arc<ProxmoxHealth>,
     tx: Publisher,
     known: BTreeMap<u32, Known>,
     is_synced: bool,
@@ -109,11 +114,11 @@ struct Feed {
 impl Feed {
     /// Looks once at all files.
     async fn turn(&mut self) -> Result<(), Gone> {
-        let seen: HashMap<u32, Seen> =
+        let seen: HashMap<u32, FileStamps> =
             self.known.iter().map(|(vmid, known)| (*vmid, Arc::clone(&known.seen))).collect();
         let directory = self.options.directory.clone();
         let look = self.patiently(blocking(move || load::look(&directory, &seen))).await;
-        let Look { vms, read_only } = match look {
+        let DirectoryScan { vms, read_only } = match look {
             Ok(look) => look,
             Err(error) => {
                 if self.outlook.failed(error.to_string(), Instant::now()) {
@@ -214,10 +219,10 @@ impl Feed {
     }
 
     /// Publishes what the files of one VM make.
-    async fn take_in(&mut self, vmid: u32, loaded: Loaded) -> Result<(), Gone> {
+    async fn take_in(&mut self, vmid: u32, loaded: VmFiles) -> Result<(), Gone> {
         let known = self.known.entry(vmid).or_default();
         known.seen = loaded.seen;
-        if matches!(loaded.outcome, Outcome::Unreadable(_)) {
+        if matches!(loaded.outcome, LoadOutcome::Unreadable(_)) {
             known.calm = 0;
         }
         if known.digest == Some(loaded.digest) && known.wants.is_none() {
@@ -226,17 +231,17 @@ impl Feed {
         known.digest = Some(loaded.digest);
         known.wants = None;
         let was_published = known.is_published;
-        known.is_published = !matches!(loaded.outcome, Outcome::Template);
+        known.is_published = !matches!(loaded.outcome, LoadOutcome::Template);
         let key = vmid.to_string();
         match loaded.outcome {
-            Outcome::Record(made) => self.admitted(vmid, *made).await,
-            Outcome::Refused(error) | Outcome::Unreadable(error) => {
+            LoadOutcome::Record(made) => self.admitted(vmid, *made).await,
+            LoadOutcome::Refused(error) | LoadOutcome::Unreadable(error) => {
                 self.publish(FeedEvent::Rejected { key, error }).await
             }
-            Outcome::Template if was_published => self.publish(FeedEvent::Remove { key }).await,
-            Outcome::Template => Ok(()),
+            LoadOutcome::Template if was_published => self.publish(FeedEvent::Remove { key }).await,
+            LoadOutcome::Template => Ok(()),
             // The next look says whether it is gone.
-            Outcome::Gone => {
+            LoadOutcome::Gone => {
                 known.is_published = was_published;
                 known.digest = None;
                 Ok(())
@@ -245,8 +250,8 @@ impl Feed {
     }
 
     /// Publishes a record if there is memory for it.
-    async fn admitted(&mut self, vmid: u32, made: Translation) -> Result<(), Gone> {
-        let Translation { record, problems } = made;
+    async fn admitted(&mut self, vmid: u32, made: ProxmoxTranslation) -> Result<(), Gone> {
+        let ProxmoxTranslation { record, problems } = made;
         for problem in problems {
             tracing::warn!(vmid, vm = %record.vm.name, "{problem}");
         }
@@ -279,7 +284,7 @@ impl Feed {
 
 /// The state of the looks.
 #[derive(Debug, Default)]
-pub struct Outlook(Mutex<Inner>);
+pub struct ProxmoxHealth(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -293,7 +298,7 @@ struct Inner {
 
 /// The state at one moment.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Report {
+pub struct ProxmoxReport {
     /// Seconds since the directory was last read whole; `None` before the first time.
     pub looked: Option<f64>,
     /// For how many seconds looks have failed, and the last reason.
@@ -311,7 +316,7 @@ pub(super) struct News {
     pub(super) quorum: bool,
 }
 
-impl Outlook {
+impl ProxmoxHealth {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -334,10 +339,10 @@ impl Outlook {
 
     /// The current state.
     #[must_use]
-    pub fn report(&self, now: Instant) -> Report {
+    pub fn report(&self, now: Instant) -> ProxmoxReport {
         let inner = self.lock();
         let ago = |then: Instant| now.saturating_duration_since(then).as_secs_f64();
-        Report {
+        ProxmoxReport {
             looked: inner.looked.map(ago),
             failing: inner.failing.as_ref().map(|(since, reason)| (ago(*since), reason.clone())),
             read_only: inner.read_only,
@@ -349,7 +354,7 @@ impl Outlook {
 
 /// A fault of a VM's configuration. No text repeats a secret.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum Problem {
+pub enum ProxmoxProblem {
     /// The file as a whole.
     #[error("expected {expected}, found {found}")]
     File {
@@ -403,7 +408,7 @@ pub enum Problem {
     Record(#[from] RecordError),
 }
 
-impl Problem {
+impl ProxmoxProblem {
     pub(super) fn file(expected: impl Display, found: impl Display) -> Self {
         Self::File { expected: expected.to_string(), found: found.to_string() }
     }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Change, Limits, RecordId, Registry, Source, Standing};
+use super::{Change, Limits, RecordId, RecordSource, Registry, Standing};
 use crate::{FeedError, FeedEvent};
 use metadata_content::record::{Owner, Record};
 
@@ -35,7 +35,7 @@ fn rejected(key: &str) -> FeedEvent {
     FeedEvent::Rejected { key: key.into(), error }
 }
 
-fn id(source: Source, key: &str) -> RecordId {
+fn id(source: RecordSource, key: &str) -> RecordId {
     RecordId::new(source, key)
 }
 
@@ -53,16 +53,16 @@ fn words(changes: &[Change]) -> Vec<String> {
 fn an_expected_record_never_replaces_a_good_one() {
     let mut registry = Registry::default();
     let expect = |key: &str| FeedEvent::Expect { key: key.into(), identities: Vec::new() };
-    let steps: [(Source, FeedEvent, &[&str]); 8] = [
-        (Source::Kubevirt, expect("ns/a"), &["?kubevirt/ns/a 0"]),
-        (Source::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
-        (Source::Kubevirt, expect("ns/a"), &[]),
-        (Source::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
-        (Source::Kubevirt, remove("ns/b"), &["-kubevirt/ns/b"]),
-        (Source::Api, upsert("b", B, 2), &["+api/b 2"]),
-        (Source::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
+    let steps: [(RecordSource, FeedEvent, &[&str]); 8] = [
+        (RecordSource::Kubevirt, expect("ns/a"), &["?kubevirt/ns/a 0"]),
+        (RecordSource::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
+        (RecordSource::Kubevirt, expect("ns/a"), &[]),
+        (RecordSource::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
+        (RecordSource::Kubevirt, remove("ns/b"), &["-kubevirt/ns/b"]),
+        (RecordSource::Api, upsert("b", B, 2), &["+api/b 2"]),
+        (RecordSource::Kubevirt, expect("ns/b"), &["?kubevirt/ns/b 0"]),
         // The record in force has the ports.
-        (Source::Kubevirt, upsert("ns/b", B, 3), &["-kubevirt/ns/b"]),
+        (RecordSource::Kubevirt, upsert("ns/b", B, 3), &["-kubevirt/ns/b"]),
     ];
     for (n, (source, event, expected)) in steps.into_iter().enumerate() {
         assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
@@ -72,16 +72,16 @@ fn an_expected_record_never_replaces_a_good_one() {
 #[test]
 fn the_records_of_a_vms_highest_source_are_in_force() {
     let mut registry = Registry::default();
-    let steps: [(Source, FeedEvent, &[&str]); 9] = [
-        (Source::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
-        (Source::Api, upsert("a", A, 2), &["-kubevirt/ns/a", "+api/a 2"]),
-        (Source::File, upsert("a.yaml", A, 3), &[]),
-        (Source::Kubevirt, upsert("ns/a", A, 4), &[]),
-        (Source::Api, upsert("a", A, 5), &["+api/a 5"]),
-        (Source::Api, upsert("a", A, 5), &[]),
-        (Source::Api, remove("a"), &["-api/a", "+a.yaml 3"]),
-        (Source::File, remove("a.yaml"), &["-a.yaml", "+kubevirt/ns/a 4"]),
-        (Source::Kubevirt, remove("ns/a"), &["-kubevirt/ns/a"]),
+    let steps: [(RecordSource, FeedEvent, &[&str]); 9] = [
+        (RecordSource::Kubevirt, upsert("ns/a", A, 1), &["+kubevirt/ns/a 1"]),
+        (RecordSource::Api, upsert("a", A, 2), &["-kubevirt/ns/a", "+api/a 2"]),
+        (RecordSource::File, upsert("a.yaml", A, 3), &[]),
+        (RecordSource::Kubevirt, upsert("ns/a", A, 4), &[]),
+        (RecordSource::Api, upsert("a", A, 5), &["+api/a 5"]),
+        (RecordSource::Api, upsert("a", A, 5), &[]),
+        (RecordSource::Api, remove("a"), &["-api/a", "+a.yaml 3"]),
+        (RecordSource::File, remove("a.yaml"), &["-a.yaml", "+kubevirt/ns/a 4"]),
+        (RecordSource::Kubevirt, remove("ns/a"), &["-kubevirt/ns/a"]),
     ];
     for (n, (source, event, expected)) in steps.into_iter().enumerate() {
         assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
@@ -93,10 +93,10 @@ fn the_records_of_a_vms_highest_source_are_in_force() {
 fn two_records_of_a_vm_by_one_source_are_both_in_force() {
     let mut registry = Registry::default();
     for key in ["ns/a@1", "ns/a@2"] {
-        let changes = registry.apply(Source::Kubevirt, upsert(key, A, 1));
+        let changes = registry.apply(RecordSource::Kubevirt, upsert(key, A, 1));
         assert_eq!(words(&changes), [format!("+kubevirt/{key} 1")]);
     }
-    let changes = registry.apply(Source::Hook, upsert(A, A, 2));
+    let changes = registry.apply(RecordSource::Hook, upsert(A, A, 2));
     let expected = ["-kubevirt/ns/a@1", "-kubevirt/ns/a@2", &format!("+hook/{A} 2")];
     assert_eq!(words(&changes), expected);
 }
@@ -104,57 +104,57 @@ fn two_records_of_a_vm_by_one_source_are_both_in_force() {
 #[test]
 fn a_record_that_moves_to_another_vm_unshadows_the_next_source() {
     let mut registry = Registry::default();
-    registry.apply(Source::File, upsert("a.yaml", A, 1));
-    registry.apply(Source::File, upsert("b.yaml", B, 2));
-    registry.apply(Source::Api, upsert("x", A, 3));
-    let changes = registry.apply(Source::Api, upsert("x", B, 4));
+    registry.apply(RecordSource::File, upsert("a.yaml", A, 1));
+    registry.apply(RecordSource::File, upsert("b.yaml", B, 2));
+    registry.apply(RecordSource::Api, upsert("x", A, 3));
+    let changes = registry.apply(RecordSource::Api, upsert("x", B, 4));
     assert_eq!(words(&changes), ["-b.yaml", "+api/x 4", "+a.yaml 1"]);
 }
 
 #[test]
 fn a_record_that_is_refused_leaves_the_last_good_one() {
     let mut registry = Registry::default();
-    registry.apply(Source::File, upsert("a.yaml", A, 1));
-    let (good, bad) = (id(Source::File, "a.yaml"), id(Source::File, "b.yaml"));
+    registry.apply(RecordSource::File, upsert("a.yaml", A, 1));
+    let (good, bad) = (id(RecordSource::File, "a.yaml"), id(RecordSource::File, "b.yaml"));
     for key in ["a.yaml", "b.yaml"] {
-        assert_eq!(registry.apply(Source::File, rejected(key)), []);
+        assert_eq!(registry.apply(RecordSource::File, rejected(key)), []);
     }
     assert_eq!(registry.standing(&good), Some(Standing::InForce));
     assert!(registry.refusal(&good).is_some_and(|reason| reason.contains("expected a record")));
     assert_eq!(registry.standing(&bad), Some(Standing::Rejected));
     assert_eq!((registry.refusals(), registry.refused().count()), (2, 2));
-    assert_eq!(words(&registry.apply(Source::File, upsert("a.yaml", A, 1))), [""; 0], "as it was");
-    assert_eq!(words(&registry.apply(Source::File, upsert("b.yaml", B, 1))), ["+b.yaml 1"]);
+    assert_eq!(words(&registry.apply(RecordSource::File, upsert("a.yaml", A, 1))), [""; 0], "as it was");
+    assert_eq!(words(&registry.apply(RecordSource::File, upsert("b.yaml", B, 1))), ["+b.yaml 1"]);
     assert_eq!((registry.refusals(), registry.refused().count()), (2, 0));
 }
 
 #[test]
 fn a_shadowed_record_names_the_record_in_force() {
     let mut registry = Registry::default();
-    registry.apply(Source::Kubevirt, upsert("ns/a", A, 1));
-    registry.apply(Source::File, upsert("a.yaml", A, 1));
+    registry.apply(RecordSource::Kubevirt, upsert("ns/a", A, 1));
+    registry.apply(RecordSource::File, upsert("a.yaml", A, 1));
     let standing = |key| registry.standing(&key);
-    assert_eq!(standing(id(Source::File, "a.yaml")), Some(Standing::InForce));
-    let by = id(Source::File, "a.yaml");
-    assert_eq!(standing(id(Source::Kubevirt, "ns/a")), Some(Standing::Shadowed { by }));
-    assert_eq!(standing(id(Source::Kubevirt, "a.yaml")), None);
+    assert_eq!(standing(id(RecordSource::File, "a.yaml")), Some(Standing::InForce));
+    let by = id(RecordSource::File, "a.yaml");
+    assert_eq!(standing(id(RecordSource::Kubevirt, "ns/a")), Some(Standing::Shadowed { by }));
+    assert_eq!(standing(id(RecordSource::Kubevirt, "a.yaml")), None);
 }
 
 #[test]
 fn a_round_removes_the_records_its_source_did_not_publish() {
     let mut registry = Registry::default();
     for key in ["a.yaml", "b.yaml"] {
-        registry.apply(Source::File, upsert(key, if key == "a.yaml" { A } else { B }, 1));
+        registry.apply(RecordSource::File, upsert(key, if key == "a.yaml" { A } else { B }, 1));
     }
-    registry.apply(Source::File, rejected("c.yaml"));
-    registry.apply(Source::Api, upsert("x", A, 1));
-    assert_eq!(registry.apply(Source::File, FeedEvent::Synced), [], "nothing began anew");
-    registry.begin(Source::File);
+    registry.apply(RecordSource::File, rejected("c.yaml"));
+    registry.apply(RecordSource::Api, upsert("x", A, 1));
+    assert_eq!(registry.apply(RecordSource::File, FeedEvent::Synced), [], "nothing began anew");
+    registry.begin(RecordSource::File);
     // An invalid file leaves the last good record.
-    registry.apply(Source::File, rejected("b.yaml"));
-    registry.apply(Source::File, upsert("d.yaml", A, 1));
-    assert_eq!(registry.apply(Source::Api, FeedEvent::Synced), [], "another's word");
-    assert_eq!(registry.apply(Source::File, FeedEvent::Synced), [], "a.yaml was not in force");
+    registry.apply(RecordSource::File, rejected("b.yaml"));
+    registry.apply(RecordSource::File, upsert("d.yaml", A, 1));
+    assert_eq!(registry.apply(RecordSource::Api, FeedEvent::Synced), [], "another's word");
+    assert_eq!(registry.apply(RecordSource::File, FeedEvent::Synced), [], "a.yaml was not in force");
     let left: Vec<_> = registry.ids().map(RecordId::to_string).collect();
     assert_eq!(left, ["api/x", "b.yaml", "d.yaml"]);
 }
@@ -163,16 +163,16 @@ fn a_round_removes_the_records_its_source_did_not_publish() {
 fn records_beyond_a_sources_limit_are_refused_and_others_unaffected() {
     let mut registry = Registry { limits: Limits { records: 2, refused: 1 }, ..Registry::default() };
     for (key, changes) in [("a", 1), ("b", 1), ("c", 0), ("d", 0)] {
-        assert_eq!(registry.apply(Source::Api, upsert(key, A, 1)).len(), changes, "{key}");
+        assert_eq!(registry.apply(RecordSource::Api, upsert(key, A, 1)).len(), changes, "{key}");
     }
     let refused: Vec<_> = registry.refused().map(|(id, _)| id.to_string()).collect();
     assert_eq!((refused, registry.refusals()), (vec!["api/c".to_owned()], 2), "one more is only counted");
-    assert_eq!(registry.apply(Source::Api, upsert("a", A, 2)).len(), 1, "what is there may change");
-    assert_eq!(registry.apply(Source::Hook, upsert("e", B, 1)).len(), 1);
-    registry.apply(Source::Api, remove("a"));
-    assert_eq!(registry.apply(Source::Api, upsert("c", B, 3)).len(), 2, "it shadows the hook's");
+    assert_eq!(registry.apply(RecordSource::Api, upsert("a", A, 2)).len(), 1, "what is there may change");
+    assert_eq!(registry.apply(RecordSource::Hook, upsert("e", B, 1)).len(), 1);
+    registry.apply(RecordSource::Api, remove("a"));
+    assert_eq!(registry.apply(RecordSource::Api, upsert("c", B, 3)).len(), 2, "it shadows the hook's");
     assert_eq!(registry.refused().count(), 0);
-    assert_eq!((registry.count(Source::Api), registry.count(Source::Hook)), (2, 1));
+    assert_eq!((registry.count(RecordSource::Api), registry.count(RecordSource::Hook)), (2, 1));
 }
 
 /// In any order of events, the changes leave exactly the records in force that the rule selects.
@@ -184,7 +184,7 @@ fn changes_add_up_to_the_records_in_force() {
         let mut all = BTreeMap::new();
         let mut in_force = BTreeMap::new();
         for generation in 0..40 {
-            let source = Source::ALL[rng.usize(..Source::ALL.len())];
+            let source = RecordSource::ALL[rng.usize(..RecordSource::ALL.len())];
             let (key, vm) = (["a", "b", "c"][rng.usize(..3)], [A, B][rng.usize(..2)]);
             let event = if rng.u8(..4) == 0 {
                 all.remove(&id(source, key));
@@ -221,14 +221,14 @@ fn records_of_two_owners_with_one_uuid_are_in_force_apart() {
     };
     let of = |namespace| Owner::kubevirt(namespace, "test", "u");
     let front: Owner = serde_json::from_value("kubevirt/b/test/u".into()).expect("an owner");
-    let steps: [(Source, FeedEvent, &[&str]); 6] = [
-        (Source::Kubevirt, owned("a/test", of("a")), &["+kubevirt/a/test 1"]),
-        (Source::Kubevirt, owned("b/test", of("b")), &["+kubevirt/b/test 1"]),
+    let steps: [(RecordSource, FeedEvent, &[&str]); 6] = [
+        (RecordSource::Kubevirt, owned("a/test", of("a")), &["+kubevirt/a/test 1"]),
+        (RecordSource::Kubevirt, owned("b/test", of("b")), &["+kubevirt/b/test 1"]),
         // A record that names the UUID alone is another VM's.
-        (Source::Api, upsert("uuid", A, 2), &["+api/uuid 2"]),
-        (Source::Api, owned("front", front), &["-kubevirt/b/test", "+api/front 1"]),
-        (Source::Api, remove("front"), &["-api/front", "+kubevirt/b/test 1"]),
-        (Source::Kubevirt, remove("a/test"), &["-kubevirt/a/test"]),
+        (RecordSource::Api, upsert("uuid", A, 2), &["+api/uuid 2"]),
+        (RecordSource::Api, owned("front", front), &["-kubevirt/b/test", "+api/front 1"]),
+        (RecordSource::Api, remove("front"), &["-api/front", "+kubevirt/b/test 1"]),
+        (RecordSource::Kubevirt, remove("a/test"), &["-kubevirt/a/test"]),
     ];
     for (n, (source, event, expected)) in steps.into_iter().enumerate() {
         assert_eq!(words(&registry.apply(source, event)), expected, "step {n}");
@@ -240,16 +240,16 @@ fn refused_records_of_one_namespace_leave_names_for_those_of_another() {
     let mut registry = Registry::default();
     let mut refuse = |key: String| {
         let error = FeedError::Vm { reason: "ä".repeat(10_000) };
-        registry.apply(Source::Kubevirt, FeedEvent::Rejected { key, error });
+        registry.apply(RecordSource::Kubevirt, FeedEvent::Rejected { key, error });
     };
     (0..2 * super::MAX_REFUSED).for_each(|n| refuse(format!("hostile/vm-{n}")));
     refuse("modest/web".into());
-    let id = RecordId::new(Source::Kubevirt, "modest/web");
+    let id = RecordId::new(RecordSource::Kubevirt, "modest/web");
     let reason = registry.refusal(&id).expect("its reason is kept");
     assert!(reason.len() <= super::REASON_BYTES + 3, "{} bytes", reason.len());
     assert_eq!(registry.refused().count(), super::MAX_REFUSED / 2 + 1);
     for n in 0..2 * super::MAX_REFUSED {
-        registry.apply(Source::Kubevirt, FeedEvent::Remove { key: format!("hostile/vm-{n}") });
+        registry.apply(RecordSource::Kubevirt, FeedEvent::Remove { key: format!("hostile/vm-{n}") });
     }
-    assert_eq!(registry.refused_share(Source::Kubevirt).map(|share| share.used()), Some(1));
+    assert_eq!(registry.refused_share(RecordSource::Kubevirt).map(|share| share.used()), Some(1));
 }

@@ -1,7 +1,7 @@
 use super::{DEFAULT_BYTES, LEAST_BYTES, RESERVED_BYTES, Room, WORKER_BYTES, Weight, within};
 use crate::registry::RecordId;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 
 /// A record whose user-data repeats `letter` this many times.
 fn record(letter: &str, bytes: usize) -> Record {
@@ -14,7 +14,7 @@ fn record(letter: &str, bytes: usize) -> Record {
 }
 
 fn id(key: &str) -> RecordId {
-    RecordId::new(Source::File, key)
+    RecordId::new(RecordSource::File, key)
 }
 
 const LARGE: usize = 100_000;
@@ -86,15 +86,15 @@ fn charges_of_queued_records_stay_until_their_feed_ends() {
     room.arrive(&id("there"), &there).expect("room");
     room.take(&id("comes"), &comes).expect("room");
     let both = room.usage().used;
-    room.keep_only(Source::File, |_| false);
+    room.keep_only(RecordSource::File, |_| false);
     assert!(room.usage().used > 0 && room.usage().used < both, "what is on its way stays");
-    room.forget_pending(Source::File);
+    room.forget_pending(RecordSource::File);
     assert_eq!(room.usage().used, 0);
 }
 
 /// A record of a VM in a namespace.
 fn of(namespace: &str, name: usize) -> RecordId {
-    RecordId::new(Source::Kubevirt, &format!("{namespace}/vm-{name}"))
+    RecordId::new(RecordSource::Kubevirt, &format!("{namespace}/vm-{name}"))
 }
 
 #[test]

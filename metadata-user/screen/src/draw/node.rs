@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use metadata_control::status::Worker;
+use metadata_control::status::WorkerStatus;
 use metadata_control::top::{BootStage, Top, VmRow};
 use ratatui::style::{Modifier, Style};
 
@@ -176,7 +176,7 @@ impl Page<'_> {
     }
 
     /// Several workers on a line, as many as fit.
-    fn workers(&mut self, workers: &[Worker]) {
+    fn workers(&mut self, workers: &[WorkerStatus]) {
         let per_line = (self.width().saturating_sub(LABEL) / WORKER).max(1);
         for (at, line) in workers.chunks(per_line).take(WORKER_LINES).enumerate() {
             if self.room() == 0 {
@@ -248,7 +248,7 @@ impl Page<'_> {
     }
 }
 
-fn worker_figures(worker: &Worker) -> String {
+fn worker_figures(worker: &WorkerStatus) -> String {
     if worker.heartbeat.is_none() {
         return format!("hub {} has ended", worker.hub);
     }

@@ -4,7 +4,7 @@
 use crossbeam_queue::ArrayQueue;
 use metadata_base::connection::Connection;
 use metadata_common::maps::{MAX_SLOTS, Slot};
-use metadata_content::http::{Method, Status};
+use metadata_content::http::{Method, StatusCode};
 use metadata_content::store::{Datasource, Responses};
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -15,8 +15,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use super::follow::Following;
-use super::write::{Target, Writer};
-use super::{AuditConfig, Line, TokenLine, write};
+use super::write::{AuditTarget, Writer};
+use super::{AuditConfig, AuditLine, TokenLine, write};
 
 /// Interval at which the tapes are emptied.
 pub const COLLECT_EVERY: Duration = Duration::from_millis(50);
@@ -47,7 +47,7 @@ pub struct AuditCounts {
 /// Takes the answers that workers recorded. The tapes are on while there is an audit log or somebody follows guests.
 #[derive(Debug)]
 pub struct Collector {
-    tapes: Vec<Reel>,
+    tapes: Vec<TurnTape>,
     log: Option<Log>,
     following: Option<Following>,
 }
@@ -62,9 +62,9 @@ struct Log {
 
 /// A tape, and its answers from a turn that has not ended.
 #[derive(Debug)]
-struct Reel {
+struct TurnTape {
     tape: Arc<Tape>,
-    fresh: Vec<Entry>,
+    fresh: Vec<AuditEntry>,
 }
 
 impl Collector {
@@ -73,9 +73,9 @@ impl Collector {
     /// # Errors
     /// If the file cannot be opened, or the thread cannot be started.
     pub fn open(config: &AuditConfig, workers: usize) -> anyhow::Result<Self> {
-        let writer = Target::of(config).map(Writer::start).transpose()?;
+        let writer = AuditTarget::of(config).map(Writer::start).transpose()?;
         let log = writer.map(|writer| Log { who: HashMap::new(), writer, queue_full: 0 });
-        let reel = |_| Reel { tape: Tape::new(config.sample), fresh: Vec::new() };
+        let reel = |_| TurnTape { tape: Tape::new(config.sample), fresh: Vec::new() };
         let tapes: Vec<_> = (0..workers).map(reel).collect();
         if log.is_some() {
             tapes.iter().for_each(|reel| reel.tape.turn_on());
@@ -150,7 +150,7 @@ impl Collector {
         if self.following.as_ref().is_some_and(|following| following.is_over(now)) {
             self.following = None;
             if self.log.is_none() {
-                self.tapes.iter_mut().for_each(Reel::stop);
+                self.tapes.iter_mut().for_each(TurnTape::stop);
             }
         }
     }
@@ -191,7 +191,7 @@ impl Drop for Collector {
     }
 }
 
-impl Reel {
+impl TurnTape {
     /// Turns the tape off. Drops what is left, which keeps responses of VMs in memory.
     fn stop(&mut self) {
         self.tape.turn_off();
@@ -200,7 +200,7 @@ impl Reel {
     }
 
     /// Takes the recorded answers whose turn is over, with their durations.
-    fn take(&mut self, mut each: impl FnMut(&Entry, Duration)) {
+    fn take(&mut self, mut each: impl FnMut(&AuditEntry, Duration)) {
         let Self { tape, fresh } = self;
         for _ in 0..LINES_AT_ONCE {
             match tape.pop() {
@@ -218,7 +218,7 @@ impl Reel {
 }
 
 /// Appends the line of an answer; returns the number of lines appended.
-fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u8>) -> u64 {
+fn line(entry: &AuditEntry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u8>) -> u64 {
     let seconds = i64::try_from(entry.unix_seconds).unwrap_or_default();
     let time = OffsetDateTime::from_unix_timestamp(seconds).ok().and_then(|at| at.format(&Rfc3339).ok());
     let who = who.get(&entry.slot);
@@ -226,7 +226,7 @@ fn line(entry: &Entry, who: &HashMap<Slot, Who>, took: Duration, out: &mut Vec<u
     let owner = entry.responses.as_ref().map(|responses| &*responses.vm().owner);
     let vm = owner.or(known.map(|(owner, _)| owner.as_str()));
     let endpoint = |(address, port)| std::net::SocketAddr::new(address, port).to_string();
-    let line = Line {
+    let line = AuditLine {
         time: time.as_deref().unwrap_or_default(),
         vm,
         // `who` names the slot's current guest, which may not be the one that was answered.
@@ -265,7 +265,7 @@ pub const PATH_MAX: usize = 120;
 
 /// An answer for the audit log.
 #[derive(Debug)]
-pub(crate) struct Entry {
+pub(crate) struct AuditEntry {
     pub(crate) slot: Slot,
     pub(crate) unix_seconds: u64,
     pub(crate) local: (IpAddr, u16),
@@ -275,7 +275,7 @@ pub(crate) struct Entry {
     pub(crate) method: Method,
     pub(crate) path: Path,
     pub(crate) datasource: Datasource,
-    pub(crate) status: Status,
+    pub(crate) status: StatusCode,
     pub(crate) bytes: u64,
     /// The VM's responses. They name the right VM even if the slot is reused before the line is written.
     pub(crate) responses: Option<Arc<Responses>>,
@@ -283,7 +283,7 @@ pub(crate) struct Entry {
     pub(crate) sampled: u32,
 }
 
-impl Entry {
+impl AuditEntry {
     /// Sets slot, endpoints and time; the other fields are empty.
     pub(crate) fn of(connection: &Connection, unix_seconds: u64) -> Self {
         let Connection { slot, local, remote } = *connection;
@@ -296,7 +296,7 @@ impl Entry {
             method: Method::Other,
             path: Path::default(),
             datasource: Datasource::NONE,
-            status: Status(0),
+            status: StatusCode(0),
             bytes: 0,
             responses: None,
             sampled: 1,
@@ -339,7 +339,7 @@ impl Path {
 /// An item of a worker's tape, in order.
 #[derive(Debug)]
 pub(super) enum Item {
-    Answer(Entry),
+    Answer(AuditEntry),
     /// Duration of a turn that answered requests it received.
     Turn(Duration),
 }
@@ -401,9 +401,9 @@ impl Tape {
     }
 
     /// Records an answer if there is room. Never waits. Only the worker calls it.
-    pub(crate) fn note(&self, mut entry: Entry) {
+    pub(crate) fn note(&self, mut entry: AuditEntry) {
         let Some(TapeRoom { items, counts }) = self.room.get() else { return };
-        let (waiting, is_good) = (items.len(), entry.status < Status(400));
+        let (waiting, is_good) = (items.len(), entry.status < StatusCode(400));
         if is_good && waiting >= LOADED && self.sample > 1 {
             if !self.is_next(counts, entry.slot) {
                 return count(&self.left_out);

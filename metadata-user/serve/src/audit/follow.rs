@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use metadata_common::maps::Slot;
 use metadata_content::store::Datasource;
 
-use super::Entry;
+use super::AuditEntry;
 
 /// How long guests are followed after a viewer has asked for the last time.
 pub const FOLLOW_FOR: Duration = Duration::from_secs(30);
@@ -103,7 +103,7 @@ impl Following {
         self.guests.len()
     }
 
-    pub(crate) fn note(&mut self, entry: &Entry, took: Duration, now: Instant) {
+    pub(crate) fn note(&mut self, entry: &AuditEntry, took: Duration, now: Instant) {
         let vm = entry.responses.as_ref().map(|responses| &*responses.vm().owner);
         // The slot has another guest now.
         if let (Some(guest), Some(vm)) = (self.guests.get(&entry.slot), vm)
@@ -131,7 +131,7 @@ impl FollowedGuest {
         }
     }
 
-    fn note(&mut self, entry: &Entry, vm: Option<&str>, took: Duration, now: Instant) {
+    fn note(&mut self, entry: &AuditEntry, vm: Option<&str>, took: Duration, now: Instant) {
         let (status, times, path) = (entry.status.0, u64::from(entry.sampled), entry.path.as_str());
         let is_good = (200..300).contains(&status);
         if self.vm.is_none() {
@@ -167,7 +167,8 @@ impl FollowedGuest {
     }
 }
 
-/// True for a path whose last part is a cloud's spelling of user-data: `user-data`, `user_data`, `userdata`, `userData`.
+/// True for a path whose last part is a cloud's spelling of user-data: `user-data`, `user_data`, `userdata`,
+/// `userData`.
 fn is_user_data(path: &str) -> bool {
     let last = path.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
     let letters =
@@ -178,19 +179,19 @@ fn is_user_data(path: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::{Following, LAST_REQUESTS, is_user_data};
-    use crate::audit::{Entry, Path};
+    use crate::audit::{AuditEntry, Path};
     use metadata_base::connection::Connection;
-    use metadata_content::http::{Method, Status};
-    use metadata_content::store::{Datasource, Responses, Vm};
+    use metadata_content::http::{Method, StatusCode};
+    use metadata_content::store::{Datasource, Responses, VmState};
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
-    fn entry(slot: u32, path: &str, status: u16, dialect: &str) -> Entry {
+    fn entry(slot: u32, path: &str, status: u16, dialect: &str) -> AuditEntry {
         let (local, remote) = (([169, 254, 169, 254].into(), 80), ([10, 0, 0, 1].into(), 4_711));
         let connection = Connection { slot, local, remote };
-        let (path, status) = (Path::of(path), Status(status));
+        let (path, status) = (Path::of(path), StatusCode(status));
         let datasource = Datasource::named(dialect);
-        Entry { method: Method::Get, path, datasource, status, ..Entry::of(&connection, 1) }
+        AuditEntry { method: Method::Get, path, datasource, status, ..AuditEntry::of(&connection, 1) }
     }
 
     #[test]
@@ -217,7 +218,7 @@ mod tests {
     fn sampled_answers_count_as_often_as_they_stand_for() {
         let now = Instant::now();
         let mut following = Following::new(now);
-        following.note(&Entry { sampled: 16, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
+        following.note(&AuditEntry { sampled: 16, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
         following.note(&entry(3, "/", 503, "ec2"), Duration::ZERO, now);
         let guest = following.guest(3).expect("followed");
         assert_eq!((guest.requests, guest.failed, guest.lately.len()), (17, 1, 2));
@@ -240,8 +241,8 @@ mod tests {
         let now = Instant::now();
         let mut following = Following::new(now);
         for (vm, requests) in [("a", 1), ("a", 2), ("b", 1)] {
-            let responses = Some(Arc::new(Responses::builder(Vm::alone(vm)).build()));
-            following.note(&Entry { responses, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
+            let responses = Some(Arc::new(Responses::builder(VmState::alone(vm)).build()));
+            following.note(&AuditEntry { responses, ..entry(3, "/", 200, "ec2") }, Duration::ZERO, now);
             assert_eq!(following.guest(3).map(|guest| guest.requests), Some(requests), "{vm}");
         }
     }

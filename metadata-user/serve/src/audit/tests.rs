@@ -6,28 +6,28 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::collect::{CAPACITY, Entry, PATH_MAX, Path, RESERVED, Tape};
+use super::collect::{AuditEntry, CAPACITY, PATH_MAX, Path, RESERVED, Tape};
 use super::follow::FOLLOW_FOR;
 use super::{AuditConfig, AuditCounts, CHUNKS, Collector};
 use metadata_base::connection::Connection;
-use metadata_content::http::{Method, Status};
-use metadata_content::store::{Datasource, Responses, Vm};
+use metadata_content::http::{Method, StatusCode};
+use metadata_content::store::{Datasource, Responses, VmState};
 
 const UUID: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
 /// Far more time than any test needs: only a fault reaches it.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-fn entry(slot: u32, status: u16) -> Entry {
+fn entry(slot: u32, status: u16) -> AuditEntry {
     let connection =
         Connection { slot, local: ([169, 254, 169, 254].into(), 80), remote: ([10, 0, 0, 1].into(), 4_711) };
-    Entry {
+    AuditEntry {
         took: Duration::from_millis(2),
         method: Method::Get,
         path: Path::of("/latest/user-data?token=hunter2"),
         datasource: Datasource::named("ec2"),
-        status: Status(status),
+        status: StatusCode(status),
         bytes: 42,
-        ..Entry::of(&connection, 1_700_000_000)
+        ..AuditEntry::of(&connection, 1_700_000_000)
     }
 }
 
@@ -67,8 +67,8 @@ fn a_line_names_client_path_and_result() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut collector, tape) = open(&to(&file(&room)));
     collector.is_now(7, "tap0".into(), "52:54:00:00:00:01".into(), Some((UUID, "web")));
-    let responses = Some(Arc::new(Responses::builder(Vm::alone(UUID)).build()));
-    tape.note(Entry { responses, ..entry(7, 200) });
+    let responses = Some(Arc::new(Responses::builder(VmState::alone(UUID)).build()));
+    tape.note(AuditEntry { responses, ..entry(7, 200) });
     drop(collector);
     let expected = serde_json::json!({
         "time": "2023-11-14T22:13:20Z", "vm": UUID, "name": "web", "port": "tap0", "mac": "52:54:00:00:00:01",
@@ -90,8 +90,8 @@ fn an_answer_belongs_to_its_recipient_even_after_the_slot_is_reused() {
     // Written before the slot is reused.
     collector.is_now(7, "tap1".into(), "52:54:00:00:00:02".into(), Some((other, "db")));
     // From the responses of the former guest.
-    let responses = Some(Arc::new(Responses::builder(Vm::alone(UUID)).build()));
-    tape.note(Entry { responses, ..entry(7, 200) });
+    let responses = Some(Arc::new(Responses::builder(VmState::alone(UUID)).build()));
+    tape.note(AuditEntry { responses, ..entry(7, 200) });
     tape.note(entry(8, 404));
     drop(collector);
     let lines = lines(&file(&room));
@@ -106,7 +106,7 @@ fn an_answer_belongs_to_its_recipient_even_after_the_slot_is_reused() {
 fn an_answer_within_a_turn_takes_as_long_as_the_turn() {
     let room = tempfile::tempdir().expect("a directory");
     let (mut collector, tape) = open(&to(&file(&room)));
-    tape.note(Entry { took: Duration::ZERO, ..entry(1, 200) });
+    tape.note(AuditEntry { took: Duration::ZERO, ..entry(1, 200) });
     collector.collect(Instant::now());
     assert_eq!(counts(&collector).written, 0, "its turn is not over");
     tape.turned(Duration::from_micros(33));
@@ -141,7 +141,7 @@ fn under_load_good_answers_are_sampled_per_vm_and_all_errors_kept() {
     (0..CAPACITY / 2).for_each(|_| tape.note(entry(1, 200)));
     for _ in 0..100 {
         for (slot, status) in [(2, 200), (3, 200), (3, 404)] {
-            tape.note(Entry { bytes: slot.into(), ..entry(slot, status) });
+            tape.note(AuditEntry { bytes: slot.into(), ..entry(slot, status) });
         }
     }
     drop(collector);

@@ -29,7 +29,7 @@ pub const STDERR: &str = "stderr";
 
 /// The destination of lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum AuditTarget {
     /// Standard error.
     Stderr,
     /// A file.
@@ -43,7 +43,7 @@ pub enum Target {
     },
 }
 
-impl Target {
+impl AuditTarget {
     /// The configured target; `None` for no log.
     #[must_use]
     pub fn of(config: &AuditConfig) -> Option<Self> {
@@ -142,12 +142,13 @@ pub(super) struct Writer {
 
 impl Writer {
     /// Opens the target and starts the thread.
-    pub(super) fn start(target: Target) -> anyhow::Result<Self> {
+    pub(super) fn start(target: AuditTarget) -> anyhow::Result<Self> {
         let sink = target.open().with_context(|| format!("opening the audit log {target:?}"))?;
         let (chunks, lines) = sync_channel(CHUNKS);
         let shared = Arc::new(Shared::default());
         let its = Arc::clone(&shared);
-        let body = move || Pen { target, sink: Some(sink), shared: its, is_failing: false }.run(&lines);
+        let body =
+            move || LineWriter { target, sink: Some(sink), shared: its, is_failing: false }.run(&lines);
         let thread = std::thread::Builder::new().name("imds-audit".into()).spawn(body)?;
         Ok(Self { chunks: Some(chunks), shared, thread: Some(thread) })
     }
@@ -185,8 +186,8 @@ impl Drop for Writer {
 }
 
 /// State of the thread.
-struct Pen {
-    target: Target,
+struct LineWriter {
+    target: AuditTarget,
     /// `None` if it must be opened.
     sink: Option<Sink>,
     shared: Arc<Shared>,
@@ -194,7 +195,7 @@ struct Pen {
     is_failing: bool,
 }
 
-impl Pen {
+impl LineWriter {
     fn run(mut self, chunks: &Receiver<(Vec<u8>, u64)>) {
         for (chunk, lines) in chunks {
             let outcome = self.write(&chunk);

@@ -2,7 +2,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::{CHAIN, CertificateError, OwnCertificate};
-use crate::key::KeyError;
+use crate::key::SigningKeyError;
 use crate::openssl::Operator;
 
 #[test]
@@ -48,7 +48,7 @@ fn files_that_do_not_fit_are_refused() {
         ("own.chain", "open.key", |error| matches!(error, CertificateError::Exposed { mode: 0o640, .. })),
         ("own.chain", "other.key", |error| matches!(error, CertificateError::Others { .. })),
         ("ec.chain", "ec.key", |error| {
-            matches!(error, CertificateError::Key { source: KeyError::NotRsa, .. })
+            matches!(error, CertificateError::Key { source: SigningKeyError::NotRsa, .. })
         }),
         ("root.pem", "own.key", |error| matches!(error, CertificateError::Others { .. })),
     ];

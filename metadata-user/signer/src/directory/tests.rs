@@ -1,4 +1,4 @@
-use super::{Algorithm, DirectoryError, KEYS, Key, KeyDirectory, Rotation, birth, make, name};
+use super::{Algorithm, DirectoryError, KEYS, KeyDirectory, Rotation, SigningKey, birth, make, name};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -13,10 +13,10 @@ fn opened(path: &Path, after: Option<u64>) -> KeyDirectory {
 }
 
 fn put(path: &Path, file: &str) -> String {
-    let text = Key::generate(Algorithm::Es256).expect("made");
+    let text = SigningKey::generate(Algorithm::Es256).expect("made");
     fs::write(path.join(file), &text).expect("written");
     fs::set_permissions(path.join(file), Permissions::from_mode(0o600)).expect("private");
-    Key::parse(Algorithm::Es256, &text).expect("a key").kid().to_owned()
+    SigningKey::parse(Algorithm::Es256, &text).expect("a key").kid().to_owned()
 }
 
 fn names(path: &Path) -> Vec<String> {
@@ -59,9 +59,13 @@ fn the_newest_key_that_was_published_for_long_enough_signs() {
         let kids: Vec<_> = births.iter().map(|birth| put(room.path(), &name(*birth))).collect();
         let mut keys = opened(room.path(), None);
         assert!(keys.look().expect("read").is_empty());
-        let found: Vec<_> = keys.keys().map(Key::kid).collect();
+        let found: Vec<_> = keys.keys().map(SigningKey::kid).collect();
         assert_eq!(found, kids, "every key is published");
-        assert_eq!(keys.signing(NOW).map(Key::kid), expected.map(|at| kids[at].as_str()), "{births:?}");
+        assert_eq!(
+            keys.signing(NOW).map(SigningKey::kid),
+            expected.map(|at| kids[at].as_str()),
+            "{births:?}"
+        );
         assert_eq!(keys.require_key().is_ok(), !births.is_empty());
     }
 }
@@ -79,7 +83,7 @@ fn unusable_files_are_skipped_with_their_reason() {
     fs::create_dir(room.path().join("dir.pem")).expect("made");
     let mut keys = opened(room.path(), None);
     let skipped: Vec<_> = keys.look().expect("read").iter().map(ToString::to_string).collect();
-    assert_eq!(keys.keys().map(Key::kid).collect::<Vec<_>>(), [kid]);
+    assert_eq!(keys.keys().map(SigningKey::kid).collect::<Vec<_>>(), [kid]);
     assert_eq!(skipped.len(), 3, "{skipped:?}");
     for (reason, text) in skipped.iter().zip(["dir.pem", "mode 640", "text.pem"]) {
         assert!(reason.contains(text), "{reason}");
@@ -98,7 +102,7 @@ fn too_many_keys_change_nothing() {
     keys.look().expect("read");
     (0..KEYS).for_each(|n| drop(put(room.path(), &format!("b{n}.pem"))));
     assert!(matches!(keys.look(), Err(DirectoryError::TooMany { found, .. }) if found == KEYS + 1));
-    assert_eq!(keys.signing(NOW).map(Key::kid), Some(kid.as_str()));
+    assert_eq!(keys.signing(NOW).map(SigningKey::kid), Some(kid.as_str()));
 }
 
 #[test]
@@ -128,7 +132,7 @@ fn rotation_publishes_before_it_signs_and_deletes_when_the_second_successor_sign
     assert_eq!(names(room.path()), [made(30), made(60), "operator.pem".into()], "the operator's file stays");
     // A clock that was a year ahead leaves every key that may have signed.
     step(&mut keys, NOW + 426 * DAY);
-    assert_eq!(keys.signing(NOW + 61 * DAY).map(Key::kid), third.as_deref());
+    assert_eq!(keys.signing(NOW + 61 * DAY).map(SigningKey::kid), third.as_deref());
 }
 
 #[test]

@@ -3,7 +3,9 @@ use crate::certificate::CertificateFiles;
 use crate::directory::make;
 use crate::key::Algorithm;
 use crate::openssl::Operator;
-use crate::wire::{Operation, PACKET_BYTES, Reply, Request, Setup, receive_packet, send_packet};
+use crate::wire::{
+    PACKET_BYTES, Setup, SignOperation, SignRequest, SignerReply, receive_packet, send_packet,
+};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use serde_json::{Value, json};
 use std::os::fd::OwnedFd;
@@ -29,13 +31,13 @@ fn started(setup: &Setup) -> (OwnedFd, std::thread::JoinHandle<bool>) {
     (ours, std::thread::spawn(move || run(theirs).is_ok()))
 }
 
-fn reply(socket: &OwnedFd) -> Option<Reply> {
+fn reply(socket: &OwnedFd) -> Option<SignerReply> {
     receive_packet(socket, &mut vec![0; PACKET_BYTES]).expect("a packet")
 }
 
-fn ask(socket: &OwnedFd, claims: Value) -> Reply {
-    let operation = Operation::Jwt(claims.as_object().expect("claims").clone());
-    send_packet(socket, &Request { id: 7, operation }).expect("sent");
+fn ask(socket: &OwnedFd, claims: Value) -> SignerReply {
+    let operation = SignOperation::Jwt(claims.as_object().expect("claims").clone());
+    send_packet(socket, &SignRequest { id: 7, operation }).expect("sent");
     reply(socket).expect("an answer")
 }
 
@@ -44,15 +46,16 @@ fn the_signer_publishes_keys_then_signs_until_the_agent_ends() {
     let room = tempfile::tempdir().expect("a directory");
     make(room.path(), Algorithm::EdDsa, 1_000).expect("made");
     let (socket, signer) = started(&setup(room.path(), None));
-    let Some(Reply::Keys(published)) = reply(&socket) else { panic!("keys come first") };
+    let Some(SignerReply::Keys(published)) = reply(&socket) else { panic!("keys come first") };
     assert_eq!(published.signs.as_deref(), published.jwks["keys"][0]["kid"].as_str());
     assert!(!published.jwks.to_string().contains("\"d\""));
-    let Reply::Token { id: 7, issued, expires, .. } = ask(&socket, json!({"sub": "vm:1", "aud": "a"})) else {
+    let SignerReply::Token { id: 7, issued, expires, .. } = ask(&socket, json!({"sub": "vm:1", "aud": "a"}))
+    else {
         panic!("a token")
     };
     assert_eq!(expires - issued, 60);
     let refused = ask(&socket, json!({"sub": "vm:1", "aud": "a", "exp": 9_999_999_999_u64}));
-    assert!(matches!(refused, Reply::Refused { id: 7, .. }), "{refused:?}");
+    assert!(matches!(refused, SignerReply::Refused { id: 7, .. }), "{refused:?}");
     drop(socket);
     assert!(signer.join().expect("no panic"));
 }
@@ -61,12 +64,12 @@ fn the_signer_publishes_keys_then_signs_until_the_agent_ends() {
 fn a_directory_without_a_key_is_refused_unless_rotation_makes_one() {
     let room = tempfile::tempdir().expect("a directory");
     let (socket, signer) = started(&setup(room.path(), None));
-    let Some(Reply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
+    let Some(SignerReply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
     assert!(reason.contains("xdp-imds identity key"), "{reason}");
     assert!(!signer.join().expect("no panic"));
     for directory in [room.path().to_owned(), room.path().join("new")] {
         let (socket, _) = started(&setup(&directory, Some(3_600)));
-        assert!(matches!(reply(&socket), Some(Reply::Keys(published)) if published.count == 1));
+        assert!(matches!(reply(&socket), Some(SignerReply::Keys(published)) if published.count == 1));
     }
 }
 
@@ -79,25 +82,25 @@ fn documents_need_a_certificate_and_name_it() {
     let operations = || {
         let statement = json!({"a": 1}).as_object().expect("an object").clone();
         [
-            Operation::Signature(text.clone()),
-            Operation::Envelope(text.clone()),
-            Operation::Detached(text.clone()),
-            Operation::Attested(statement),
+            SignOperation::Signature(text.clone()),
+            SignOperation::Envelope(text.clone()),
+            SignOperation::Detached(text.clone()),
+            SignOperation::Attested(statement),
         ]
     };
     for certificate in [None, Some(operator.files())] {
         let signs = certificate.is_some();
         let (socket, _) = started(&Setup { certificate, ..setup(room.path(), None) });
-        let Some(Reply::Keys(published)) = reply(&socket) else { panic!("keys come first") };
+        let Some(SignerReply::Keys(published)) = reply(&socket) else { panic!("keys come first") };
         assert_eq!(published.certificate.is_some(), signs);
         for operation in operations() {
-            send_packet(&socket, &Request { id: 9, operation }).expect("sent");
+            send_packet(&socket, &SignRequest { id: 9, operation }).expect("sent");
             match reply(&socket) {
-                Some(Reply::Document { id: 9, certificate, issued, expires, .. }) if signs => {
+                Some(SignerReply::Document { id: 9, certificate, issued, expires, .. }) if signs => {
                     assert_eq!(published.certificate.as_ref().map(|own| &own.thumbprint), Some(&certificate));
                     assert_eq!(expires - issued, 60);
                 }
-                Some(Reply::Refused { id: 9, .. }) if !signs => {}
+                Some(SignerReply::Refused { id: 9, .. }) if !signs => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -110,7 +113,7 @@ fn a_certificate_that_cannot_be_used_is_refused_at_the_start() {
     make(room.path(), Algorithm::EdDsa, 1_000).expect("made");
     let files = CertificateFiles { chain: room.path().join("chain"), key: room.path().join("key") };
     let (socket, signer) = started(&Setup { certificate: Some(files), ..setup(room.path(), None) });
-    let Some(Reply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
+    let Some(SignerReply::Failed { reason }) = reply(&socket) else { panic!("a reason") };
     assert!(reason.contains("chain"), "{reason}");
     assert!(!signer.join().expect("no panic"));
 }

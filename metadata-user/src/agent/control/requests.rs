@@ -3,13 +3,13 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
-use metadata_control::status::Held;
+use metadata_control::status::GuestUsage;
 use metadata_datapath::stack::SlotStats;
 use metadata_serve::audit::COLLECT_EVERY;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::agent::endpoint::Request;
+use crate::agent::endpoint::ControlRequest;
 use crate::agent::health::Health;
 use crate::agent::listeners::{self, Incoming, Listeners};
 use crate::agent::node::Node;
@@ -19,21 +19,21 @@ use crate::agent::node::Node;
 const WORKER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 
 /// Answers a request. The answer is dropped if the client has disconnected.
-pub(super) fn answer(node: &Node, health: &Health, request: Request) {
+pub(super) fn answer(node: &Node, health: &Health, request: ControlRequest) {
     match request {
-        Request::Metrics(reply) => _ = reply.send(node.metrics(health)),
-        Request::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
-        Request::Top(query, reply) => _ = reply.send(Box::new(node.top(&query, health))),
-        Request::VmPages(name, reply) => {
+        ControlRequest::Metrics(reply) => _ = reply.send(node.metrics(health)),
+        ControlRequest::Status(about, reply) => _ = reply.send(Box::new(node.status(about, health))),
+        ControlRequest::Top(query, reply) => _ = reply.send(Box::new(node.top(&query, health))),
+        ControlRequest::VmPages(name, reply) => {
             let pages = node.vm_pages(&name);
             tokio::spawn(async move {
                 reply.send(collect_held(pages, |page, held| page.held = Some(held)).await)
             });
         }
-        Request::Trace(target, reply) => _ = reply.send(node.view().trace(&target).map(Box::new)),
+        ControlRequest::Trace(target, reply) => _ = reply.send(node.view().trace(&target).map(Box::new)),
         // The agent is ending; the next agent registers records.
-        Request::Instances(_) => {}
-        Request::Guests(name, reply) => {
+        ControlRequest::Instances(_) => {}
+        ControlRequest::Guests(name, reply) => {
             let asked = node.view().guests(&name);
             // Workers answer after their next turn, and the loop does not wait for them.
             tokio::spawn(async move {
@@ -64,7 +64,7 @@ pub(super) async fn answer_all(
 /// Sets what workers hold for each guest; nothing is set if a worker does not answer in time.
 async fn collect_held<T>(
     asked: Vec<(T, Option<oneshot::Receiver<SlotStats>>)>,
-    set: impl Fn(&mut T, Held),
+    set: impl Fn(&mut T, GuestUsage),
 ) -> Vec<T> {
     let until = Instant::now() + WORKER_ANSWERS_WITHIN;
     let mut guests = Vec::with_capacity(asked.len());
@@ -72,7 +72,7 @@ async fn collect_held<T>(
         if let Some(answer) = answer
             && let Ok(Ok(held)) = tokio::time::timeout_at(until, answer).await
         {
-            set(&mut guest, Held { connections: held.connections, requests: held.waiting });
+            set(&mut guest, GuestUsage { connections: held.connections, requests: held.waiting });
         }
         guests.push(guest);
     }

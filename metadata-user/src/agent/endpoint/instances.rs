@@ -36,16 +36,16 @@ use tokio::time::Instant;
 use tracing::info;
 
 use super::listen::{Peer, Stay};
-use super::{Agent, Request};
+use super::{Agent, ControlRequest};
 use crate::agent::node::{ClearedData, Tagged, etag};
 use crate::agent::shelf::Shelf;
 use crate::config::Config;
-use answer::{Refusal, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
-pub(crate) use ask::{Ask, Checked};
-use ask::{Named, Wait};
-use conditions::Conditions;
-use metadata_content::record::Limits;
-use metadata_control::instances::{Instance, Problem, RegistrationOutcome};
+use answer::{ProblemResponse, absent, busy, clash, json, not_attached, not_kept, still_on_disk, too_many};
+pub(crate) use ask::{Ask, CheckedRegistration};
+use ask::{Named, PortWait};
+use conditions::RequestConditions;
+use metadata_content::record::RecordLimits;
+use metadata_control::instances::{ApiProblem, Instance, RegistrationOutcome};
 use metadata_feed::registry::RecordId;
 use metadata_state::save_queue::StateFile;
 #[cfg(test)]
@@ -67,7 +67,7 @@ const OPENAPI: &str = include_str!("instances/openapi.json");
 #[derive(Debug)]
 pub(in crate::agent) struct Registrar {
     shelf: Shelf,
-    limits: ArcSwap<Limits>,
+    limits: ArcSwap<RecordLimits>,
     /// Held during a change.
     turn: Mutex<()>,
     waits: Semaphore,
@@ -105,16 +105,18 @@ pub(super) fn routes() -> [(&'static str, MethodRouter<Agent>); 4] {
     ]
 }
 
-async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, Refusal> {
+async fn list(State(agent): State<Agent>, uri: Uri) -> Result<Response, ProblemResponse> {
     let (source, after) = ask::range(&uri)?;
-    let page = agent.ask_in_turn(|reply| Request::Instances(Ask::List { source, after, reply })).await?;
+    let page =
+        agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::List { source, after, reply })).await?;
     Ok(json(StatusCode::OK, &page))
 }
 
-async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, Refusal> {
+async fn show(State(agent): State<Agent>, uri: Uri, head: HeaderMap) -> Result<Response, ProblemResponse> {
     let Named { id, .. } = ask::read(&uri, &Method::GET)?;
-    let conditions = Conditions::read(&head)?;
-    let found = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id: id.clone(), reply })).await?;
+    let conditions = RequestConditions::read(&head)?;
+    let found =
+        agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Look { id: id.clone(), reply })).await?;
     let (mut instance, held) = found.ok_or_else(|| absent(&id))?;
     let tag = instance.etag.clone();
     if conditions.is_known(tag.as_deref()) {
@@ -134,9 +136,9 @@ async fn put(
     uri: Uri,
     head: HeaderMap,
     body: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ProblemResponse> {
     let Named { id, wait } = ask::read(&uri, &Method::PUT)?;
-    let conditions = Conditions::read(&head)?;
+    let conditions = RequestConditions::read(&head)?;
     let limits = agent.registrar.limits.load_full();
     let record = record::read(&head, body, &limits, peer).await?;
     let registrar = Arc::clone(&agent.registrar);
@@ -145,7 +147,7 @@ async fn put(
         None => None,
     };
     let _stay = wait.map(|_| stay.hold());
-    let until = wait.map(|Wait { timeout }| (timeout, Instant::now() + timeout));
+    let until = wait.map(|PortWait { timeout }| (timeout, Instant::now() + timeout));
     let change = ChangeRequest { agent: agent.clone(), id: id.clone(), conditions, peer };
     // The change has its own task, so that it is completed even if the client disconnects.
     let changed = tokio::spawn(change.put(record, wait.is_some())).await;
@@ -165,9 +167,9 @@ async fn remove(
     axum::Extension(peer): axum::Extension<Peer>,
     uri: Uri,
     head: HeaderMap,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ProblemResponse> {
     let Named { id, .. } = ask::read(&uri, &Method::DELETE)?;
-    let conditions = Conditions::read(&head)?;
+    let conditions = RequestConditions::read(&head)?;
     let change = ChangeRequest { agent, id, conditions, peer };
     tokio::spawn(change.remove()).await.map_err(|_| busy())??;
     Ok(StatusCode::NO_CONTENT.into_response())
@@ -178,10 +180,11 @@ async fn clear(
     State(agent): State<Agent>,
     axum::Extension(peer): axum::Extension<Peer>,
     uri: Uri,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ProblemResponse> {
     let id = ask::read_guest_data(&uri)?;
     let about = id.clone();
-    let cleared = agent.ask_in_turn(|reply| Request::Instances(Ask::Clear { id: about, reply })).await?;
+    let cleared =
+        agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Clear { id: about, reply })).await?;
     let ClearedData { vm, found, saves } = cleared.ok_or_else(|| absent(&id))?;
     if found {
         info!(by = %peer, record = %id, vm = vm.as_str(), "removed what the guest wrote");
@@ -204,9 +207,9 @@ async fn attached(
     instance: Instance,
     timeout: Duration,
     until: Instant,
-) -> Result<Instance, Problem> {
+) -> Result<Instance, ApiProblem> {
     let (reply, answer) = oneshot::channel();
-    let wait = Request::Instances(Ask::Wait { id: id.clone(), reply });
+    let wait = ControlRequest::Instances(Ask::Wait { id: id.clone(), reply });
     let waited = tokio::time::timeout_at(until, async {
         agent.requests.send(wait).await.ok()?;
         answer.await.ok()
@@ -216,7 +219,7 @@ async fn attached(
         // Another client has removed the record, or the agent is ending.
         Ok(None) => Err(absent(&id)),
         Err(_) => {
-            let now = agent.ask_in_turn(|reply| Request::Instances(Ask::Look { id, reply })).await;
+            let now = agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Look { id, reply })).await;
             let instance = now.ok().flatten().map_or(instance, |(instance, _)| instance);
             Err(not_attached(instance, timeout))
         }
@@ -227,7 +230,7 @@ async fn attached(
 struct ChangeRequest {
     agent: Agent,
     id: RecordId,
-    conditions: Conditions,
+    conditions: RequestConditions,
     peer: Peer,
 }
 
@@ -236,15 +239,17 @@ impl ChangeRequest {
         self,
         record: record::Good,
         waits: bool,
-    ) -> Result<(RegistrationOutcome, Instance), Problem> {
+    ) -> Result<(RegistrationOutcome, Instance), ApiProblem> {
         let registrar = Arc::clone(&self.agent.registrar);
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let record::Good { record, json } = record;
         let tagged = tag(&record)?;
         let (about, held) = (id.clone(), Arc::clone(&record));
-        let Checked { tag: former, owner, admitted } = agent
-            .ask_in_turn(|reply| Request::Instances(Ask::Check { id: about, record: held, waits, reply }))
+        let CheckedRegistration { tag: former, owner, admitted } = agent
+            .ask_in_turn(|reply| {
+                ControlRequest::Instances(Ask::Check { id: about, record: held, waits, reply })
+            })
             .await?;
         conditions.check(&id, former.as_deref())?;
         admitted.map_err(|reason| clash(&id, reason))?;
@@ -262,7 +267,7 @@ impl ChangeRequest {
             blocking(move || shelf.put(&id, json)).await?.map_err(|error| not_kept(&error))?;
         }
         let (about, vm) = (id.clone(), record.owner());
-        let ask = |reply| Request::Instances(Ask::Put { id: about, tagged, reply });
+        let ask = |reply| ControlRequest::Instances(Ask::Put { id: about, tagged, reply });
         let instance = agent.ask_patiently(ask).await?;
         if changes {
             info!(by = %peer, record = %id, vm = vm.as_str(), "{}", change.words());
@@ -270,31 +275,32 @@ impl ChangeRequest {
         Ok((change, instance))
     }
 
-    async fn remove(self) -> Result<(), Problem> {
+    async fn remove(self) -> Result<(), ApiProblem> {
         let registrar = Arc::clone(&self.agent.registrar);
         let _turn = registrar.turn.lock().await;
         let Self { agent, id, conditions, peer } = self;
         let about = id.clone();
-        let former = agent.ask_in_turn(|reply| Request::Instances(Ask::Tag { id: about, reply })).await?;
+        let former =
+            agent.ask_in_turn(|reply| ControlRequest::Instances(Ask::Tag { id: about, reply })).await?;
         conditions.check(&id, former.as_deref())?;
         let (shelf, about) = (registrar.shelf.clone(), id.clone());
         blocking(move || shelf.remove(&about)).await?.map_err(|error| not_kept(&error))?;
         if former.is_some() {
             let about = id.clone();
-            agent.ask_patiently(|reply| Request::Instances(Ask::Remove { id: about, reply })).await?;
+            agent.ask_patiently(|reply| ControlRequest::Instances(Ask::Remove { id: about, reply })).await?;
             info!(by = %peer, record = %id, "removed");
         }
         Ok(())
     }
 }
 
-fn tag(record: &Arc<metadata_content::record::Record>) -> Result<Tagged, Problem> {
+fn tag(record: &Arc<metadata_content::record::Record>) -> Result<Tagged, ApiProblem> {
     let etag = etag(record).map_err(|error| not_kept(&error.into()))?;
     Ok(Tagged { record: Arc::clone(record), etag })
 }
 
 /// Runs work that blocks or takes long on another thread.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Problem> {
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiProblem> {
     tokio::task::spawn_blocking(work).await.map_err(|_| busy())
 }
 

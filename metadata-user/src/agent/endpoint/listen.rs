@@ -11,12 +11,12 @@ use axum::http::Method;
 use hyper::Request;
 use hyper::body::Incoming;
 pub(crate) use metadata_listen::Stay;
-use metadata_listen::{Listener, Places, WhenFull};
+use metadata_listen::{ConnectionLimit, Listener, WhenFull};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tracing::info;
 
-pub(super) use crate::http_connection::Lasting;
+pub(super) use crate::http_connection::LongLivedAnswer;
 use crate::http_connection::{self, HttpLimits};
 
 /// Limit on connections of one listener. Beyond it one that waits for its client is closed.
@@ -25,7 +25,7 @@ pub(super) const CONNECTIONS: usize = 32;
 pub(super) const HEAD_WITHIN: Duration = Duration::from_secs(5);
 /// Limit on a request's head, in bytes.
 pub(super) const HEAD_MAX: usize = 16 << 10;
-/// Limit on the duration of a connection, unless its answer is [`Lasting`].
+/// Limit on the duration of a connection, unless its answer is [`LongLivedAnswer`].
 pub(super) const LIFE: Duration = Duration::from_secs(30);
 
 /// Limit on the time to finish the present request at the end of [`LIFE`].
@@ -102,7 +102,7 @@ impl PeerListener for UnixListener {
 /// Serves the connections of a listener until the task ends. Handlers find [`Peer`], [`Stay`] and the connection's
 /// [`Holder`](metadata_listen::Holder) in a request's extensions.
 pub(crate) async fn serve<L: PeerListener>(listener: L, app: Router) -> anyhow::Result<()> {
-    let places = Places { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::Evict };
+    let places = ConnectionLimit { name: L::NAME, most: CONNECTIONS, when_full: WhenFull::Evict };
     let attend = |stream, stay: Stay| {
         let (peer, holder) = (L::peer(&stream), L::holder(&stream));
         let for_handlers = stay.clone();

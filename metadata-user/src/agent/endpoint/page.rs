@@ -34,7 +34,7 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
 use super::top::refusal;
-use super::{Agent, Lasting, Request, TEXT};
+use super::{Agent, ControlRequest, LongLivedAnswer, TEXT};
 
 /// Limit on viewers at the same time.
 pub(super) const VIEWERS: usize = 4;
@@ -255,7 +255,7 @@ async fn events(
     });
     let mut answer = Body::from_stream(stream).into_response();
     answer.headers_mut().insert(header::CONTENT_TYPE, EVENT_STREAM);
-    answer.extensions_mut().insert(Lasting);
+    answer.extensions_mut().insert(LongLivedAnswer);
     answer
 }
 
@@ -272,12 +272,12 @@ impl Viewer {
     /// The events of one second: the node's, and those of the VM that the page shows. A comment if the agent is busy.
     async fn events(&self) -> String {
         let query = self.query.clone();
-        let Ok(node) = self.agent.ask(|reply| Request::Top(query, reply)).await else {
+        let Ok(node) = self.agent.ask(|reply| ControlRequest::Top(query, reply)).await else {
             return ": busy\n\n".into();
         };
         let mut text = event("top", &node);
         if let Some(name) = self.query.guest.clone()
-            && let Ok(pages) = self.agent.ask(|reply| Request::VmPages(name, reply)).await
+            && let Ok(pages) = self.agent.ask(|reply| ControlRequest::VmPages(name, reply)).await
         {
             text.push_str(&event("vm", &pages));
         }

@@ -75,8 +75,8 @@ pub(crate) struct ControlSocket {
 }
 
 impl ControlSocket {
-    /// Listens in the run directory, which is created if necessary, for the agent's user and a group. The socket of a dead
-    /// agent is replaced. With `succeeds` the socket of a live agent is replaced too, in one step.
+    /// Listens in the run directory, which is created if necessary, for the agent's user and a group. The socket of a
+    /// dead agent is replaced. With `succeeds` the socket of a live agent is replaced too, in one step.
     ///
     /// # Errors
     /// [`SocketError`]: the directory or the socket cannot be created.
@@ -153,15 +153,15 @@ const OWNER_RW: u16 = 6;
 const RX: u16 = 5;
 const RW: u16 = 6;
 
-/// Gives a group access to a file of ours, by its access control list (acl(5)). That needs no capability and no membership
-/// of the group, unlike a change of the file's own group; systemd resets only the latter's permissions.
+/// Gives a group access to a file of ours, by its access control list (acl(5)). That needs no capability and no
+/// membership of the group, unlike a change of the file's own group; systemd resets only the latter's permissions.
 fn let_in(path: &Path, gid: u32, (owner, group): (u16, u16)) -> io::Result<()> {
     /// The version of the format (include/uapi/linux/posix_acl_xattr.h).
     const VERSION: u32 = 2;
     /// Entries without an id have this one.
     const NO_ID: u32 = u32::MAX;
-    // The tags of include/uapi/linux/posix_acl.h, in the order that the kernel expects: the owner, the file's own group, a
-    // named group, the mask of both groups, others.
+    // The tags of include/uapi/linux/posix_acl.h, in the order that the kernel expects: the owner, the file's own
+    // group, a named group, the mask of both groups, others.
     let entries =
         [(0x01, owner, NO_ID), (0x04, 0, NO_ID), (0x08, group, gid), (0x10, group, NO_ID), (0x20, 0, NO_ID)];
     let mut list = VERSION.to_le_bytes().to_vec();

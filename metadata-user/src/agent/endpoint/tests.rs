@@ -8,12 +8,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::task::JoinHandle;
 
-use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, Lasting, Peer, serve};
+use super::listen::{CONNECTIONS, HEAD_MAX, HEAD_WITHIN, LIFE, LongLivedAnswer, Peer, serve};
 use super::page::VIEWERS;
-use super::{ANSWER_WITHIN, PageHosts, QUEUE, Registrar, Request, Routers};
+use super::{ANSWER_WITHIN, ControlRequest, PageHosts, QUEUE, Registrar, Routers};
 use crate::agent::Health;
 use crate::config::Config;
-use metadata_control::status::{About, Status};
+use metadata_control::status::{About, AgentStatus};
 use metadata_control::top::{Top, VmPage, VmRow, WORDS_MOST};
 
 /// Limit on every wait in these tests. A wait reaches it only if the test fails.
@@ -53,13 +53,13 @@ impl Bench {
             }
             while let Some(request) = requests.recv().await {
                 match request {
-                    Request::Metrics(reply) => _ = reply.send("word 1\n".into()),
-                    Request::Top(query, reply) => {
+                    ControlRequest::Metrics(reply) => _ = reply.send("word 1\n".into()),
+                    ControlRequest::Top(query, reply) => {
                         let name = (!query.filter.is_empty()).then_some(query.filter);
                         let row = VmRow { vm: name, ..VmRow::default() };
                         _ = reply.send(Box::new(Top { vms: vec![row], ..Top::default() }));
                     }
-                    Request::VmPages(name, reply) => {
+                    ControlRequest::VmPages(name, reply) => {
                         let page = VmPage { record: Some(name), ..VmPage::default() };
                         _ = reply.send(vec![page]);
                     }
@@ -296,8 +296,11 @@ async fn a_connection_ends_after_its_life_unless_its_answer_lasts_and_is_read() 
     }
     let app = Router::new()
         .route("/stuck", get(|| async { pieces(1) }))
-        .route("/lasts", get(|| async { (axum::Extension(Lasting), pieces(1)).into_response() }))
-        .route("/unread", get(|| async { (axum::Extension(Lasting), pieces(1 << 20)).into_response() }));
+        .route("/lasts", get(|| async { (axum::Extension(LongLivedAnswer), pieces(1)).into_response() }))
+        .route(
+            "/unread",
+            get(|| async { (axum::Extension(LongLivedAnswer), pieces(1 << 20)).into_response() }),
+        );
     let room = tempfile::tempdir().expect("a directory");
     let path = room.path().join("socket");
     let door = tokio::spawn(serve(UnixListener::bind(&path).expect("a socket"), app));
@@ -344,11 +347,13 @@ async fn the_control_socket_serves_the_status() {
         let mut asked = Vec::new();
         for _ in 0..3 {
             match requests.recv().await.expect("a question") {
-                Request::Status(about, reply) => {
+                ControlRequest::Status(about, reply) => {
                     asked.push(format!("{about:?}"));
-                    reply.send(Box::new(Status { pid: 42, ..Status::default() })).expect("a client");
+                    reply
+                        .send(Box::new(AgentStatus { pid: 42, ..AgentStatus::default() }))
+                        .expect("a client");
                 }
-                Request::Guests(name, reply) => {
+                ControlRequest::Guests(name, reply) => {
                     asked.push(name);
                     reply.send(vec![]).expect("a client");
                 }

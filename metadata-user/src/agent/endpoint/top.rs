@@ -5,15 +5,15 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use metadata_control::top::{TopQuery, WORDS_MOST};
 
-use super::{Agent, Busy, Request, TEXT, json};
+use super::{Agent, Busy, ControlRequest, TEXT, json};
 
 pub(super) async fn top(State(agent): State<Agent>, Query(query): Query<TopQuery>) -> Result<Response, Busy> {
     if let Some(refusal) = refusal(&query) {
         return Ok(refusal);
     }
     Ok(match query.guest.clone() {
-        Some(name) => json(&agent.ask(|reply| Request::VmPages(name, reply)).await?),
-        None => json(&agent.ask(|reply| Request::Top(query, reply)).await?),
+        Some(name) => json(&agent.ask(|reply| ControlRequest::VmPages(name, reply)).await?),
+        None => json(&agent.ask(|reply| ControlRequest::Top(query, reply)).await?),
     })
 }
 

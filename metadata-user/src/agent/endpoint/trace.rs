@@ -16,16 +16,16 @@ use futures_util::Stream;
 use futures_util::stream::unfold;
 use metadata_common::mac::Mac;
 use metadata_common::maps::PortKey;
-use metadata_common::trace::{Event, TO_GUEST};
+use metadata_common::trace::{TO_GUEST, TraceEvent};
 use metadata_common::verdict::Verdict;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Deserialize;
 use tokio::time::{Instant, sleep};
 
-use super::{Agent, Busy, JSON_LINES, Lasting, Peer, Request, TEXT};
+use super::{Agent, Busy, ControlRequest, JSON_LINES, LongLivedAnswer, Peer, TEXT};
 use crate::agent::node::{TraceRefusal, TraceTarget, Traced};
 use metadata_base::hex::hex;
-use metadata_control::trace::wire::{Frame, Line, SCHEMA};
+use metadata_control::trace::wire::{SCHEMA, TraceLine, TracedFrame};
 use metadata_control::trace::{message, sketch};
 
 /// Limit on the duration of a trace.
@@ -73,11 +73,11 @@ pub(super) async fn trace(
         return Ok(TraceRefusal { status: StatusCode::BAD_REQUEST, text }.into_response());
     }
     let target = TraceTarget { name, passing };
-    Ok(match agent.ask(|reply| Request::Trace(target, reply)).await? {
+    Ok(match agent.ask(|reply| ControlRequest::Trace(target, reply)).await? {
         Ok(watched) => {
             let mut answer = Body::from_stream(lines(*watched, payload)).into_response();
             answer.headers_mut().insert(header::CONTENT_TYPE, JSON_LINES);
-            answer.extensions_mut().insert(Lasting);
+            answer.extensions_mut().insert(LongLivedAnswer);
             answer
         }
         Err(refusal) => refusal.into_response(),
@@ -109,7 +109,7 @@ async fn write(
         }
         Next::Events { until } if Instant::now() >= until => {
             let reason = format!("a trace lasts at most {TRACE_MOST:?}; start another");
-            put(&mut text, &Line::End { reason });
+            put(&mut text, &TraceLine::End { reason });
             Next::Nothing
         }
         Next::Events { until } => {
@@ -121,11 +121,11 @@ async fn write(
     Some((Ok(text.into()), (watched, next)))
 }
 
-fn begin(watched: &Traced) -> Line {
+fn begin(watched: &Traced) -> TraceLine {
     let now = clock_gettime(ClockId::Monotonic);
     let nanoseconds = |part: i64| u64::try_from(part).unwrap_or_default();
     let unix = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Line::Begin {
+    TraceLine::Begin {
         schema: SCHEMA.into(),
         who: watched.who.clone(),
         unseen: watched.unseen.clone(),
@@ -145,18 +145,18 @@ async fn more(watched: &mut Traced, payload: bool, text: &mut Vec<u8>) {
     }
     match watched.watch.newly_lost() {
         Ok(0) => {}
-        Ok(frames) => put(text, &Line::Lost { frames }),
+        Ok(frames) => put(text, &TraceLine::Lost { frames }),
         Err(error) => tracing::debug!("lost frames are not counted: {error}"),
     }
     for frame in frames {
-        put(text, &Line::Frame(frame));
+        put(text, &TraceLine::Frame(frame));
     }
     if text.is_empty() {
         text.push(b'\n');
     }
 }
 
-fn take(watched: &mut Traced, payload: bool) -> Vec<Frame> {
+fn take(watched: &mut Traced, payload: bool) -> Vec<TracedFrame> {
     let mut frames = Vec::new();
     for _ in 0..AT_ONCE {
         let Some(event) = watched.watch.next_event() else { break };
@@ -169,13 +169,13 @@ fn take(watched: &mut Traced, payload: bool) -> Vec<Frame> {
 }
 
 /// The line of an event. Without `payload` it has the headers and the first line of a message only.
-fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Frame {
+fn frame(event: &TraceEvent, ports: &HashMap<PortKey, String>, payload: bool) -> TracedFrame {
     let captured = event.frame();
     let to_guest = event.direction == TO_GUEST;
     let headers = sketch::headers(captured);
     let port = PortKey { netns: event.netns, ifindex: event.ifindex };
     let verdict = Verdict::from_index(event.verdict);
-    Frame {
+    TracedFrame {
         time_ns: event.time_ns,
         to_guest,
         verdict: verdict.map_or_else(|| event.verdict.to_string(), |verdict| verdict.name().into()),
@@ -187,7 +187,7 @@ fn frame(event: &Event, ports: &HashMap<PortKey, String>, payload: bool) -> Fram
     }
 }
 
-fn put(text: &mut Vec<u8>, line: &Line) {
+fn put(text: &mut Vec<u8>, line: &TraceLine) {
     // Strings and numbers always make JSON.
     if let Ok(line) = serde_json::to_vec(line) {
         text.extend(line);
@@ -199,7 +199,7 @@ fn put(text: &mut Vec<u8>, line: &Line) {
 mod tests {
     use super::frame;
     use metadata_base::hex::hex;
-    use metadata_common::trace::{BYTES, Event, FROM_GUEST};
+    use metadata_common::trace::{BYTES, FROM_GUEST, TraceEvent};
     use std::collections::HashMap;
 
     /// A request in one segment, its token within what is captured.
@@ -221,7 +221,7 @@ mod tests {
         let mut bytes = [0; BYTES];
         bytes[..request.len()].copy_from_slice(&request);
         let length = request.len() as u32;
-        let event = Event {
+        let event = TraceEvent {
             time_ns: 1,
             netns: 1,
             ifindex: 2,

@@ -13,7 +13,7 @@ use crate::agent::notify;
 use crate::agent::signals::Stop;
 use metadata_datapath::stack::DRAIN_LIMIT;
 use metadata_serve::audit::COLLECT_EVERY;
-use metadata_serve::{Handing, Question, Stage};
+use metadata_serve::{AnswerStage, HandedRequest, Handing};
 
 /// How often to check the progress of workers.
 const CHECK_EVERY: Duration = Duration::from_millis(2);
@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// The result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::agent) enum End {
+pub(in crate::agent) enum HandoverResult {
     /// The handover failed, and this agent continues as before.
     Stays,
     /// The handover failed because a signal stops this agent.
@@ -38,7 +38,7 @@ pub(in crate::agent) enum End {
 /// The state of a handover outside the node.
 pub(in crate::agent) struct HandoverState {
     pub(in crate::agent) handing: std::sync::Arc<Handing>,
-    pub(in crate::agent) questions: mpsc::Receiver<Question>,
+    pub(in crate::agent) questions: mpsc::Receiver<HandedRequest>,
 }
 
 /// Hands over to the agent at the other end, which is ready. Calls `close` before that agent listens on the addresses
@@ -49,9 +49,9 @@ pub(in crate::agent) async fn hand_over(
     mut wire: Wire,
     stop: &mut Stop,
     close: impl AsyncFnOnce(),
-) -> End {
+) -> HandoverResult {
     // This comes first, so that no answer changes state here after workers have claimed their connections.
-    handover.handing.set(Stage::Frozen);
+    handover.handing.set(AnswerStage::Frozen);
     let begun = Instant::now();
     let outcome = tokio::select! {
         outcome = promise(node, &mut wire, close) => outcome.map(|()| None),
@@ -61,16 +61,16 @@ pub(in crate::agent) async fn hand_over(
         Ok(None) => {}
         Ok(Some(name)) => {
             stay(node, handover, &mut wire, &format!("it received {name}")).await;
-            return End::Stopped(name);
+            return HandoverResult::Stopped(name);
         }
         Err(error) => {
             warn!("not handed over: {error:#}");
             stay(node, handover, &mut wire, &format!("{error:#}")).await;
-            return End::Stays;
+            return HandoverResult::Stays;
         }
     }
     serve_out(node, handover, &mut wire, stop, begun + DRAIN_LIMIT + GRACE).await;
-    End::TakenOver
+    HandoverResult::TakenOver
 }
 
 /// The steps before the point of no return.
@@ -113,7 +113,7 @@ async fn stay(node: &mut Node, handover: &HandoverState, wire: &mut Wire, reason
     if let Err(error) = node.ports.resume() {
         warn!("a worker closes connections after their answer: {error}");
     }
-    handover.handing.set(Stage::Here);
+    handover.handing.set(AnswerStage::Here);
     let end = Instant::now() + DRAINING_WITHIN;
     while !node.ports.workers().are_resumed() && Instant::now() < end {
         tokio::time::sleep(CHECK_EVERY).await;
@@ -178,7 +178,7 @@ impl Departure<'_> {
         match message {
             Ok(FromNext::Serving) => {
                 self.node.ports.on_handed_over();
-                self.handover.handing.set(Stage::Away);
+                self.handover.handing.set(AnswerStage::Away);
                 self.taken = Some(Instant::now());
             }
             Ok(FromNext::Answer(answer)) => {
@@ -196,7 +196,7 @@ impl Departure<'_> {
     }
 
     /// Passes a question on to the next agent. If that fails, the worker asks again.
-    async fn pass_on(&mut self, question: &Question) {
+    async fn pass_on(&mut self, question: &HandedRequest) {
         if let Err(error) = self.wire.send(&FromPrevious::Ask(PassedQuestion::from(question))).await {
             self.is_connected = !matches!(error, WireError::Gone);
             self.handover.handing.answered(&question.connection, question.mark, None);

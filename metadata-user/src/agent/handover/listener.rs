@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use metadata_listen::{Places, WhenFull};
+use metadata_listen::{ConnectionLimit, WhenFull};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -24,10 +24,10 @@ const CALLERS: usize = 4;
 const PREPARED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection of an agent that is ready to take over.
-pub(in crate::agent) struct Call {
+pub(in crate::agent) struct TakeoverRequest {
     pub(in crate::agent) wire: Wire,
     /// Other agents are refused until this is dropped.
-    pub(in crate::agent) turn: Turn,
+    pub(in crate::agent) turn: TakeoverPermit,
 }
 
 /// What the control loop does for the next agent.
@@ -35,7 +35,7 @@ pub(in crate::agent) enum TakeoverCall {
     /// It is about to look for pins: make those that are missing, then reply.
     Prepare(oneshot::Sender<()>),
     /// It is ready.
-    Ready(Call),
+    Ready(TakeoverRequest),
 }
 
 /// The listening socket, and the agent that is ready to take over.
@@ -90,7 +90,7 @@ struct Shared {
 }
 
 async fn accept_loop(listener: UnixListener, shared: Shared) -> anyhow::Result<()> {
-    let places = Places { name: "the takeover socket", most: CALLERS, when_full: WhenFull::Refuse };
+    let places = ConnectionLimit { name: "the takeover socket", most: CALLERS, when_full: WhenFull::Refuse };
     let attend = |stream, _| attend(stream, shared.clone());
     match metadata_listen::serve(&listener, places, attend).await {}
 }
@@ -107,16 +107,16 @@ fn is_trusted(stream: &UnixStream) -> bool {
 }
 
 /// The right to take over. Only one agent has it at a time; dropping it frees it.
-pub(in crate::agent) struct Turn(Arc<AtomicBool>);
+pub(in crate::agent) struct TakeoverPermit(Arc<AtomicBool>);
 
-impl Turn {
+impl TakeoverPermit {
     fn take(busy: &Arc<AtomicBool>) -> Option<Self> {
         let free = busy.compare_exchange(false, true, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         free.then(|| Self(Arc::clone(busy)))
     }
 }
 
-impl Drop for Turn {
+impl Drop for TakeoverPermit {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Relaxed);
     }
@@ -130,7 +130,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
     match greet(&mut wire, &shared).await {
         Ok(Ok(turn)) => {
             // This fails only if the agent is ending.
-            let _ending = shared.calls.send(TakeoverCall::Ready(Call { wire, turn })).await;
+            let _ending = shared.calls.send(TakeoverCall::Ready(TakeoverRequest { wire, turn })).await;
         }
         Ok(Err(reason)) => {
             info!("refused to hand over: {reason}");
@@ -141,7 +141,7 @@ async fn attend(stream: UnixStream, shared: Shared) {
 }
 
 /// Exchanges messages with the next agent until it is ready. Returns its turn, or the reason for a refusal.
-async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>, WireError> {
+async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<TakeoverPermit, String>, WireError> {
     let FromNext::Hello { oldest, newest, release } = wire.recv_within(HELLO_WITHIN).await? else {
         return Ok(Err("expected a hello first".into()));
     };
@@ -151,7 +151,7 @@ async fn greet(wire: &mut Wire, shared: &Shared) -> Result<Result<Turn, String>,
              to {newest}: {REMEDY}"
         )));
     };
-    let Some(turn) = Turn::take(&shared.busy) else {
+    let Some(turn) = TakeoverPermit::take(&shared.busy) else {
         return Ok(Err("a takeover is already under way: wait for its end".into()));
     };
     let own = env!("CARGO_PKG_VERSION").to_owned();
@@ -199,7 +199,8 @@ pub(super) async fn connect(run: &Path) -> io::Result<Option<UnixStream>> {
 #[cfg(test)]
 mod tests {
     use super::{
-        CALLERS, Call, OLDEST, TakeoverCall, TakeoverListener, VERSION, Wire, common_version, connect,
+        CALLERS, OLDEST, TakeoverCall, TakeoverListener, TakeoverRequest, VERSION, Wire, common_version,
+        connect,
     };
     use crate::agent::handover::wire::{FromNext, FromPrevious, WireError};
     use std::os::unix::fs::PermissionsExt as _;
@@ -209,7 +210,7 @@ mod tests {
     struct Bench {
         room: tempfile::TempDir,
         listener: TakeoverListener,
-        ready: mpsc::Receiver<Call>,
+        ready: mpsc::Receiver<TakeoverRequest>,
         _tasks: JoinSet<anyhow::Result<()>>,
     }
 

@@ -12,7 +12,7 @@ use super::wire::{FromNext, FromPrevious, OLDEST, REMEDY, VERSION, Wire, WireErr
 use super::{DRAINING_WITHIN, HELLO_WITHIN, TAKE_WITHIN};
 use crate::agent::node::Node;
 use metadata_datapath::stack::DRAIN_LIMIT;
-use metadata_serve::Question;
+use metadata_serve::HandedRequest;
 
 /// How long to wait for the previous agent after the limit of its drain.
 const GRACE: Duration = Duration::from_secs(10);
@@ -26,7 +26,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(in crate::agent) enum PreviousEvent {
     /// A guest of the previous agent has a question that only this agent can answer.
-    Question(Question),
+    Question(HandedRequest),
     /// The previous agent has ended after its connections. Late segments of these connections may still arrive.
     Done,
     /// The previous agent ended before its connections did, or does not end in time.
@@ -180,7 +180,7 @@ impl Takeover {
     }
 
     /// Answers a question of the previous agent's guest.
-    pub(in crate::agent) async fn answer(&mut self, node: &mut Node, question: &Question) {
+    pub(in crate::agent) async fn answer(&mut self, node: &mut Node, question: &HandedRequest) {
         let response = node.ports.answer(question);
         if let Err(error) = self.wire.send_answer(question, response.as_ref()).await {
             warn!("a guest of the previous agent is not answered: {error}");

@@ -14,9 +14,9 @@ use tokio::net::UnixStream;
 
 use metadata_base::connection::Connection;
 use metadata_content::account::COMPUTED_PER_VM;
-use metadata_content::http::{Method, Response, Status};
-use metadata_content::store::Outcome;
-use metadata_serve::{Answer, Question};
+use metadata_content::http::{Method, Response, StatusCode};
+use metadata_content::store::LiveOutcome;
+use metadata_serve::{Answer, HandedRequest};
 
 /// The version of the protocol. Version 2 has longer lines ([`line_max`]).
 pub(in crate::agent) const VERSION: u32 = 2;
@@ -118,7 +118,7 @@ pub(in crate::agent) enum FromPrevious {
     Unknown,
 }
 
-/// A [`Question`] on the wire.
+/// A [`HandedRequest`] on the wire.
 #[derive(Serialize, Deserialize, PartialEq)]
 pub(in crate::agent) struct PassedQuestion {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
@@ -173,9 +173,9 @@ fn tuple_of(connection: &Connection) -> (u32, (std::net::IpAddr, u16), (std::net
     (connection.slot, connection.local, connection.remote)
 }
 
-impl From<&Question> for PassedQuestion {
-    fn from(question: &Question) -> Self {
-        let Question { connection, mark, method, path, query, headers, body } = question;
+impl From<&HandedRequest> for PassedQuestion {
+    fn from(question: &HandedRequest) -> Self {
+        let HandedRequest { connection, mark, method, path, query, headers, body } = question;
         let headers = headers.iter().map(|(name, value)| (name.clone(), STANDARD.encode(value)));
         Self {
             connection: tuple_of(connection),
@@ -192,10 +192,10 @@ impl From<&Question> for PassedQuestion {
 impl PassedQuestion {
     /// Returns the question, or `None` if it is malformed.
     #[must_use]
-    pub(in crate::agent) fn question(self) -> Option<Question> {
+    pub(in crate::agent) fn question(self) -> Option<HandedRequest> {
         let Self { connection, mark, method, path, query, headers, body } = self;
         let headers = headers.into_iter().map(|(name, value)| Some((name, STANDARD.decode(value).ok()?)));
-        Some(Question {
+        Some(HandedRequest {
             connection: connection_of(connection),
             mark,
             method: Method::from_token(&method),
@@ -210,7 +210,7 @@ impl PassedQuestion {
 impl PassedAnswer {
     /// The answer to a question. Without a response, the question is to be passed on again.
     #[must_use]
-    pub(in crate::agent) fn new(question: &Question, response: Option<&Response>) -> Self {
+    pub(in crate::agent) fn new(question: &HandedRequest, response: Option<&Response>) -> Self {
         let answer = response.map(|response| PassedResponse {
             status: response.status().0,
             head: STANDARD.encode(response.head()),
@@ -227,9 +227,9 @@ impl PassedAnswer {
         let Self { connection, mark, answer } = self;
         let response = answer.and_then(|PassedResponse { status, head, body, closes, hop_limit }| {
             let (head, body) = (STANDARD.decode(head).ok()?, STANDARD.decode(body).ok()?);
-            Some(Response::from_parts(head.into(), Status(status), closes, hop_limit, body.into()))
+            Some(Response::from_parts(head.into(), StatusCode(status), closes, hop_limit, body.into()))
         });
-        let answer = response.map(|response| Answer::Known(Outcome::Ready(response)));
+        let answer = response.map(|response| Answer::Known(LiveOutcome::Ready(response)));
         (connection_of(connection), mark, answer)
     }
 }
@@ -288,12 +288,12 @@ impl Wire {
     /// The errors of [`Wire::send`], without [`WireError::TooLong`].
     pub(in crate::agent) async fn send_answer(
         &mut self,
-        question: &Question,
+        question: &HandedRequest,
         response: Option<&Response>,
     ) -> Result<(), WireError> {
         match self.send(&FromNext::Answer(PassedAnswer::new(question, response))).await {
             Err(WireError::TooLong(_)) => {
-                let again = Response::error(Status(503), &[("Retry-After", "1")]).and_close();
+                let again = Response::error(StatusCode(503), &[("Retry-After", "1")]).and_close();
                 self.send(&FromNext::Answer(PassedAnswer::new(question, Some(&again)))).await
             }
             sent => sent,
@@ -381,9 +381,9 @@ mod tests {
         WireError,
     };
     use metadata_base::connection::Connection;
-    use metadata_content::http::{Method, Response, Status};
-    use metadata_content::store::Outcome;
-    use metadata_serve::{Answer, Question};
+    use metadata_content::http::{Method, Response, StatusCode};
+    use metadata_content::store::LiveOutcome;
+    use metadata_serve::{Answer, HandedRequest};
     use std::time::Duration;
     use tokio::net::UnixStream;
 
@@ -392,9 +392,9 @@ mod tests {
         (Wire::new(a), Wire::new(b))
     }
 
-    fn question() -> Question {
+    fn question() -> HandedRequest {
         let local = ("fe80::1".parse().expect("an address"), 80);
-        Question {
+        HandedRequest {
             connection: Connection { slot: 7, local, remote: ([10, 0, 0, 1].into(), 40_000) },
             mark: u64::MAX,
             method: Method::Put,
@@ -422,10 +422,10 @@ mod tests {
     #[tokio::test]
     async fn a_passed_answer_keeps_every_part_of_the_response() {
         let response =
-            Response::new(Status(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
+            Response::new(StatusCode(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
         let (connection, mark, answer) = PassedAnswer::new(&question(), Some(&response)).answer();
         assert_eq!((connection, mark), (question().connection, u64::MAX));
-        let Some(Answer::Known(Outcome::Ready(passed))) = answer else { panic!("an answer") };
+        let Some(Answer::Known(LiveOutcome::Ready(passed))) = answer else { panic!("an answer") };
         assert_eq!(passed, response);
         assert!(PassedAnswer::new(&question(), None).answer().2.is_none());
     }
@@ -468,17 +468,17 @@ mod tests {
             let (mut next, mut previous) = pair();
             next.set_version(version);
             let body: Vec<u8> = (0..length).map(|n| (n % 251) as u8).collect();
-            let response = Response::new(Status(200), Some("x/y"), &[("ETag", "1")], body.clone());
+            let response = Response::new(StatusCode(200), Some("x/y"), &[("ETag", "1")], body.clone());
             let asked = question();
             let sent = async { next.send_answer(&asked, Some(&response)).await };
             let (sent, received) = tokio::join!(sent, previous.recv::<FromNext>());
             sent.expect("sent");
             let FromNext::Answer(answer) = received.expect("received") else { panic!("an answer") };
-            let (connection, mark, Some(Answer::Known(Outcome::Ready(passed)))) = answer.answer() else {
+            let (connection, mark, Some(Answer::Known(LiveOutcome::Ready(passed)))) = answer.answer() else {
                 panic!("a response")
             };
             assert_eq!((connection, mark), (question().connection, question().mark));
-            assert_eq!(passed.status(), Status(expected), "version {version}, {length} bytes");
+            assert_eq!(passed.status(), StatusCode(expected), "version {version}, {length} bytes");
             if expected == 200 {
                 assert!(passed == response, "version {version}, {length} bytes");
             } else {
@@ -502,7 +502,8 @@ mod tests {
     #[test]
     fn debug_output_leaves_out_what_guests_send_and_receive() {
         let passed = PassedQuestion::from(&question());
-        let answer = PassedAnswer::new(&question(), Some(&Response::new(Status(200), None, &[], "secret")));
+        let answer =
+            PassedAnswer::new(&question(), Some(&Response::new(StatusCode(200), None, &[], "secret")));
         for text in [format!("{passed:?}"), format!("{answer:?}")] {
             assert!(!text.contains("c2VjcmV0") && text.contains(&u64::MAX.to_string()), "{text}");
         }

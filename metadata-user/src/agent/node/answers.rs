@@ -6,18 +6,18 @@ use std::time::{Instant, SystemTime};
 
 use metadata_base::time::Now;
 use metadata_common::maps::Slot;
-use metadata_content::http::{self, Headers, Request, Response, Target};
+use metadata_content::http::{self, Headers, Request, RequestTarget, Response};
 use metadata_content::on_demand::OnDemand;
 use metadata_content::record::Record;
 use metadata_content::record::values::Timestamp;
-use metadata_content::store::{Outcome, Responses, SlotOutOfRange};
+use metadata_content::store::{LiveOutcome, Responses, SlotOutOfRange};
 use metadata_serve::audit::follow::Following;
 use metadata_serve::audit::{AuditCounts, Collector, TokenLine};
-use metadata_serve::{Answer, Answers as _, Question};
+use metadata_serve::{Answer, AnswerSource as _, HandedRequest};
 
 use super::spoken;
 use crate::agent::slots::IdentityName;
-use crate::identity::Signed;
+use crate::identity::SignedItem;
 
 /// The content that a slot serves.
 pub(super) enum Serves {
@@ -40,13 +40,13 @@ impl Serves {
 }
 
 /// Publishes to the store that workers read, and notes in the audit log which identity has which slot.
-pub(in crate::agent) struct Answers {
+pub(in crate::agent) struct AnswerPublisher {
     content: Arc<OnDemand>,
     collector: RefCell<Collector>,
     started: Instant,
 }
 
-impl Answers {
+impl AnswerPublisher {
     #[must_use]
     pub(in crate::agent) fn new(content: Arc<OnDemand>, collector: Collector) -> Self {
         Self { content, collector: RefCell::new(collector), started: Instant::now() }
@@ -98,7 +98,7 @@ impl Answers {
     /// Answers a question that the previous agent passed on; `None` while no answer is known. A request that would
     /// wait for a change is answered with the present state. The flag is true if the request changed state that other
     /// requests of the slot may wait for.
-    pub(super) fn answer(&self, question: &Question) -> (Option<Response>, bool) {
+    pub(super) fn answer(&self, question: &HandedRequest) -> (Option<Response>, bool) {
         let fields: Vec<_> = question
             .headers
             .iter()
@@ -106,24 +106,24 @@ impl Answers {
             .collect();
         let request = Request {
             method: question.method,
-            target: Target { path: &question.path, query: &question.query },
+            target: RequestTarget { path: &question.path, query: &question.query },
             headers: Headers::new(&fields),
             body: &question.body,
         };
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let now = Now { mono: self.started.elapsed(), unix_seconds: unix.as_secs() };
         let mut answer = self.content.answer(now, &question.connection, &request, None).0;
-        if let Answer::Known(Outcome::Park(parked)) = &mut answer
+        if let Answer::Known(LiveOutcome::Park(parked)) = &mut answer
             && parked.has_answer
         {
             parked.until = now.mono;
             answer = self.content.answer(now, &question.connection, &request, Some(parked)).0;
         }
         match answer {
-            Answer::Known(Outcome::Ready(response)) => (Some(response), false),
-            Answer::Known(Outcome::Changed(response)) => (Some(response), true),
-            Answer::Unknown => (Some(Response::error(http::Status(404), &[])), false),
-            Answer::Known(Outcome::Park(_)) | Answer::NotYet | Answer::TooMany => (None, false),
+            Answer::Known(LiveOutcome::Ready(response)) => (Some(response), false),
+            Answer::Known(LiveOutcome::Changed(response)) => (Some(response), true),
+            Answer::Unknown => (Some(Response::error(http::StatusCode(404), &[])), false),
+            Answer::Known(LiveOutcome::Park(_)) | Answer::NotYet | Answer::TooMany => (None, false),
         }
     }
 
@@ -133,7 +133,7 @@ impl Answers {
     }
 
     /// Writes the audit line of an identity token or a signed document.
-    pub(in crate::agent) fn token_signed(&self, signed: &Signed) {
+    pub(in crate::agent) fn token_signed(&self, signed: &SignedItem) {
         let time = i64::try_from(signed.issued).ok().and_then(Timestamp::at);
         self.collector.borrow_mut().token_signed(&TokenLine {
             time: time.as_ref().map_or("", Timestamp::as_str),

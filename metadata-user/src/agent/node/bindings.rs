@@ -11,11 +11,11 @@ use metadata_common::maps::{MAX_SLOTS, Slot};
 use metadata_content::record::Record;
 use metadata_content::store::Responses;
 use metadata_feed::registry::RecordId;
-use metadata_serve::Question;
+use metadata_serve::HandedRequest;
 use metadata_steer::{SteerError, Steering};
 use tracing::{debug, warn};
 
-use super::answers::{Answers, Serves};
+use super::answers::{AnswerPublisher, Serves};
 use super::catalogue::Catalogue;
 use super::workers::Workers;
 use crate::agent::plan::Plan;
@@ -26,7 +26,7 @@ use metadata_content::http::Response;
 pub(in crate::agent) struct Bindings {
     slots: Slots,
     bound: BTreeMap<IdentityName, Bound>,
-    answers: Answers,
+    answers: AnswerPublisher,
     workers: Workers,
     /// Slots that are not used again.
     retired: u64,
@@ -49,14 +49,14 @@ fn moved<'a>(
 
 impl Bindings {
     /// Creates the bindings without identities. Slots that the previous agent bound are reserved.
-    pub(super) fn new(steering: &Steering, answers: Answers, workers: Workers) -> Self {
+    pub(super) fn new(steering: &Steering, answers: AnswerPublisher, workers: Workers) -> Self {
         let mut bindings =
             Self { slots: Slots::new(MAX_SLOTS), bound: BTreeMap::new(), answers, workers, retired: 0 };
         bindings.reserve_inherited(steering);
         bindings
     }
 
-    pub(super) fn answers(&self) -> &Answers {
+    pub(super) fn answers(&self) -> &AnswerPublisher {
         &self.answers
     }
 
@@ -274,7 +274,7 @@ impl Bindings {
     }
 
     /// Answers a question that the previous agent passed on; `None` while no answer is known.
-    pub(super) fn answer(&mut self, steering: &Steering, question: &Question) -> Option<Response> {
+    pub(super) fn answer(&mut self, steering: &Steering, question: &HandedRequest) -> Option<Response> {
         let (response, changed) = self.answers.answer(question);
         if changed {
             self.wake(steering, question.connection.slot);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_content::record::{Owner, Record};
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_content::store::Responses;
 use metadata_feed::registry::{Change, RecordId, Registry};
 use metadata_feed::room::Room;
@@ -18,11 +18,11 @@ use metadata_state::save_queue::{SaveQueue, Unsaved};
 use tracing::{debug, warn};
 
 use super::renderer::Renderer;
-use crate::agent::plan::{Plan, Records};
+use crate::agent::plan::{ActiveRecords, Plan};
 use crate::agent::slots::IdentityName;
-use crate::agent::state::State;
+use crate::agent::state::NodeState;
 use crate::config::{Config, PortSpec};
-use crate::metrics::Errands;
+use crate::metrics::BackgroundCounters;
 use registered::Registered;
 pub(crate) use registered::{Clash, Tagged};
 pub(in crate::agent) use registered::{Shelving, etag};
@@ -33,10 +33,10 @@ pub(in crate::agent) struct Catalogue {
     /// Memory that records use, and its limit.
     room: Arc<Room>,
     /// The records in force.
-    records: Records,
+    records: ActiveRecords,
     plan: Plan,
     renderer: Renderer,
-    state: State,
+    state: NodeState,
     registered: Registered,
     /// Conflicts that were logged.
     conflicts: HashSet<String>,
@@ -66,11 +66,11 @@ pub(in crate::agent) struct Touched {
 impl Catalogue {
     /// Creates a catalogue without records.
     #[must_use]
-    pub(in crate::agent) fn new(state: State, room: Arc<Room>, configured: &[PortSpec]) -> Self {
+    pub(in crate::agent) fn new(state: NodeState, room: Arc<Room>, configured: &[PortSpec]) -> Self {
         Self {
             registry: Registry::default(),
             room,
-            records: Records::new(),
+            records: ActiveRecords::new(),
             plan: Plan::new(configured),
             renderer: Renderer::new(),
             state,
@@ -109,7 +109,7 @@ impl Catalogue {
 
     /// Counts of messages to sinks and of mailbox files.
     #[must_use]
-    pub(super) fn errands(&self) -> Errands {
+    pub(super) fn errands(&self) -> BackgroundCounters {
         self.state.counts()
     }
 
@@ -128,13 +128,13 @@ impl Catalogue {
     }
 
     /// Begins a new listing of a source. Records that the source does not repeat are removed once it is synced.
-    pub(in crate::agent) fn begin(&mut self, source: Source) {
+    pub(in crate::agent) fn begin(&mut self, source: RecordSource) {
         self.registry.begin(source);
         self.room.forget_pending(source);
     }
 
     /// Applies an event of a source.
-    pub(super) fn on_event(&mut self, source: Source, event: FeedEvent) -> Touched {
+    pub(super) fn on_event(&mut self, source: RecordSource, event: FeedEvent) -> Touched {
         let changed = match &event {
             FeedEvent::Upsert { key, .. } | FeedEvent::Remove { key } => Some(RecordId::new(source, key)),
             _ => None,
@@ -172,7 +172,7 @@ impl Catalogue {
 
     /// Reserves memory for a record. Without memory, the record becomes a rejection. So does a record of a platform's
     /// tenant without the owner that the platform assigned.
-    fn admit(&mut self, source: Source, event: FeedEvent) -> FeedEvent {
+    fn admit(&mut self, source: RecordSource, event: FeedEvent) -> FeedEvent {
         match event {
             FeedEvent::Upsert { key, record } if !record.owner().fits(source) => {
                 let id = RecordId::new(source, &key);
@@ -293,14 +293,14 @@ impl Catalogue {
 #[cfg(test)]
 mod tests {
     use super::{Catalogue, Touched};
-    use crate::agent::state::State;
+    use crate::agent::state::NodeState;
     use crate::config::Config;
     use metadata_base::port::PortName;
-    use metadata_content::account::{Account, CONNECTIONS_PER_VM, Resource, Tab};
+    use metadata_content::account::{Account, CONNECTIONS_PER_VM, ConnectionUsage, Resource};
     use metadata_content::record::{Dialect, Owner, Record};
-    use metadata_content::source::Source;
-    use metadata_content::store::{Responses, Vm};
-    use metadata_content::token::Kind;
+    use metadata_content::source::RecordSource;
+    use metadata_content::store::{Responses, VmState};
+    use metadata_content::token::TokenKind;
     use metadata_feed::FeedEvent;
     use metadata_feed::registry::RecordId;
     use metadata_feed::room::Room;
@@ -308,7 +308,7 @@ mod tests {
 
     fn catalogue() -> Catalogue {
         let config = Config { state: None, ..Config::default() };
-        let (state, _errands) = State::open(&config).expect("a state in memory");
+        let (state, _errands) = NodeState::open(&config).expect("a state in memory");
         Catalogue::new(state, Room::new(config.record_bytes()), &[])
     }
 
@@ -331,9 +331,9 @@ mod tests {
         let mut catalogue = catalogue();
         let ports = |names: &[&str]| names.iter().map(|name| PortName::local(*name)).collect();
         let named = |names| Touched { named: ports(names), ..Touched::default() };
-        assert_eq!(catalogue.on_event(Source::File, upsert("tap0", 1)), named(&["tap0"]));
-        assert_eq!(catalogue.on_event(Source::File, upsert("tap1", 2)), named(&["tap0", "tap1"]));
-        let removed = catalogue.on_event(Source::File, FeedEvent::Remove { key: "web".into() });
+        assert_eq!(catalogue.on_event(RecordSource::File, upsert("tap0", 1)), named(&["tap0"]));
+        assert_eq!(catalogue.on_event(RecordSource::File, upsert("tap1", 2)), named(&["tap0", "tap1"]));
+        let removed = catalogue.on_event(RecordSource::File, FeedEvent::Remove { key: "web".into() });
         assert_eq!(removed, Touched { others: ports(&["tap1"]), ..Touched::default() });
         assert_eq!(catalogue.room().usage().used, 0, "its memory is free again");
     }
@@ -351,8 +351,8 @@ mod tests {
         let mut catalogue = catalogue();
         let mut vm = |key: &str, namespace: &str, port: &str| {
             let owner = Owner::kubevirt(namespace, "test", "u");
-            let _touched = catalogue.on_event(Source::Kubevirt, owned(key, Some(owner), port));
-            let id = RecordId::new(Source::Kubevirt, key);
+            let _touched = catalogue.on_event(RecordSource::Kubevirt, owned(key, Some(owner), port));
+            let id = RecordId::new(RecordSource::Kubevirt, key);
             catalogue.responses(&id).expect("it is in force").vm().clone()
         };
         let (victim, attacker) = (vm("a/test", "a", "tap0"), vm("b/test", "b", "tap1"));
@@ -361,13 +361,13 @@ mod tests {
         victim.mailbox.post_password(b"p").expect("the first");
         assert_eq!(attacker.mailbox.attribute("ns", "key"), None);
         assert_eq!(attacker.mailbox.posted_password(), "");
-        let token = victim.keyring.mint(Kind::Aws, &victim.owner, 60, 1);
-        assert!(victim.keyring.verify(Kind::Aws, &victim.owner, token.as_bytes(), 2));
-        assert!(!attacker.keyring.verify(Kind::Aws, &attacker.owner, token.as_bytes(), 2));
+        let token = victim.keyring.mint(TokenKind::Aws, &victim.owner, 60, 1);
+        assert!(victim.keyring.verify(TokenKind::Aws, &victim.owner, token.as_bytes(), 2));
+        assert!(!attacker.keyring.verify(TokenKind::Aws, &attacker.owner, token.as_bytes(), 2));
         let worker = Arc::new(Account::of_worker());
-        let open = |_| Tab::open(Arc::clone(attacker.mailbox.account()), Arc::clone(&worker));
+        let open = |_| ConnectionUsage::open(Arc::clone(attacker.mailbox.account()), Arc::clone(&worker));
         let _held: Vec<_> = (0..CONNECTIONS_PER_VM).map(open).collect();
-        let has_room = |vm: &Vm| vm.mailbox.account().has_room(Resource::Connections, 1);
+        let has_room = |vm: &VmState| vm.mailbox.account().has_room(Resource::Connections, 1);
         assert_eq!([&attacker, &victim, &moved].map(has_room), [false, true, true]);
         assert!(
             Arc::ptr_eq(&victim.mailbox, &moved.mailbox),
@@ -378,7 +378,7 @@ mod tests {
         };
         let records: Vec<_> = records.iter().map(ToString::to_string).collect();
         assert_eq!(records, ["kubevirt/a/test", "kubevirt/a/test@pod", "kubevirt/b/test"]);
-        let _touched = catalogue.on_event(Source::Kubevirt, FeedEvent::Remove { key: "b/test".into() });
+        let _touched = catalogue.on_event(RecordSource::Kubevirt, FeedEvent::Remove { key: "b/test".into() });
         assert!(catalogue.shared_uuids().is_empty(), "two records of one VM are no two VMs");
     }
 
@@ -387,8 +387,11 @@ mod tests {
         let bare: Owner = serde_json::from_str("\"7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d\"").expect("an owner");
         for owner in [None, Some(bare), Some(Owner::proxmox("c", 1, "2"))] {
             let mut catalogue = catalogue();
-            let _touched = catalogue.on_event(Source::Kubevirt, owned("a/test", owner.clone(), "tap0"));
-            assert!(catalogue.record(&RecordId::new(Source::Kubevirt, "a/test")).is_none(), "{owner:?}");
+            let _touched = catalogue.on_event(RecordSource::Kubevirt, owned("a/test", owner.clone(), "tap0"));
+            assert!(
+                catalogue.record(&RecordId::new(RecordSource::Kubevirt, "a/test")).is_none(),
+                "{owner:?}"
+            );
             assert_eq!(catalogue.registry().refused().count(), 1);
         }
     }
@@ -396,13 +399,13 @@ mod tests {
     #[test]
     fn a_record_is_rendered_once_until_it_changes() {
         let mut catalogue = catalogue();
-        let id = RecordId::new(Source::File, "web");
+        let id = RecordId::new(RecordSource::File, "web");
         assert!(catalogue.responses(&id).is_none(), "it is not in force");
-        let _touched = catalogue.on_event(Source::File, upsert("tap0", 1));
+        let _touched = catalogue.on_event(RecordSource::File, upsert("tap0", 1));
         let first = catalogue.responses(&id).expect("responses");
-        let _touched = catalogue.on_event(Source::File, upsert("tap0", 1));
+        let _touched = catalogue.on_event(RecordSource::File, upsert("tap0", 1));
         assert!(Arc::ptr_eq(&first, &catalogue.responses(&id).expect("responses")), "an equal record");
-        let _touched = catalogue.on_event(Source::File, upsert("tap0", 2));
+        let _touched = catalogue.on_event(RecordSource::File, upsert("tap0", 2));
         assert!(!Arc::ptr_eq(&first, &catalogue.responses(&id).expect("responses")));
     }
 
@@ -411,12 +414,12 @@ mod tests {
         let directory = tempfile::tempdir().expect("a directory");
         let config = Config { state: Some(directory.path().to_owned()), ..Config::default() };
         let open = || {
-            let (state, _errands) = State::open(&config).expect("a state directory");
+            let (state, _errands) = NodeState::open(&config).expect("a state directory");
             Catalogue::new(state, Room::new(config.record_bytes()), &[])
         };
         let responses = |catalogue: &mut Catalogue, generation| {
-            let _touched = catalogue.on_event(Source::File, upsert("tap0", generation));
-            let id = RecordId::new(Source::File, "web");
+            let _touched = catalogue.on_event(RecordSource::File, upsert("tap0", generation));
+            let id = RecordId::new(RecordSource::File, "web");
             catalogue.responses(&id).expect("responses")
         };
         let has_ec2 = |responses: &Responses| responses.routes().any(|(.., route)| route.dialect() == "ec2");
@@ -442,11 +445,11 @@ mod tests {
         kept.user_data = Some(data.clone().into());
         let kept = Arc::new(kept);
         let event = FeedEvent::Upsert { key: "a/test".into(), record: Arc::clone(&kept) };
-        let _touched = catalogue.on_event(Source::Kubevirt, event);
-        let id = RecordId::new(Source::Kubevirt, "a/test");
+        let _touched = catalogue.on_event(RecordSource::Kubevirt, event);
+        let id = RecordId::new(RecordSource::Kubevirt, "a/test");
         assert!(Arc::ptr_eq(catalogue.record(&id).expect("in force"), &kept), "one record, not two");
         drop(catalogue.responses(&id).expect("responses"));
-        let _touched = catalogue.on_event(Source::Kubevirt, FeedEvent::Remove { key: "a/test".into() });
+        let _touched = catalogue.on_event(RecordSource::Kubevirt, FeedEvent::Remove { key: "a/test".into() });
         catalogue.tend();
         drop(kept);
         assert!(data.is_unique(), "the agent holds it although its VM has gone");

@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use metadata_base::port::PortName;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_feed::registry::RecordId;
-use metadata_links::watch::{Changed, Device};
-use metadata_steer::{Found, SteerError, Steering, Way};
+use metadata_links::watch::{Changed, DeviceEvent};
+use metadata_steer::{DeviceLookup, SteerError, Steering, Way};
 use tracing::{debug, info, warn};
 
-use super::answers::Answers;
+use super::answers::AnswerPublisher;
 use super::attaching::AttachTimes;
 use super::bindings::Bindings;
 use super::catalogue::{Catalogue, Touched};
 use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
-pub(in crate::agent) use closing::Guard;
+pub(in crate::agent) use closing::TapGuard;
 use troubles::PortShares;
 use troubles::Troubles;
 use troubles::{ABSENT, NO_NAMESPACE, UNREACHABLE};
@@ -37,7 +37,7 @@ pub(in crate::agent) struct NodePorts {
     inherited: Option<BTreeSet<PortName>>,
     troubles: Troubles,
     attaching: AttachTimes,
-    guard: Guard,
+    guard: TapGuard,
     shares: PortShares,
 }
 
@@ -47,9 +47,9 @@ impl NodePorts {
     #[must_use]
     pub(in crate::agent) fn new(
         steering: Steering,
-        answers: Answers,
+        answers: AnswerPublisher,
         workers: Workers,
-        guard: Guard,
+        guard: TapGuard,
         plan: &Plan,
     ) -> Self {
         let mut ports = Self {
@@ -87,7 +87,7 @@ impl NodePorts {
     }
 
     #[must_use]
-    pub(in crate::agent) fn answers(&self) -> &Answers {
+    pub(in crate::agent) fn answers(&self) -> &AnswerPublisher {
         self.bindings.answers()
     }
 
@@ -159,7 +159,7 @@ impl NodePorts {
         }
     }
 
-    fn on_device_changed(&mut self, netns: Option<&str>, device: &Device, plan: &Plan) {
+    fn on_device_changed(&mut self, netns: Option<&str>, device: &DeviceEvent, plan: &Plan) {
         self.steering.lost(device);
         if let Err(error) = self.steering.resized(device) {
             warn!("{error}");
@@ -204,7 +204,7 @@ impl NodePorts {
     }
 
     /// Applies the limits of the configuration to all ports.
-    pub(super) fn set_limits(&mut self, limits: metadata_steer::Limits) {
+    pub(super) fn set_limits(&mut self, limits: metadata_steer::PortLimits) {
         if limits != self.steering.limits()
             && let Err(error) = self.steering.set_limits(limits)
         {
@@ -251,7 +251,7 @@ impl NodePorts {
             return self.settle_unwanted(port, catalogue.plan());
         }
         self.bindings.unbind_on(&mut self.steering, port, |who| !catalogue.plan().knows(who));
-        if self.steering.is_attached(port) && matches!(self.steering.find(port), Ok(Found::Other)) {
+        if self.steering.is_attached(port) && matches!(self.steering.find(port), Ok(DeviceLookup::Other)) {
             // The tap was deleted and created again: the new one begins like any other.
             self.detach(port);
         }
@@ -286,8 +286,8 @@ impl NodePorts {
         }
     }
 
-    /// Prepares a new port, so that identities can be bound on it before it is attached. An error is left to the attempt
-    /// to attach it, which has the same.
+    /// Prepares a new port, so that identities can be bound on it before it is attached. An error is left to the
+    /// attempt to attach it, which has the same.
     fn prepare(&mut self, port: &PortName) -> bool {
         // Steering detaches renamed devices, so identities may be bound on a port that is not attached.
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
@@ -336,8 +336,8 @@ impl NodePorts {
     /// Attaches a port; true if it is attached.
     fn attach(&mut self, port: &PortName, plan: &Plan) -> bool {
         match self.steering.find(port) {
-            Ok(Found::Attached) => return true,
-            Ok(Found::Other) => {
+            Ok(DeviceLookup::Attached) => return true,
+            Ok(DeviceLookup::Other) => {
                 // The tap was deleted and created again: another device has the old name.
                 if !self.steering.is_prepared(port) {
                     self.detach(port);
@@ -360,10 +360,10 @@ impl NodePorts {
                     Err(error) => self.troubles.report(port, &error.to_string()),
                 }
             }
-            Ok(found @ (Found::Nothing | Found::NoNamespace)) => {
+            Ok(found @ (DeviceLookup::Nothing | DeviceLookup::NoNamespace)) => {
                 self.detach(port);
                 self.attaching.on_absent(port);
-                let reason = if found == Found::Nothing { ABSENT } else { NO_NAMESPACE };
+                let reason = if found == DeviceLookup::Nothing { ABSENT } else { NO_NAMESPACE };
                 self.troubles.wait_for_device(port, reason);
             }
             Err(error) => self.troubles.report(port, &error.to_string()),

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use metadata_content::dialect;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_content::store::{Interner, Responses};
 use metadata_feed::registry::RecordId;
 
-use crate::agent::state::State;
+use crate::agent::state::NodeState;
 
 /// The responses of records in force.
 pub(super) struct Renderer {
@@ -30,9 +30,9 @@ impl Renderer {
         Self { interner: Interner::new(), rendered: HashMap::new(), spent: Duration::ZERO }
     }
 
-    /// Shares equal payloads of records, unless the record's feed does. Two interners that held one payload would hold it
-    /// for each other, for ever.
-    pub(super) fn compact(&mut self, source: Source, record: Arc<Record>) -> Arc<Record> {
+    /// Shares equal payloads of records, unless the record's feed does. Two interners that held one payload would hold
+    /// it for each other, for ever.
+    pub(super) fn compact(&mut self, source: RecordSource, record: Arc<Record>) -> Arc<Record> {
         if source.shares_payloads() {
             return record;
         }
@@ -42,7 +42,12 @@ impl Renderer {
     }
 
     /// Returns the responses of a record. Renders them if the record is new or has changed.
-    pub(super) fn responses(&mut self, id: &RecordId, record: &Arc<Record>, state: &State) -> Arc<Responses> {
+    pub(super) fn responses(
+        &mut self,
+        id: &RecordId,
+        record: &Arc<Record>,
+        state: &NodeState,
+    ) -> Arc<Responses> {
         if let Some(rendered) = self.rendered.get(id).filter(|r| Arc::ptr_eq(&r.record, record)) {
             return Arc::clone(&rendered.responses);
         }

@@ -8,16 +8,16 @@ use metadata_base::printable::counted;
 use metadata_base::share::ShareReport;
 use metadata_common::verdict::Verdict;
 use metadata_content::identity::Issuer;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_control::status::{
-    About, ApiServer, Attachments, IssuerState, LISTED_COMPLAINTS, Phase, PortState, Proxmox, RecordMemory,
-    SCHEMA, Share, Status, TenantShare, Unanswered, Unread, Worker,
+    About, AgentStatus, ApiServer, AttachmentStatus, IssuerState, LISTED_COMPLAINTS, Phase, PortState,
+    Proxmox, RecordMemory, SCHEMA, Share, TenantShare, Unanswered, Unread, WorkerStatus,
 };
 use metadata_datapath::worker::LoopStats;
-use metadata_feed::contact::{Contact, Failing, Report};
-use metadata_feed::proxmox::watch::Outlook;
+use metadata_feed::contact::{Contact, ContactReport, Failing};
+use metadata_feed::proxmox::watch::ProxmoxHealth;
 use metadata_feed::publisher::Outage;
-use metadata_serve::{End, Reason, Tally};
+use metadata_serve::{WaitEnd, WaitReason, WorkerCounts};
 use metadata_steer::Steering;
 use samples::Samples;
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::warn;
 
-use super::View;
+use super::NodeView;
 use super::workers::Workers;
 use crate::agent::health::Health;
 use crate::agent::state::unix_now;
@@ -52,23 +52,23 @@ pub(in crate::agent) struct Reporter {
     problems: RefCell<Option<(Instant, Vec<String>)>>,
     reloads: Reloads,
     /// What each worker has answered, in the order of the hubs.
-    tallies: Vec<Arc<Tally>>,
+    tallies: Vec<Arc<WorkerCounts>>,
     from_snapshot: bool,
     /// The state of the connection to the API server, if a feed uses one.
     api_server: Option<Arc<Contact>>,
     /// The issuer of identity tokens and its keys, on a node that issues them.
     identity: Option<(Issuer, Arc<Publication>)>,
     /// The directory of Proxmox VE's configurations and the state of the looks at it, if a feed reads it.
-    proxmox: Option<(PathBuf, Arc<Outlook>)>,
+    proxmox: Option<(PathBuf, Arc<ProxmoxHealth>)>,
     /// Whether each source can be read.
-    outages: BTreeMap<Source, Outage>,
+    outages: BTreeMap<RecordSource, Outage>,
     /// Why the last reload of the configuration was refused.
     refused_reload: Option<String>,
 }
 
 impl Reporter {
     #[must_use]
-    pub(in crate::agent) fn new(tallies: Vec<Arc<Tally>>) -> Self {
+    pub(in crate::agent) fn new(tallies: Vec<Arc<WorkerCounts>>) -> Self {
         Self {
             started: Instant::now(),
             node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -103,12 +103,12 @@ impl Reporter {
     }
 
     /// Sets the directory of Proxmox VE's configurations to report on.
-    pub(in crate::agent) fn set_proxmox(&mut self, directory: PathBuf, outlook: Arc<Outlook>) {
+    pub(in crate::agent) fn set_proxmox(&mut self, directory: PathBuf, outlook: Arc<ProxmoxHealth>) {
         self.proxmox = Some((directory, outlook));
     }
 
     /// Sets where a feed says that its source cannot be read.
-    pub(in crate::agent) fn set_outage(&mut self, source: Source, outage: Outage) {
+    pub(in crate::agent) fn set_outage(&mut self, source: RecordSource, outage: Outage) {
         self.outages.insert(source, outage);
     }
 
@@ -126,9 +126,9 @@ impl Reporter {
 
     /// The status at this moment.
     #[must_use]
-    pub(super) fn status(&self, view: View<'_>, about: About, health: &Health) -> Status {
+    pub(super) fn status(&self, view: NodeView<'_>, about: About, health: &Health) -> AgentStatus {
         let steering = view.ports.steering();
-        let mut status = Status {
+        let mut status = AgentStatus {
             schema: SCHEMA.into(),
             version: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -167,7 +167,7 @@ impl Reporter {
     }
 
     /// Adds troubles on which an operator should act, in addition to those that keep the agent from being ready.
-    fn complain(&self, view: View<'_>, status: &mut Status) {
+    fn complain(&self, view: NodeView<'_>, status: &mut AgentStatus) {
         status.troubles.extend(status.attachments.faults.iter().cloned());
         if self.from_snapshot {
             status.troubles.push("records come from the snapshot: their source is unavailable".into());
@@ -239,7 +239,7 @@ impl Reporter {
 
     /// The state of the connection to the API server; `None` if no feed uses one.
     fn api_server(&self) -> Option<ApiServer> {
-        let Report { asked_for, answered, failing, failures } =
+        let ContactReport { asked_for, answered, failing, failures } =
             self.api_server.as_ref()?.report(Instant::now());
         let failing = failing.map(|Failing { since, kind, reason }| Unanswered { since, kind, reason });
         Some(ApiServer { asked_for, answered, failing, failures })
@@ -258,12 +258,12 @@ impl Reporter {
         })
     }
 
-    fn workers(&self, view: View<'_>, health: &Health) -> Vec<Worker> {
+    fn workers(&self, view: NodeView<'_>, health: &Health) -> Vec<WorkerStatus> {
         let beats = health.workers().map(|(_, beat)| beat.age());
         let hubs = view.ports.steering().hubs().iter().zip(view.ports.workers().stats()).zip(beats);
         let each = hubs.enumerate().map(|(at, ((hub, stats), age))| {
             let engine = stats.engine;
-            Worker {
+            WorkerStatus {
                 hub: hub.number,
                 device: hub.inner_name.clone(),
                 heartbeat: age.map(|age| age.as_secs_f64()),
@@ -280,7 +280,7 @@ impl Reporter {
     }
 
     /// Counters that are 0 on a healthy node.
-    fn troubling(&self, view: View<'_>) -> BTreeMap<String, u64> {
+    fn troubling(&self, view: NodeView<'_>) -> BTreeMap<String, u64> {
         let mut counts = BTreeMap::new();
         match view.ports.steering().counters() {
             Ok(kernel) => {
@@ -317,7 +317,7 @@ impl Reporter {
             add("guests_refused", stats.engine.refused_ports);
             add("faults", stats.engine.faults);
         }
-        let expired = |tally: &Arc<Tally>| tally.ended(Reason::Record, End::Expired);
+        let expired = |tally: &Arc<WorkerCounts>| tally.ended(WaitReason::Record, WaitEnd::Expired);
         add("requests_without_record", self.tallies.iter().map(expired).sum());
         let audit = view.ports.answers().audit_counts().unwrap_or_default();
         add("audit_dropped", audit.queue_full + audit.write_failed);
@@ -341,9 +341,9 @@ fn share(ShareReport { limit, used, most, refusals, top }: ShareReport) -> Share
 }
 
 /// The last comparison of what is attached and pinned with what the kernel has.
-fn attachments(steering: &Steering) -> Attachments {
+fn attachments(steering: &Steering) -> AttachmentStatus {
     let found = steering.attachments();
-    Attachments {
+    AttachmentStatus {
         checked: found.checked.map(|ago| ago.as_secs_f64()),
         faults: found.faults,
         found: found.found.into_iter().map(|(fault, count)| (fault.name().to_owned(), count)).collect(),

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use metadata_base::port::PortName;
 use metadata_base::share::{ShareReport, Tenant};
 use metadata_common::mac::Mac;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_control::status::{
     About, ExpectedMac, GuestState, GuestWay, InstanceState, Instances, LISTED_COMPLAINTS, LISTED_PORTS,
-    MacMismatch, Port, PortState, Ports as PortsReport, Refused, Shadowed, SharedUuid,
+    MacMismatch, PortState, PortStatus, PortSummary as PortsReport, RefusedRecord, Shadowed, SharedUuid,
 };
 use metadata_feed::registry::{RecordId, Standing};
 use metadata_links::inlet;
@@ -28,12 +28,12 @@ pub(crate) use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// The wanted and the present state at one moment.
 #[derive(Clone, Copy)]
-pub(in crate::agent) struct View<'a> {
+pub(in crate::agent) struct NodeView<'a> {
     pub(super) catalogue: &'a Catalogue,
     pub(super) ports: &'a NodePorts,
 }
 
-impl<'a> View<'a> {
+impl<'a> NodeView<'a> {
     /// Number of ports in each state.
     pub(super) fn ports_by_state(self) -> BTreeMap<PortState, u64> {
         let mut counts: BTreeMap<_, _> = PortState::ALL.map(|state| (state, 0)).into();
@@ -48,7 +48,7 @@ impl<'a> View<'a> {
     /// How tenants share the node's limits.
     pub(super) fn shares(self) -> Vec<ShareReport> {
         let registry = self.catalogue.registry();
-        let refused = Source::ALL.into_iter().filter_map(|source| registry.refused_share(source));
+        let refused = RecordSource::ALL.into_iter().filter_map(|source| registry.refused_share(source));
         let refused =
             refused.filter(|share| share.top().iter().any(|(tenant, _)| *tenant != Tenant::Operator));
         let refused = refused.max_by_key(|share| share.used());
@@ -80,7 +80,7 @@ impl<'a> View<'a> {
                 report.unlisted += 1;
                 continue;
             }
-            report.listed.push(Port {
+            report.listed.push(PortStatus {
                 name: spoken(port),
                 state,
                 reason: reason.map(str::to_owned),
@@ -95,13 +95,13 @@ impl<'a> View<'a> {
     /// Number of records in each state, for files and for every source that has records.
     pub(super) fn instances_by_state(self) -> Vec<Instances> {
         let none = InstanceState::ALL.map(|state| (state, 0));
-        let mut counts = BTreeMap::from([(Source::File, none)]);
+        let mut counts = BTreeMap::from([(RecordSource::File, none)]);
         for id in self.catalogue.registry().ids() {
             let state = self.instance_state(id);
             let counts = counts.entry(id.source).or_insert(none);
             counts.iter_mut().filter(|(other, _)| *other == state).for_each(|(_, count)| *count += 1);
         }
-        let of = |(source, counts): (Source, [_; InstanceState::ALL.len()])| {
+        let of = |(source, counts): (RecordSource, [_; InstanceState::ALL.len()])| {
             counts.map(|(state, count)| Instances { source: source.name().into(), state, count })
         };
         counts.into_iter().flat_map(of).collect()
@@ -148,9 +148,11 @@ impl<'a> View<'a> {
     }
 
     /// Rejected records, [`LISTED_COMPLAINTS`] at most.
-    pub(super) fn refused(self) -> Vec<Refused> {
+    pub(super) fn refused(self) -> Vec<RefusedRecord> {
         let refused = self.catalogue.registry().refused().take(LISTED_COMPLAINTS);
-        refused.map(|(id, reason)| Refused { record: id.to_string(), reason: reason.to_owned() }).collect()
+        refused
+            .map(|(id, reason)| RefusedRecord { record: id.to_string(), reason: reason.to_owned() })
+            .collect()
     }
 
     /// UUIDs that several VMs share, [`LISTED_COMPLAINTS`] at most.

@@ -6,7 +6,7 @@ use metadata_control::status::InstanceState;
 use metadata_datapath::stack::{SlotStats, StackStats};
 use metadata_datapath::worker::{ControlError, Heartbeat, WorkerHandle, WorkerStats};
 use metadata_feed::registry::RecordId;
-use metadata_steer::{Claims, SteerError};
+use metadata_steer::{FlowClaimer, SteerError};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::sync::oneshot;
@@ -93,7 +93,7 @@ impl Workers {
     pub(super) fn drain_and_claim(
         &self,
         limit: Duration,
-        mut claims: impl FnMut() -> Result<Claims, SteerError>,
+        mut claims: impl FnMut() -> Result<FlowClaimer, SteerError>,
     ) -> anyhow::Result<()> {
         for worker in &self.handles {
             worker.drain(limit, Some(Box::new(claims()?)))?;
@@ -171,7 +171,7 @@ impl Waiting {
 
 #[cfg(test)]
 mod tests {
-    use metadata_content::source::Source;
+    use metadata_content::source::RecordSource;
     use metadata_control::instances::Instance;
     use metadata_control::status::InstanceState;
     use metadata_feed::registry::RecordId;
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn a_client_gets_a_reply_once_its_record_is_served_and_none_if_it_is_removed() {
-        let (mut waiting, id) = (Waiting::default(), RecordId::new(Source::Api, "web"));
+        let (mut waiting, id) = (Waiting::default(), RecordId::new(RecordSource::Api, "web"));
         let (reply, mut answer) = oneshot::channel();
         waiting.push(id.clone(), reply);
         waiting.notify(|id| Some(instance(id, InstanceState::Waiting)));

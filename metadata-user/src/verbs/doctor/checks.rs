@@ -13,11 +13,11 @@ mod room;
 #[cfg(test)]
 mod tests;
 
-use super::{Check, Facts, Question};
+use super::{Check, DoctorRequest, Facts};
 pub(super) use privilege::user;
 
 /// Checks that the configuration can be used.
-pub(super) fn configuration(question: &Question) -> Check {
+pub(super) fn configuration(question: &DoctorRequest) -> Check {
     let file = question.file.as_ref().map(|file| file.display().to_string());
     match (&question.config, file) {
         (Ok(_), Some(file)) => Check::ok("configuration", format!("{file} can be used")),

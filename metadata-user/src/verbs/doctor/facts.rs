@@ -4,51 +4,51 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use metadata_base::port::PortName;
-use metadata_control::status::{Attachments, MacMismatch};
-use metadata_steer::Mode;
-use metadata_steer::probe::{AddressUse, Answer, Device, Failure, Feature, PinnedLink, Search};
+use metadata_control::status::{AttachmentStatus, MacMismatch};
+use metadata_steer::SteeringMode;
+use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, ProbeResult, Search};
 
 /// All facts about a node, collected for one configuration.
 #[derive(Clone, Debug)]
 pub struct Facts {
     /// The part of the agent's configuration that the checks need.
-    pub wanted: Wanted,
+    pub wanted: ConfigFacts,
     /// The kernel's version, features and settings.
     pub kernel: Kernel,
     /// This process. The checks assume that the agent has the same rights and limits.
-    pub process: Process,
+    pub process: ProcessFacts,
     /// The directory in which the agent pins eBPF links and maps; `None` if it pins nothing.
-    pub pins: Option<Pins>,
+    pub pins: Option<PinFacts>,
     /// The agent's directories with their purposes: `records`, `state` and `run`.
     pub directories: Vec<(&'static str, Directory)>,
     /// The records in the directory of records; `None` if no such directory is configured.
-    pub records: Option<Records>,
+    pub records: Option<RecordFacts>,
     /// Other agents, conflicts and losses on the node.
-    pub node: Node,
+    pub node: NodeFacts,
     /// The ports that the configuration and the records name.
-    pub ports: Vec<Port>,
+    pub ports: Vec<PortFacts>,
     /// The needs of KubeVirt's feed, which makes records from KubeVirt's VMs; `None` if the feed is off.
     pub kubevirt: Option<Kubevirt>,
     /// The directory of Proxmox VE's configurations; `None` if its feed is off.
     pub proxmox: Option<Directory>,
     /// What the issuer of identity tokens needs; `None` on a node without one.
-    pub identity: Option<Identity>,
+    pub identity: Option<IssuerFacts>,
 }
 
 /// What the issuer of identity tokens needs.
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub struct IssuerFacts {
     /// The directory of keys.
     pub directory: PathBuf,
     /// The keys that the signer can use, or the reason why there are none.
-    pub keys: Result<Keys, String>,
+    pub keys: Result<IdentityKeyFacts, String>,
     /// Days until the certificate for documents expires, or the reason why it cannot be used; `None` without one.
     pub certificate: Option<Result<u64, String>>,
 }
 
 /// The keys of identity tokens in their directory.
 #[derive(Clone, Debug)]
-pub struct Keys {
+pub struct IdentityKeyFacts {
     /// Number of keys that can be used.
     pub count: usize,
     /// Why other files are not keys.
@@ -75,9 +75,9 @@ pub struct Kubevirt {
 
 /// The part of the configuration that the checks need.
 #[derive(Clone, Debug)]
-pub struct Wanted {
+pub struct ConfigFacts {
     /// The kind of eBPF program that redirects frames from ports to the agent.
-    pub steer: Mode,
+    pub steer: SteeringMode,
     /// The prefix of the names of the hub's devices. Ports exchange frames with the agent through these devices.
     pub hub: String,
     /// Number of worker threads. Each has a hub of its own.
@@ -94,18 +94,18 @@ pub struct Kernel {
     /// The release that uname(2) returns, such as `6.1.0-13-amd64`.
     pub release: String,
     /// Whether the kernel has each feature. An error means that the test had no result.
-    pub features: Vec<(Feature, Answer)>,
+    pub features: Vec<(Feature, ProbeResult)>,
     /// Names of functions that the eBPF programs call and the kernel lacks (bpf-helpers(7)).
-    pub missing_helpers: Result<Vec<&'static str>, Failure>,
+    pub missing_helpers: Result<Vec<&'static str>, ProbeError>,
     /// The result of the rehearsal, which runs the first steps of serving in a temporary network namespace.
-    pub rehearsal: Result<(), Failure>,
+    pub rehearsal: Result<(), ProbeError>,
     /// The content of `/sys/kernel/security/lockdown`, such as `[none] integrity confidentiality`. The kernel encloses
     /// the current mode in brackets. `None` if the file cannot be read.
     pub lockdown: Option<String>,
     /// The sysctl `kernel.unprivileged_bpf_disabled`; `None` if it cannot be read.
     pub unprivileged_bpf: Option<String>,
     /// The result of opening `/dev/net/tun`.
-    pub tun: Result<(), Failure>,
+    pub tun: Result<(), ProbeError>,
 }
 
 /// Capability sets (capabilities(7)). Bit n of a set is the capability with number n.
@@ -121,7 +121,7 @@ pub struct Capabilities {
 
 /// The rights and limits of this process.
 #[derive(Clone, Debug)]
-pub struct Process {
+pub struct ProcessFacts {
     /// The effective user ID.
     pub uid: u32,
     /// The capability sets; `None` if `/proc` cannot be read.
@@ -162,15 +162,15 @@ pub struct FileSystem {
 
 /// The directory in which the agent pins eBPF links and maps.
 #[derive(Clone, Debug)]
-pub struct Pins {
+pub struct PinFacts {
     /// The configured path.
     pub path: PathBuf,
     /// The file system of the path.
-    pub file_system: Result<FileSystem, Failure>,
+    pub file_system: Result<FileSystem, ProbeError>,
     /// The names of the first entries in the directory. Each name is a version of the layout of pins, such as `v1`.
     pub versions: Vec<String>,
     /// The links that are pinned in this agent's version of the layout.
-    pub links: Result<Vec<PinnedLink>, Failure>,
+    pub links: Result<Vec<PinnedLink>, ProbeError>,
 }
 
 /// A configured directory.
@@ -179,14 +179,14 @@ pub struct Directory {
     /// The configured path.
     pub path: PathBuf,
     /// The properties of the path; `None` if it does not exist.
-    pub found: Result<Option<Found>, Failure>,
+    pub found: Result<Option<PathFacts>, ProbeError>,
     /// Its file system.
-    pub file_system: Result<FileSystem, Failure>,
+    pub file_system: Result<FileSystem, ProbeError>,
 }
 
 /// The properties of a path that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct PathFacts {
     /// True for a directory.
     pub directory: bool,
     /// The mode without the file type.
@@ -197,7 +197,7 @@ pub struct Found {
 
 /// A summary of the directory of records.
 #[derive(Clone, Debug, Default)]
-pub struct Records {
+pub struct RecordFacts {
     /// Number of records, valid and invalid.
     pub count: usize,
     /// Number of valid records by `serve.smbios`.
@@ -218,9 +218,9 @@ pub struct Records {
 
 /// Other agents, conflicts and losses on the node.
 #[derive(Clone, Debug)]
-pub struct Node {
+pub struct NodeFacts {
     /// The name and the kind of each device that has a name of the hub's devices.
-    pub hub: Result<Vec<(String, String)>, Failure>,
+    pub hub: Result<Vec<(String, String)>, ProbeError>,
     /// Number of steered frames lost because the ring of a hub's veth was full. The count starts when the hub is
     /// created.
     pub veth_full: u64,
@@ -232,25 +232,25 @@ pub struct Node {
     pub agent: Option<u32>,
     /// What the running agent attached and pinned, compared with what the kernel has; `None` without an agent that says
     /// it.
-    pub attachments: Option<Attachments>,
+    pub attachments: Option<AttachmentStatus>,
     /// The ports of the running agent whose guests use a MAC that no record has there.
     pub mac_mismatches: Vec<MacMismatch>,
     /// A socket that a previous agent left in the run directory. `None` if there is no such socket, or if an agent
     /// listens.
     pub stale_socket: Option<PathBuf>,
     /// How the node itself uses each served address.
-    pub addresses: Result<Vec<AddressUse>, Failure>,
+    pub addresses: Result<Vec<AddressUse>, ProbeError>,
     /// The sysctl `net.bridge.bridge-nf-call-iptables`; `None` if it cannot be read.
     pub bridge_filter: Option<String>,
 }
 
 /// A port and its device.
 #[derive(Clone, Debug)]
-pub struct Port {
+pub struct PortFacts {
     /// The name and the network namespace of the port's device.
     pub name: PortName,
     /// The device with this name in this namespace; `None` if there is no such device.
-    pub device: Result<Option<Device>, Failure>,
+    pub device: Result<Option<DeviceState>, ProbeError>,
     /// The result of a search for this name in all namespaces. `None` if the device was found, so that no search ran.
     pub elsewhere: Option<Search>,
 }

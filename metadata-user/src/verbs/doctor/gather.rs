@@ -10,7 +10,7 @@ mod room;
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
 
-use super::facts::{Facts, Kernel, Node, Process, Wanted};
+use super::facts::{ConfigFacts, Facts, Kernel, NodeFacts, ProcessFacts};
 use crate::config::Config;
 use metadata_datapath::afxdp::{Queues, SocketConfig};
 use metadata_steer::{SteerConfig, hub_queues, probe};
@@ -18,7 +18,7 @@ pub(super) use process::process;
 
 /// Collects all facts for a configuration.
 /// `process` was collected first, because the rehearsal raises the soft limit on open files.
-pub(super) fn facts(config: &Config, process: Process) -> Facts {
+pub(super) fn facts(config: &Config, process: ProcessFacts) -> Facts {
     let (records, ports) = ports::named(config);
     Facts {
         wanted: wanted(config),
@@ -38,8 +38,8 @@ pub(super) fn facts(config: &Config, process: Process) -> Facts {
     }
 }
 
-fn wanted(config: &Config) -> Wanted {
-    Wanted {
+fn wanted(config: &Config) -> ConfigFacts {
+    ConfigFacts {
         steer: config.steer,
         hub: config.hub.clone(),
         workers: config.workers,
@@ -68,11 +68,11 @@ fn kernel(config: &Config) -> Kernel {
     }
 }
 
-fn node(config: &Config) -> Node {
+fn node(config: &Config) -> NodeFacts {
     let (agent, stale_socket) = room::agent(&config.run);
     let status = agent.and_then(|_| room::status(&config.run));
     let filter = std::fs::read_to_string("/proc/sys/net/bridge/bridge-nf-call-iptables");
-    Node {
+    NodeFacts {
         attachments: status.as_ref().map(|status| status.attachments.clone()),
         mac_mismatches: status.map_or_else(Vec::new, |status| status.mac_mismatches),
         hub: probe::hub_devices(&config.hub, config.workers),

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use metadata_base::printable::printable;
 use serde::Serialize;
 
-use super::{Check, Status};
+use super::{Check, CheckStatus};
 
 /// The name and version of the JSON format. The version increases when a member is removed or changes its meaning.
 const SCHEMA: &str = "doctor/1";
@@ -14,13 +14,13 @@ const SCHEMA: &str = "doctor/1";
 struct Document<'a> {
     schema: &'static str,
     version: &'static str,
-    status: Status,
+    status: CheckStatus,
     checks: &'a [Check],
 }
 
 /// Returns the worst status of all checks; `Ok` for an empty list.
-fn worst(checks: &[Check]) -> Status {
-    checks.iter().map(|check| check.status).max().unwrap_or(Status::Ok)
+fn worst(checks: &[Check]) -> CheckStatus {
+    checks.iter().map(|check| check.status).max().unwrap_or(CheckStatus::Ok)
 }
 
 /// Prints one JSON document.
@@ -41,18 +41,18 @@ pub(super) fn lines(checks: &[Check], out: &mut dyn Write) -> io::Result<()> {
         out,
         "{} checks: {} ok, {} warn, {} FAIL",
         checks.len(),
-        count(Status::Ok),
-        count(Status::Warn),
-        count(Status::Fail)
+        count(CheckStatus::Ok),
+        count(CheckStatus::Warn),
+        count(CheckStatus::Fail)
     )
 }
 
 fn line(check: &Check) -> String {
     let Check { name, subject, status, found, expected, remedy } = check;
     let word = match status {
-        Status::Ok => "ok  ",
-        Status::Warn => "warn",
-        Status::Fail => "FAIL",
+        CheckStatus::Ok => "ok  ",
+        CheckStatus::Warn => "warn",
+        CheckStatus::Fail => "FAIL",
     };
     let subject = subject.as_ref().map_or_else(String::new, |subject| format!(" {subject}"));
     let expected = expected.as_ref().map_or_else(String::new, |expected| format!("; expected {expected}"));

@@ -1,6 +1,6 @@
-use super::{Form, run};
+use super::{ImageFormat, run};
 use hadris_iso::sync::read::IsoImage;
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Cursor;
@@ -10,12 +10,12 @@ const FULL: &str = include_str!("../../../../tests/vectors/record.yaml");
 const USER_DATA: &str = "#cloud-config\nruncmd:\n- [touch, /run/ud-ok]\n";
 
 /// The image of a record.
-fn image(form: Form, record: &str) -> anyhow::Result<Vec<u8>> {
+fn image(form: ImageFormat, record: &str) -> anyhow::Result<Vec<u8>> {
     let dir = tempfile::tempdir()?;
     std::fs::write(dir.path().join("web.yaml"), record)?;
     std::fs::set_permissions(dir.path().join("web.yaml"), std::fs::Permissions::from_mode(0o640))?;
     let images = dir.path().join("images");
-    run(form, &dir.path().join("web.yaml"), &Limits::DEFAULT, &images, &mut Vec::new())?;
+    run(form, &dir.path().join("web.yaml"), &RecordLimits::DEFAULT, &images, &mut Vec::new())?;
     let path = images.join("web.iso");
     let mode = std::fs::metadata(&path)?.permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "it holds the record's secrets");
@@ -50,7 +50,7 @@ fn label(image: &[u8]) -> String {
 
 #[test]
 fn a_config_drive_holds_what_http_answers() {
-    let image = image(Form::ConfigDrive, FULL).expect("an image");
+    let image = image(ImageFormat::ConfigDrive, FULL).expect("an image");
     assert_eq!(label(&image), "config-2");
     let files = files(image);
     let text = |path: &str| String::from_utf8_lossy(files.get(path).expect(path)).into_owned();
@@ -79,7 +79,7 @@ fn a_nocloud_seed_has_a_user_data_file_even_without_user_data() {
         (FULL, USER_DATA, &["/meta-data", "/network-config", "/user-data", "/vendor-data"][..]),
         (bare.as_str(), "", &["/meta-data", "/network-config", "/user-data"][..]),
     ] {
-        let image = image(Form::NoCloud, record).expect("an image");
+        let image = image(ImageFormat::NoCloud, record).expect("an image");
         assert_eq!(label(&image), "cidata");
         let files = files(image);
         assert_eq!(files.keys().collect::<Vec<_>>(), others);
@@ -90,7 +90,7 @@ fn a_nocloud_seed_has_a_user_data_file_even_without_user_data() {
 #[test]
 fn a_record_that_does_not_serve_the_dialect_is_refused() {
     let record = FULL.replacen("absent_seed: 204", "dialects: [kubevirt]", 1);
-    for form in [Form::NoCloud, Form::ConfigDrive] {
+    for form in [ImageFormat::NoCloud, ImageFormat::ConfigDrive] {
         let error = image(form, &record).expect_err("nothing to write");
         assert!(format!("{error:#}").contains("add it to serve.dialects"), "{error:#}");
     }

@@ -32,7 +32,7 @@ const KEYS: &str = "jwks.json";
 
 #[derive(Args)]
 #[command(group = clap::ArgGroup::new("to").required(true).args(["out", "config_map"]))]
-pub(super) struct Arguments {
+pub(super) struct PublishArgs {
     /// The agent's configuration file. Its field `identity` names the issuer and the directory of keys.
     #[arg(long, value_name = "FILE", default_value = "/etc/xdp-imds/config.yaml")]
     config: PathBuf,
@@ -54,7 +54,7 @@ pub(super) struct Arguments {
     sources: Vec<String>,
 }
 
-impl Arguments {
+impl PublishArgs {
     pub(super) fn run(self, out: &mut impl Write) -> anyhow::Result<()> {
         let documents = self.documents()?;
         match (&self.out, &self.config_map) {

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use super::print::verdict;
-use metadata_control::trace::wire::{Frame, bytes};
+use metadata_control::trace::wire::{TracedFrame, bytes};
 
 /// `if_tsresol`: timestamps are nanoseconds.
 const NANOSECONDS: u8 = 9;
@@ -55,7 +55,7 @@ impl Capture {
         self.lost = self.lost.saturating_add(frames);
     }
 
-    pub(super) fn frame(&mut self, frame: &Frame) -> io::Result<()> {
+    pub(super) fn frame(&mut self, frame: &TracedFrame) -> io::Result<()> {
         let data = bytes(&frame.bytes).unwrap_or_default();
         let unix_ns = u64::try_from(i128::from(frame.time_ns) + self.unix_offset).unwrap_or_default();
         let comment = format!("{} ({})", frame.verdict, verdict(&frame.verdict));
@@ -92,7 +92,7 @@ fn io_error(error: PcapError) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::Capture;
-    use metadata_control::trace::wire::Frame;
+    use metadata_control::trace::wire::TracedFrame;
     use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
     use pcap_file::pcapng::{Block, PcapNgReader};
     use std::os::unix::fs::PermissionsExt as _;
@@ -105,16 +105,16 @@ mod tests {
         assert_eq!(file.metadata().expect("it is there").permissions().mode() & 0o777, 0o600);
         Capture::create(&path).expect_err("nothing is overwritten");
         let mut capture = Capture::begin(file, "tap0", 1_000, 5_000_001_000).expect("begun");
-        let frame = Frame {
+        let frame = TracedFrame {
             time_ns: 3_000,
             verdict: "drop_vlan".into(),
             length: 99,
             bytes: "00ff10".into(),
-            ..Frame::default()
+            ..TracedFrame::default()
         };
         capture.frame(&frame).expect("written");
         capture.lose(7);
-        capture.frame(&Frame { to_guest: true, ..frame }).expect("written");
+        capture.frame(&TracedFrame { to_guest: true, ..frame }).expect("written");
         capture.end().expect("ended");
 
         let mut reader = PcapNgReader::new(std::fs::File::open(&path).expect("a file")).expect("pcapng");

@@ -10,7 +10,7 @@ use serde::Serialize;
 use metadata_common::verdict::{Fate, Verdict};
 
 use metadata_control::trace::sketch;
-use metadata_control::trace::wire::{Frame, bytes};
+use metadata_control::trace::wire::{TracedFrame, bytes};
 
 /// The name and version of the lines of `--json`. The version rises when a member is removed or changes its meaning.
 pub(super) const SCHEMA: &str = "trace-lines/1";
@@ -96,13 +96,13 @@ pub(super) fn verdict(name: &str) -> String {
 
 /// The counts so far.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct TraceCounts {
     began_ns: u64,
     verdicts: BTreeMap<(bool, String), (u64, u64)>,
     lost: u64,
 }
 
-impl Tally {
+impl TraceCounts {
     pub(super) fn begin(&mut self, monotonic_ns: u64) {
         self.began_ns = monotonic_ns;
     }
@@ -112,7 +112,7 @@ impl Tally {
     }
 
     /// Counts a frame.
-    pub(super) fn count(&mut self, frame: &Frame) {
+    pub(super) fn count(&mut self, frame: &TracedFrame) {
         let key = (frame.to_guest, frame.verdict.clone());
         let (frames, length) = self.verdicts.entry(key).or_default();
         *frames += 1;
@@ -120,7 +120,7 @@ impl Tally {
     }
 
     /// Writes the line of a frame.
-    pub(super) fn print(&self, frame: &Frame, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn print(&self, frame: &TracedFrame, out: &mut dyn Write) -> io::Result<()> {
         let micros = frame.time_ns.saturating_sub(self.began_ns) / 1_000;
         let (seconds, micros) = (micros / 1_000_000, micros % 1_000_000);
         let way = way(frame.to_guest);
@@ -143,7 +143,7 @@ impl Tally {
     }
 
     /// Writes the JSON of a frame.
-    pub(super) fn print_json(&self, frame: &Frame, out: &mut dyn Write) -> io::Result<()> {
+    pub(super) fn print_json(&self, frame: &TracedFrame, out: &mut dyn Write) -> io::Result<()> {
         let line = JsonLine::Frame {
             seconds: Duration::from_nanos(frame.time_ns.saturating_sub(self.began_ns)).as_secs_f64(),
             to_guest: frame.to_guest,
@@ -187,8 +187,8 @@ fn way(to_guest: bool) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{JsonLine, SCHEMA, Tally, json, verdict};
-    use metadata_control::trace::wire::Frame;
+    use super::{JsonLine, SCHEMA, TraceCounts, json, verdict};
+    use metadata_control::trace::wire::TracedFrame;
 
     #[test]
     fn verdicts_are_described_in_words() {
@@ -209,22 +209,27 @@ mod tests {
 
     #[test]
     fn frames_are_counted_by_direction_and_verdict() {
-        let mut tally = Tally::default();
+        let mut tally = TraceCounts::default();
         tally.begin(1_000_000);
-        let frame = Frame { time_ns: 2_234_567, verdict: "drop_vlan".into(), length: 60, ..Frame::default() };
+        let frame = TracedFrame {
+            time_ns: 2_234_567,
+            verdict: "drop_vlan".into(),
+            length: 60,
+            ..TracedFrame::default()
+        };
         let mut lines = Vec::new();
         for to_guest in [false, false, true] {
-            let frame = Frame { to_guest, ..frame.clone() };
+            let frame = TracedFrame { to_guest, ..frame.clone() };
             tally.count(&frame);
             tally.print(&frame, &mut lines).expect("written");
         }
-        let stranger = Frame {
+        let stranger = TracedFrame {
             verdict: "drop_unknown_mac".into(),
             port: Some("vnet0".into()),
             mac: "52:54:00:00:00:56".into(),
             ..frame
         };
-        Tally::default().print(&stranger, &mut lines).expect("written");
+        TraceCounts::default().print(&stranger, &mut lines).expect("written");
         tally.lose(4);
         let lines = String::from_utf8(lines).expect("text");
         assert!(lines.starts_with("    0.001234  guest→  DROPPED: vlan "), "{lines}");
@@ -238,16 +243,16 @@ mod tests {
 
     #[test]
     fn lines_of_json_have_the_members_of_their_schema() {
-        let mut tally = Tally::default();
+        let mut tally = TraceCounts::default();
         tally.begin(1_000_000);
         tally.lose(4);
-        let frame = Frame {
+        let frame = TracedFrame {
             time_ns: 501_000_000,
             verdict: "drop_vlan".into(),
             length: 60,
             mac: "52:54:00:00:00:56".into(),
             bytes: "00ff".into(),
-            ..Frame::default()
+            ..TracedFrame::default()
         };
         tally.count(&frame);
         let mut out = Vec::new();

@@ -20,7 +20,7 @@ const CHAIN_MAX: usize = 16;
 
 /// The reason why a certificate cannot be used, without the content of its files.
 #[derive(Debug, thiserror::Error)]
-pub enum CertificateError {
+pub enum WebhookCertificateError {
     /// A file cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
@@ -87,7 +87,7 @@ impl Certificate {
         certificate: &Path,
         key: &Path,
         provider: &Arc<CryptoProvider>,
-    ) -> Result<Self, CertificateError> {
+    ) -> Result<Self, WebhookCertificateError> {
         let files =
             Files { certificate: certificate.into(), key: key.into(), provider: Arc::clone(provider) };
         let seen = files.digest()?;
@@ -102,7 +102,7 @@ impl Certificate {
 
     /// Loads the files if they have changed; returns true if so. Invalid files are reported once, and the previous
     /// certificate stays in use.
-    pub(super) fn reload(&mut self) -> Result<bool, CertificateError> {
+    pub(super) fn reload(&mut self) -> Result<bool, WebhookCertificateError> {
         let digest = self.files.digest()?;
         if digest == self.seen {
             return Ok(false);
@@ -116,7 +116,7 @@ impl Certificate {
 
 impl Files {
     /// A digest of both files' content.
-    fn digest(&self) -> Result<Vec<u8>, CertificateError> {
+    fn digest(&self) -> Result<Vec<u8>, WebhookCertificateError> {
         use sha2::Digest as _;
         let mut hash = sha2::Sha256::new();
         for path in [&self.certificate, &self.key] {
@@ -127,9 +127,10 @@ impl Files {
         Ok(hash.finalize().to_vec())
     }
 
-    fn load(&self) -> Result<CertifiedKey, CertificateError> {
+    fn load(&self) -> Result<CertifiedKey, WebhookCertificateError> {
         let chain = read(&self.certificate)?;
-        let of_chain = |found: String| CertificateError::Chain { path: self.certificate.clone(), found };
+        let of_chain =
+            |found: String| WebhookCertificateError::Chain { path: self.certificate.clone(), found };
         let chain: Vec<_> = CertificateDer::pem_slice_iter(&chain)
             .take(CHAIN_MAX + 1)
             .collect::<Result<_, _>>()
@@ -142,23 +143,23 @@ impl Files {
         }
         // The parser's error could contain a part of the key.
         let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?)
-            .map_err(|_| CertificateError::Key { path: self.key.clone() })?;
-        CertifiedKey::from_der(chain, key, &self.provider).map_err(CertificateError::Mismatch)
+            .map_err(|_| WebhookCertificateError::Key { path: self.key.clone() })?;
+        CertifiedKey::from_der(chain, key, &self.provider).map_err(WebhookCertificateError::Mismatch)
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, CertificateError> {
-    let error = |source| CertificateError::Read { path: path.into(), source };
+fn read(path: &Path) -> Result<Vec<u8>, WebhookCertificateError> {
+    let error = |source| WebhookCertificateError::Read { path: path.into(), source };
     let found = fs::metadata(path).map_err(error)?.len();
     if found > FILE_MAX {
-        return Err(CertificateError::Long { path: path.into(), found });
+        return Err(WebhookCertificateError::Long { path: path.into(), found });
     }
     fs::read(path).map_err(error)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Certificate, CertificateError, FILE_MAX};
+    use super::{Certificate, FILE_MAX, WebhookCertificateError};
     use std::fs;
     use std::sync::Arc;
     use tokio_rustls::rustls::crypto::ring::default_provider;
@@ -181,14 +182,14 @@ mod tests {
         assert!(!read.reload().expect("the same"), "nothing has changed");
         fs::write(&certificate, &second).expect("written");
         let refused = read.reload().expect_err("the key of another");
-        assert!(matches!(refused, CertificateError::Mismatch(_)), "{refused}");
+        assert!(matches!(refused, WebhookCertificateError::Mismatch(_)), "{refused}");
         assert_eq!(served(&read), before);
         assert!(!read.reload().expect("no second error"), "a failure is reported once");
         fs::write(&key, &second_key).expect("written");
         assert!(read.reload().expect("a pair"), "both are new");
         assert_ne!(served(&read), before);
         fs::remove_file(&key).expect("removed");
-        assert!(matches!(read.reload(), Err(CertificateError::Read { .. })));
+        assert!(matches!(read.reload(), Err(WebhookCertificateError::Read { .. })));
     }
 
     #[test]

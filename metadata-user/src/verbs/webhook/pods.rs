@@ -6,12 +6,13 @@
 //! | `user-data-secret`, `user-data-configmap`, without `user-data` | `imds-user-data` |
 //! | `vendor-data-secret`, `vendor-data-configmap`, without `vendor-data` | `imds-vendor-data` |
 //!
-//! KubeVirt copies a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the launcher's
-//! container mounts them, although no program there reads them. An existing volume of that name stays unchanged.
+//! KubeVirt copies a VM's annotations to its pods. kubelet mounts only volumes that a container mounts, so the
+//! launcher's container mounts them, although no program there reads them. An existing volume of that name stays
+//! unchanged.
 
 use serde_json::{Value, json};
 
-use super::rules::{Change, Judgement, Operation};
+use super::rules::{AdmissionOperation, Judgement, PatchOperation};
 use metadata_feed::kubevirt::options;
 
 /// KubeVirt's label of launchers' pods, and its value.
@@ -27,8 +28,8 @@ const TOKEN_SECONDS: u32 = 3_600;
 
 /// Calls [`judge`] for a new pod. A pod's volumes cannot change later.
 #[must_use]
-pub fn judge_made(operation: Operation, pod: &Value, _old: &Value) -> Judgement {
-    if operation == Operation::Create { judge(pod) } else { Judgement::default() }
+pub fn judge_made(operation: AdmissionOperation, pod: &Value, _old: &Value) -> Judgement {
+    if operation == AdmissionOperation::Create { judge(pod) } else { Judgement::default() }
 }
 
 /// Returns the changes to a new pod.
@@ -73,7 +74,7 @@ struct Lists<'a> {
 }
 
 impl Lists<'_> {
-    fn with(&mut self, wanted: Vec<(&str, Value)>) -> Vec<Change> {
+    fn with(&mut self, wanted: Vec<(&str, Value)>) -> Vec<PatchOperation> {
         let present = self.volumes.as_array().map(Vec::as_slice).unwrap_or_default();
         let is_there = |name: &str| present.iter().any(|volume| volume["name"] == name);
         let missing = wanted.into_iter().map(|(field, source)| (options::volume(field), source));
@@ -90,11 +91,11 @@ impl Lists<'_> {
 }
 
 /// Appends to a list, or creates it.
-fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<Change> {
+fn append(list: &Value, path: &str, items: Vec<Value>) -> Vec<PatchOperation> {
     match list.is_array() {
         _ if items.is_empty() => Vec::new(),
-        true => items.into_iter().map(|item| Change::add(format!("{path}/-"), item)).collect(),
-        false => vec![Change::add(path.to_owned(), items.into())],
+        true => items.into_iter().map(|item| PatchOperation::add(format!("{path}/-"), item)).collect(),
+        false => vec![PatchOperation::add(path.to_owned(), items.into())],
     }
 }
 

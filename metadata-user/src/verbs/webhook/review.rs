@@ -11,7 +11,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rules::{Judgement, Operation};
+use super::rules::{AdmissionOperation, Judgement};
 use metadata_content::parser::{self, ParseError};
 
 const VERSION: &str = "admission.k8s.io/v1";
@@ -98,7 +98,7 @@ pub struct Reviewed {
 }
 
 /// Decides the changes to an object from the operation and its present and previous forms.
-pub type Judge = fn(Operation, &Value, &Value) -> Judgement;
+pub type Judge = fn(AdmissionOperation, &Value, &Value) -> Judgement;
 
 /// Answers a review.
 ///
@@ -114,8 +114,8 @@ pub fn answer(body: &[u8], judge: Judge) -> Result<Reviewed, ReviewError> {
         return Err(ReviewError::Uid(request.uid.len()));
     }
     let judged = match &*request.operation {
-        "CREATE" => judge(Operation::Create, &request.object, &Value::Null),
-        "UPDATE" => judge(Operation::Update, &request.object, &request.old_object),
+        "CREATE" => judge(AdmissionOperation::Create, &request.object, &Value::Null),
+        "UPDATE" => judge(AdmissionOperation::Update, &request.object, &request.old_object),
         _ => Judgement::default(),
     };
     let patch = (!judged.changes.is_empty()).then(|| serde_json::to_vec(&judged.changes)).transpose()?;

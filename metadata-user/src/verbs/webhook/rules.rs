@@ -32,7 +32,7 @@ const DOMAIN: &str = "/spec/template/spec/domain";
 
 /// The operation on a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub enum AdmissionOperation {
     /// The VM is new.
     Create,
     /// The VM exists.
@@ -41,7 +41,7 @@ pub enum Operation {
 
 /// An operation of a JSON patch (RFC 6902). `add` replaces a value that exists.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Change {
+pub struct PatchOperation {
     op: &'static str,
     /// JSON pointer to the value (RFC 6901).
     pub path: String,
@@ -49,7 +49,7 @@ pub struct Change {
     pub value: Value,
 }
 
-impl Change {
+impl PatchOperation {
     pub(super) fn add(path: String, value: Value) -> Self {
         Self { op: "add", path, value }
     }
@@ -59,20 +59,20 @@ impl Change {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Judgement {
     /// The changes, in the order of application.
-    pub changes: Vec<Change>,
+    pub changes: Vec<PatchOperation>,
     /// Messages for the user who sent the request, one line each.
     pub warnings: Vec<String>,
 }
 
 /// Returns the changes to a VirtualMachine. `old` is the VM before an update, or null for a new VM.
 #[must_use]
-pub fn judge(operation: Operation, vm: &Value, old: &Value) -> Judgement {
+pub fn judge(operation: AdmissionOperation, vm: &Value, old: &Value) -> Judgement {
     let annotation = |name: &str| vm.pointer("/spec/template/metadata/annotations")?.get(name)?.as_str();
     let replaces = annotation(REPLACE) == Some("true");
     let Some(domain) = vm.pointer(DOMAIN).filter(|domain| domain.is_object()) else {
         return Judgement::default();
     };
-    let is_due = operation == Operation::Create || replaces || was_pointed_here(old);
+    let is_due = operation == AdmissionOperation::Create || replaces || was_pointed_here(old);
     if annotation(ENABLED) != Some("true") || !is_due {
         return Judgement::default();
     }
@@ -115,22 +115,22 @@ fn set(domain: &Value, part: &str, field: &str, wanted: impl Fn(&str) -> Option<
         Some(_) => return Judgement::default(),
     };
     let change = wanted(present).map(|text| match inner {
-        Some(_) => Change::add(format!("{DOMAIN}/{part}/{field}"), text.into()),
-        None => Change::add(format!("{DOMAIN}/{part}"), json!({ field: text })),
+        Some(_) => PatchOperation::add(format!("{DOMAIN}/{part}/{field}"), text.into()),
+        None => PatchOperation::add(format!("{DOMAIN}/{part}"), json!({ field: text })),
     });
     Judgement { changes: change.into_iter().collect(), warnings: Vec::new() }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ASSET, Change, Judgement, Operation, SERIAL, judge};
+    use super::{ASSET, AdmissionOperation, Judgement, PatchOperation, SERIAL, judge};
     use serde_json::{Value, json};
 
     fn vm(annotations: &Value, domain: &Value) -> Value {
         json!({"spec": {"template": {"metadata": {"annotations": annotations}, "spec": {"domain": domain}}}})
     }
 
-    fn serial(operation: Operation, annotations: &Value, serial: &Value) -> Option<Value> {
+    fn serial(operation: AdmissionOperation, annotations: &Value, serial: &Value) -> Option<Value> {
         let judged =
             judge(operation, &vm(annotations, &json!({"firmware": {"serial": serial}})), &Value::Null);
         assert!(judged.warnings.is_empty() && judged.changes.len() < 2, "{judged:?}");
@@ -153,7 +153,11 @@ mod tests {
             (json!(SERIAL), None),
             (json!(7), None),
         ] {
-            assert_eq!(serial(Operation::Create, &on, &present), expected.map(Value::from), "{present}");
+            assert_eq!(
+                serial(AdmissionOperation::Create, &on, &present),
+                expected.map(Value::from),
+                "{present}"
+            );
         }
     }
 
@@ -171,7 +175,7 @@ mod tests {
             (&replace, "mine", Some(format!("mine {SERIAL}"))),
             (&replace, "ds=nocloud", None),
         ] {
-            let found = serial(Operation::Update, annotations, &json!(present));
+            let found = serial(AdmissionOperation::Update, annotations, &json!(present));
             assert_eq!(found, expected.map(Value::from), "{annotations} {present}");
         }
     }
@@ -179,10 +183,11 @@ mod tests {
     #[test]
     fn the_users_other_values_are_kept() {
         let on = json!({"imds.kubevirt.io/enabled": "true"});
-        let judged = judge(Operation::Create, &vm(&on, &json!({"cpu": {}})), &Value::Null);
+        let judged = judge(AdmissionOperation::Create, &vm(&on, &json!({"cpu": {}})), &Value::Null);
         let path = "/spec/template/spec/domain/firmware".to_owned();
-        assert_eq!(judged.changes, [Change::add(path, json!({"serial": SERIAL}))]);
-        let judged = judge(Operation::Create, &vm(&on, &json!({"firmware": {"uuid": "u"}})), &Value::Null);
+        assert_eq!(judged.changes, [PatchOperation::add(path, json!({"serial": SERIAL}))]);
+        let judged =
+            judge(AdmissionOperation::Create, &vm(&on, &json!({"firmware": {"uuid": "u"}})), &Value::Null);
         assert_eq!(judged.changes[0].path, "/spec/template/spec/domain/firmware/serial");
     }
 
@@ -194,9 +199,10 @@ mod tests {
             (json!({"sku": "s"}), Some(("/spec/template/spec/domain/chassis/asset", json!(ASSET)))),
             (json!({"asset": "OpenTelekomCloud"}), None),
         ] {
-            let judged = judge(Operation::Create, &vm(&on, &json!({"chassis": chassis})), &Value::Null);
+            let judged =
+                judge(AdmissionOperation::Create, &vm(&on, &json!({"chassis": chassis})), &Value::Null);
             let expected: Vec<_> =
-                expected.map(|(path, value)| Change::add(path.into(), value)).into_iter().collect();
+                expected.map(|(path, value)| PatchOperation::add(path.into(), value)).into_iter().collect();
             assert_eq!(judged.changes, expected, "{chassis}");
         }
     }
@@ -204,7 +210,7 @@ mod tests {
     #[test]
     fn an_unknown_datasource_warns_and_changes_nothing() {
         let on = json!({"imds.kubevirt.io/enabled": "true", "imds.kubevirt.io/datasource": "x".repeat(100)});
-        let judged = judge(Operation::Create, &vm(&on, &json!({})), &Value::Null);
+        let judged = judge(AdmissionOperation::Create, &vm(&on, &json!({})), &Value::Null);
         assert!(judged.changes.is_empty() && judged.warnings.len() == 1, "{judged:?}");
         assert!(judged.warnings[0].contains(&"x".repeat(64)) && judged.warnings[0].len() < 200);
     }
@@ -212,9 +218,16 @@ mod tests {
     #[test]
     fn an_object_that_is_no_vm_stays_unchanged() {
         for other in [json!(null), json!([]), json!({"spec": 1}), vm(&json!(null), &json!({}))] {
-            assert_eq!(judge(Operation::Create, &other, &Value::Null), Judgement::default(), "{other}");
+            assert_eq!(
+                judge(AdmissionOperation::Create, &other, &Value::Null),
+                Judgement::default(),
+                "{other}"
+            );
         }
         let on = json!({"imds.kubevirt.io/enabled": "true"});
-        assert_eq!(judge(Operation::Create, &vm(&on, &json!(null)), &Value::Null), Judgement::default());
+        assert_eq!(
+            judge(AdmissionOperation::Create, &vm(&on, &json!(null)), &Value::Null),
+            Judgement::default()
+        );
     }
 }

@@ -1,17 +1,17 @@
 use std::io::Cursor;
 
-use super::{Form, FormError, Head, Written};
+use super::{FileHeader, FormError, StateFileKind, Written};
 
-const FORM: Form = Form { kind: "numbers", version: 3, oldest: 2, bytes: 1 << 10 };
+const FORM: StateFileKind = StateFileKind { kind: "numbers", version: 3, oldest: 2, bytes: 1 << 10 };
 
-fn encode(form: Form, entries: usize) -> (Vec<u8>, Written) {
+fn encode(form: StateFileKind, entries: usize) -> (Vec<u8>, Written) {
     let mut bytes = Vec::new();
     let entries = (0..entries).map(|n| Ok(format!("{{\"n\":{n}}}").into_bytes()));
     let written = form.write(entries, &mut bytes).expect("memory takes it");
     (bytes, written)
 }
 
-fn decode(form: Form, bytes: &[u8]) -> Result<Vec<String>, FormError> {
+fn decode(form: StateFileKind, bytes: &[u8]) -> Result<Vec<String>, FormError> {
     let mut found = Vec::new();
     form.read(Cursor::new(bytes), |line| {
         found.push(String::from_utf8_lossy(line).trim_end().to_owned());
@@ -42,8 +42,8 @@ fn entries_beyond_the_limit_are_left_out_and_counted() {
 #[test]
 fn a_file_of_another_kind_or_size_is_damaged() {
     let (bytes, _) = encode(FORM, 4);
-    let smaller = Form { bytes: bytes.len() - 1, ..FORM };
-    for other in [Form { kind: "letters", ..FORM }, smaller] {
+    let smaller = StateFileKind { bytes: bytes.len() - 1, ..FORM };
+    for other in [StateFileKind { kind: "letters", ..FORM }, smaller] {
         let error = decode(other, &bytes).expect_err("another form");
         assert!(matches!(error, FormError::Damaged(_)), "{other:?}: {error}");
     }
@@ -52,7 +52,7 @@ fn a_file_of_another_kind_or_size_is_damaged() {
 #[test]
 fn versions_within_the_range_are_read_and_the_error_for_others_names_both_and_the_remedy() {
     for (written, is_read) in [(1, false), (2, true), (3, true), (4, false)] {
-        let (bytes, _) = encode(Form { version: written, ..FORM }, 2);
+        let (bytes, _) = encode(StateFileKind { version: written, ..FORM }, 2);
         match decode(FORM, &bytes) {
             Ok(lines) => assert!(is_read && lines.len() == 2, "{written}"),
             Err(FormError::Version(error)) => {
@@ -71,7 +71,7 @@ fn a_write_spares_a_file_of_another_version_only() {
     let path = room.path().join("numbers");
     FORM.spare_other_version(&path).expect("there is no file");
     for (version, kept) in [(2, None), (3, None), (4, Some("numbers.v4")), (1, Some("numbers.v1"))] {
-        let (bytes, _) = encode(Form { version, ..FORM }, 2);
+        let (bytes, _) = encode(StateFileKind { version, ..FORM }, 2);
         std::fs::write(&path, &bytes).expect("a file");
         FORM.spare_other_version(&path).expect("no error");
         assert_eq!(path.exists(), kept.is_none(), "{version}");
@@ -83,6 +83,7 @@ fn a_write_spares_a_file_of_another_version_only() {
 
 #[test]
 fn the_fields_of_a_head_are_found_beside_others() {
-    let head: Head = serde_json::from_str(r#"{"xdp-imds":"numbers","version":3,"n":1}"#).expect("a head");
+    let head: FileHeader =
+        serde_json::from_str(r#"{"xdp-imds":"numbers","version":3,"n":1}"#).expect("a head");
     assert_eq!(head, FORM.head());
 }

@@ -18,9 +18,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use metadata_base::hex::hex;
-use metadata_content::mailbox::State;
+use metadata_content::mailbox::MailboxState;
 use metadata_content::record::Owner;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use sha2::{Digest as _, Sha256};
 
 use super::{Former, Mailboxes, Unreadable, locked, read, read_any};
@@ -38,14 +38,14 @@ enum Claim {
     /// Operators' records, which stand in front of each other by their UUID.
     Operator,
     /// One record of a platform's tenants, by its key.
-    Tenant(Source, String),
+    Tenant(RecordSource, String),
     /// Records of several VMs.
     Several,
 }
 
 impl FormerRecords {
     /// Notes a record that had this UUID and no owner besides.
-    pub fn note(&mut self, uuid: &str, source: Source, key: &str) {
+    pub fn note(&mut self, uuid: &str, source: RecordSource, key: &str) {
         let claim = match source.is_of_tenants() {
             true => Claim::Tenant(source, vm_of(key).to_owned()),
             false => Claim::Operator,
@@ -56,31 +56,32 @@ impl FormerRecords {
         }
     }
 
-    fn is_of(&self, uuid: &str, source: Source, key: &str) -> bool {
+    fn is_of(&self, uuid: &str, source: RecordSource, key: &str) -> bool {
         matches!(self.0.get(uuid), Some(Claim::Tenant(of, vm)) if *of == source && vm == vm_of(key))
     }
 }
 
-/// The part of a record's key that names the VM. A VM of KubeVirt that migrates within its node has a second record, whose
-/// key ends in `@` and the pod.
+/// The part of a record's key that names the VM. A VM of KubeVirt that migrates within its node has a second record,
+/// whose key ends in `@` and the pod.
 fn vm_of(key: &str) -> &str {
     key.split_once('@').map_or(key, |(vm, _)| vm)
 }
 
 /// The name of the file that waits for a record. It names no VM, so that only a record of all three finds it.
-pub(super) fn former_file(uuid: &str, source: Source, key: &str) -> String {
+pub(super) fn former_file(uuid: &str, source: RecordSource, key: &str) -> String {
     let digest = Sha256::digest(format!("{uuid}/{}/{}", source.name(), vm_of(key)));
     format!("{KIND}-{}.json", hex(&digest))
 }
 
 impl Mailboxes {
-    /// Notes which records had the UUIDs by which an earlier release named files. Call it before the first record arrives.
+    /// Notes which records had the UUIDs by which an earlier release named files. Call it before the first record
+    /// arrives.
     pub fn set_former(&self, records: FormerRecords) {
         *locked(&self.former) = records;
     }
 
-    /// Takes charge of the files: no other agent writes to them any more. Takes the files of an earlier release from the
-    /// UUIDs that name them. The call blocks on the disk.
+    /// Takes charge of the files: no other agent writes to them any more. Takes the files of an earlier release from
+    /// the UUIDs that name them. The call blocks on the disk.
     pub fn take_charge(&self) {
         let Some(disk) = &self.disk else { return };
         if self.in_charge.swap(true, Ordering::Relaxed) {
@@ -127,7 +128,13 @@ impl Mailboxes {
     }
 
     /// The file that an earlier release kept for a record's VM.
-    pub(super) fn former_of(&self, owner: &Owner, source: Source, key: &str, uuid: &str) -> Option<Former> {
+    pub(super) fn former_of(
+        &self,
+        owner: &Owner,
+        source: RecordSource,
+        key: &str,
+        uuid: &str,
+    ) -> Option<Former> {
         let disk = self.disk.as_ref().filter(|_| source.is_of_tenants() && !owner.is_uuid())?;
         let waiting = disk.directory.join(former_file(uuid, source, key));
         let is_its_own = waiting.exists() || locked(&self.former).is_of(uuid, source, key);
@@ -147,7 +154,7 @@ impl Mailboxes {
         owner: &Owner,
         former: Former,
         path: &Path,
-    ) -> Result<State, Unreadable> {
+    ) -> Result<MailboxState, Unreadable> {
         if self.in_charge.load(Ordering::Relaxed) {
             take_over(owner, &former, path)?;
             return read(path, owner.as_str());

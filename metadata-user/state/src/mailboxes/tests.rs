@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::*;
 use crate::save_queue::{RETRY_MOST, SAVE_PAUSE};
 use metadata_content::mailbox::{
-    ATTRIBUTE_NAME_CHARS, ATTRIBUTES_BYTES_PER_VM, ATTRIBUTES_PER_VM, DOCUMENT_BYTES, Document,
+    ATTRIBUTE_NAME_CHARS, ATTRIBUTES_BYTES_PER_VM, ATTRIBUTES_PER_VM, DOCUMENT_BYTES, EveDocument,
     PASSWORD_BYTES,
 };
 
@@ -33,21 +33,21 @@ fn fill(mailbox: &Mailbox) {
     mailbox.take_password();
     mailbox.post_password(b"posted").expect("the first");
     mailbox.set_attribute("ns", "key", &[0, 255]).expect("small");
-    mailbox.store_document(Document::AppCustomStatus, b"{}").expect("small");
+    mailbox.store_document(EveDocument::AppCustomStatus, b"{}").expect("small");
 }
 
 fn assert_filled(mailbox: &Mailbox) {
     assert!(mailbox.password_taken());
     assert_eq!(mailbox.posted_password(), "posted");
     assert_eq!(mailbox.attribute("ns", "key").as_deref(), Some([0, 255].as_slice()));
-    assert_eq!(mailbox.document(Document::AppCustomStatus).as_deref(), Some(b"{}".as_slice()));
+    assert_eq!(mailbox.document(EveDocument::AppCustomStatus).as_deref(), Some(b"{}".as_slice()));
 }
 
 fn assert_empty(mailbox: &Mailbox) {
     assert!(!mailbox.password_taken());
     assert_eq!(mailbox.posted_password(), "");
     assert_eq!(mailbox.attributes(), []);
-    assert_eq!(mailbox.document(Document::AppCustomStatus), None);
+    assert_eq!(mailbox.document(EveDocument::AppCustomStatus), None);
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn formats_of_every_release_are_read() {
     let (mailboxes, saves) = open(room.path());
     fill(&mailboxes.get(&uuid()));
     saves.flush();
-    golden::check("mailbox", State::VERSION, &fs::read(&file).expect("bytes"));
+    golden::check("mailbox", MailboxState::VERSION, &fs::read(&file).expect("bytes"));
     for sample in golden::all("mailbox") {
         fs::write(&file, &sample.bytes).expect("written");
         assert_filled(&found_after_restart(room.path()));
@@ -81,8 +81,10 @@ fn a_file_of_a_later_version_stays_until_the_vm_writes_and_is_then_kept_beside()
         fill(&mailbox);
         saves.flush();
         assert_filled(&found_after_restart(room.path()));
-        let kept =
-            file.with_extension(format!("json.v{}", State::version_of(later.as_bytes()).expect("a version")));
+        let kept = file.with_extension(format!(
+            "json.v{}",
+            MailboxState::version_of(later.as_bytes()).expect("a version")
+        ));
         assert_eq!(fs::read_to_string(&kept).expect("it is kept"), later);
     }
     fs::write(&file, r#"{"version":2}"#).expect("written");
@@ -106,14 +108,14 @@ fn a_file_that_an_earlier_agent_wrote_is_read() {
 fn all_slots_of_a_vm_share_a_mailbox_that_outlives_a_new_record() {
     let (record, _) = Record::parse("record.yaml", RECORD).expect("a good record");
     let mailboxes = Mailboxes::in_memory(Outbox::detached());
-    let first = mailboxes.for_record(Source::File, "web.yaml", &record);
+    let first = mailboxes.for_record(RecordSource::File, "web.yaml", &record);
     first.take_password();
-    let again = mailboxes.for_record(Source::File, "web.yaml", &record);
+    let again = mailboxes.for_record(RecordSource::File, "web.yaml", &record);
     assert!(Arc::ptr_eq(&first, &again));
     assert!(again.password_taken());
     mailboxes.forget(&record.owner()).expect("nothing on disk");
     assert!(
-        !mailboxes.for_record(Source::File, "web.yaml", &record).password_taken(),
+        !mailboxes.for_record(RecordSource::File, "web.yaml", &record).password_taken(),
         "the next VM of that owner begins anew"
     );
 }
@@ -245,7 +247,7 @@ fn a_full_mailbox_fits_the_file_that_is_read() {
         let set = mailbox.set_attribute(&longest(n), &longest(n), &value);
         set.expect("within the bounds");
     }
-    for document in [Document::Kubeconfig, Document::AppCustomStatus] {
+    for document in [EveDocument::Kubeconfig, EveDocument::AppCustomStatus] {
         mailbox.store_document(document, &[255; DOCUMENT_BYTES]).expect("within the bounds");
     }
     mailbox.post_password(&[255; PASSWORD_BYTES]).expect("within the bounds");
@@ -348,7 +350,7 @@ fn vms_of_one_uuid_share_nothing_in_memory_and_on_disk() {
     let records = [owned(Some(a)), owned(Some(b)), owned(Some(Owner::proxmox("c", 1, "2"))), owned(None)];
     let (mailboxes, saves) = open(room.path());
     let [victim, others @ ..] =
-        &records.each_ref().map(|record| mailboxes.for_record(Source::Api, "x", record));
+        &records.each_ref().map(|record| mailboxes.for_record(RecordSource::Api, "x", record));
     fill(victim);
     for other in others {
         assert_empty(other);
@@ -394,7 +396,7 @@ fn a_file_of_another_owner_is_set_aside() {
 }
 
 /// What an earlier release kept by UUID, and which records had the UUID.
-fn former(records: &[(Source, &str)]) -> (tempfile::TempDir, FormerRecords) {
+fn former(records: &[(RecordSource, &str)]) -> (tempfile::TempDir, FormerRecords) {
     let room = tempfile::tempdir().expect("a directory");
     let (mailboxes, saves) = open(room.path());
     fill(&mailboxes.get(&uuid()));
@@ -408,23 +410,30 @@ fn former(records: &[(Source, &str)]) -> (tempfile::TempDir, FormerRecords) {
 
 #[test]
 fn what_an_earlier_release_kept_by_uuid_goes_to_the_one_record_that_had_it() {
-    let ours = [(Source::Kubevirt, "a/test")];
-    let moving = [(Source::Kubevirt, "a/test"), (Source::Kubevirt, "a/test@pod-2")];
-    let shared = [(Source::Kubevirt, "a/test"), (Source::Kubevirt, "b/test")];
-    let in_front = [(Source::File, "x.yaml"), (Source::Kubevirt, "a/test")];
-    let operators = [(Source::File, "x.yaml"), (Source::Api, "x")];
+    let ours = [(RecordSource::Kubevirt, "a/test")];
+    let moving = [(RecordSource::Kubevirt, "a/test"), (RecordSource::Kubevirt, "a/test@pod-2")];
+    let shared = [(RecordSource::Kubevirt, "a/test"), (RecordSource::Kubevirt, "b/test")];
+    let in_front = [(RecordSource::File, "x.yaml"), (RecordSource::Kubevirt, "a/test")];
+    let operators = [(RecordSource::File, "x.yaml"), (RecordSource::Api, "x")];
     let a = || owned(Some(Owner::kubevirt("a", "test", "1")));
     let b = || owned(Some(Owner::kubevirt("b", "test", "2")));
-    let none: [(Source, &str); 0] = [];
+    let none: [(RecordSource, &str); 0] = [];
     for (case, had, (source, key), record, is_taken, left) in [
-        ("the one record", &ours[..], (Source::Kubevirt, "a/test"), a(), true, ""),
-        ("twice, for a migration within the node", &moving, (Source::Kubevirt, "a/test"), a(), true, ""),
-        ("another VM with that UUID", &ours, (Source::Kubevirt, "b/test"), b(), false, "former-"),
-        ("an operator's new record", &ours, (Source::Api, "x"), owned(None), false, "former-"),
-        ("two VMs", &shared, (Source::Kubevirt, "a/test"), a(), false, ".shared"),
-        ("a record in front of it", &in_front, (Source::Kubevirt, "a/test"), a(), false, ".shared"),
-        ("operators' records", &operators, (Source::File, "x.yaml"), owned(None), true, UUID),
-        ("nothing is known", &none, (Source::Kubevirt, "a/test"), a(), false, UUID),
+        ("the one record", &ours[..], (RecordSource::Kubevirt, "a/test"), a(), true, ""),
+        (
+            "twice, for a migration within the node",
+            &moving,
+            (RecordSource::Kubevirt, "a/test"),
+            a(),
+            true,
+            "",
+        ),
+        ("another VM with that UUID", &ours, (RecordSource::Kubevirt, "b/test"), b(), false, "former-"),
+        ("an operator's new record", &ours, (RecordSource::Api, "x"), owned(None), false, "former-"),
+        ("two VMs", &shared, (RecordSource::Kubevirt, "a/test"), a(), false, ".shared"),
+        ("a record in front of it", &in_front, (RecordSource::Kubevirt, "a/test"), a(), false, ".shared"),
+        ("operators' records", &operators, (RecordSource::File, "x.yaml"), owned(None), true, UUID),
+        ("nothing is known", &none, (RecordSource::Kubevirt, "a/test"), a(), false, UUID),
     ] {
         // With and without an earlier agent that runs until this one takes over.
         for takes_over in [false, true] {
@@ -463,7 +472,7 @@ fn what_an_earlier_release_kept_by_uuid_goes_to_the_one_record_that_had_it() {
 
 #[test]
 fn a_file_that_waits_for_its_record_survives_a_restart_and_goes_with_its_vm() {
-    let (room, former) = former(&[(Source::Proxmox, "100")]);
+    let (room, former) = former(&[(RecordSource::Proxmox, "100")]);
     let (mailboxes, _saves) = open(room.path());
     mailboxes.set_former(former);
     mailboxes.take_charge();
@@ -472,10 +481,10 @@ fn a_file_that_waits_for_its_record_survives_a_restart_and_goes_with_its_vm() {
     mailboxes.take_charge();
     let record = owned(Some(Owner::proxmox("pve", 100, "17")));
     let stranger = owned(Some(Owner::proxmox("pve", 101, "17")));
-    assert_empty(&mailboxes.for_record(Source::Proxmox, "101", &stranger));
-    assert_filled(&mailboxes.for_record(Source::Proxmox, "100", &record));
+    assert_empty(&mailboxes.for_record(RecordSource::Proxmox, "101", &stranger));
+    assert_filled(&mailboxes.for_record(RecordSource::Proxmox, "100", &record));
 
-    let (room, former) = self::former(&[(Source::Proxmox, "100")]);
+    let (room, former) = self::former(&[(RecordSource::Proxmox, "100")]);
     let (mailboxes, _saves) = open(room.path());
     mailboxes.set_former(former);
     mailboxes.take_charge();
@@ -495,16 +504,16 @@ fn a_vm_that_is_built_anew_does_not_find_what_its_predecessor_wrote() {
     for (case, is_restarted) in [("while an agent runs", false), ("while none runs", true)] {
         let room = tempfile::tempdir().expect("a directory");
         let (mut mailboxes, mut saves) = open(room.path());
-        fill(&mailboxes.for_record(Source::File, "x", &instance("first")));
+        fill(&mailboxes.for_record(RecordSource::File, "x", &instance("first")));
         saves.flush();
         if is_restarted {
             (mailboxes, saves) = open(room.path());
         }
-        assert_filled(&mailboxes.for_record(Source::File, "x", &instance("first")));
-        assert_empty(&mailboxes.for_record(Source::File, "x", &instance("second")));
+        assert_filled(&mailboxes.for_record(RecordSource::File, "x", &instance("first")));
+        assert_empty(&mailboxes.for_record(RecordSource::File, "x", &instance("second")));
         saves.flush();
         assert_empty(&found_after_restart(room.path()));
-        let again = open(room.path()).0.for_record(Source::File, "x", &instance("first"));
+        let again = open(room.path()).0.for_record(RecordSource::File, "x", &instance("first"));
         assert_empty(&again);
         assert_eq!(again.post_password(b"posted"), Ok(()), "{case}");
     }
@@ -514,10 +523,10 @@ fn a_vm_that_is_built_anew_does_not_find_what_its_predecessor_wrote() {
 fn the_next_agent_takes_nothing_over_that_was_of_another_instance_id() {
     let room = tempfile::tempdir().expect("a directory");
     let (former, saves) = open(room.path());
-    let written = former.for_record(Source::File, "x", &instance("first"));
+    let written = former.for_record(RecordSource::File, "x", &instance("first"));
     // The next agent has the new record already, and the former one has not.
     let (next, next_saves) = open(room.path());
-    let read = next.for_record(Source::File, "x", &instance("second"));
+    let read = next.for_record(RecordSource::File, "x", &instance("second"));
     fill(&written);
     saves.flush();
     next.reload();
@@ -534,7 +543,7 @@ fn a_file_without_an_instance_id_goes_to_the_record_that_has_its_vm() {
     saves.flush();
     let before = fs::read(room.path().join(format!("{UUID}.json"))).expect("a file");
     let (mailboxes, saves) = open(room.path());
-    let mailbox = mailboxes.for_record(Source::File, "x", &instance("first"));
+    let mailbox = mailboxes.for_record(RecordSource::File, "x", &instance("first"));
     assert_filled(&mailbox);
     saves.flush();
     assert_eq!(

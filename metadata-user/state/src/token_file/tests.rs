@@ -3,12 +3,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use metadata_content::token::{Keyring, Kind, SHORTEST_ROTATION};
+use metadata_content::token::{Keyring, SHORTEST_ROTATION, TokenKind};
 
-use super::{KeyError, Keys, follow, generate, given, private_file, rotate_if_older};
+use super::{TokenKeyError, TokenKeys, follow, generate, given, private_file, rotate_if_older};
 
 const VM: &str = "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d";
-const KINDS: [Kind; 3] = [Kind::Aws, Kind::AliYun, Kind::Akamai];
+const KINDS: [TokenKind; 3] = [TokenKind::Aws, TokenKind::AliYun, TokenKind::Akamai];
 const NOW: u64 = 1_790_000_000;
 const MONTH: Duration = Duration::from_secs(30 * 86_400);
 
@@ -25,8 +25,8 @@ fn open(path: &std::path::Path) -> Keyring {
 #[test]
 fn tokens_survive_a_restart() {
     let (_room, path) = room();
-    let token = open(&path).mint(Kind::Aws, VM, 60, NOW);
-    assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW));
+    let token = open(&path).mint(TokenKind::Aws, VM, 60, NOW);
+    assert!(open(&path).verify(TokenKind::Aws, VM, token.as_bytes(), NOW));
     assert_eq!(fs::metadata(&path).expect("there").permissions().mode() & 0o7777, 0o600);
 }
 
@@ -34,12 +34,12 @@ fn tokens_survive_a_restart() {
 fn formats_of_every_release_are_read() {
     let (_room, path) = room();
     let text = r#"{"form":"xdp-imds token keys 1","since_unix":1789999000,"current":"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=","previous":"ICECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8="}"#;
-    let keys = Keys::parse(text.as_bytes()).expect("keys");
-    golden::check("token.key", Keys::VERSION, keys.text().as_bytes());
-    let token = Keyring::with(keys).mint(Kind::Aws, VM, 60, NOW);
+    let keys = TokenKeys::parse(text.as_bytes()).expect("keys");
+    golden::check("token.key", TokenKeys::VERSION, keys.text().as_bytes());
+    let token = Keyring::with(keys).mint(TokenKind::Aws, VM, 60, NOW);
     for sample in golden::all("token.key") {
         private_file::replace(&path, &sample.bytes).expect("written");
-        assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW), "{}", sample.release);
+        assert!(open(&path).verify(TokenKind::Aws, VM, token.as_bytes(), NOW), "{}", sample.release);
     }
 }
 
@@ -69,7 +69,7 @@ fn a_file_that_an_earlier_agent_wrote_is_read() {
     fs::write(&path, text).expect("written");
     fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
     let token = b"AQEAAAAAarE7vAAAAAAAAAAAOLqMUFJbwcaBYIQywBlo5ubXQ+f+9QUU";
-    assert!(open(&path).verify(Kind::Aws, VM, token, NOW));
+    assert!(open(&path).verify(TokenKind::Aws, VM, token, NOW));
     assert_eq!(fs::read_to_string(&path).expect("read"), text, "the file has changed");
 }
 
@@ -99,12 +99,12 @@ fn a_former_key_is_refused_after_the_overlap() {
     let (_room, path) = room();
     let keyring = open(&path);
     let rotated = NOW + MONTH.as_secs();
-    let end = rotated + u64::from(Kind::Aws.longest_ttl_seconds());
+    let end = rotated + u64::from(TokenKind::Aws.longest_ttl_seconds());
     // An attacker with the former key signs a token that is valid long after the key's end.
-    let stolen = keyring.mint(Kind::Aws, VM, 21_600, end);
+    let stolen = keyring.mint(TokenKind::Aws, VM, 21_600, end);
     assert!(rotate_if_older(&keyring, &path, MONTH, rotated).expect("due"));
-    assert!(keyring.verify(Kind::Aws, VM, stolen.as_bytes(), end - 1));
-    assert!(!keyring.verify(Kind::Aws, VM, stolen.as_bytes(), end));
+    assert!(keyring.verify(TokenKind::Aws, VM, stolen.as_bytes(), end - 1));
+    assert!(!keyring.verify(TokenKind::Aws, VM, stolen.as_bytes(), end));
 }
 
 #[test]
@@ -123,18 +123,18 @@ fn an_agent_takes_over_the_key_another_one_began() {
     let later = NOW + MONTH.as_secs();
     assert!(rotate_if_older(&one, &path, MONTH, later).expect("due"));
     assert!(!rotate_if_older(&other, &path, MONTH, later).expect("done by the other"));
-    let token = one.mint(Kind::Aws, VM, 60, later);
-    assert!(other.verify(Kind::Aws, VM, token.as_bytes(), later));
+    let token = one.mint(TokenKind::Aws, VM, 60, later);
+    assert!(other.verify(TokenKind::Aws, VM, token.as_bytes(), later));
 }
 
 #[test]
 fn a_removed_key_file_ends_all_tokens() {
     let (_room, path) = room();
     let keyring = open(&path);
-    let token = keyring.mint(Kind::Aws, VM, 60, NOW);
+    let token = keyring.mint(TokenKind::Aws, VM, 60, NOW);
     fs::remove_file(&path).expect("removed");
     assert!(rotate_if_older(&keyring, &path, MONTH, NOW).expect("made anew"));
-    assert!(!keyring.verify(Kind::Aws, VM, token.as_bytes(), NOW));
+    assert!(!keyring.verify(TokenKind::Aws, VM, token.as_bytes(), NOW));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_key_file_open_to_others_is_refused_with_the_remedy() {
     for mode in [0o640, 0o604, 0o620, 0o666] {
         fs::set_permissions(&path, Permissions::from_mode(mode)).expect("changed");
         let error = super::open(&path, NOW).expect_err("open to others");
-        assert!(matches!(error, KeyError::Exposed { mode: found, .. } if found == mode), "{error}");
+        assert!(matches!(error, TokenKeyError::Exposed { mode: found, .. } if found == mode), "{error}");
         assert!(error.to_string().contains("chmod 0600"), "{error}");
     }
 }
@@ -190,9 +190,9 @@ fn a_damaged_key_file_is_set_aside_and_a_new_key_made() {
     let mut last = Vec::new();
     for (case, text) in damaged(&good) {
         fs::write(&path, &text).expect("written");
-        let token = open(&path).mint(Kind::Aws, VM, 60, NOW);
+        let token = open(&path).mint(TokenKind::Aws, VM, 60, NOW);
         assert!(
-            open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW),
+            open(&path).verify(TokenKind::Aws, VM, token.as_bytes(), NOW),
             "{case}: the new key is not on disk"
         );
         last.insert(0, text);
@@ -209,13 +209,13 @@ fn a_damaged_key_file_is_set_aside_and_a_new_key_made() {
 fn a_key_file_damaged_while_an_agent_runs_is_restored_and_tokens_stay_valid() {
     let (_room, path) = room();
     let keyring = open(&path);
-    let token = keyring.mint(Kind::Aws, VM, 3_600, NOW);
+    let token = keyring.mint(TokenKind::Aws, VM, 3_600, NOW);
     let good = fs::read_to_string(&path).expect("read");
     for (case, text) in damaged(&good) {
         fs::write(&path, &text).expect("written");
         assert!(!rotate_if_older(&keyring, &path, MONTH, NOW).expect("restored"), "{case}");
         assert_eq!(fs::read_to_string(&path).expect("read"), good, "{case}");
-        assert!(open(&path).verify(Kind::Aws, VM, token.as_bytes(), NOW), "{case}");
+        assert!(open(&path).verify(TokenKind::Aws, VM, token.as_bytes(), NOW), "{case}");
         assert_eq!(set_aside(&path)[0], text, "{case}");
     }
 }
@@ -229,7 +229,7 @@ fn a_damaged_file_that_the_operator_maintains_is_refused_and_left_alone() {
         fs::write(&path, &text).expect("written");
         for error in [given(&path).err(), follow(&Keyring::ephemeral(), &path).err()] {
             let error = error.expect(case);
-            assert!(matches!(error, KeyError::Malformed { .. }), "{case}: {error}");
+            assert!(matches!(error, TokenKeyError::Malformed { .. }), "{case}: {error}");
         }
         assert_eq!(fs::read_to_string(&path).expect("read"), text, "{case}");
     }
@@ -245,16 +245,16 @@ fn agents_with_a_shared_key_file_accept_each_others_tokens_and_its_next_key() {
     };
     give(&generate(None, NOW).expect("a key"));
     let [here, there] = [0, 1].map(|_| given(&path).expect("a key file").expect("keys"));
-    let token = here.mint(Kind::Aws, VM, 3_600, NOW);
-    assert!(there.verify(Kind::Aws, VM, token.as_bytes(), NOW));
+    let token = here.mint(TokenKind::Aws, VM, 3_600, NOW);
+    assert!(there.verify(TokenKind::Aws, VM, token.as_bytes(), NOW));
     let next = generate(Some(&path), NOW).expect("a key after the other");
     fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("a mode");
     give(&next);
     follow(&there, &path).expect("the next key");
-    assert!(there.verify(Kind::Aws, VM, token.as_bytes(), NOW), "a token of the former key");
-    let newer = there.mint(Kind::Aws, VM, 3_600, NOW);
-    assert!(!here.verify(Kind::Aws, VM, newer.as_bytes(), NOW), "the key is another");
+    assert!(there.verify(TokenKind::Aws, VM, token.as_bytes(), NOW), "a token of the former key");
+    let newer = there.mint(TokenKind::Aws, VM, 3_600, NOW);
+    assert!(!here.verify(TokenKind::Aws, VM, newer.as_bytes(), NOW), "the key is another");
     fs::remove_file(&path).expect("removed");
     follow(&there, &path).expect("it stays as it was");
-    assert!(there.verify(Kind::Aws, VM, newer.as_bytes(), NOW));
+    assert!(there.verify(TokenKind::Aws, VM, newer.as_bytes(), NOW));
 }

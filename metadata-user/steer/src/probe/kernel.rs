@@ -5,14 +5,14 @@ use aya::Ebpf;
 use aya::programs::links::FdLink;
 use aya::programs::xdp::XdpLink;
 use aya::programs::{ProgramError, Xdp, XdpMode};
-use metadata_common::cookie::Key;
+use metadata_common::cookie::CookieKey;
 use metadata_common::maps::program;
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 use std::io;
 use std::os::fd::AsFd as _;
 
-use super::super::failure::Failure;
-use super::super::features::{Answer, Feature};
+use super::super::failure::ProbeError;
+use super::super::features::{Feature, ProbeResult};
 use super::super::loading;
 use super::super::object::Object;
 use super::super::{SteerConfig, Steering};
@@ -26,7 +26,7 @@ const LOOPBACK_INDEX: u32 = 1;
 
 /// Whether the kernel has each feature. It attaches programs in a network namespace of its own.
 #[must_use]
-pub fn features() -> Vec<(Feature, Answer)> {
+pub fn features() -> Vec<(Feature, ProbeResult)> {
     let staged = alone(|| Ok(links()));
     let staged = |feature| match &staged {
         Ok(found) => found.iter().find(|(of, _)| *of == feature).map_or(Ok(false), |(_, had)| had.clone()),
@@ -36,14 +36,14 @@ pub fn features() -> Vec<(Feature, Answer)> {
 }
 
 /// The features that need a device: a loopback of a private namespace.
-fn links() -> Vec<(Feature, Answer)> {
+fn links() -> Vec<(Feature, ProbeResult)> {
     let mut found = Vec::new();
     // The programs attached here do not read the namespace's cookie, which an old kernel does not have.
     let home = netns::cookie().unwrap_or(netns::Cookie::from_number(0));
-    let mut ebpf = match Object::load(Key([0; 2]), 0, home, None, false) {
+    let mut ebpf = match Object::load(CookieKey([0; 2]), 0, home, None, false) {
         Ok((_, ebpf)) => ebpf,
         Err(error) => {
-            let failure = Failure::from(error);
+            let failure = ProbeError::from(error);
             return [Feature::Link, Feature::LinkUpdate].map(|of| (of, Err(failure.clone()))).into();
         }
     };
@@ -58,20 +58,20 @@ fn links() -> Vec<(Feature, Answer)> {
 }
 
 /// Attaches a program to the loopback through `bpf_link`; `None` if it was attached in another way.
-fn first(ebpf: &mut Ebpf) -> Result<FdLink, Option<Failure>> {
+fn first(ebpf: &mut Ebpf) -> Result<FdLink, Option<ProbeError>> {
     let program = loading::load_program(ebpf, program::SOCKET).map_err(|error| Some(error.into()))?;
     let put = |program: &mut Xdp| -> Result<XdpLink, ProgramError> {
         let id = program.attach_to_if_index(LOOPBACK_INDEX, XdpMode::Skb)?;
         program.take_link(id)
     };
-    let link = put(program).map_err(|error| Some(Failure::of(&error)))?;
+    let link = put(program).map_err(|error| Some(ProbeError::of(&error)))?;
     link.try_into().map_err(|_| None)
 }
 
-fn second(ebpf: &mut Ebpf, link: FdLink) -> Answer {
-    let program = loading::load_program(ebpf, program::HUB).map_err(Failure::from)?;
-    let link = XdpLink::try_from(link).map_err(|error| Failure::of(&error))?;
-    program.attach_to_link(link).map_err(|error| Failure::of(&error))?;
+fn second(ebpf: &mut Ebpf, link: FdLink) -> ProbeResult {
+    let program = loading::load_program(ebpf, program::HUB).map_err(ProbeError::from)?;
+    let link = XdpLink::try_from(link).map_err(|error| ProbeError::of(&error))?;
+    program.attach_to_link(link).map_err(|error| ProbeError::of(&error))?;
     Ok(true)
 }
 
@@ -80,7 +80,7 @@ fn second(ebpf: &mut Ebpf, link: FdLink) -> Answer {
 ///
 /// # Errors
 /// The first failing step, with the error of the kernel.
-pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
+pub fn rehearse(config: &SteerConfig) -> Result<(), ProbeError> {
     let tap = "rehearsal";
     alone(|| {
         let mut steering = Steering::start(config)?;
@@ -88,7 +88,7 @@ pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
         let mut sockets = Vec::new();
         for hub in &hubs {
             let socket = Socket::bind(hub.inner_ifindex, 0, &SocketConfig::default())
-                .map_err(|error| Failure::of(&error))?;
+                .map_err(|error| ProbeError::of(&error))?;
             steering.register_socket(hub.number, 0, socket.as_fd())?;
             sockets.push(socket);
         }
@@ -99,7 +99,7 @@ pub fn rehearse(config: &SteerConfig) -> Result<(), Failure> {
 }
 
 /// Runs `visit` on a thread in a new network namespace that ends with the thread.
-fn alone<T: Send>(visit: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T, Failure> {
+fn alone<T: Send>(visit: impl FnOnce() -> Result<T, ProbeError> + Send) -> Result<T, ProbeError> {
     let inside = || {
         // SAFETY: unsharing the network namespace touches no file descriptor table, which is what the function is
         // unsafe for; it moves this thread alone, which ends below.
@@ -107,7 +107,7 @@ fn alone<T: Send>(visit: impl FnOnce() -> Result<T, Failure> + Send) -> Result<T
         left.map_err(|errno| {
             let error = io::Error::from(errno);
             let text = format!("cannot make a network namespace for the test: {error}");
-            Failure { text, ..error.into() }
+            ProbeError { text, ..error.into() }
         })?;
         visit()
     };

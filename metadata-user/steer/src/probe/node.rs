@@ -16,7 +16,7 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 
-use super::super::failure::Failure;
+use super::super::failure::ProbeError;
 use super::super::{HUBS_OF_A_SIDE, SteerError, hub, pins};
 use crate::counters;
 
@@ -40,7 +40,7 @@ pub struct AddressUse {
 ///
 /// # Errors
 /// If the kernel refuses to list devices.
-pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Failure> {
+pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, ProbeError> {
     let mut found = Vec::new();
     // An agent uses either side of the hub numbers.
     let sides = [0, HUBS_OF_A_SIDE];
@@ -58,7 +58,7 @@ pub fn hub_devices(prefix: &str, hubs: u32) -> Result<Vec<(String, String)>, Fai
 ///
 /// # Errors
 /// If the kernel refuses the statistics.
-pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, Failure> {
+pub fn veth_full(prefix: &str, hubs: u32) -> Result<u64, ProbeError> {
     let dropped = counters::dropped()?;
     let numbers = [0, HUBS_OF_A_SIDE].into_iter().flat_map(|first| first..first + hubs.min(HUBS_OF_A_SIDE));
     let mut sum = 0;
@@ -84,7 +84,7 @@ pub fn ring_full(pins: &Path) -> u64 {
 ///
 /// # Errors
 /// If the kernel refuses to list neighbours.
-pub fn address_uses(addresses: &[IpAddr]) -> Result<Vec<AddressUse>, Failure> {
+pub fn address_uses(addresses: &[IpAddr]) -> Result<Vec<AddressUse>, ProbeError> {
     let neighbours = neighbours()?;
     let uses = addresses.iter().map(|address| {
         let route = route(*address).ok();
@@ -156,7 +156,7 @@ pub struct PinnedLink {
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub fn pinned_links(directory: &Path) -> Result<Vec<PinnedLink>, Failure> {
+pub fn pinned_links(directory: &Path) -> Result<Vec<PinnedLink>, ProbeError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,

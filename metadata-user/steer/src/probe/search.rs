@@ -16,7 +16,7 @@ pub const PLACES_TOLD: usize = 4;
 
 /// A place where a device of the name exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct DeviceLocation {
     /// Its namespace as a port may name it; `None` is the agent's own.
     pub netns: Option<String>,
     /// PID and name of a process in that namespace, if the namespace is named through a process.
@@ -27,7 +27,7 @@ pub struct Place {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
     /// The first [`PLACES_TOLD`] places.
-    pub places: Vec<Place>,
+    pub places: Vec<DeviceLocation>,
     /// The total number of places.
     pub found: usize,
     /// Namespaces and processes that could not be searched, or exceeded the limits.
@@ -70,16 +70,22 @@ pub fn search(ifnames: &BTreeSet<String>) -> BTreeMap<String, Search> {
 
 /// Each namespace once: the agent's own, then named ones, then those that only processes have. Also the number of
 /// those that could not be identified.
-fn namespaces() -> (Vec<(Option<PathBuf>, Place)>, usize) {
+fn namespaces() -> (Vec<(Option<PathBuf>, DeviceLocation)>, usize) {
     let mut seen = BTreeSet::new();
-    let mut all = vec![(None, Place { netns: None, process: None })];
+    let mut all = vec![(None, DeviceLocation { netns: None, process: None })];
     let mut unseen = 0;
     if let Ok(own) = fs::metadata(netns::OWN) {
         seen.insert((own.dev(), own.ino()));
     }
     for entry in fs::read_dir(netns::RUN_NETNS).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        note(entry.path(), Place { netns: Some(name), process: None }, &mut seen, &mut all, &mut unseen);
+        note(
+            entry.path(),
+            DeviceLocation { netns: Some(name), process: None },
+            &mut seen,
+            &mut all,
+            &mut unseen,
+        );
     }
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -91,16 +97,22 @@ fn namespaces() -> (Vec<(Option<PathBuf>, Place)>, usize) {
         }
         let called = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         let process = Some((pid, called.trim().to_owned()));
-        note(path.clone().into(), Place { netns: Some(path), process }, &mut seen, &mut all, &mut unseen);
+        note(
+            path.clone().into(),
+            DeviceLocation { netns: Some(path), process },
+            &mut seen,
+            &mut all,
+            &mut unseen,
+        );
     }
     (all, unseen)
 }
 
 fn note(
     path: PathBuf,
-    place: Place,
+    place: DeviceLocation,
     seen: &mut BTreeSet<(u64, u64)>,
-    all: &mut Vec<(Option<PathBuf>, Place)>,
+    all: &mut Vec<(Option<PathBuf>, DeviceLocation)>,
     unseen: &mut usize,
 ) {
     match fs::metadata(&path) {

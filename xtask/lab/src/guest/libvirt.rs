@@ -11,7 +11,7 @@ use super::subject::{Dialect, SEED};
 use super::subject::{MARKER, Subject};
 use super::wire;
 use anyhow::{Context as _, Result, ensure};
-use metadata_control::status::{PortState, Status};
+use metadata_control::status::{AgentStatus, PortState};
 use serde_json::json;
 use std::fs;
 use std::io::Write as _;
@@ -200,7 +200,7 @@ runcmd:
         )
     }
 
-    fn status(&self) -> Result<Status> {
+    fn status(&self) -> Result<AgentStatus> {
         let mut command = Command::new(self.agent);
         let output = command.args(["status", "--all", "--json", "--run"]).arg(&self.run).output()?;
         serde_json::from_slice(&output.stdout).context("cannot parse the agent's status")

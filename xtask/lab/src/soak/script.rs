@@ -5,8 +5,8 @@ use crate::storm::guest::{Plan, Planned};
 use crate::storm::plan::{Bodies, ask};
 use anyhow::{Context as _, Result};
 use metadata_content::dialect::render;
-use metadata_content::record::Limits;
-use metadata_content::store::{Interner, Vm};
+use metadata_content::record::RecordLimits;
+use metadata_content::store::{Interner, VmState};
 use metadata_feed::directory;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -58,10 +58,10 @@ pub(super) fn plan(records: &Path, bodies: &Path, dialect: Dialect, guests: &[Id
     let mut planned = Vec::with_capacity(guests.len());
     for guest in guests {
         let name = format!("{}.yaml", guest.hostname);
-        let loaded = directory::load(records, &name, &Limits::DEFAULT)
+        let loaded = directory::load(records, &name, &RecordLimits::DEFAULT)
             .with_context(|| format!("{} has no record", guest.hostname))?;
         let (record, _) = loaded.record?;
-        let vm = Vm::alone(record.vm.uuid.as_str());
+        let vm = VmState::alone(record.vm.uuid.as_str());
         let responses = render(&record, &mut Interner::new(), vm);
         let (_, answers) = ask(&crawl, guest, &responses, &mut bodies)?;
         planned.push(Planned { mac: guest.mac.0, address: guest.address, answers });

@@ -13,8 +13,8 @@ use metadata_base::time::Now;
 use metadata_content::dialect::render;
 use metadata_content::http::target::normalise;
 use metadata_content::http::{Headers, Method, Request, Response};
-use metadata_content::record::{Limits, Record, USER_DATA_DEFAULT, USER_DATA_MAX};
-use metadata_content::store::{Interner, Outcome, Responses, Vm};
+use metadata_content::record::{Record, RecordLimits, USER_DATA_DEFAULT, USER_DATA_MAX};
+use metadata_content::store::{Interner, LiveOutcome, Responses, VmState};
 use metadata_feed::directory;
 use serde_json::json;
 use std::collections::HashMap;
@@ -81,7 +81,7 @@ impl Case {
         for number in 0..guests {
             let identity = Identity::of(u16::try_from(number)?);
             let record = self.record(&identity, guests)?;
-            let vm = Vm::alone(record.vm.uuid.as_str());
+            let vm = VmState::alone(record.vm.uuid.as_str());
             let responses = render(&record, &mut interner, vm);
             let (pages, answers) = ask(&crawl, &identity, &responses, &mut bodies)?;
             self.tenants.push(Tenant {
@@ -115,7 +115,7 @@ impl Case {
         }});
         replace(&identity.path(&self.records()), &record.to_string())?;
         let name = format!("{}.yaml", identity.hostname);
-        let loaded = directory::load(&self.records(), &name, &Limits::DEFAULT)
+        let loaded = directory::load(&self.records(), &name, &RecordLimits::DEFAULT)
             .with_context(|| format!("{name} has no record"))?;
         Ok(loaded.record?.0)
     }
@@ -171,7 +171,7 @@ fn answer(asked: &Asked, identity: &Identity, responses: &Responses, token: &str
     };
     let now = Now { mono: Duration::ZERO, unix_seconds: 0 };
     let outcome = responses.answer(now, &connection, &request, None);
-    let (Outcome::Ready(response) | Outcome::Changed(response)) = outcome else {
+    let (LiveOutcome::Ready(response) | LiveOutcome::Changed(response)) = outcome else {
         anyhow::bail!("{path} has no immediate answer");
     };
     ensure!(

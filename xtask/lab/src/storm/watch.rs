@@ -4,7 +4,7 @@ mod recording;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use metadata_screen::terminal::{self, Ends};
-use metadata_screen::{Asked, Look, Screen, fetch, plain};
+use metadata_screen::{Screen, TerminalStyle, ViewQuery, fetch, plain};
 use recording::Recording;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -46,8 +46,8 @@ impl Watch {
         let view = match shows && terminal::can_draw() {
             true => {
                 let ends = ends.clone();
-                let ask = move |asked: &Asked| fetch(&run, asked).map_err(|error| error.to_string());
-                let look = Look::of(|name| std::env::var(name).ok());
+                let ask = move |asked: &ViewQuery| fetch(&run, asked).map_err(|error| error.to_string());
+                let look = TerminalStyle::of(|name| std::env::var(name).ok());
                 let body = move || terminal::run(Screen::default(), look, EVERY, Box::new(ask), ends);
                 Some(thread("storm-view").spawn(body)?)
             }
@@ -99,7 +99,7 @@ fn record(run: &Path, over: &AtomicBool) -> Recording {
     let (mut recording, mut screen, began) = (Recording::default(), Screen::default(), Instant::now());
     while !over.load(Ordering::Relaxed) {
         screen.on_answer(fetch(run, &screen.asked()).map_err(|error| error.to_string()));
-        recording.push(began.elapsed(), plain(&screen, terminal::SIZE, Look::PLAIN));
+        recording.push(began.elapsed(), plain(&screen, terminal::SIZE, TerminalStyle::PLAIN));
         std::thread::sleep(EVERY);
     }
     recording

@@ -43,8 +43,8 @@ pub(crate) enum Init {
     Systemd,
 }
 
-/// Becomes the hypervisor with the arguments after `$1`. For systemd, this process first enters a new control group `$1`,
-/// so that systemd finds one that it may use.
+/// Becomes the hypervisor with the arguments after `$1`. For systemd, this process first enters a new control group
+/// `$1`, so that systemd finds one that it may use.
 const OUTSIDE: &str = r#"
     group=$1
     shift

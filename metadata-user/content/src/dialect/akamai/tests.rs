@@ -8,8 +8,8 @@ use super::EXPIRY;
 use crate::dialect::render as render_for;
 use crate::dialect::tests::{ask_with, full, parse, render};
 use crate::http::{Method, Response};
-use crate::store::{Interner, Responses, Vm};
-use crate::token::{Keyring, Kind};
+use crate::store::{Interner, Responses, VmState};
+use crate::token::{Keyring, TokenKind};
 
 fn rendered(record: &Value) -> Responses {
     render(&parse(record), &mut Interner::new())
@@ -64,11 +64,11 @@ fn tokens_of_another_vm_or_dialect_are_refused() {
     let vms = ["7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3e"].map(|uuid| {
         let mut record = full();
         record["vm"]["uuid"] = json!(uuid);
-        let vm = Vm { keyring: Arc::clone(&keyring), ..Vm::alone(uuid) };
+        let vm = VmState { keyring: Arc::clone(&keyring), ..VmState::alone(uuid) };
         render_for(&parse(&record), &mut Interner::new(), vm)
     });
     let own = token(&vms[0]);
-    let aws = keyring.mint(Kind::Aws, "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", 300, u64::MAX / 2);
+    let aws = keyring.mint(TokenKind::Aws, "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d", 300, u64::MAX / 2);
     for path in ["/v1/instance", "/v1/network", "/v1/ssh-keys", "/v1/user-data"] {
         assert_eq!(get(&vms[0], path, &own).status().0, 200, "{path}");
         for (vm, token) in [(&vms[1], own.as_str()), (&vms[0], aws.as_str()), (&vms[0], "")] {

@@ -2,7 +2,8 @@
 //!
 //! `pkcs7` does not have the document within. `audience=` becomes the document's last member, which the verifier adds
 //! to its copy (<https://www.alibabacloud.com/help/en/ecs/user-guide/use-instance-identities>). The directory exists
-//! only on a node with a certificate. The signature is refused through a proxy and does not leave the guest's first hop.
+//! only on a node with a certificate. The signature is refused through a proxy and does not leave the guest's first
+//! hop.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,23 +11,24 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::super::identity::{audience, signed};
-use super::super::sheet::{Sheet, TEXT};
+use super::super::sheet::{RouteBuilder, TEXT};
 use super::super::tokens::UNPROXIED;
 use super::{OPTIONAL, REQUIRED};
-use crate::http::{Response, Status};
-use crate::identity::{VmIssuer, Wanted};
+use crate::http::{Response, StatusCode};
+use crate::identity::{SigningRequest, VmIssuer};
 use crate::record::{Dialect, Imdsv2, Record};
-use crate::store::{Call, Guard, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 const DIRECTORY: &str = "/latest/dynamic/instance-identity";
 
-static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| Response::error(Status(400), &[]));
+static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| Response::error(StatusCode(400), &[]));
 
-static WITH_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), REQUIRED[0].clone()]);
-static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), OPTIONAL[0].clone()]);
+static WITH_TOKEN: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| [UNPROXIED.clone(), REQUIRED[0].clone()]);
+static WITHOUT_TOKEN: LazyLock<[RequestGuard; 2]> =
+    LazyLock::new(|| [UNPROXIED.clone(), OPTIONAL[0].clone()]);
 
 /// Adds the directory; returns false on a node that signs no documents.
-pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>, guards: &'static [Guard]) -> bool {
+pub(super) fn render(record: &Record, sheet: &mut RouteBuilder<'_>, guards: &'static [RequestGuard]) -> bool {
     let serves = record.serve.serves(Dialect::AliYun);
     let Some(issuer) = sheet.issuer().filter(|issuer| issuer.signs_documents() && serves).cloned() else {
         return false;
@@ -74,19 +76,19 @@ struct Signed {
 
 impl Signed {
     /// Returns what a query wants to be signed; `None` if its audience is malformed.
-    fn wanted(&self, query: &str) -> Option<Wanted> {
+    fn wanted(&self, query: &str) -> Option<SigningRequest> {
         if query.is_empty() {
-            return Some(Wanted::Detached { document: self.document.clone(), audience: None });
+            return Some(SigningRequest::Detached { document: self.document.clone(), audience: None });
         }
         let audience = audience(query)?;
         let mut text = self.document[..self.document.len() - 1].to_vec();
         text.extend_from_slice(format!(",\"audience\":{}}}", Value::from(audience.as_str())).as_bytes());
-        Some(Wanted::Detached { document: text.into(), audience: Some(audience) })
+        Some(SigningRequest::Detached { document: text.into(), audience: Some(audience) })
     }
 }
 
 impl Live for Signed {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let Some(wanted) = self.wanted(call.request.target.query) else { return BAD_AUDIENCE.clone().into() };
         signed(call, &self.issuer, &wanted)
     }

@@ -2,27 +2,27 @@
 
 use serde_json::{Value, json};
 
-use super::super::guest::{Guest, bare, full, nic, text};
+use super::super::guest::{DialectGuest, bare, full, nic, text};
 use super::{TOKEN, TTL};
 use crate::http::{Method, Response};
 
 const TREE: &str = "/2016-01-01/meta-data";
 
-fn ask(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> Response {
+fn ask(guest: &DialectGuest, path: &str, fields: &[(&str, &str)]) -> Response {
     guest.ask_at(("100.100.100.200", 80), Method::Get, path, fields)
 }
 
-fn put(guest: &Guest) -> Response {
+fn put(guest: &DialectGuest) -> Response {
     guest.ask_at(("100.100.100.200", 80), Method::Put, "/latest/api/token", &[(TTL, "60")])
 }
 
-fn all(guest: &Guest) -> Value {
+fn all(guest: &DialectGuest) -> Value {
     let response = ask(guest, &format!("{TREE}/all"), &[]);
     serde_json::from_slice(&response.body().to_bytes()).expect("JSON")
 }
 
 /// Crawls a directory of the tree and rebuilds the JSON value that it shows.
-fn crawled(guest: &Guest, directory: &str) -> Value {
+fn crawled(guest: &DialectGuest, directory: &str) -> Value {
     let mut value = json!({});
     for line in text(&ask(guest, directory, &[])).lines() {
         let name = line.trim_end_matches('/');
@@ -42,10 +42,10 @@ fn the_tree_equals_the_document() {
         .map(|n| json!({ "name": format!("k{n}"), "key": format!("k {}", "x".repeat(600)) }))
         .collect();
     for record in [full(), bare(), keys] {
-        let guest = Guest::of(&record);
+        let guest = DialectGuest::of(&record);
         assert_eq!(crawled(&guest, TREE), all(&guest));
     }
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     for absent in ["/nope", "/instance/nope", "/instance-id/nope", "/all/nope", "/network/interfaces/macs/0"]
     {
         assert_eq!(ask(&guest, &format!("{TREE}{absent}"), &[]).status().0, 404, "{absent}");
@@ -54,7 +54,7 @@ fn the_tree_equals_the_document() {
 
 #[test]
 fn absent_values_are_not_in_the_document() {
-    let document = all(&Guest::of(&bare()));
+    let document = all(&DialectGuest::of(&bare()));
     for absent in
         ["dns-conf", "eipv4", "image-id", "mac", "network", "private-ipv4", "public-ipv4", "public-keys"]
     {
@@ -63,7 +63,7 @@ fn absent_values_are_not_in_the_document() {
     let mut record = full();
     record["network"]["nics"] =
         json!([nic(1, &json!([{ "method": "static", "address": "2001:db8::5/64" }]))]);
-    let document = all(&Guest::of(&record));
+    let document = all(&DialectGuest::of(&record));
     let interfaces = &document["network"]["interfaces"]["macs"];
     let names: Vec<_> = interfaces["52:54:00:00:00:01"].as_object().expect("an interface").keys().collect();
     assert_eq!(
@@ -95,7 +95,7 @@ fn all_addresses_and_resolvers_are_listed() {
         ])
     )]);
     record["network"]["nics"][0]["network_id"] = json!("net-1");
-    let document = all(&Guest::of(&record));
+    let document = all(&DialectGuest::of(&record));
     assert_eq!(document["dns-conf"]["nameservers"], "10.0.0.1\r\n2001:db8::53");
     let expected = json!({
         "gateway": "10.0.0.2",
@@ -112,7 +112,7 @@ fn all_addresses_and_resolvers_are_listed() {
         "vswitch-id": document["vswitch-id"],
         "vswitch-ipv6-cidr-block": "2001:db8::/64",
     });
-    assert!(text(&ask(&Guest::of(&record), &format!("{TREE}/vswitch-id"), &[])).starts_with("vsw-"));
+    assert!(text(&ask(&DialectGuest::of(&record), &format!("{TREE}/vswitch-id"), &[])).starts_with("vsw-"));
     assert_eq!(document["network"]["interfaces"]["macs"]["52:54:00:00:00:01"], expected);
 }
 
@@ -123,7 +123,7 @@ fn the_record_decides_whether_tokens_exist_and_are_needed() {
     for (mode, made, without) in [("off", 404, 200), ("optional", 200, 200), ("required", 200, 401)] {
         let mut record = full();
         record["serve"] = json!({ "imdsv2": mode, "hop_limit": 3 });
-        let guest = Guest::of(&record);
+        let guest = DialectGuest::of(&record);
         let token = put(&guest);
         assert_eq!(token.status().0, made, "{mode}");
         for path in paths {
@@ -143,7 +143,7 @@ fn the_record_decides_whether_tokens_exist_and_are_needed() {
 
 #[test]
 fn a_token_of_ec2_is_invalid_and_other_addresses_have_no_tree() {
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     let aws = guest.ask(Method::Put, "/latest/api/token", &[("X-aws-ec2-metadata-token-ttl-seconds", "60")]);
     assert_eq!(ask(&guest, "/latest/user-data", &[(TOKEN, &text(&aws))]).status().0, 401);
     assert_eq!(guest.status("/latest/meta-data/all", &[]), 404);

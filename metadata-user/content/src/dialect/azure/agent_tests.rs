@@ -3,21 +3,21 @@
 use roxmltree::Document;
 use serde_json::{Value, json};
 
-use crate::dialect::guest::{Guest, bare, full, text};
+use crate::dialect::guest::{DialectGuest, bare, full, text};
 use crate::http::target::normalise;
-use crate::http::{Method, Response, Target};
+use crate::http::{Method, RequestTarget, Response};
 use crate::store::path::HOST_PLUGIN_PORT;
 
 const WIRESERVER: (&str, u16) = ("168.63.129.16", 80);
 const HOST_PLUGIN: (&str, u16) = ("168.63.129.16", HOST_PLUGIN_PORT);
 
-fn ask(guest: &Guest, at: (&str, u16), method: Method, target: &str) -> Response {
+fn ask(guest: &DialectGuest, at: (&str, u16), method: Method, target: &str) -> Response {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    guest.ask_query(at, method, Target { path, query }, &[])
+    guest.ask_query(at, method, RequestTarget { path, query }, &[])
 }
 
 /// Returns the document at a URL of the wireserver.
-fn read(guest: &Guest, url: &str) -> String {
+fn read(guest: &DialectGuest, url: &str) -> String {
     let target = url.strip_prefix("http://168.63.129.16").expect("a URL of the wireserver");
     let target = normalise(target).expect("a target");
     let response = guest.ask_query(WIRESERVER, Method::Get, target.target(), &[]);
@@ -43,7 +43,7 @@ fn attribute(document: &Document<'_>, element: &str, name: &str) -> Option<Strin
 }
 
 /// Returns the document of one kind, found through the goal state.
-fn configuration(guest: &Guest, kind: &str) -> String {
+fn configuration(guest: &DialectGuest, kind: &str) -> String {
     let goal_state = read(guest, GOAL_STATE);
     let goal_state = Document::parse(&goal_state).expect("a goal state");
     read(guest, element(&goal_state, kind))
@@ -51,7 +51,7 @@ fn configuration(guest: &Guest, kind: &str) -> String {
 
 #[test]
 fn the_wireserver_accepts_the_requests_of_its_clients() {
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     for (method, target, status) in [
         (Method::Head, "/?COMP=VERSIONS", 200),
         (Method::Get, "/", 404),
@@ -87,7 +87,7 @@ fn the_wireserver_accepts_the_requests_of_its_clients() {
 
 #[test]
 fn the_host_plug_in_accepts_reports_and_has_no_settings() {
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     for (method, target, status) in [
         (Method::Get, "/versions", 200),
         (Method::Get, "/health", 200),
@@ -104,13 +104,13 @@ fn the_host_plug_in_accepts_reports_and_has_no_settings() {
     let versions = text(&ask(&guest, HOST_PLUGIN, Method::Get, "/versions"));
     assert_eq!(serde_json::from_str::<Value>(&versions).expect("JSON"), json!(["2015-09-01"]));
     let proxied = [("X-Forwarded-For", "10.0.0.1")];
-    let target = Target { path: "/health", query: "" };
+    let target = RequestTarget { path: "/health", query: "" };
     assert_eq!(guest.ask_query(HOST_PLUGIN, Method::Get, target, &proxied).status().0, 400);
 }
 
 #[test]
 fn the_goal_state_names_each_configuration_that_agents_fetch() {
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     let goal_state = read(&guest, GOAL_STATE);
     let goal_state = Document::parse(&goal_state).expect("a goal state");
     assert_eq!(element(&goal_state, "Version"), "2012-11-30");
@@ -141,7 +141,7 @@ fn the_goal_state_names_each_configuration_that_agents_fetch() {
 #[test]
 fn the_shared_configuration_has_the_known_addresses() {
     let shared = |record: &Value| {
-        let document = configuration(&Guest::of(record), "SharedConfig");
+        let document = configuration(&DialectGuest::of(record), "SharedConfig");
         let document = Document::parse(&document).expect("a document");
         assert_eq!(document.descendants().filter(|node| node.has_tag_name("Instances")).count(), 1);
         let own = attribute(&document, "Incarnation", "instance");
@@ -173,7 +173,7 @@ fn names_are_escaped_in_every_document() {
     record["vm"]["project"]["id"] = json!(name);
     record["placement"]["region"] = json!(name);
     record["generation"] = json!(12_345_678_901_u64);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let name = "<a> & \"b\" \u{1f680} \u{fffd}";
     let goal_state = read(&guest, GOAL_STATE);
     let goal_state = Document::parse(&goal_state).expect("a goal state");
@@ -197,10 +197,10 @@ fn names_are_escaped_in_every_document() {
 fn an_image_has_its_azure_names_or_empty_ones() {
     const NAMES: [&str; 4] = ["publisher", "offer", "sku", "version"];
     let compute = |record: &Value| {
-        let guest = Guest::of(record);
+        let guest = DialectGuest::of(record);
         NAMES.map(|name| {
             let path = format!("/metadata/instance/compute/{name}");
-            let target = Target { path: &path, query: "api-version=2021-08-01&format=text" };
+            let target = RequestTarget { path: &path, query: "api-version=2021-08-01&format=text" };
             let fields = [("Metadata", "true")];
             let response = guest.ask_query(("169.254.169.254", 80), Method::Get, target, &fields);
             assert_eq!(response.status().0, 200, "{name}");
@@ -219,10 +219,10 @@ fn an_image_has_its_azure_names_or_empty_ones() {
 #[test]
 fn only_guests_of_azure_have_the_host_plug_in() {
     use crate::store::Host;
-    assert!(Guest::of(&full()).responses().has(Host::HostPlugin));
+    assert!(DialectGuest::of(&full()).responses().has(Host::HostPlugin));
     let mut record = full();
     record["serve"]["dialects"] = json!(["nocloud", "ec2"]);
-    assert!(!Guest::of(&record).responses().has(Host::HostPlugin));
+    assert!(!DialectGuest::of(&record).responses().has(Host::HostPlugin));
     record["serve"]["dialects"] = json!(["azure"]);
-    assert!(Guest::of(&record).responses().has(Host::HostPlugin));
+    assert!(DialectGuest::of(&record).responses().has(Host::HostPlugin));
 }

@@ -11,12 +11,12 @@ use super::super::identity::{Got, ask};
 use super::Parameters;
 use super::{DOCUMENT, bad, later, subscription, too_many};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
-use crate::identity::{Nonce, Refusal, VmIssuer, Wanted};
+use crate::http::{Response, StatusCode};
+use crate::identity::{Nonce, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::Record;
 use crate::record::values::Line;
 use crate::record::vm::Image;
-use crate::store::{Call, Live, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest};
 
 /// Serves the statements of one VM.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl Attested {
         Self { issuer, statement: Arc::new(statement(record)) }
     }
 
-    fn read(&self, call: &Call<'_>, parameters: &Parameters<'_>) -> Outcome {
+    fn read(&self, call: &LiveRequest<'_>, parameters: &Parameters<'_>) -> LiveOutcome {
         let nonce = parameters.get("nonce").filter(|nonce| !nonce.is_empty()).map(Nonce::parse);
         let nonce = match nonce {
             Some(None) => return bad("nonce must be at most 32 letters, digits, - and _").into(),
@@ -38,18 +38,18 @@ impl Attested {
             None => None,
         };
         let statement = Arc::clone(&self.statement);
-        match ask(call, &self.issuer, &Wanted::Attested { statement, nonce }) {
+        match ask(call, &self.issuer, &SigningRequest::Attested { statement, nonce }) {
             Got::Token(token) => {
                 let text = String::from_utf8_lossy(&token.text);
                 let document = json!({ "encoding": "pkcs7", "signature": &*text });
-                let answer = Response::new(Status(200), Some(DOCUMENT), &[], document.to_string());
+                let answer = Response::new(StatusCode(200), Some(DOCUMENT), &[], document.to_string());
                 answer.within(self.issuer.hop_limit()).into()
             }
-            Got::Refused(Refusal::TooMany) => too_many().into(),
-            Got::Refused(Refusal::Audience | Refusal::Unavailable) => {
+            Got::Refused(TokenRefusal::TooMany) => too_many().into(),
+            Got::Refused(TokenRefusal::Audience | TokenRefusal::Unavailable) => {
                 later("No document is signed at the moment").into()
             }
-            Got::Wait(parked) => Outcome::Park(parked),
+            Got::Wait(parked) => LiveOutcome::Park(parked),
         }
     }
 }
@@ -73,7 +73,7 @@ fn statement(record: &Record) -> Map<String, Value> {
 }
 
 impl Live for Attested {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Parameters::parse(call.request.target.query) {
             Ok(parameters) => self.read(call, &parameters),
             Err(refused) => refused.into(),

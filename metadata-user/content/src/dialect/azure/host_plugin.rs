@@ -5,11 +5,11 @@
 
 use std::sync::LazyLock;
 
-use super::super::sheet::{JSON, Sheet, TEXT};
+use super::super::sheet::{JSON, RouteBuilder, TEXT};
 use super::wireserver::GUARDS;
-use crate::http::{Method, Response, Status};
+use crate::http::{Method, Response, StatusCode};
 use crate::store::path::HOST_PLUGIN_PORT;
-use crate::store::{Call, Live, Methods, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods};
 
 /// URL for the agent's status, which [`goal_state`](super::wireserver) contains. The agent uses it with and without the
 /// plug-in.
@@ -19,9 +19,9 @@ const _: () = assert!(HOST_PLUGIN_PORT == 32_526);
 /// Version of the plug-in's interface that the agent requires.
 const VERSIONS: &str = r#"["2015-09-01"]"#;
 
-static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(Status(201), Some(TEXT), &[], ""));
+static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(StatusCode(201), Some(TEXT), &[], ""));
 
-pub(super) fn render(sheet: &mut Sheet<'_>) {
+pub(super) fn render(sheet: &mut RouteBuilder<'_>) {
     let versions = sheet.found(JSON, VERSIONS);
     sheet.guarded("/versions", &*GUARDS, versions);
     let healthy = sheet.found(TEXT, "");
@@ -36,7 +36,7 @@ pub(super) fn render(sheet: &mut Sheet<'_>) {
 struct Reports;
 
 impl Live for Reports {
-    fn answer(&self, _: &Call<'_>) -> Outcome {
+    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         TAKEN.clone().into()
     }
 

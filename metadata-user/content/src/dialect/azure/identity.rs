@@ -11,12 +11,12 @@ use super::super::identity::{Got, ask};
 use super::Parameters;
 use super::{DOCUMENT, error, later, too_many};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
-use crate::identity::{Form, Refusal, VmIssuer, Wanted};
+use crate::http::{Response, StatusCode};
+use crate::identity::{CloudClaims, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::Record;
 use crate::record::identity::Audience;
 use crate::record::vm::ManagedIdentity;
-use crate::store::{Call, Live, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest};
 
 /// Why a token may be there later.
 const NOT_YET: &str = "The identity has no valid token yet";
@@ -27,7 +27,7 @@ const OTHER_NAMES: [&str; 3] = ["object_id", "msi_res_id", "mi_res_id"];
 pub(super) struct Tokens {
     identity: Option<ManagedIdentity>,
     /// Issues the tokens of an identity that has none.
-    issued: Option<(Arc<VmIssuer>, Arc<Form>)>,
+    issued: Option<(Arc<VmIssuer>, Arc<CloudClaims>)>,
 }
 
 /// Omits tokens.
@@ -43,7 +43,7 @@ impl Tokens {
         let without = identity.as_ref().filter(|identity| !identity.has_token());
         let form = |identity: &ManagedIdentity| {
             let claims = [("appid".to_owned(), identity.client_id.as_str().into())];
-            Arc::new(Form { name: "azure", claims: claims.into_iter().collect() })
+            Arc::new(CloudClaims { name: "azure", claims: claims.into_iter().collect() })
         };
         let issued = without.zip(issuer).map(|(identity, issuer)| (Arc::clone(issuer), form(identity)));
         Self { identity, issued }
@@ -59,7 +59,7 @@ impl Tokens {
         self.identity.as_ref().filter(|identity| by_client && known(identity))
     }
 
-    fn token(&self, call: &Call<'_>, parameters: &Parameters<'_>) -> Outcome {
+    fn token(&self, call: &LiveRequest<'_>, parameters: &Parameters<'_>) -> LiveOutcome {
         let Some(resource) = parameters.get("resource").filter(|resource| !resource.is_empty()) else {
             return refused("Required query variable 'resource' is missing").into();
         };
@@ -80,26 +80,26 @@ impl Tokens {
 
 /// Answers with a token of the issuer, or parks the request while the token is signed.
 fn issued(
-    call: &Call<'_>,
+    call: &LiveRequest<'_>,
     issuer: &Arc<VmIssuer>,
-    form: &Arc<Form>,
+    form: &Arc<CloudClaims>,
     identity: &ManagedIdentity,
     resource: &str,
-) -> Outcome {
+) -> LiveOutcome {
     let Some(audience) = Audience::parse(resource) else {
         return refused(&format!("Expected a 'resource' of {}", Audience::FORM)).into();
     };
-    match ask(call, issuer, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
+    match ask(call, issuer, &SigningRequest::Token { audience, form: Some(Arc::clone(form)) }) {
         Got::Token(token) => {
             let expires = i64::try_from(token.expires).unwrap_or(i64::MAX);
             let text = String::from_utf8_lossy(&token.text);
             let answer = given(identity, resource, &text, expires, call.now.unix_seconds);
             answer.within(issuer.hop_limit()).into()
         }
-        Got::Refused(Refusal::Audience) => refused("The record does not list the resource").into(),
-        Got::Refused(Refusal::TooMany) => too_many().into(),
-        Got::Refused(Refusal::Unavailable) => later(NOT_YET).into(),
-        Got::Wait(parked) => Outcome::Park(parked),
+        Got::Refused(TokenRefusal::Audience) => refused("The record does not list the resource").into(),
+        Got::Refused(TokenRefusal::TooMany) => too_many().into(),
+        Got::Refused(TokenRefusal::Unavailable) => later(NOT_YET).into(),
+        Got::Wait(parked) => LiveOutcome::Park(parked),
     }
 }
 
@@ -118,7 +118,7 @@ fn given(identity: &ManagedIdentity, resource: &str, text: &str, expires: i64, n
         "resource": resource,
         "token_type": "Bearer",
     });
-    Response::new(Status(200), Some(DOCUMENT), &[], document.to_string())
+    Response::new(StatusCode(200), Some(DOCUMENT), &[], document.to_string())
 }
 
 fn refused(why: &str) -> Response {
@@ -126,7 +126,7 @@ fn refused(why: &str) -> Response {
 }
 
 impl Live for Tokens {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match Parameters::parse(call.request.target.query) {
             Ok(parameters) => self.token(call, &parameters),
             Err(refused) => refused.into(),

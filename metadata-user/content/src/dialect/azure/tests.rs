@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::VERSIONS;
 use crate::dialect::render;
-use crate::http::{Headers, Method, Request, Response, Target};
+use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::mailbox::Mailbox;
 use crate::record::Record;
 use crate::sink::{Outbox, WAITING_PER_VM};
-use crate::store::{Interner, Outcome, Responses, Vm};
+use crate::store::{Interner, LiveOutcome, Responses, VmState};
 use crate::token::Keyring;
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
@@ -32,7 +32,7 @@ fn parse(record: &Value) -> Record {
 
 fn responses(record: &Value) -> Responses {
     let record = parse(record);
-    render(&record, &mut Interner::new(), Vm::alone(record.vm.uuid.as_str()))
+    render(&record, &mut Interner::new(), VmState::alone(record.vm.uuid.as_str()))
 }
 
 /// Sends a request at a second of 1970.
@@ -48,13 +48,13 @@ fn send(
     let headers: Vec<_> =
         fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    let target = Target { path, query };
+    let target = RequestTarget { path, query };
     let request = Request { method, target, headers: Headers::new(&headers), body };
     let to: IpAddr = to.parse().expect("an address");
     let connection = Connection { slot: 0, local: (to, 80), remote: (to, 40_000) };
     let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
     match responses.answer(now, &connection, &request, None) {
-        Outcome::Ready(response) => response,
+        LiveOutcome::Ready(response) => response,
         other => panic!("{path}: {other:?}"),
     }
 }
@@ -344,7 +344,7 @@ fn reports_succeed_even_if_the_sink_has_no_room() {
     // Nothing delivers from this queue.
     let outbox = crate::sink::unattended();
     let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &outbox));
-    let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+    let vm = VmState::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
     let responses = render(&record, &mut Interner::new(), vm);
     for n in 1..=WAITING_PER_VM + 10 {
         let (target, status) = match n % 3 {

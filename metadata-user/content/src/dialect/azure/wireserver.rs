@@ -3,37 +3,38 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::LazyLock;
 
-use super::super::sheet::{JSON, Sheet};
+use super::super::sheet::{JSON, RouteBuilder};
 use super::host_plugin::STATUS_URL;
-use crate::dialect::addresses::{Version, given, known};
-use crate::http::{Method, Response, Status};
+use crate::dialect::addresses::{IpVersion, given, known};
+use crate::http::{Method, Response, StatusCode};
 use crate::record::Record;
 use crate::sink::MessageKind;
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 const XML: &str = "text/xml; charset=utf-8";
 
 /// Versions of the protocol, the preferred one first. Afterburn and WALinuxAgent require the second.
 pub(super) const VERSIONS: [&str; 2] = ["2015-04-05", "2012-11-30"];
 
-pub(super) static GUARDS: LazyLock<[Guard; 1]> = LazyLock::new(|| {
-    [Guard {
+pub(super) static GUARDS: LazyLock<[RequestGuard; 1]> = LazyLock::new(|| {
+    [RequestGuard {
         condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-        otherwise: Response::error(Status(400), &[]),
+        otherwise: Response::error(StatusCode(400), &[]),
     }]
 });
 
-static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(Status(200), Some(XML), &[], ""));
+static TAKEN: LazyLock<Response> = LazyLock::new(|| Response::new(StatusCode(200), Some(XML), &[], ""));
 /// WALinuxAgent accepts no other success for role properties.
-static ACCEPTED: LazyLock<Response> = LazyLock::new(|| Response::new(Status(202), Some(XML), &[], ""));
-static PROVISIONED: LazyLock<Response> = LazyLock::new(|| Response::new(Status(201), Some(JSON), &[], "{}"));
+static ACCEPTED: LazyLock<Response> = LazyLock::new(|| Response::new(StatusCode(202), Some(XML), &[], ""));
+static PROVISIONED: LazyLock<Response> =
+    LazyLock::new(|| Response::new(StatusCode(201), Some(JSON), &[], "{}"));
 
 const POST: Methods = Methods::of(&[Method::Post]);
 
-pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
+pub(super) fn render(record: &Record, sheet: &mut RouteBuilder<'_>) {
     let versions = sheet.found(XML, versions());
     sheet.live("/", Methods::READ, &*GUARDS, Root { versions });
-    let state = State::of(record);
+    let state = WireserverState::of(record);
     let goal_state = sheet.own(XML, state.goal_state());
     let both = Methods::of(&[Method::Get, Method::Head, Method::Post]);
     sheet.live("/machine", both, &*GUARDS, Machine { goal_state, state });
@@ -42,23 +43,23 @@ pub(super) fn render(record: &Record, sheet: &mut Sheet<'_>) {
 }
 
 /// Returns the value of a parameter. The name matches in any case.
-fn parameter<'a>(call: &Call<'a>, named: &str) -> Option<std::borrow::Cow<'a, str>> {
+fn parameter<'a>(call: &LiveRequest<'a>, named: &str) -> Option<std::borrow::Cow<'a, str>> {
     let mut parameters = form_urlencoded::parse(call.request.target.query.as_bytes());
     let found = parameters.find(|(name, _)| name.eq_ignore_ascii_case(named));
     found.map(|(_, value)| value)
 }
 
 /// Returns the value of `comp` in lower case.
-fn comp(call: &Call<'_>) -> String {
+fn comp(call: &LiveRequest<'_>) -> String {
     parameter(call, "comp").map_or_else(String::new, |value| value.to_ascii_lowercase())
 }
 
-fn not_found() -> Outcome {
-    Response::error(Status(404), &[]).into()
+fn not_found() -> LiveOutcome {
+    Response::error(StatusCode(404), &[]).into()
 }
 
 /// Forwards a guest's report. The guest gets a success even if the report is dropped.
-fn forward(call: &Call<'_>) {
+fn forward(call: &LiveRequest<'_>) {
     let mailbox = &call.vm.mailbox;
     mailbox.send(&call.vm.sinks, MessageKind::Ready, call.request.body, call.now.unix_seconds);
 }
@@ -70,7 +71,7 @@ struct Root {
 }
 
 impl Live for Root {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         match comp(call).as_str() {
             "versions" => self.versions.clone().into(),
             _ => not_found(),
@@ -86,20 +87,20 @@ impl Live for Root {
 #[derive(Debug)]
 struct Machine {
     goal_state: Response,
-    state: State,
+    state: WireserverState,
 }
 
 impl Machine {
-    fn config(&self, call: &Call<'_>) -> Outcome {
+    fn config(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let document = parameter(call, "type").and_then(|kind| self.state.config(&kind));
-        document.map_or_else(not_found, |text| Response::new(Status(200), Some(XML), &[], text).into())
+        document.map_or_else(not_found, |text| Response::new(StatusCode(200), Some(XML), &[], text).into())
     }
 }
 
 impl Live for Machine {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let posts = call.request.method == Method::Post;
-        let only = |allowed| Response::error(Status(405), &[("Allow", allowed)]).into();
+        let only = |allowed| Response::error(StatusCode(405), &[("Allow", allowed)]).into();
         match (comp(call).as_str(), posts) {
             ("goalstate", false) => self.goal_state.clone().into(),
             ("config", false) => self.config(call),
@@ -129,7 +130,7 @@ impl Live for Machine {
 struct Provisioning;
 
 impl Live for Provisioning {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         forward(call);
         PROVISIONED.clone().into()
     }
@@ -144,7 +145,7 @@ impl Live for Provisioning {
 struct Observations;
 
 impl Live for Observations {
-    fn answer(&self, _: &Call<'_>) -> Outcome {
+    fn answer(&self, _: &LiveRequest<'_>) -> LiveOutcome {
         TAKEN.clone().into()
     }
 
@@ -190,7 +191,7 @@ pub(super) fn no_agents() -> String {
 
 /// Content of one VM's documents. Guests read them once per incarnation, and the goal state every few seconds.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct WireserverState {
     incarnation: u64,
     container: Box<str>,
     /// Escaped, like the next two.
@@ -202,10 +203,10 @@ pub(super) struct State {
     public: Option<IpAddr>,
 }
 
-impl State {
+impl WireserverState {
     pub(super) fn of(record: &Record) -> Self {
         let addresses =
-            given(&record.network).flat_map(|(_, nic, _)| known(nic, Version::V4)).collect::<Vec<_>>();
+            given(&record.network).flat_map(|(_, nic, _)| known(nic, IpVersion::V4)).collect::<Vec<_>>();
         let public = addresses.iter().filter_map(|(address, _)| address.public);
         let boxed = |text: &str| escaped(text).into_boxed_str();
         Self {

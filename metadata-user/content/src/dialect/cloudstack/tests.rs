@@ -2,13 +2,13 @@
 
 use serde_json::{Value, json};
 
-use super::super::guest::{Guest, bare, full, nic, text};
+use super::super::guest::{DialectGuest, bare, full, nic, text};
 use super::REQUEST;
 use crate::http::Method;
 
 const TREE: &str = "/latest/meta-data";
 
-fn ask(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> (u16, String) {
+fn ask(guest: &DialectGuest, path: &str, fields: &[(&str, &str)]) -> (u16, String) {
     let response = guest.ask_at(("10.0.2.2", 8080), Method::Get, path, fields);
     (response.status().0, text(&response))
 }
@@ -19,9 +19,9 @@ fn with_password(password: &str) -> Value {
     record
 }
 
-fn flat(mut record: Value) -> Guest {
+fn flat(mut record: Value) -> DialectGuest {
     record["serve"] = json!({ "date_tree": "cloudstack" });
-    Guest::of(&record)
+    DialectGuest::of(&record)
 }
 
 #[test]
@@ -54,15 +54,15 @@ fn all_keys_are_in_one_leaf() {
 fn date_tree_decides_whether_the_flat_tree_is_served() {
     let mut record = full();
     record["serve"] = json!({ "dialects": ["cloudstack"], "date_tree": "ec2" });
-    assert_eq!(Guest::of(&record).status(TREE, &[]), 404);
+    assert_eq!(DialectGuest::of(&record).status(TREE, &[]), 404);
     record["serve"] = json!({ "dialects": ["exoscale"], "date_tree": "cloudstack" });
-    assert_eq!(Guest::of(&record).text(&format!("{TREE}/vm-id")), record["vm"]["uuid"]);
+    assert_eq!(DialectGuest::of(&record).text(&format!("{TREE}/vm-id")), record["vm"]["uuid"]);
 }
 
 #[test]
 fn a_password_is_served_until_it_is_saved() {
     let (send, saved) = ([(REQUEST, "send_my_password")], [(REQUEST, "saved_password")]);
-    let guest = Guest::of(&with_password("first"));
+    let guest = DialectGuest::of(&with_password("first"));
     let answer = |text: &str| (200, text.to_owned());
     assert_eq!(ask(&guest, "/", &send), answer("first"));
     assert_eq!(ask(&guest, "/any/path", &send), answer("first"), "at any path, any number of times");
@@ -70,7 +70,7 @@ fn a_password_is_served_until_it_is_saved() {
     assert_eq!(ask(&guest, "/1.0", &saved), answer("saved_password"));
     assert_eq!(ask(&guest, "/", &send), answer("saved_password"));
     assert_eq!(ask(&guest.changed(&with_password("first")), "/", &send), answer("saved_password"));
-    let bare = Guest::of(&bare());
+    let bare = DialectGuest::of(&bare());
     assert_eq!(ask(&bare, "/", &send), answer(""), "the record has no password");
     assert_eq!(ask(&bare, "/", &saved), answer("saved_password"));
     assert_eq!(ask(&bare, "/", &send), answer(""));
@@ -78,7 +78,7 @@ fn a_password_is_served_until_it_is_saved() {
 
 #[test]
 fn a_password_does_not_reach_proxies_logs_or_port_80() {
-    let guest = Guest::of(&with_password("s3cret"));
+    let guest = DialectGuest::of(&with_password("s3cret"));
     let fields = [(REQUEST, "send_my_password"), ("X-Forwarded-For", "")];
     assert_eq!(ask(&guest, "/", &fields).0, 403);
     assert!(!format!("{:?}", guest.responses()).contains("s3cret"));

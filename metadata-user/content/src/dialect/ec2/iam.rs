@@ -9,29 +9,29 @@ use super::super::tokens::UNPROXIED;
 use super::tree::Tree;
 use super::{REFUSED, TOKEN};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
+use crate::http::{Response, StatusCode};
 use crate::record::values::Timestamp;
 use crate::record::vm::Iam;
 use crate::record::{Dialect, Imdsv2, Record};
-use crate::store::{Call, Condition, Guard, Live, Methods, Outcome};
-use crate::token::Kind;
+use crate::store::{Condition, Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
+use crate::token::TokenKind;
 use metadata_base::time::Now;
 
 const CREDENTIALS: &str = "/latest/meta-data/iam/security-credentials";
 /// Stated lifetime of credentials without an expiry, in seconds; the same as AWS's. Clients then refresh them.
 const LASTING_SECONDS: i64 = 6 * 3_600;
 
-static WITH_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
-    let condition = Condition::TokenNeeded { name: TOKEN, kind: Kind::Aws };
-    [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
+static WITH_TOKEN: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
+    let condition = Condition::TokenNeeded { name: TOKEN, kind: TokenKind::Aws };
+    [UNPROXIED.clone(), RequestGuard { condition, otherwise: REFUSED.clone() }]
 });
-static WITHOUT_TOKEN: LazyLock<[Guard; 2]> = LazyLock::new(|| {
-    let condition = Condition::TokenGood { name: TOKEN, kind: Kind::Aws };
-    [UNPROXIED.clone(), Guard { condition, otherwise: REFUSED.clone() }]
+static WITHOUT_TOKEN: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
+    let condition = Condition::TokenGood { name: TOKEN, kind: TokenKind::Aws };
+    [UNPROXIED.clone(), RequestGuard { condition, otherwise: REFUSED.clone() }]
 });
 
 /// Returns the guards of what must not reach a proxy.
-pub(super) fn guards(needs_token: bool) -> &'static [Guard] {
+pub(super) fn guards(needs_token: bool) -> &'static [RequestGuard] {
     if needs_token { &*WITH_TOKEN } else { &*WITHOUT_TOKEN }
 }
 
@@ -61,7 +61,7 @@ pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>) {
             let response = sheet.found(TEXT, Value::from(document).to_string());
             sheet.guarded(path, guards, response);
         }
-        Some(document) => sheet.live(path, Methods::READ, guards, Lasting { document }),
+        Some(document) => sheet.live(path, Methods::READ, guards, EternalCredentials { document }),
     }
 }
 
@@ -94,21 +94,21 @@ fn credentials(iam: &Iam) -> Option<Map<String, Value>> {
 }
 
 /// Serves credentials without an expiry. Clients require one, so each answer states a time six hours ahead.
-struct Lasting {
+struct EternalCredentials {
     document: Map<String, Value>,
 }
 
-impl std::fmt::Debug for Lasting {
+impl std::fmt::Debug for EternalCredentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Lasting(…)")
     }
 }
 
-impl Live for Lasting {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+impl Live for EternalCredentials {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         let mut document = self.document.clone();
         document.insert("Expiration".into(), in_a_while(call.now).into());
-        Response::new(Status(200), Some(TEXT), &[], Value::from(document).to_string()).into()
+        Response::new(StatusCode(200), Some(TEXT), &[], Value::from(document).to_string()).into()
     }
 
     fn about(&self) -> &'static str {

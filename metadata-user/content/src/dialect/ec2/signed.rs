@@ -14,9 +14,9 @@ use bytes::Bytes;
 use super::super::identity::signed;
 use super::iam;
 use super::tree::Tree;
-use crate::identity::{VmIssuer, Wanted};
+use crate::identity::{SigningRequest, VmIssuer};
 use crate::record::{Dialect, Imdsv2, Record};
-use crate::store::{Call, Live, Outcome};
+use crate::store::{Live, LiveOutcome, LiveRequest};
 
 /// Adds the signed forms of the document.
 pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes) {
@@ -26,9 +26,9 @@ pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes)
     let Some(issuer) = issuer.cloned() else { return };
     let guards = iam::guards(serve.imdsv2 == Imdsv2::Required);
     for (path, wanted) in [
-        ("/latest/dynamic/instance-identity/pkcs7", Wanted::Envelope(document.clone())),
-        ("/latest/dynamic/instance-identity/rsa2048", Wanted::Envelope(document.clone())),
-        ("/latest/dynamic/instance-identity/signature", Wanted::Signature(document.clone())),
+        ("/latest/dynamic/instance-identity/pkcs7", SigningRequest::Envelope(document.clone())),
+        ("/latest/dynamic/instance-identity/rsa2048", SigningRequest::Envelope(document.clone())),
+        ("/latest/dynamic/instance-identity/signature", SigningRequest::Signature(document.clone())),
     ] {
         tree.live(path, guards, Signed { issuer: Arc::clone(&issuer), wanted });
     }
@@ -37,11 +37,11 @@ pub(super) fn render(record: &Record, tree: &mut Tree<'_, '_>, document: &Bytes)
 #[derive(Debug)]
 struct Signed {
     issuer: Arc<VmIssuer>,
-    wanted: Wanted,
+    wanted: SigningRequest,
 }
 
 impl Live for Signed {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         signed(call, &self.issuer, &self.wanted)
     }
 

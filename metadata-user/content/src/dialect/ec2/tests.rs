@@ -3,11 +3,11 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::super::guest::{Guest, bare, full, nic, parsed, text};
+use super::super::guest::{DialectGuest, bare, full, nic, parsed, text};
 use super::{TOKEN, TTL};
 use crate::dialect::render;
 use crate::http::{Method, Response};
-use crate::store::{Interner, Responses, Vm};
+use crate::store::{Interner, Responses, VmState};
 
 const TREE: &str = "/latest/meta-data";
 const ROLE: &str = "/latest/meta-data/iam/security-credentials/app";
@@ -21,12 +21,12 @@ const LISTS: [&str; 6] = [
     "vpc-ipv6-cidr-blocks",
 ];
 
-fn token(guest: &Guest) -> String {
+fn token(guest: &DialectGuest) -> String {
     text(&guest.ask(Method::Put, "/latest/api/token", &[(TTL, "60")]))
 }
 
 /// Crawls a directory as cloud-init does (`MetadataMaterializer`) and returns each leaf.
-fn crawl(guest: &Guest, directory: &str, seen: &mut Vec<(String, Response)>) {
+fn crawl(guest: &DialectGuest, directory: &str, seen: &mut Vec<(String, Response)>) {
     let listing = guest.ask(Method::Get, directory, &[]);
     assert_eq!(listing.status().0, 200, "{directory}");
     let listing = text(&listing);
@@ -47,22 +47,22 @@ fn crawl(guest: &Guest, directory: &str, seen: &mut Vec<(String, Response)>) {
     }
 }
 
-fn leaves(guest: &Guest) -> Vec<String> {
+fn leaves(guest: &DialectGuest) -> Vec<String> {
     let mut seen = Vec::new();
     crawl(guest, TREE, &mut seen);
     crawl(guest, "/latest/dynamic", &mut seen);
     seen.into_iter().map(|(path, _)| path).collect()
 }
 
-fn served(dialects: &[&str], imdsv2: &str) -> Guest {
+fn served(dialects: &[&str], imdsv2: &str) -> DialectGuest {
     let mut record = full();
     record["serve"] = json!({ "dialects": dialects, "imdsv2": imdsv2 });
-    Guest::of(&record)
+    DialectGuest::of(&record)
 }
 
 #[test]
 fn a_vm_without_nics_keys_or_tags_lists_none() {
-    let guest = Guest::of(&bare());
+    let guest = DialectGuest::of(&bare());
     let names = "ami-id\nami-launch-index\nami-manifest-path\nblock-device-mapping/\nhostname\ninstance-action\n\
                  instance-id\ninstance-life-cycle\ninstance-type\nlocal-hostname\nplacement/\nreservation-id\n\
                  security-groups\nservices/";
@@ -85,7 +85,7 @@ fn a_vm_with_ipv6_only_has_no_ipv4_names() {
         { "method": "dhcp4" },
     ]);
     record["network"]["nics"] = json!([nic(1, &addresses)]);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let ipv4: Vec<_> = leaves(&guest).into_iter().filter(|path| path.contains("ipv4")).collect();
     assert_eq!(ipv4, [""; 0]);
     assert!(leaves(&guest).iter().all(|path| !path.ends_with("public-hostname")));
@@ -102,7 +102,7 @@ fn a_nic_is_found_by_its_mac_as_the_listing_spells_it() {
     let mut own = nic(1, &json!([{ "method": "dhcp4", "address": "10.0.0.5/24" }]));
     own["mac"] = "52:54:00:AB:CD:EF".into();
     record["network"]["nics"] = json!([own]);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let macs = format!("{TREE}/network/interfaces/macs");
     assert_eq!(guest.text(&macs), "52:54:00:ab:cd:ef/");
     assert_eq!(guest.text(&format!("{macs}/52:54:00:ab:cd:ef/device-number")), "0");
@@ -120,7 +120,7 @@ fn interfaces_that_the_guest_creates_are_not_listed() {
         nic(2, &json!([])),
         { "id": "v", "mac": "52:54:00:00:00:09", "vlan": { "link": "b", "id": 7 } },
     ]);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let macs = format!("{TREE}/network/interfaces/macs");
     assert_eq!(guest.text(&macs), "52:54:00:00:00:01/\n52:54:00:00:00:02/");
     assert_eq!(guest.text(&format!("{macs}/52:54:00:00:00:02/device-number")), "1");
@@ -133,7 +133,7 @@ fn key_names_cannot_change_which_paths_a_crawler_requests() {
     let names = ["a/", "b/c", "x\u{2028}y", "7"];
     record["ssh_keys"] =
         names.iter().map(|name| json!({ "name": name, "key": format!("k {name}") })).collect();
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     assert_eq!(guest.text(&format!("{TREE}/public-keys")), "0=a_\n1=b_c\n2=x_y\n3=7");
     assert_eq!(guest.text(&format!("{TREE}/public-keys/3/openssh-key")), "k 7");
     assert_eq!(leaves(&guest).iter().filter(|path| path.contains("/public-keys/")).count(), 4);
@@ -146,11 +146,11 @@ fn metadata_that_cannot_be_a_tag_is_left_out() {
     record["metadata"] = json!({
         ".": "a", "..": "a", "_index": "a", long: "a", "lines": "a\nb", "empty": "", "json": "{\"a\":1}",
     });
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     assert_eq!(guest.text(&format!("{TREE}/tags/instance")), "empty\njson");
     assert_eq!(guest.text(&format!("{TREE}/tags/instance/empty")), "");
     record["metadata"] = json!({ ".": "a" });
-    assert_eq!(Guest::of(&record).status(&format!("{TREE}/tags"), &[]), 404);
+    assert_eq!(DialectGuest::of(&record).status(&format!("{TREE}/tags"), &[]), 404);
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn the_bus_of_a_disk_determines_its_name() {
         disk("disk", "scsi"),
         disk("disk", "nvme"),
     ]);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let mapping = format!("{TREE}/block-device-mapping");
     assert_eq!(guest.text(&mapping), "ami\nebs1\nebs2\nebs3\nroot");
     let names = ["ami", "root", "ebs1", "ebs2", "ebs3"].map(|name| guest.text(&format!("{mapping}/{name}")));
@@ -173,7 +173,7 @@ fn the_bus_of_a_disk_determines_its_name() {
 
 #[test]
 fn every_version_is_the_same_tree() {
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     for version in ["/latest", "/1.0", "/2009-04-04", "/ec2/2016-09-02", "/ec2/latest"] {
         assert_eq!(guest.text(version), "dynamic\nmeta-data\nuser-data", "{version}");
         assert_eq!(guest.text(&format!("{version}/meta-data/instance-id")), "i-0f5e8a1b2c3d4e5f6");
@@ -182,7 +182,7 @@ fn every_version_is_the_same_tree() {
 
 #[test]
 fn tokens_are_issued_at_one_path_for_the_requested_seconds() {
-    let guest = Guest::of(&full());
+    let guest = DialectGuest::of(&full());
     let cases = [
         ("/latest/api/token", "1", 200),
         ("/latest/api/token", "21600", 200),
@@ -212,7 +212,7 @@ fn tokens_are_issued_at_one_path_for_the_requested_seconds() {
 fn the_hop_limit_applies_only_to_packets_with_a_token() {
     let mut record = full();
     record["serve"]["hop_limit"] = json!(2);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let put = |ttl| guest.ask(Method::Put, "/latest/api/token", &[(TTL, ttl)]).hop_limit();
     assert_eq!((put("60"), put("0")), (Some(2), None));
     assert_eq!(guest.ask(Method::Get, TREE, &[]).hop_limit(), None);
@@ -220,11 +220,11 @@ fn the_hop_limit_applies_only_to_packets_with_a_token() {
 
 #[test]
 fn a_token_expires_and_is_invalid_for_another_vm() {
-    let mut guest = Guest::of(&full());
+    let mut guest = DialectGuest::of(&full());
     let token = token(&guest);
     let field = [(TOKEN, token.as_str())];
     assert_eq!(guest.status(TREE, &field), 200);
-    assert_eq!(Guest::of(&full()).status(TREE, &field), 401, "another key");
+    assert_eq!(DialectGuest::of(&full()).status(TREE, &field), 401, "another key");
     guest.now += 59;
     assert_eq!(guest.status(TREE, &field), 200);
     guest.now += 1;
@@ -263,7 +263,7 @@ fn credentials_need_a_token_unless_the_record_opens_them() {
     ] {
         let mut record = full();
         record["serve"] = json!({ "imdsv2": mode, "imdsv1_credentials": opened });
-        let guest = Guest::of(&record);
+        let guest = DialectGuest::of(&record);
         for path in [ROLE, "/latest/meta-data/iam/security-credentials"] {
             let case = format!("{path} under {mode}, opened {opened}");
             assert_eq!(guest.status(path, &[]), without, "{case}");
@@ -285,7 +285,7 @@ fn keys_without_an_expiry_get_one_in_six_hours() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "access_key_id": "A", "secret_access_key": "s" });
     record["serve"]["imdsv1_credentials"] = json!(true);
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let document: Value = serde_json::from_str(&guest.text(ROLE)).expect("JSON");
     assert_eq!(document["Expiration"], "2026-01-01T06:00:00Z");
     assert_eq!((&document["AccessKeyId"], &document["Token"]), (&json!("A"), &json!("")));
@@ -312,10 +312,10 @@ fn guests_of_openstack_get_no_404_beside_cloudstacks_tree() {
     let mut record = full();
     for (dialects, names) in [(json!(["openstack"]), 0), (json!(["openstack", "cloudstack"]), 10)] {
         record["serve"] = json!({ "dialects": dialects, "date_tree": "cloudstack" });
-        assert_eq!(Guest::of(&record).text(TREE).lines().count(), names, "{dialects}");
+        assert_eq!(DialectGuest::of(&record).text(TREE).lines().count(), names, "{dialects}");
     }
     record["serve"] = json!({ "dialects": ["ec2"], "date_tree": "cloudstack" });
-    assert_eq!(Guest::of(&record).status(TREE, &[]), 404);
+    assert_eq!(DialectGuest::of(&record).status(TREE, &[]), 404);
 }
 
 prop_compose! {
@@ -358,7 +358,7 @@ prop_compose! {
 proptest! {
     #[test]
     fn every_listed_name_is_served(record in records()) {
-        let guest = Guest::of(&record);
+        let guest = DialectGuest::of(&record);
         let mut seen = Vec::new();
         crawl(&guest, TREE, &mut seen);
         crawl(&guest, "/latest/dynamic", &mut seen);
@@ -377,7 +377,7 @@ proptest! {
 fn keys_with_an_unread_source_are_503() {
     let mut record = full();
     record["credentials"]["iam"] = json!({ "role": "app", "source": { "file": "keys" } });
-    let guest = Guest::of(&record);
+    let guest = DialectGuest::of(&record);
     let token = token(&guest);
     let fields = [(TOKEN, token.as_str())];
     let response = guest.ask(Method::Get, ROLE, &fields);
@@ -398,7 +398,7 @@ fn content_that_vms_share_is_stored_once() {
         record["hostname"]["short"] = json!(format!("web-{n}"));
         record["serve"] = json!({ "dialects": ["ec2"] });
         let record = parsed(&record);
-        guests.push(render(&record, &mut interner, Vm::alone(record.vm.uuid.as_str())));
+        guests.push(render(&record, &mut interner, VmState::alone(record.vm.uuid.as_str())));
         held.push(interner.len());
     }
     let routes = guests[0].routes().count();

@@ -8,17 +8,17 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::super::sheet::{Sheet, TEXT};
-use crate::http::{Response, Status};
-use crate::store::{Call, Guard, Live, Methods, Outcome};
+use super::super::sheet::{RouteBuilder, TEXT};
+use crate::http::{Response, StatusCode};
+use crate::store::{Live, LiveOutcome, LiveRequest, Methods, RequestGuard};
 
 /// Root of the tree. It lists its children without slashes, as AWS does.
 const ROOT: &str = "/latest";
 
 /// Routes below [`ROOT`]. All have the same guards unless stated otherwise.
 pub(super) struct Tree<'s, 'i> {
-    sheet: &'s mut Sheet<'i>,
-    guards: &'static [Guard],
+    sheet: &'s mut RouteBuilder<'i>,
+    guards: &'static [RequestGuard],
     /// Names by directory.
     listings: BTreeMap<Cow<'static, str>, Vec<Cow<'static, str>>>,
     /// Leaves and listings whose path is unique to the VM.
@@ -26,17 +26,17 @@ pub(super) struct Tree<'s, 'i> {
 }
 
 impl<'s, 'i> Tree<'s, 'i> {
-    pub(super) fn new(sheet: &'s mut Sheet<'i>, guards: &'static [Guard]) -> Self {
+    pub(super) fn new(sheet: &'s mut RouteBuilder<'i>, guards: &'static [RequestGuard]) -> Self {
         Self { sheet, guards, listings: BTreeMap::new(), own: BTreeMap::new() }
     }
 
     /// Returns the guards of the tree.
-    pub(super) fn guards(&self) -> &'static [Guard] {
+    pub(super) fn guards(&self) -> &'static [RequestGuard] {
         self.guards
     }
 
     /// Gives access to the sheet, for routes that appear in no listing.
-    pub(super) fn sheet(&mut self) -> &mut Sheet<'i> {
+    pub(super) fn sheet(&mut self) -> &mut RouteBuilder<'i> {
         self.sheet
     }
 
@@ -65,14 +65,19 @@ impl<'s, 'i> Tree<'s, 'i> {
     }
 
     /// Like [`leaf`](Self::leaf), with guards of its own and answered per request.
-    pub(super) fn live(&mut self, path: &'static str, guards: &'static [Guard], live: impl Live + 'static) {
+    pub(super) fn live(
+        &mut self,
+        path: &'static str,
+        guards: &'static [RequestGuard],
+        live: impl Live + 'static,
+    ) {
         let (directory, name) = split(Cow::Borrowed(path));
         self.list(directory, name);
         self.sheet.live(path, Methods::READ, guards, live);
     }
 
     /// Adds a directory with this listing, which replaces the names that its leaves have added.
-    pub(super) fn directory(&mut self, path: &'static str, guards: &'static [Guard], listing: String) {
+    pub(super) fn directory(&mut self, path: &'static str, guards: &'static [RequestGuard], listing: String) {
         if self.listings.remove(path).is_none() {
             let (above, name) = split(Cow::Borrowed(path));
             self.list(above, name + "/");
@@ -139,13 +144,13 @@ struct Root {
 }
 
 impl Live for Root {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
         if call.rest.is_empty() {
             return self.listing.clone().into();
         }
         match self.own.find(call.rest) {
-            Some(text) => Response::new(Status(200), Some(TEXT), &[], text),
-            None => Response::error(Status(404), &[]),
+            Some(text) => Response::new(StatusCode(200), Some(TEXT), &[], text),
+            None => Response::error(StatusCode(404), &[]),
         }
         .into()
     }

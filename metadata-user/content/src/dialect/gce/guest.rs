@@ -4,33 +4,33 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-use super::tree::{Etag, Shape, View};
+use super::tree::{Etag, Shape, TreeNode};
 use super::{PLAIN, found, not_allowed, refusal};
-use crate::http::{Body, Method, Status};
+use crate::http::{Body, Method, StatusCode};
 use crate::mailbox::{AttributeRefused, Mailbox};
-use crate::store::{Call, Outcome};
+use crate::store::{LiveOutcome, LiveRequest};
 
 /// Random number of this run of the agent: the version of the attributes starts at 0 in each run.
 static RUN: LazyLock<u64> = LazyLock::new(rand::random);
 
 /// Writes or deletes an attribute.
-pub(super) fn write(call: &Call<'_>, namespace: &str, key: &str) -> Outcome {
+pub(super) fn write(call: &LiveRequest<'_>, namespace: &str, key: &str) -> LiveOutcome {
     let mailbox = &call.vm.mailbox;
     match call.request.method {
         Method::Put => match mailbox.set_attribute(namespace, key, call.request.body) {
             Ok(()) => done(call.request.body),
-            Err(AttributeRefused::Name) => refusal(Status(400), &[]).into(),
-            Err(AttributeRefused::TooLarge) => refusal(Status(413), &[]).into(),
-            Err(AttributeRefused::Full | AttributeRefused::TooMuch) => refusal(Status(409), &[]).into(),
+            Err(AttributeRefused::Name) => refusal(StatusCode(400), &[]).into(),
+            Err(AttributeRefused::TooLarge) => refusal(StatusCode(413), &[]).into(),
+            Err(AttributeRefused::Full | AttributeRefused::TooMuch) => refusal(StatusCode(409), &[]).into(),
         },
         Method::Delete if mailbox.delete_attribute(namespace, key) => done(b""),
-        Method::Delete => refusal(Status(404), &[]).into(),
+        Method::Delete => refusal(StatusCode(404), &[]).into(),
         _ => not_allowed(&[Method::Get, Method::Head, Method::Put, Method::Delete]).into(),
     }
 }
 
-fn done(bytes: &[u8]) -> Outcome {
-    Outcome::Changed(found(PLAIN, Etag::of(&bytes.to_vec().into()), ""))
+fn done(bytes: &[u8]) -> LiveOutcome {
+    LiveOutcome::Changed(found(PLAIN, Etag::of(&bytes.to_vec().into()), ""))
 }
 
 /// All guest attributes, one namespace, or one attribute.
@@ -84,7 +84,7 @@ impl<'a> GuestView<'a> {
     }
 }
 
-impl View for GuestView<'_> {
+impl TreeNode for GuestView<'_> {
     fn shape(&self) -> Shape {
         if matches!(self.at, At::Attribute(_)) { Shape::Leaf } else { Shape::Directory }
     }

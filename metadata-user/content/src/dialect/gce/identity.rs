@@ -21,64 +21,64 @@ use super::Query;
 use super::tree::Etag;
 use super::{PLAIN, flavoured, found, refusal};
 use crate::dialect::json::json;
-use crate::http::{Response, Status};
-use crate::identity::{Form, Refusal, VmIssuer, Wanted};
+use crate::http::{Response, StatusCode};
+use crate::identity::{CloudClaims, SigningRequest, TokenRefusal, VmIssuer};
 use crate::record::Record;
 use crate::record::identity::Audience;
-use crate::store::{Call, Outcome};
+use crate::store::{LiveOutcome, LiveRequest};
 
 pub(super) static NO_AUDIENCE: LazyLock<Response> =
-    LazyLock::new(|| flavoured(Status(400), TEXT, &[], "non-empty audience parameter required\n"));
+    LazyLock::new(|| flavoured(StatusCode(400), TEXT, &[], "non-empty audience parameter required\n"));
 static BAD_AUDIENCE: LazyLock<Response> = LazyLock::new(|| {
-    flavoured(Status(400), TEXT, &[], format!("expected an audience of {}\n", Audience::FORM))
+    flavoured(StatusCode(400), TEXT, &[], format!("expected an audience of {}\n", Audience::FORM))
 });
 
 /// The forms of one VM's tokens.
 pub(super) struct Forms {
     issuer: Arc<VmIssuer>,
-    standard: Arc<Form>,
-    full: Arc<Form>,
+    standard: Arc<CloudClaims>,
+    full: Arc<CloudClaims>,
 }
 
 impl Forms {
     pub(super) fn new(record: &Record, issuer: &Arc<VmIssuer>) -> Self {
         let mut claims = Map::new();
         claims.insert("azp".to_owned(), issuer.subject().into());
-        let standard = Form { name: "google", claims: claims.clone() };
+        let standard = CloudClaims { name: "google", claims: claims.clone() };
         let account = record.credentials.service_account.as_ref();
         if let Some(email) = account.and_then(|account| account.email.as_ref()) {
             claims.insert("email".to_owned(), email.as_str().into());
             claims.insert("email_verified".to_owned(), true.into());
         }
         claims.insert("google".to_owned(), json!({ "compute_engine": compute_engine(record) }));
-        let full = Form { name: "google_full", claims };
+        let full = CloudClaims { name: "google_full", claims };
         Self { issuer: Arc::clone(issuer), standard: standard.into(), full: full.into() }
     }
 
     /// Answers a request for a token, or parks it while the token is signed.
-    pub(super) fn answer(&self, call: &Call<'_>, query: &Query) -> Outcome {
+    pub(super) fn answer(&self, call: &LiveRequest<'_>, query: &Query) -> LiveOutcome {
         let Some(audience) = query.audience.as_deref().filter(|audience| !audience.is_empty()) else {
             return NO_AUDIENCE.clone().into();
         };
         let Some(audience) = Audience::parse(audience) else { return BAD_AUDIENCE.clone().into() };
         let form = if query.full { &self.full } else { &self.standard };
-        match ask(call, &self.issuer, &Wanted::Token { audience, form: Some(Arc::clone(form)) }) {
+        match ask(call, &self.issuer, &SigningRequest::Token { audience, form: Some(Arc::clone(form)) }) {
             Got::Token(token) => {
                 let etag = Etag::of(&token.text.clone().into());
                 found(PLAIN, etag, token.text).within(self.issuer.hop_limit()).into()
             }
             Got::Refused(refusal) => refused(refusal).into(),
-            Got::Wait(parked) => Outcome::Park(parked),
+            Got::Wait(parked) => LiveOutcome::Park(parked),
         }
     }
 }
 
 /// Builds a refusal. Google's libraries retry a 429 and a 503.
-fn refused(why: Refusal) -> Response {
+fn refused(why: TokenRefusal) -> Response {
     match why {
-        Refusal::Audience => refusal(Status(403), &[]),
-        Refusal::TooMany => refusal(Status(429), &[("Retry-After", "1")]),
-        Refusal::Unavailable => refusal(Status(503), &[("Retry-After", "1")]),
+        TokenRefusal::Audience => refusal(StatusCode(403), &[]),
+        TokenRefusal::TooMany => refusal(StatusCode(429), &[("Retry-After", "1")]),
+        TokenRefusal::Unavailable => refusal(StatusCode(503), &[("Retry-After", "1")]),
     }
 }
 

@@ -4,10 +4,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::dialect::render;
-use crate::http::{Headers, Method, Request, Response, Target};
+use crate::http::{Headers, Method, Request, RequestTarget, Response};
 use crate::mailbox::WAITS_PER_VM;
 use crate::record::Record;
-use crate::store::{Interner, Outcome, Parked, Responses, Vm};
+use crate::store::{Interner, LiveOutcome, Parked, Responses, VmState};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
@@ -23,13 +23,13 @@ fn full() -> Value {
 struct Guest {
     responses: Responses,
     interner: Interner,
-    vm: Vm,
+    vm: VmState,
 }
 
 impl Guest {
     fn of(record: &Value) -> Self {
         let record = parse(record);
-        let vm = Vm::alone(record.vm.uuid.as_str());
+        let vm = VmState::alone(record.vm.uuid.as_str());
         let mut interner = Interner::new();
         Self { responses: render(&record, &mut interner, vm.clone()), interner, vm }
     }
@@ -39,7 +39,7 @@ impl Guest {
         self.responses = render(&parse(record), &mut self.interner, self.vm.clone());
     }
 
-    fn send(&self, at: u64, request: Request<'_>, parked: Option<&Parked>) -> Outcome {
+    fn send(&self, at: u64, request: Request<'_>, parked: Option<&Parked>) -> LiveOutcome {
         let address: IpAddr = "169.254.169.254".parse().expect("an address");
         let connection = Connection { slot: 0, local: (address, 80), remote: (address, 40_000) };
         let now = Now { mono: Duration::from_secs(at), unix_seconds: at };
@@ -48,12 +48,12 @@ impl Guest {
 
     fn ask_with(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> Response {
         match self.outcome(fields, method, target, body) {
-            Outcome::Ready(response) | Outcome::Changed(response) => response,
-            Outcome::Park(_) => panic!("{target} waits"),
+            LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
+            LiveOutcome::Park(_) => panic!("{target} waits"),
         }
     }
 
-    fn outcome(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> Outcome {
+    fn outcome(&self, fields: &[(&str, &str)], method: Method, target: &str, body: &[u8]) -> LiveOutcome {
         let headers: Vec<_> =
             fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
         let target = split(target);
@@ -78,7 +78,7 @@ impl Guest {
     }
 
     /// Sends a GET at a second, or repeats one that was parked.
-    fn wait(&self, at: u64, below: &str, parked: Option<&Parked>) -> Outcome {
+    fn wait(&self, at: u64, below: &str, parked: Option<&Parked>) -> LiveOutcome {
         let headers = [httparse::Header { name: FLAVOUR.0, value: FLAVOUR.1.as_bytes() }];
         let target = format!("{ROOT}{below}");
         let (target, headers) = (split(&target), Headers::new(&headers));
@@ -90,21 +90,21 @@ fn parse(record: &Value) -> Record {
     Record::parse("test.json", &record.to_string()).expect("a good record").0
 }
 
-fn split(target: &str) -> Target<'_> {
+fn split(target: &str) -> RequestTarget<'_> {
     let (path, query) = target.split_once('?').unwrap_or((target, ""));
-    Target { path: if path == "/" { path } else { path.trim_end_matches('/') }, query }
+    RequestTarget { path: if path == "/" { path } else { path.trim_end_matches('/') }, query }
 }
 
-fn parked(outcome: Outcome) -> Parked {
+fn parked(outcome: LiveOutcome) -> Parked {
     match outcome {
-        Outcome::Park(parked) => parked,
+        LiveOutcome::Park(parked) => parked,
         other => panic!("answered at once: {other:?}"),
     }
 }
 
-fn answered(outcome: Outcome) -> Response {
+fn answered(outcome: LiveOutcome) -> Response {
     match outcome {
-        Outcome::Ready(response) => response,
+        LiveOutcome::Ready(response) => response,
         other => panic!("not answered: {other:?}"),
     }
 }
@@ -344,9 +344,9 @@ fn guest_attributes_are_read_back_until_they_are_deleted() {
     let write = |method, below: &str, body: &[u8]| {
         let outcome = guest.outcome(&[FLAVOUR], method, &format!("{ROOT}/instance{below}"), body);
         match outcome {
-            Outcome::Changed(response) => (true, response.status().0),
-            Outcome::Ready(response) => (false, response.status().0),
-            Outcome::Park(_) => panic!("{below} waits"),
+            LiveOutcome::Changed(response) => (true, response.status().0),
+            LiveOutcome::Ready(response) => (false, response.status().0),
+            LiveOutcome::Park(_) => panic!("{below} waits"),
         }
     };
     for (method, below, body, result) in [

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 
-use super::super::document::{Form, Node};
+use super::super::document::{DocumentNode, PartKind};
 use crate::dialect::json::json;
 use crate::http::Body;
 use crate::record::network::Nic;
@@ -220,7 +220,7 @@ pub(super) enum Shape {
 }
 
 /// A readable node.
-pub(super) trait View: Sized {
+pub(super) trait TreeNode: Sized {
     fn shape(&self) -> Shape;
     /// Returns the children in order, with the names that paths use.
     fn children(&self) -> Vec<(String, Self)>;
@@ -236,7 +236,7 @@ pub(super) trait View: Sized {
 
 /// Meaning of the names in a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum NameKind {
     /// Camel case in JSON, hyphens in paths.
     Usual,
     /// The same in JSON and paths.
@@ -251,7 +251,7 @@ pub(super) enum Place {
     Tags,
 }
 
-impl Place {
+impl NameKind {
     /// Returns the meaning of the names in a child.
     fn of_member(self, name: &str) -> Self {
         match (self, name) {
@@ -284,8 +284,8 @@ impl Place {
 
 /// A node of the document.
 pub(super) struct TreeView<'a> {
-    pub(super) node: Node<'a>,
-    place: Place,
+    pub(super) node: DocumentNode<'a>,
+    place: NameKind,
     /// Text of the leaf, if it is already available unescaped.
     pub(super) verbatim: Option<Bytes>,
     /// Names in a service account whose values are computed per request.
@@ -293,11 +293,11 @@ pub(super) struct TreeView<'a> {
 }
 
 impl<'a> TreeView<'a> {
-    pub(super) fn root(node: Node<'a>, computed: &'static [&'static str]) -> Self {
-        Self { node, place: Place::Usual, verbatim: None, computed }
+    pub(super) fn root(node: DocumentNode<'a>, computed: &'static [&'static str]) -> Self {
+        Self { node, place: NameKind::Usual, verbatim: None, computed }
     }
 
-    fn member(&self, name: &str, node: Node<'a>) -> Self {
+    fn member(&self, name: &str, node: DocumentNode<'a>) -> Self {
         Self { node, place: self.place.of_member(name), verbatim: None, computed: self.computed }
     }
 
@@ -309,13 +309,13 @@ impl<'a> TreeView<'a> {
     }
 }
 
-impl View for TreeView<'_> {
+impl TreeNode for TreeView<'_> {
     fn shape(&self) -> Shape {
         match (self.node.form(), self.place) {
-            (Form::Scalar, _) => Shape::Leaf,
-            (Form::Array, Place::List) => Shape::List,
-            (Form::Array, Place::Tags) => Shape::Array,
-            (Form::Array | Form::Object, _) => Shape::Directory,
+            (PartKind::Scalar, _) => Shape::Leaf,
+            (PartKind::Array, NameKind::List) => Shape::List,
+            (PartKind::Array, NameKind::Tags) => Shape::Array,
+            (PartKind::Array | PartKind::Object, _) => Shape::Directory,
         }
     }
 
@@ -335,6 +335,6 @@ impl View for TreeView<'_> {
     }
 
     fn computed(&self) -> &'static [&'static str] {
-        if self.place == Place::Account { self.computed } else { &[] }
+        if self.place == NameKind::Account { self.computed } else { &[] }
     }
 }

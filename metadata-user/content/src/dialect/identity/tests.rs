@@ -5,16 +5,16 @@ use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
 use super::{LINE, PATH, SIGN_WITHIN, lines};
-use crate::dialect::guest::{Guest, NOW, full, parsed};
-use crate::http::{Headers, Method, Request, Response, Target};
-use crate::identity::{Issuer, Order, Token};
-use crate::store::{Outcome, Parked, Vm};
+use crate::dialect::guest::{DialectGuest, NOW, full, parsed};
+use crate::http::{Headers, Method, Request, RequestTarget, Response};
+use crate::identity::{IssuedToken, Issuer, Order};
+use crate::store::{LiveOutcome, Parked, VmState};
 
 type Orders = Arc<Mutex<Vec<Order>>>;
 
 const HELD: [(&str, &str); 1] = [("Metadata", "true")];
 
-fn guest() -> (Guest, Orders) {
+fn guest() -> (DialectGuest, Orders) {
     let orders: Orders = Arc::default();
     let list = Arc::clone(&orders);
     let issuer = Issuer::new(None, move |order| {
@@ -24,20 +24,20 @@ fn guest() -> (Guest, Orders) {
     let mut record = full();
     record["identity"] = serde_json::json!({"audiences": ["vault", "https://a/b?c=d"]});
     let record = parsed(&record);
-    let vm = Vm::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
-    (Guest::with(&record, vm), orders)
+    let vm = VmState::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record);
+    (DialectGuest::with(&record, vm), orders)
 }
 
 fn ask(
-    guest: &Guest,
+    guest: &DialectGuest,
     mono: Duration,
     query: &str,
     fields: &[(&str, &str)],
     parked: Option<&Parked>,
-) -> Outcome {
+) -> LiveOutcome {
     let fields: Vec<_> =
         fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-    let target = Target { path: PATH, query };
+    let target = RequestTarget { path: PATH, query };
     let request = Request { method: Method::Get, target, headers: Headers::new(&fields), body: b"" };
     let at = |address: &str, port| (address.parse().expect("an address"), port);
     let connection =
@@ -45,13 +45,13 @@ fn ask(
     guest.responses().answer(Now { mono, unix_seconds: NOW }, &connection, &request, parked)
 }
 
-fn parked(outcome: Outcome) -> Parked {
-    let Outcome::Park(parked) = outcome else { panic!("{outcome:?}") };
+fn parked(outcome: LiveOutcome) -> Parked {
+    let LiveOutcome::Park(parked) = outcome else { panic!("{outcome:?}") };
     parked
 }
 
-fn ready(outcome: Outcome) -> Response {
-    let Outcome::Ready(response) = outcome else { panic!("{outcome:?}") };
+fn ready(outcome: LiveOutcome) -> Response {
+    let LiveOutcome::Ready(response) = outcome else { panic!("{outcome:?}") };
     response
 }
 
@@ -65,7 +65,7 @@ fn a_request_waits_for_its_token_which_travels_one_hop() {
     assert_eq!(again.until, SIGN_WITHIN, "the time is that of the first attempt");
     let order = orders.lock().expect("sound").pop().expect("an order");
     assert_eq!(order.audience(), Some("https://a/b?c=d"));
-    order.signed(Token { text: "a.b.c".into(), issued: NOW, expires: NOW + 60 });
+    order.signed(IssuedToken { text: "a.b.c".into(), issued: NOW, expires: NOW + 60 });
     let answer = ready(ask(&guest, SIGN_WITHIN / 2, query, &HELD, Some(&again)));
     assert_eq!((answer.status().0, answer.hop_limit()), (200, Some(1)));
     assert_eq!(
@@ -83,7 +83,8 @@ fn a_request_whose_record_is_replaced_meanwhile_orders_again() {
         true
     });
     let record = parsed(&full());
-    let of_version = || Guest::with(&record, Vm::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record));
+    let of_version =
+        || DialectGuest::with(&record, VmState::alone(record.vm.uuid.as_str()).issued_by(&issuer, &record));
     let (old, new) = (of_version(), of_version());
     let first = parked(ask(&old, Duration::ZERO, "audience=vault", &HELD, None));
     orders.lock().expect("sound").clear();
@@ -128,7 +129,7 @@ fn a_request_needs_the_field_and_one_allowed_audience() {
 
 #[test]
 fn a_node_without_an_issuer_has_no_such_path() {
-    assert_eq!(Guest::of(&full()).status(PATH, &HELD), 404);
+    assert_eq!(DialectGuest::of(&full()).status(PATH, &HELD), 404);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::dialect::tests::{ask_with, full, parse, render};
 use crate::http::{Method, Response};
 use crate::mailbox::Mailbox;
 use crate::sink::unattended;
-use crate::store::{Interner, Responses, Vm};
+use crate::store::{Interner, Responses, VmState};
 use crate::token::Keyring;
 
 const BASE: &str = "/MAAS/metadata/2012-03-01";
@@ -112,7 +112,7 @@ fn signals_are_accepted_and_forwarded() {
     let record = parse(&record);
     let outbox = unattended();
     let mailbox = Arc::new(Mailbox::new(record.vm.uuid.as_str(), &outbox));
-    let vm = Vm::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
+    let vm = VmState::of(&record, Arc::new(Keyring::ephemeral()), mailbox);
     let responses = crate::dialect::render(&record, &mut Interner::new(), vm);
     let parts = b"--x\r\nContent-Disposition: form-data; name=\"op\"\r\n\r\nsignal\r\n--x--\r\n";
     let other = b"--x\r\nContent-Disposition: form-data; name=\"op\"\r\n\r\nnetboot_off\r\n--x--\r\n";

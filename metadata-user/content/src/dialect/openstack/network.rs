@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use serde_json::{Map, Value};
 
 use crate::dialect::json::json;
-use crate::record::network::{Address, Method, Mode, Network, NicRoute};
+use crate::record::network::{Address, AddressMethod, Network, NetworkMode, NicRoute};
 use crate::record::values::{Cidr, NicMac};
 use crate::record::{Nic, Record};
 
@@ -13,7 +13,7 @@ use crate::record::{Nic, Record};
 /// without NICs.
 pub(super) fn network_data(record: &Record) -> Option<Value> {
     let network = &record.network;
-    if network.mode == Mode::None || network.nics.is_empty() {
+    if network.mode == NetworkMode::None || network.nics.is_empty() {
         return None;
     }
     let mut networks = Vec::new();
@@ -96,23 +96,23 @@ fn network_of(
     id: usize,
 ) -> Value {
     let is_v4 = match address.method {
-        Method::Static => address.address.is_some_and(|cidr| cidr.address.is_ipv4()),
-        Method::Dhcp4 => true,
-        Method::Dhcp6 | Method::Slaac => false,
+        AddressMethod::Static => address.address.is_some_and(|cidr| cidr.address.is_ipv4()),
+        AddressMethod::Dhcp4 => true,
+        AddressMethod::Dhcp6 | AddressMethod::Slaac => false,
     };
     let kind = match address.method {
-        Method::Static if is_v4 => "ipv4",
-        Method::Static => "ipv6",
-        Method::Dhcp4 => "ipv4_dhcp",
+        AddressMethod::Static if is_v4 => "ipv4",
+        AddressMethod::Static => "ipv6",
+        AddressMethod::Dhcp4 => "ipv4_dhcp",
         // Every client knows this name. The names of the DHCPv6 modes are newer.
-        Method::Dhcp6 => "ipv6_dhcp",
-        Method::Slaac => "ipv6_slaac",
+        AddressMethod::Dhcp6 => "ipv6_dhcp",
+        AddressMethod::Slaac => "ipv6_slaac",
     };
     let mut document = json!({ "id": format!("network{id}"), "link": nic.id.as_str(), "type": kind });
     let mut add = |key: &str, value: Value| document[key] = value;
     // Nova's schema requires it (`nova/api/metadata/network_data_schema.json`).
     add("network_id", nic.network_id.as_ref().map_or_else(|| nic.id.as_str(), |id| id.as_str()).into());
-    let is_static = address.method == Method::Static;
+    let is_static = address.method == AddressMethod::Static;
     let of_family = |route: &&NicRoute| route.to.address.is_ipv4() == is_v4;
     let (own, others): (Vec<_>, Vec<_>) = std::mem::take(routes).into_iter().partition(of_family);
     *routes = others;

@@ -7,7 +7,7 @@ use crate::dialect::tests::{ask_at, full, parse, render};
 use crate::http::{Method, Response};
 use crate::mailbox::Mailbox;
 use crate::sink;
-use crate::store::{Interner, Responses, Vm};
+use crate::store::{Interner, Responses, VmState};
 
 const V4: &str = "169.254.42.42";
 
@@ -187,8 +187,11 @@ fn a_state_reaches_the_sink_and_only_patch_sets_it() {
     let record = parse(&record);
     let outbox = sink::unattended();
     let uuid = record.vm.uuid.as_str();
-    let vm =
-        Vm { mailbox: Mailbox::new(uuid, &outbox).into(), sinks: record.sinks.clone(), ..Vm::alone(uuid) };
+    let vm = VmState {
+        mailbox: Mailbox::new(uuid, &outbox).into(),
+        sinks: record.sinks.clone(),
+        ..VmState::alone(uuid)
+    };
     let responses = render_for(&record, &mut Interner::new(), vm);
     let patch =
         |method| ask_at((V4, 40_000), &responses, method, "/state", &[], br#"{"state_detail":"booted"}"#);

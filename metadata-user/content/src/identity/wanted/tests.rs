@@ -2,16 +2,16 @@ use std::sync::Arc;
 
 use serde_json::{Map, json};
 
-use super::{Form, Nonce, Wanted};
+use super::{CloudClaims, Nonce, SigningRequest};
 use crate::record::identity::Audience;
 
-fn token(audience: &str, form: Option<&'static str>) -> Wanted {
-    let form = form.map(|name| Arc::new(Form { name, claims: Map::new() }));
-    Wanted::Token { audience: Audience::parse(audience).expect("an audience"), form }
+fn token(audience: &str, form: Option<&'static str>) -> SigningRequest {
+    let form = form.map(|name| Arc::new(CloudClaims { name, claims: Map::new() }));
+    SigningRequest::Token { audience: Audience::parse(audience).expect("an audience"), form }
 }
 
-fn attested(nonce: Option<&str>) -> Wanted {
-    Wanted::Attested { statement: Arc::default(), nonce: nonce.and_then(Nonce::parse) }
+fn attested(nonce: Option<&str>) -> SigningRequest {
+    SigningRequest::Attested { statement: Arc::default(), nonce: nonce.and_then(Nonce::parse) }
 }
 
 #[test]
@@ -21,9 +21,9 @@ fn one_answer_serves_only_what_is_the_same() {
         token("b", None),
         token("a", Some("google")),
         token("a", Some("google_full")),
-        Wanted::Signature("{}".into()),
-        Wanted::Envelope("{}".into()),
-        Wanted::Detached { document: "{}".into(), audience: None },
+        SigningRequest::Signature("{}".into()),
+        SigningRequest::Envelope("{}".into()),
+        SigningRequest::Detached { document: "{}".into(), audience: None },
         attested(None),
         attested(Some("1")),
         attested(Some("2")),
@@ -51,8 +51,8 @@ fn a_nonce_is_short_and_plain() {
 fn debug_output_shows_no_document() {
     let statement = Arc::new(json!({"vmId": "CANARY"}).as_object().expect("an object").clone());
     for wanted in [
-        Wanted::Signature("{\"CANARY\":1}".into()),
-        Wanted::Attested { statement, nonce: Nonce::parse("CANARY") },
+        SigningRequest::Signature("{\"CANARY\":1}".into()),
+        SigningRequest::Attested { statement, nonce: Nonce::parse("CANARY") },
     ] {
         assert!(!format!("{wanted:?}").contains("CANARY"));
     }

@@ -1,14 +1,14 @@
 use std::sync::{Arc, LazyLock};
 
-use super::{Endpoint, Host, Methods, Outcome, Responses, Route, Vm};
-use crate::http::{Headers, Method, Request, Response, Status, Target};
+use super::{Endpoint, Host, LiveOutcome, Methods, Responses, Route, VmState};
+use crate::http::{Headers, Method, Request, RequestTarget, Response, StatusCode};
 use crate::store::Live;
-use crate::store::{Call, Condition, Guard};
+use crate::store::{Condition, LiveRequest, RequestGuard};
 use metadata_base::connection::Connection;
 use metadata_base::time::Now;
 
 fn text(body: &'static str) -> Endpoint {
-    Endpoint::Fixed(Response::new(Status(200), Some("text/plain; charset=utf-8"), &[], body))
+    Endpoint::Fixed(Response::new(StatusCode(200), Some("text/plain; charset=utf-8"), &[], body))
 }
 
 /// Answers with the part of the path below its route.
@@ -16,8 +16,8 @@ fn text(body: &'static str) -> Endpoint {
 struct Below;
 
 impl Live for Below {
-    fn answer(&self, call: &Call<'_>) -> Outcome {
-        Response::new(Status(200), None, &[], format!("[{}]", call.rest)).into()
+    fn answer(&self, call: &LiveRequest<'_>) -> LiveOutcome {
+        Response::new(StatusCode(200), None, &[], format!("[{}]", call.rest)).into()
     }
 
     fn about(&self) -> &'static str {
@@ -34,14 +34,14 @@ fn ask_at(
 ) -> Response {
     let fields: Vec<_> =
         fields.iter().map(|(name, value)| httparse::Header { name, value: value.as_bytes() }).collect();
-    let target = Target { path, query: "" };
+    let target = RequestTarget { path, query: "" };
     let request = Request { method, target, headers: Headers::new(&fields), body: b"" };
     let local = (local.0.parse().expect("an address"), local.1);
     let connection = Connection { slot: 0, local, remote: ("10.0.0.2".parse().expect("an address"), 40_000) };
     let now = Now { mono: std::time::Duration::ZERO, unix_seconds: 0 };
     match responses.answer(now, &connection, &request, None) {
-        Outcome::Ready(response) | Outcome::Changed(response) => response,
-        Outcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
+        LiveOutcome::Ready(response) | LiveOutcome::Changed(response) => response,
+        LiveOutcome::Park(parked) => panic!("{path} is parked: {parked:?}"),
     }
 }
 
@@ -49,21 +49,21 @@ fn ask(responses: &Responses, method: Method, path: &str, fields: &[(&str, &str)
     ask_at(responses, ("169.254.169.254", 80), method, path, fields)
 }
 
-static GUARDS: LazyLock<[Guard; 2]> = LazyLock::new(|| {
+static GUARDS: LazyLock<[RequestGuard; 2]> = LazyLock::new(|| {
     [
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderAbsent { name: "X-Forwarded-For" },
-            otherwise: Response::error(Status(403), &[]),
+            otherwise: Response::error(StatusCode(403), &[]),
         },
-        Guard {
+        RequestGuard {
             condition: Condition::HeaderIs { name: "Metadata", value: "true" },
-            otherwise: Response::error(Status(400), &[]),
+            otherwise: Response::error(StatusCode(400), &[]),
         },
     ]
 });
 
 fn responses() -> Responses {
-    let mut builder = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+    let mut builder = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     let put = Methods::of(&[Method::Options, Method::Put]);
     for (path, route) in [
         ("/b", Route::new("b", text("secret")).guarded(&*GUARDS)),
@@ -125,7 +125,7 @@ fn the_address_selects_the_host_before_the_path_is_looked_up() {
 #[test]
 fn a_path_deeper_than_any_served_is_not_found() {
     let deep = "/x".repeat(1_000);
-    assert_eq!(ask(&responses(), Method::Get, &deep, &[]).status(), Status(404));
+    assert_eq!(ask(&responses(), Method::Get, &deep, &[]).status(), StatusCode(404));
 }
 
 #[test]
@@ -149,7 +149,11 @@ fn a_method_that_a_route_does_not_answer_gets_405() {
         ("/put", Method::Head, "OPTIONS, PUT"),
     ] {
         let answer = ask(&responses(), method, path, &[]);
-        assert_eq!((answer.status(), answer.field("allow")), (Status(405), Some(allow)), "{method:?} {path}");
+        assert_eq!(
+            (answer.status(), answer.field("allow")),
+            (StatusCode(405), Some(allow)),
+            "{method:?} {path}"
+        );
     }
     assert_eq!(body(&ask(&responses(), Method::Put, "/put", &[])), "made");
 }
@@ -171,7 +175,7 @@ fn the_first_guard_that_fails_determines_the_answer() {
 
 /// Routes of two dialects at one path: one for any reader, one for readers with a header, one for writers.
 fn shared() -> Responses {
-    let mut builder = Responses::builder(Vm::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
+    let mut builder = Responses::builder(VmState::alone("7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"));
     let put = Methods::of(&[Method::Put]);
     for (path, route) in [
         ("/s", Route::new("first", text("plain"))),
@@ -225,6 +229,10 @@ fn allow_lists_the_methods_of_all_routes_of_a_path_once() {
         ("/only", &[], "GET, HEAD"),
     ] {
         let answer = ask(&shared(), Method::Post, path, fields);
-        assert_eq!((answer.status(), answer.field("allow")), (Status(405), Some(allow)), "{path} {fields:?}");
+        assert_eq!(
+            (answer.status(), answer.field("allow")),
+            (StatusCode(405), Some(allow)),
+            "{path} {fields:?}"
+        );
     }
 }

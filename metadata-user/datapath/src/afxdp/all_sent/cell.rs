@@ -8,7 +8,7 @@ use super::{AllSent, Displaced, Heard};
 /// An entry as both sides access it: [`AllSent`] with atomic fields.
 #[derive(Debug)]
 #[repr(C)]
-pub(super) struct Cell {
+pub(super) struct AtomicEntry {
     pub(super) flow: AtomicU64,
     pub(super) sent: AtomicU32,
     pub(super) received: AtomicU32,
@@ -19,7 +19,7 @@ pub(super) struct Cell {
     pub(super) closed: AtomicU32,
 }
 
-impl Cell {
+impl AtomicEntry {
     fn heard(&self) -> Heard {
         Heard {
             acknowledged: self.acknowledged.load(Ordering::Relaxed),

@@ -1,7 +1,7 @@
 use rustix::net::xdp::{XdpDesc, XdpDescOptions};
 use std::collections::VecDeque;
 
-use super::super::model::{Fate, Rig, rng, rounds};
+use super::super::model::{FrameFate, Rig, rng, rounds};
 use super::{AfxdpError, Socket, SocketConfig};
 use crate::GROUP;
 
@@ -37,13 +37,13 @@ fn random_traffic_keeps_every_chunk_in_one_place_and_every_frame_once() {
                 rng.fill(&mut bytes);
                 let fate = rig.deliver(&bytes);
                 let expected = match () {
-                    () if bytes.len() > 1_792 => Fate::TooLong,
-                    () if in_flight.len() == chunks as usize => Fate::NoChunk,
-                    () if in_flight.len() == rx_ring as usize => Fate::RingFull,
-                    () => Fate::Queued,
+                    () if bytes.len() > 1_792 => FrameFate::TooLong,
+                    () if in_flight.len() == chunks as usize => FrameFate::NoChunk,
+                    () if in_flight.len() == rx_ring as usize => FrameFate::RingFull,
+                    () => FrameFate::Queued,
                 };
                 assert_eq!(fate, expected);
-                if fate == Fate::Queued {
+                if fate == FrameFate::Queued {
                     in_flight.push_back(bytes);
                 }
             } else {
@@ -67,7 +67,7 @@ fn random_traffic_keeps_every_chunk_in_one_place_and_every_frame_once() {
 fn at_most_the_requested_number_of_frames_is_lent() {
     let mut rig = rig(8, 8);
     for _ in 0..8 {
-        assert_eq!(rig.deliver(&[1; 60]), Fate::Queued);
+        assert_eq!(rig.deliver(&[1; 60]), FrameFate::Queued);
     }
     assert_eq!(rig.receive(5, |_| ()), 5);
     assert_eq!(rig.receive(5, |_| ()), 3);
@@ -86,7 +86,7 @@ fn bad_descriptors_are_counted_and_affect_no_other_frame() {
     let chunk = rig.kernel.fill.pop().expect("a chunk");
     rig.kernel.fill.release();
     assert!(rig.kernel.rx.push(XdpDesc { addr: chunk + 256, len: 1_793, options: XdpDescOptions::empty() }));
-    assert_eq!(rig.deliver(b"a good frame"), Fate::Queued);
+    assert_eq!(rig.deliver(b"a good frame"), FrameFate::Queued);
 
     let mut seen = Vec::new();
     assert_eq!(rig.receive(64, |group| seen.extend(group.iter().map(|frame| frame.to_vec()))), 1);

@@ -1,6 +1,6 @@
 use super::{BATCH, Counted, Fair, LOOK_AHEAD, QUANTUM, WAITING, WORK_PER_TURN};
 use crate::afxdp::SocketStats;
-use crate::link::{FrameSource, Link};
+use crate::link::{FrameSource, LinkReceiver};
 use crate::stack::{LONG_MAX, Long, Transmit};
 use crate::worker::Engine;
 use metadata_base::time::Now;
@@ -111,7 +111,7 @@ impl Transmit for Nowhere {
 
 struct Bench {
     fair: Fair,
-    link: Link<Ring>,
+    link: LinkReceiver<Ring>,
     engine: Answering,
     now: Duration,
 }
@@ -121,7 +121,7 @@ impl Bench {
         let ring = Ring(VecDeque::new(), UnixDatagram::unbound().expect("a socket"));
         Self {
             fair: Fair::default(),
-            link: Link::new(ring),
+            link: LinkReceiver::new(ring),
             engine: Answering::default(),
             now: Duration::ZERO,
         }

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use metadata_common::mac::Mac;
 
-use super::{Action, Admit, GRACE, MAX_VANISHED, NIC_KEPT, Reason, Report, Service};
+use super::{Action, Admit, EventReason, GRACE, MAX_VANISHED, NIC_KEPT, ServingState, VmiEvent};
 use crate::kubevirt::Vmi;
-use crate::kubevirt::translate::{Outcome, Problem};
+use crate::kubevirt::translate::{TranslationOutcome, VmiProblem};
 use crate::pods::{Pod, PodNic, PodUid};
 use crate::{FeedError, FeedEvent};
 use metadata_base::port::PortName;
@@ -16,7 +16,7 @@ use metadata_content::record::Record;
 use metadata_links::inlet;
 
 /// The state of an instance, and what was published of it.
-pub(super) struct Instance {
+pub(super) struct VmiInstance {
     /// Its key in feed events.
     pub(super) key: String,
     uid: PodUid,
@@ -43,19 +43,19 @@ pub(super) struct Instance {
     /// The identities last published as expected, while there is no record.
     expected: Vec<(PortName, Mac)>,
     /// Why its launcher is unknown, if that is a fault.
-    pub(super) missing: Option<Problem>,
+    pub(super) missing: Option<VmiProblem>,
     /// The problems of the last translation.
-    pub(super) problems: Vec<Problem>,
+    pub(super) problems: Vec<VmiProblem>,
     /// The text of the problems last published.
     complaint: Option<String>,
     /// The reason and message last reported.
-    reported: Option<(Reason, String)>,
+    reported: Option<(EventReason, String)>,
     /// Since when the agent has failed to serve it.
     failing_since: Option<Instant>,
     ended: bool,
 }
 
-impl Instance {
+impl VmiInstance {
     pub(super) fn new(key: String, uid: PodUid, since: Instant) -> Self {
         Self {
             key,
@@ -130,12 +130,12 @@ impl Instance {
     /// translated.
     pub(super) fn awaits(&self) -> bool {
         let pending =
-            || self.is_queued || !self.expected.is_empty() || self.problems.iter().any(Problem::may_pass);
+            || self.is_queued || !self.expected.is_empty() || self.problems.iter().any(VmiProblem::may_pass);
         !self.ended && self.record.is_none() && (self.pod.is_none() || pending())
     }
 
     /// All current problems.
-    pub(super) fn problems(&self) -> impl Iterator<Item = &Problem> {
+    pub(super) fn problems(&self) -> impl Iterator<Item = &VmiProblem> {
         self.missing.iter().chain(&self.problems)
     }
 
@@ -151,16 +151,17 @@ impl Instance {
 
     /// True if it lacks memory for its record and `free` bytes suffice.
     pub(super) fn lacks_at_most(&self, free: usize) -> bool {
-        let lacks = |problem: &Problem| matches!(problem, Problem::Room(no_room) if no_room.wants <= free);
+        let lacks =
+            |problem: &VmiProblem| matches!(problem, VmiProblem::Room(no_room) if no_room.wants <= free);
         !self.ended && self.problems.iter().any(lacks)
     }
 
     /// Returns the outcome if the VM's owner is known. Otherwise notes the problem and expects the record's identities.
-    pub(super) fn owned(&mut self, outcome: Outcome, vmi: &Vmi) -> Outcome {
+    pub(super) fn owned(&mut self, outcome: TranslationOutcome, vmi: &Vmi) -> TranslationOutcome {
         match outcome {
-            Outcome::Record(record) if vmi.metadata.owner_references.is_none() => {
-                self.problems.push(Problem::Owner);
-                Outcome::Expect(record.identities())
+            TranslationOutcome::Record(record) if vmi.metadata.owner_references.is_none() => {
+                self.problems.push(VmiProblem::Owner);
+                TranslationOutcome::Expect(record.identities())
             }
             outcome => outcome,
         }
@@ -168,23 +169,28 @@ impl Instance {
 
     /// Returns the outcome if there is memory for its record. Otherwise notes the problem and expects the record's
     /// identities.
-    pub(super) fn admitted(&mut self, outcome: Outcome, former: &[Problem], admit: &Admit) -> Outcome {
-        let Outcome::Record(record) = outcome else { return outcome };
-        let Err(no_room) = admit(&self.key, &record) else { return Outcome::Record(record) };
+    pub(super) fn admitted(
+        &mut self,
+        outcome: TranslationOutcome,
+        former: &[VmiProblem],
+        admit: &Admit,
+    ) -> TranslationOutcome {
+        let TranslationOutcome::Record(record) = outcome else { return outcome };
+        let Err(no_room) = admit(&self.key, &record) else { return TranslationOutcome::Record(record) };
         // The figures of others change meanwhile; keep the first message, so that it is published only once.
         let same = former.iter().find(
-            |problem| matches!(problem, Problem::Room(former) if former.wants == no_room.wants && former.limit == no_room.limit),
+            |problem| matches!(problem, VmiProblem::Room(former) if former.wants == no_room.wants && former.limit == no_room.limit),
         );
-        self.problems.push(same.cloned().unwrap_or(Problem::Room(no_room)));
-        Outcome::Expect(record.identities())
+        self.problems.push(same.cloned().unwrap_or(VmiProblem::Room(no_room)));
+        TranslationOutcome::Expect(record.identities())
     }
 
     /// Notes an outcome, and returns an event if something changed. A good record stays when the data no longer gives
     /// one, because kubelet removes a pod's volumes before the pod.
-    pub(super) fn publish(&mut self, outcome: Outcome, generation: u64) -> Option<FeedEvent> {
+    pub(super) fn publish(&mut self, outcome: TranslationOutcome, generation: u64) -> Option<FeedEvent> {
         let key = self.key.clone();
         match outcome {
-            Outcome::Record(mut record) => {
+            TranslationOutcome::Record(mut record) => {
                 record.generation = self.record.as_ref().map_or(generation, |last| last.generation);
                 if self.record.as_ref().is_some_and(|last| **last == *record) {
                     return None;
@@ -195,15 +201,17 @@ impl Instance {
                 self.expected.clear();
                 Some(FeedEvent::Upsert { key, record })
             }
-            Outcome::Expect(identities) if self.record.is_none() && self.expected != identities => {
+            TranslationOutcome::Expect(identities)
+                if self.record.is_none() && self.expected != identities =>
+            {
                 self.expected.clone_from(&identities);
                 Some(FeedEvent::Expect { key, identities })
             }
-            Outcome::Unserved if self.record.is_none() && !self.expected.is_empty() => {
+            TranslationOutcome::Unserved if self.record.is_none() && !self.expected.is_empty() => {
                 self.expected.clear();
                 Some(FeedEvent::Remove { key })
             }
-            Outcome::Expect(_) | Outcome::Unserved => None,
+            TranslationOutcome::Expect(_) | TranslationOutcome::Unserved => None,
         }
     }
 
@@ -237,36 +245,38 @@ impl Instance {
 
     /// Notes how the agent serves it. Returns when to report a failure that has begun less than [`GRACE`] ago: a port
     /// that appears or vanishes cannot be served for a moment.
-    pub(super) fn note(&mut self, service: &Service, now: Instant) -> Option<Instant> {
+    pub(super) fn note(&mut self, service: &ServingState, now: Instant) -> Option<Instant> {
         self.failing_since = match service {
-            Service::Failed(_) => self.failing_since.or(Some(now)),
-            Service::Ready | Service::Waiting | Service::Mismatched(_) => None,
+            ServingState::Failed(_) => self.failing_since.or(Some(now)),
+            ServingState::Ready | ServingState::Waiting | ServingState::Mismatched(_) => None,
         };
         self.failing_since.map(|since| since + GRACE).filter(|due| now < *due)
     }
 
-    /// The report on the complaint last published or, without one, on how the agent serves the record; `None` if nothing
-    /// has changed, or if the VM is neither served nor known to be not.
-    pub(super) fn report(&mut self, vmi: &Vmi, service: &Service, now: Instant) -> Option<Report> {
+    /// The report on the complaint last published or, without one, on how the agent serves the record; `None` if
+    /// nothing has changed, or if the VM is neither served nor known to be not.
+    pub(super) fn report(&mut self, vmi: &Vmi, service: &ServingState, now: Instant) -> Option<VmiEvent> {
         let record = self.record.as_ref();
         let report = match (&self.complaint, service) {
-            (Some(complaint), _) => (Reason::Degraded, complaint.clone()),
-            (None, Service::Ready) => {
+            (Some(complaint), _) => (EventReason::Degraded, complaint.clone()),
+            (None, ServingState::Ready) => {
                 let nics = record?.network.nics.len();
-                (Reason::Ready, format!("the VM's metadata is served on {nics} of its NICs"))
+                (EventReason::Ready, format!("the VM's metadata is served on {nics} of its NICs"))
             }
-            (None, Service::Mismatched(reason)) => (Reason::Degraded, record.map(|_| reason.clone())?),
-            (None, Service::Failed(reason)) => {
+            (None, ServingState::Mismatched(reason)) => {
+                (EventReason::Degraded, record.map(|_| reason.clone())?)
+            }
+            (None, ServingState::Failed(reason)) => {
                 let is_lasting = self.failing_since.is_some_and(|since| now >= since + GRACE);
-                (Reason::Degraded, record.filter(|_| is_lasting).map(|_| reason.clone())?)
+                (EventReason::Degraded, record.filter(|_| is_lasting).map(|_| reason.clone())?)
             }
-            (None, Service::Waiting) => return None,
+            (None, ServingState::Waiting) => return None,
         };
         if self.reported.as_ref() == Some(&report) {
             return None;
         }
         self.reported = Some(report.clone());
-        Some(Report::of(vmi, report.0, report.1))
+        Some(VmiEvent::of(vmi, report.0, report.1))
     }
 
     /// Ends the instance. Returns the actions that follow from it the first time, and none after.

@@ -5,15 +5,15 @@
 //! translator's time, however often its owner changes it.
 
 use metadata_base::share::{FairQueue, Tenant};
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::MAX_VMIS;
-use crate::kubevirt::translate::{Translation, translate};
+use crate::kubevirt::translate::{VmiTranslation, translate};
 use crate::kubevirt::volumes::{BudgetedVolumes, ReadVolumes};
-use crate::kubevirt::{Options, Vmi};
+use crate::kubevirt::{KubevirtOptions, Vmi};
 use crate::pods::{Pod, PodUid};
 
 /// How long a VMI rests after a translation, as a multiple of the time that it took.
@@ -134,15 +134,15 @@ pub struct Job {
     pub(super) vmi: Arc<Vmi>,
     pub(super) pods: Vec<(PodUid, Pod)>,
     pub(super) read: Arc<dyn ReadVolumes>,
-    pub(super) options: Arc<Options>,
-    pub(super) limits: Arc<Limits>,
+    pub(super) options: Arc<KubevirtOptions>,
+    pub(super) limits: Arc<RecordLimits>,
 }
 
 /// The result of a [`Job`], for [`Core::translated`](super::Core::translated).
 pub struct JobResult {
     pub(super) key: String,
     pub(super) vmi: Arc<Vmi>,
-    pub(super) pods: Vec<(PodUid, Translation, BTreeSet<String>)>,
+    pub(super) pods: Vec<(PodUid, VmiTranslation, BTreeSet<String>)>,
     pub(super) took: Duration,
 }
 
@@ -168,14 +168,14 @@ impl Job {
 
 /// The reason field of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
+pub enum EventReason {
     /// `ImdsReady`: the VM is served.
     Ready,
     /// `ImdsDegraded`: the VM is not served, or not completely.
     Degraded,
 }
 
-impl Reason {
+impl EventReason {
     /// The reason as the Event spells it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -197,7 +197,7 @@ impl Reason {
 
 /// An Event on a VMI.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct VmiEvent {
     /// The VMI's namespace.
     pub namespace: String,
     /// Its name.
@@ -205,13 +205,13 @@ pub struct Report {
     /// Its UID, so that the Event belongs to this VMI and not to a later one of its name.
     pub uid: String,
     /// Whether the VM is served or degraded.
-    pub reason: Reason,
+    pub reason: EventReason,
     /// The message for the owner.
     pub message: String,
 }
 
-impl Report {
-    pub(super) fn of(vmi: &Vmi, reason: Reason, message: String) -> Self {
+impl VmiEvent {
+    pub(super) fn of(vmi: &Vmi, reason: EventReason, message: String) -> Self {
         let meta = &vmi.metadata;
         let (namespace, name, uid) = (meta.namespace.clone(), meta.name.clone(), meta.uid.clone());
         Self { namespace, name, uid, reason, message }
@@ -219,11 +219,11 @@ impl Report {
 }
 
 /// How the agent serves each record of the feed, by the record's key.
-pub type Services = BTreeMap<String, Service>;
+pub type Services = BTreeMap<String, ServingState>;
 
 /// How the agent serves a record, as the node's steering shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Service {
+pub enum ServingState {
     /// Programs are attached to all of its ports, and requests of its identities get answers.
     Ready,
     /// A port does not exist yet, or is about to be attached.

@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Action, Core, Origin};
+use super::{Action, Core, VmiOrigin};
 use crate::FeedEvent;
-use crate::kubevirt::translate::Files;
-use crate::kubevirt::{Options, Vmi};
+use crate::kubevirt::translate::VolumeFiles;
+use crate::kubevirt::{KubevirtOptions, Vmi};
 use crate::pods::{Pod, PodEvent, PodUid, Tap, TapKind};
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 
 /// Volumes by pod and name.
-type Disk = Arc<Mutex<BTreeMap<(String, String), Files>>>;
+type Disk = Arc<Mutex<BTreeMap<(String, String), VolumeFiles>>>;
 
 /// A core, the current time, and the volumes of its pods.
 struct Story {
@@ -75,31 +75,31 @@ fn pod(uid: &str, pid: u32) -> Pod {
 
 impl Story {
     fn begin() -> Self {
-        Self::with(Options::default())
+        Self::with(KubevirtOptions::default())
     }
 
-    fn with(options: Options) -> Self {
+    fn with(options: KubevirtOptions) -> Self {
         let disk = Disk::default();
         let volumes = Arc::clone(&disk);
         let read = move |uid: &PodUid, volume: &str| {
             let place = (format!("{uid}"), volume.to_owned());
             Ok(volumes.lock().expect("no panic").get(&place).cloned())
         };
-        let core = Core::new("here".into(), options, Limits::DEFAULT, 100, Arc::new(read));
+        let core = Core::new("here".into(), options, RecordLimits::DEFAULT, 100, Arc::new(read));
         Self { core, now: Instant::now(), disk }
     }
 
     fn put(&self, uid: &str, volume: &str, file: &str, text: &str) {
-        let files = Files::from([(file.to_owned(), text.to_owned().into())]);
+        let files = VolumeFiles::from([(file.to_owned(), text.to_owned().into())]);
         self.disk.lock().expect("no panic").insert((uid.into(), volume.into()), files);
     }
 
-    fn apply(&mut self, origin: Origin, vmi: Value) -> Vec<String> {
+    fn apply(&mut self, origin: VmiOrigin, vmi: Value) -> Vec<String> {
         self.core.applied(origin, Vmi::from_value(vmi).expect("a VMI"), self.now);
         self.actions()
     }
 
-    fn lose(&mut self, origin: Origin) -> Vec<String> {
+    fn lose(&mut self, origin: VmiOrigin) -> Vec<String> {
         self.core.gone(origin, "shop/web", self.now);
         self.actions()
     }

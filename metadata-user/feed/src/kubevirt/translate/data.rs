@@ -11,9 +11,9 @@ use metadata_content::record::{USER_DATA_MAX, is_network_config, is_network_data
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Files, KEY_BYTES_PER_VM, KEYS_PER_VM, KeyError, PodVolumes, Problem, PublicKeys};
+use super::{KEY_BYTES_PER_VM, KEYS_PER_VM, PodVolumes, PublicKeyError, PublicKeys, VmiProblem, VolumeFiles};
 use crate::kubevirt::vmi::{CloudInit, LocalRef, Vmi};
-use crate::kubevirt::{Options, options};
+use crate::kubevirt::{KubevirtOptions, options};
 use crate::pods::MAX_VOLUMES;
 
 /// Most keys of custom metadata of one VM (VEP 100).
@@ -30,7 +30,7 @@ const VENDOR_KEYS: [&str; 3] = ["vendor-data", "vendordata", "vendorData"];
 pub(super) struct Data {
     pub(super) user: Option<Bytes>,
     pub(super) vendor: Option<Bytes>,
-    pub(super) network: Option<Network>,
+    pub(super) network: Option<NetworkDocument>,
     pub(super) keys: Vec<String>,
     pub(super) metadata: BTreeMap<String, String>,
     pub(super) token: Option<Bytes>,
@@ -39,7 +39,7 @@ pub(super) struct Data {
 /// A network document as text. Its content determines its kind, because KubeVirt puts either kind on either disk
 /// without inspection.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Network {
+pub(super) enum NetworkDocument {
     /// cloud-init's network-config.
     Config(String),
     /// OpenStack's `network_data.json`.
@@ -47,14 +47,14 @@ pub(super) enum Network {
 }
 
 /// The sources of a VM's data.
-pub(super) struct Places<'a> {
+pub(super) struct DataSources<'a> {
     pub(super) vmi: &'a Vmi,
     pub(super) read: &'a dyn PodVolumes,
-    pub(super) options: &'a Options,
+    pub(super) options: &'a KubevirtOptions,
 }
 
 /// Reads all data of a VM.
-pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
+pub(super) fn data(places: &DataSources<'_>, problems: &mut Vec<VmiProblem>) -> Data {
     // The first volume counts, as in KubeVirt (ReadCloudInitVolumeDataSource).
     let mut volumes = places.vmi.spec.volumes.iter();
     let cloud_init = volumes.find_map(|volume| Some((volume.name.as_str(), volume.cloud_init()?)));
@@ -70,7 +70,7 @@ pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
     let has_network = network.is_some();
     let network = network.as_deref().and_then(in_form);
     if has_network && network.is_none() {
-        problems.push(Problem::NetworkForm);
+        problems.push(VmiProblem::NetworkForm);
     }
     let keys = places.public_keys(problems);
     let metadata = places.metadata(cloud_init, problems);
@@ -78,16 +78,16 @@ pub(super) fn data(places: &Places<'_>, problems: &mut Vec<Problem>) -> Data {
 }
 
 /// A payload, if the VM has it.
-type Found = Result<Option<Bytes>, Problem>;
+type Found = Result<Option<Bytes>, VmiProblem>;
 
-impl Places<'_> {
+impl DataSources<'_> {
     /// The files of a volume of the pod.
-    fn files(&self, field: &'static str, volume: &str) -> Result<Files, Problem> {
+    fn files(&self, field: &'static str, volume: &str) -> Result<VolumeFiles, VmiProblem> {
         let volume = || volume.to_owned();
         match self.read.files(&volume()) {
             Ok(Some(files)) => Ok(files),
-            Ok(None) => Err(Problem::Volume { field, volume: volume() }),
-            Err(reason) => Err(Problem::Unreadable { field, volume: volume(), reason }),
+            Ok(None) => Err(VmiProblem::Volume { field, volume: volume() }),
+            Err(reason) => Err(VmiProblem::Unreadable { field, volume: volume(), reason }),
         }
     }
 
@@ -147,7 +147,7 @@ impl Places<'_> {
         let files = self.files(field, &volume)?;
         match first(&files, keys) {
             Some(bytes) => bounded(field, bytes).map(Some),
-            None => Err(Problem::Key { field, volume, keys: words(keys) }),
+            None => Err(VmiProblem::Key { field, volume, keys: words(keys) }),
         }
     }
 
@@ -159,7 +159,7 @@ impl Places<'_> {
             (Some(text), _) if !text.is_empty() => Some(Bytes::from(text.to_owned())),
             (_, Some(packed)) if !packed.is_empty() => {
                 let bytes = STANDARD.decode(packed.trim_ascii());
-                Some(bytes.map_err(|_| Problem::Base64 { field: from.base64_field })?.into())
+                Some(bytes.map_err(|_| VmiProblem::Base64 { field: from.base64_field })?.into())
             }
             _ => None,
         };
@@ -170,18 +170,19 @@ impl Places<'_> {
         let files = self.files(field, &volume)?;
         match first(&files, from.keys).or(inline) {
             Some(bytes) => bounded(field, bytes).map(Some),
-            None => Err(Problem::Key { field, volume, keys: words(from.keys) }),
+            None => Err(VmiProblem::Key { field, volume, keys: words(from.keys) }),
         }
     }
 
-    /// The keys of all Secrets in the order of the VMI, one for each line. Beyond a limit of the VM the rest is not read.
-    fn public_keys(&self, problems: &mut Vec<Problem>) -> Vec<String> {
+    /// The keys of all Secrets in the order of the VMI, one for each line. Beyond a limit of the VM the rest is not
+    /// read.
+    fn public_keys(&self, problems: &mut Vec<VmiProblem>) -> Vec<String> {
         let credentials = self.vmi.spec.access_credentials.iter();
         let by_metadata = credentials.filter_map(|credential| credential.ssh_public_key.as_ref());
         let by_metadata = by_metadata.filter(|key| key.propagation_method.is_by_metadata());
         let secrets: Vec<_> = by_metadata.filter_map(|key| key.source.secret.as_ref()).collect();
         if secrets.len() > MAX_VOLUMES {
-            problems.push(Problem::Credentials { limit: MAX_VOLUMES, found: secrets.len() });
+            problems.push(VmiProblem::Credentials { limit: MAX_VOLUMES, found: secrets.len() });
             return Vec::new();
         }
         let (mut keys, mut bytes) = (Vec::new(), 0);
@@ -194,28 +195,28 @@ impl Places<'_> {
             bytes += found.keys.iter().map(String::len).sum::<usize>();
             let error = match &found.error {
                 Some(error) => Some(error.clone()),
-                None if keys.len() + found.keys.len() > KEYS_PER_VM => Some(KeyError::TooManyOfVm),
-                None if bytes > KEY_BYTES_PER_VM => Some(KeyError::TooLongOfVm),
+                None if keys.len() + found.keys.len() > KEYS_PER_VM => Some(PublicKeyError::TooManyOfVm),
+                None if bytes > KEY_BYTES_PER_VM => Some(PublicKeyError::TooLongOfVm),
                 None => None,
             };
             if let Some(reason) = error {
-                problems.push(Problem::PublicKeys { secret: secret.clone(), reason });
+                problems.push(VmiProblem::PublicKeys { secret: secret.clone(), reason });
                 return Vec::new();
             }
             let other = found.other_files.iter().cloned();
-            problems.extend(other.map(|file| Problem::PublicKey { secret: secret.clone(), file }));
+            problems.extend(other.map(|file| VmiProblem::PublicKey { secret: secret.clone(), file }));
             keys.extend(found.keys.iter().cloned());
         }
         keys
     }
 
-    fn keys_of(&self, secret: &str) -> Result<Arc<PublicKeys>, Problem> {
+    fn keys_of(&self, secret: &str) -> Result<Arc<PublicKeys>, VmiProblem> {
         const FIELD: &str = "accessCredentials";
         let volume = credential_volume(secret);
         match self.read.public_keys(&volume) {
             Ok(Some(keys)) => Ok(keys),
-            Ok(None) => Err(Problem::Volume { field: FIELD, volume }),
-            Err(reason) => Err(Problem::Unreadable { field: FIELD, volume, reason }),
+            Ok(None) => Err(VmiProblem::Volume { field: FIELD, volume }),
+            Err(reason) => Err(VmiProblem::Unreadable { field: FIELD, volume, reason }),
         }
     }
 
@@ -224,7 +225,7 @@ impl Places<'_> {
     fn metadata(
         &self,
         cloud_init: Option<(&str, &CloudInit)>,
-        problems: &mut Vec<Problem>,
+        problems: &mut Vec<VmiProblem>,
     ) -> BTreeMap<String, String> {
         let Some((volume, cloud_init)) = cloud_init else { return BTreeMap::new() };
         let mut all: BTreeMap<String, Bytes> =
@@ -240,10 +241,10 @@ impl Places<'_> {
         for (key, value) in all {
             match custom(&key, &value) {
                 _ if kept.len() == METADATA_KEYS => {
-                    problems.push(Problem::Metadata { key, reason: "expected at most 16 keys" });
+                    problems.push(VmiProblem::Metadata { key, reason: "expected at most 16 keys" });
                 }
                 Ok(value) => _ = kept.insert(key, value),
-                Err(reason) => problems.push(Problem::Metadata { key, reason }),
+                Err(reason) => problems.push(VmiProblem::Metadata { key, reason }),
             }
         }
         kept
@@ -289,7 +290,7 @@ fn credential_volume(secret: &str) -> String {
     }
 }
 
-fn first(files: &Files, keys: &[&str]) -> Option<Bytes> {
+fn first(files: &VolumeFiles, keys: &[&str]) -> Option<Bytes> {
     keys.iter().find_map(|key| files.get(*key)).cloned()
 }
 
@@ -302,20 +303,20 @@ fn words(keys: &[&str]) -> &'static str {
     }
 }
 
-fn bounded(field: &'static str, bytes: Bytes) -> Result<Bytes, Problem> {
+fn bounded(field: &'static str, bytes: Bytes) -> Result<Bytes, VmiProblem> {
     let limit = USER_DATA_MAX as usize;
     match bytes.len() {
-        found if found > limit => Err(Problem::TooLarge { field, limit, found }),
+        found if found > limit => Err(VmiProblem::TooLarge { field, limit, found }),
         _ => Ok(bytes),
     }
 }
 
 /// The kind of a network document, as clients detect it.
-fn in_form(bytes: &[u8]) -> Option<Network> {
+fn in_form(bytes: &[u8]) -> Option<NetworkDocument> {
     let text = std::str::from_utf8(bytes).ok()?;
     match text.into() {
-        value if is_network_config(&value) => Some(Network::Config(text.to_owned())),
-        value if is_network_data(&value) => Some(Network::Data(text.to_owned())),
+        value if is_network_config(&value) => Some(NetworkDocument::Config(text.to_owned())),
+        value if is_network_data(&value) => Some(NetworkDocument::Data(text.to_owned())),
         _ => None,
     }
 }

@@ -1,6 +1,6 @@
 //! The reasons why a VM, or a part of it, is not served.
 
-use super::KeyError;
+use super::PublicKeyError;
 use crate::room::NoRoom;
 
 /// Most problems of a VM that are named; the author of a VMI chooses how many it has.
@@ -8,7 +8,7 @@ pub const MAX_PROBLEMS: usize = 16;
 
 /// A problem, with a message for the VM's owner. No message repeats the content of a Secret or of user-data.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
-pub enum Problem {
+pub enum VmiProblem {
     /// The pod's launcher is not found, so the VM's taps are unknown.
     #[error("the launcher of pod `{pod}` is not found yet; the agent keeps looking: {reason}")]
     Launcher {
@@ -164,7 +164,7 @@ pub enum Problem {
         /// The Secret, the first of those that are too much.
         secret: String,
         /// Which limit is exceeded.
-        reason: KeyError,
+        reason: PublicKeyError,
     },
     /// A VM has more access credentials than a pod may have volumes.
     #[error(
@@ -193,7 +193,7 @@ pub enum Problem {
     Record(String),
 }
 
-impl Problem {
+impl VmiProblem {
     /// True for a problem that withholds the whole VM until it is solved. A guest that boots with half of its data
     /// never asks for the rest.
     #[must_use]
@@ -229,13 +229,14 @@ impl Problem {
     }
 }
 
-/// The first problems, and how many more there are. Those that withhold the VM come first, so that none of them is lost.
-pub(super) fn first_of(mut problems: Vec<Problem>) -> Vec<Problem> {
+/// The first problems, and how many more there are. Those that withhold the VM come first, so that none of them is
+/// lost.
+pub(super) fn first_of(mut problems: Vec<VmiProblem>) -> Vec<VmiProblem> {
     if problems.len() > MAX_PROBLEMS {
         problems.sort_by_key(|problem| !problem.withholds());
         let more = problems.len() - MAX_PROBLEMS;
         problems.truncate(MAX_PROBLEMS);
-        problems.push(Problem::More(more));
+        problems.push(VmiProblem::More(more));
     }
     problems
 }

@@ -1,16 +1,16 @@
 //! Tables of cases: every combination of binding, data source and migration state, and whole VMIs with their records.
 
 use metadata_common::mac::Mac;
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 use super::{
-    Files, KEY_BYTES, KEYS_PER_SECRET, KeyError, Outcome, Problem, PublicKeys, Translation, is_wanted,
-    translate,
+    KEY_BYTES, KEYS_PER_SECRET, PublicKeyError, PublicKeys, TranslationOutcome, VmiProblem, VmiTranslation,
+    VolumeFiles, is_wanted, translate,
 };
-use crate::kubevirt::{Options, Vmi};
+use crate::kubevirt::{KubevirtOptions, Vmi};
 use crate::pods::{Pod, PodNic, Tap, TapKind};
 
 /// The address of all taps: 0e:00:00:00:00:01.
@@ -132,20 +132,20 @@ impl PodForm {
     }
 }
 
-fn run(case: &Line) -> Translation {
+fn run(case: &Line) -> VmiTranslation {
     let vmi = Vmi::from_value(case.vmi.clone()).unwrap_or_else(|error| panic!("{}: {error}", case.name));
-    let options: Options = match &case.options {
-        Value::Null => Options::default(),
+    let options: KubevirtOptions = match &case.options {
+        Value::Null => KubevirtOptions::default(),
         options => serde_json::from_value(options.clone()).expect("options"),
     };
     let read = |volume: &str| {
         let files = case.files.get(volume);
         let files = files.map(|files| files.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect());
-        Ok(files) as Result<Option<Files>, String>
+        Ok(files) as Result<Option<VolumeFiles>, String>
     };
     let pod = case.pod.as_ref().expect("a pod").pod();
     assert!(is_wanted(&vmi, &options), "{}", case.name);
-    translate(&vmi, &pod, &read, &options, &Limits::DEFAULT)
+    translate(&vmi, &pod, &read, &options, &RecordLimits::DEFAULT)
 }
 
 /// The record as a table writes it: payloads as text, without null and empty fields.
@@ -173,7 +173,7 @@ fn strip(value: &mut Value) {
 }
 
 fn check(case: &Line) {
-    let Translation { outcome, problems, .. } = run(case);
+    let VmiTranslation { outcome, problems, .. } = run(case);
     let said: Vec<String> = problems.iter().map(ToString::to_string).collect();
     let matches = said.len() == case.problems.len()
         && said.iter().zip(&case.problems).all(|(said, words)| said.contains(words));
@@ -181,8 +181,8 @@ fn check(case: &Line) {
     let mut wanted = case.record.clone();
     strip(&mut wanted);
     match outcome {
-        Outcome::Unserved => assert!(case.unserved, "{}: unserved", case.name),
-        Outcome::Expect(identities) => {
+        TranslationOutcome::Unserved => assert!(case.unserved, "{}: unserved", case.name),
+        TranslationOutcome::Expect(identities) => {
             assert!(case.awaited && !case.unserved, "{}: waits for {problems:?}", case.name);
             let nics = wanted["network"]["nics"].as_array().expect("NICs");
             let named =
@@ -193,7 +193,7 @@ fn check(case: &Line) {
             });
             assert!(found.eq(nics.iter().map(named)), "{}: {identities:?}", case.name);
         }
-        Outcome::Record(record) => {
+        TranslationOutcome::Record(record) => {
             assert!(!case.awaited && !case.unserved, "{}: a record", case.name);
             let found = shown(&record);
             assert_eq!(found, wanted, "{}: {found:#}", case.name);
@@ -224,8 +224,8 @@ fn every_binding_takes_every_source_in_every_state() {
     assert!(cases >= 300, "{cases} cases");
 }
 
-/// OVN-Kubernetes' binding plugin for primary user-defined networks: the pod's first NIC belongs to the cluster, and the
-/// status names the guest's NIC.
+/// OVN-Kubernetes' binding plugin for primary user-defined networks: the pod's first NIC belongs to the cluster, and
+/// the status names the guest's NIC.
 #[test]
 fn l2bridge_on_a_primary_user_defined_network_is_served_on_its_managed_tap() {
     let case = "
@@ -256,7 +256,7 @@ fn the_options_select_the_vms_to_serve() {
         if !annotation.is_empty() {
             vmi["metadata"]["annotations"] = json!({"imds.kubevirt.io/enabled": annotation});
         }
-        let options: Options = serde_json::from_value(options).expect("options");
+        let options: KubevirtOptions = serde_json::from_value(options).expect("options");
         is_wanted(&Vmi::from_value(vmi).expect("a VMI"), &options)
     };
     let cases = [
@@ -275,7 +275,7 @@ fn the_options_select_the_vms_to_serve() {
 }
 
 /// The translation of the base VMI with a change.
-fn with(vmi: Value, files: &[(&str, &str, &str)], options: Value) -> Translation {
+fn with(vmi: Value, files: &[(&str, &str, &str)], options: Value) -> VmiTranslation {
     let Tables { base, bindings, .. } = tables();
     let files = files.iter().map(|(volume, file, text)| {
         (volume.to_string(), BTreeMap::from([(file.to_string(), text.to_string())]))
@@ -294,9 +294,9 @@ fn with(vmi: Value, files: &[(&str, &str, &str)], options: Value) -> Translation
     run(&joined(&[&base, &bindings[0], &line]))
 }
 
-fn record(translation: Translation) -> Record {
+fn record(translation: VmiTranslation) -> Record {
     match translation.outcome {
-        Outcome::Record(record) => *record,
+        TranslationOutcome::Record(record) => *record,
         outcome => panic!("{outcome:?}: {:?}", translation.problems),
     }
 }
@@ -317,7 +317,7 @@ fn custom_keys_beyond_the_limits_are_omitted_and_reported() {
             .problems
             .iter()
             .map(|problem| match problem {
-                Problem::Metadata { key, .. } => key.as_str(),
+                VmiProblem::Metadata { key, .. } => key.as_str(),
                 other => panic!("{other}"),
             })
             .collect();
@@ -333,7 +333,7 @@ fn a_payload_larger_than_a_secret_can_be_is_withheld() {
         let text = "x".repeat(bytes);
         let vmi = json!({"spec": {"volumes": volumes}});
         let translation = with(vmi, &[("ci-udata", "userdata", &text)], json!({}));
-        assert_eq!(matches!(translation.outcome, Outcome::Record(_)), served, "{bytes}");
+        assert_eq!(matches!(translation.outcome, TranslationOutcome::Record(_)), served, "{bytes}");
         assert_eq!(translation.problems.is_empty(), served, "{bytes}");
     }
 }
@@ -445,7 +445,7 @@ fn no_problem_repeats_a_secret() {
 }
 
 fn parse(text: &str) -> PublicKeys {
-    PublicKeys::parse(&Files::from([("keys".to_owned(), text.to_owned().into())]))
+    PublicKeys::parse(&VolumeFiles::from([("keys".to_owned(), text.to_owned().into())]))
 }
 
 #[test]
@@ -453,9 +453,9 @@ fn parsing_stops_at_the_first_key_beyond_a_limit() {
     let most = "k\n".repeat(KEYS_PER_SECRET);
     assert_eq!(parse(&most).keys.len(), KEYS_PER_SECRET);
     for (text, error) in [
-        (format!("{most}one more"), KeyError::TooMany),
-        ("k\n".repeat(1 << 19), KeyError::TooMany),
-        (format!("short\n{}", "k".repeat(KEY_BYTES + 1)), KeyError::TooLong),
+        (format!("{most}one more"), PublicKeyError::TooMany),
+        ("k\n".repeat(1 << 19), PublicKeyError::TooMany),
+        (format!("short\n{}", "k".repeat(KEY_BYTES + 1)), PublicKeyError::TooLong),
     ] {
         let found = parse(&text);
         assert_eq!((found.error, found.keys.len(), found.keys.capacity()), (Some(error), 0, 0));
@@ -465,7 +465,7 @@ fn parsing_stops_at_the_first_key_beyond_a_limit() {
 #[test]
 fn comments_and_empty_lines_are_no_keys() {
     assert_eq!(parse("# all\n\n  ssh-ed25519 A  \n\r\n").keys, ["ssh-ed25519 A"]);
-    let files = Files::from([
+    let files = VolumeFiles::from([
         ("..data".to_owned(), "no".into()),
         ("a".to_owned(), bytes::Bytes::from_static(&[0xff])),
         ("b".to_owned(), "key".into()),

@@ -1,7 +1,7 @@
 //! The drive's documents. Each expected text follows from the functions of qemu-server's Cloudinit.pm that the test
 //! names; each digest is `sha1sum` of user-data and network configuration, one behind the other.
 
-use super::super::drive::{self, Dns, Form};
+use super::super::drive::{self, Dns, DriveFormat};
 use super::super::translate::nics;
 use super::{GUIDE, RESOLV_CONF, parsed};
 
@@ -10,7 +10,7 @@ fn drive(text: &str) -> (String, String, String) {
     let config = parsed(text);
     let dns = Dns::of_vm(&config, &Dns::of_host(RESOLV_CONF));
     let mut problems = Vec::new();
-    let network = Form::of(&config).network(&nics(&config, &mut problems), &dns);
+    let network = DriveFormat::of(&config).network(&nics(&config, &mut problems), &dns);
     let user_data = drive::user_data(&config, 123);
     let id = drive::instance_id(&user_data, network.as_bytes());
     (String::from_utf8(user_data).expect("text"), network, id)

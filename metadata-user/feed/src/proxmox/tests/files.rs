@@ -10,12 +10,12 @@ use tempfile::TempDir;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::super::Options;
-use super::super::watch::Outlook;
+use super::super::ProxmoxOptions;
+use super::super::watch::ProxmoxHealth;
 use super::super::watch::watch_every;
 use super::GUIDE;
 use crate::{FeedEvent, publisher::Publisher};
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 
 const LONG: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(5);
@@ -23,9 +23,9 @@ const PAUSE: Duration = Duration::from_millis(5);
 /// A node and the feed on it.
 struct Node {
     room: TempDir,
-    options: Options,
+    options: ProxmoxOptions,
     events: mpsc::Receiver<FeedEvent>,
-    outlook: Arc<Outlook>,
+    outlook: Arc<ProxmoxHealth>,
 }
 
 impl Node {
@@ -33,12 +33,12 @@ impl Node {
     fn start(configurations: &[(u32, &str)]) -> Self {
         let room = tempfile::tempdir().expect("a directory");
         let at = |name: &str| room.path().join(name);
-        let options = Options {
+        let options = ProxmoxOptions {
             directory: at("qemu-server"),
             files: at("parts"),
             storages: at("storage.cfg"),
             resolv_conf: at("resolv.conf"),
-            ..Options::default()
+            ..ProxmoxOptions::default()
         };
         fs::create_dir(&options.files).expect("made");
         if !configurations.is_empty() {
@@ -48,9 +48,14 @@ impl Node {
             fs::write(options.directory.join(format!("{vmid}.conf")), text).expect("written");
         }
         let (tx, events) = mpsc::channel(64);
-        let outlook = Arc::new(Outlook::default());
-        let feed =
-            watch_every(PAUSE, options.clone(), Limits::DEFAULT, Arc::clone(&outlook), Publisher::from(tx));
+        let outlook = Arc::new(ProxmoxHealth::default());
+        let feed = watch_every(
+            PAUSE,
+            options.clone(),
+            RecordLimits::DEFAULT,
+            Arc::clone(&outlook),
+            Publisher::from(tx),
+        );
         tokio::spawn(feed);
         Self { room, options, events, outlook }
     }
@@ -83,7 +88,7 @@ impl Node {
     }
 
     /// Waits until the state of the looks is as wanted.
-    async fn until(&self, is: impl Fn(&super::super::watch::Report) -> bool) {
+    async fn until(&self, is: impl Fn(&super::super::watch::ProxmoxReport) -> bool) {
         let waited = timeout(LONG, async {
             while !is(&self.outlook.report(Instant::now())) {
                 tokio::time::sleep(PAUSE).await;

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::super::custom::{Custom, snippets};
-use super::super::{Given, Options, translate};
+use super::super::{ProxmoxOptions, TranslationInput, translate};
 use super::{GUIDE, given, made, parsed};
-use metadata_content::record::{Limits, Record};
+use metadata_content::record::{Record, RecordLimits};
 
 fn record(text: &str) -> Record {
     made(text, &given()).expect("a record").record
@@ -99,8 +99,8 @@ fn a_clone_is_another_instance() {
 fn two_configurations_with_one_uuid_are_two_vms() {
     let other = GUIDE.replace("ctime=1725975013", "ctime=1725975099");
     let of = |vmid: u32, text: &str| {
-        let given = Given { cluster: "pve".into(), ..given() };
-        translate(vmid, &parsed(text), &given, &Options::default(), &Limits::DEFAULT)
+        let given = TranslationInput { cluster: "pve".into(), ..given() };
+        translate(vmid, &parsed(text), &given, &ProxmoxOptions::default(), &RecordLimits::DEFAULT)
             .expect("a record")
             .record
     };
@@ -125,9 +125,9 @@ fn no_part_of_a_record_names_its_owner() {
     let error = made(&format!("{GUIDE}{block}"), &given()).expect_err("the block has no `vm`").to_string();
     assert!(error.contains("`vm`"), "{error}");
     for given in [
-        Given { defaults: Some(forged.clone()), ..given() },
-        Given { own: Some(forged), ..given() },
-        Given {
+        TranslationInput { defaults: Some(forged.clone()), ..given() },
+        TranslationInput { own: Some(forged), ..given() },
+        TranslationInput {
             custom: Custom { meta: Some("owner: x\nvm: {owner: x}\n".into()), ..Custom::default() },
             ..given()
         },
@@ -152,7 +152,7 @@ fn a_subject_of_values_that_tenants_choose_needs_the_owner() {
         ("vm/{project}", None),
     ] {
         let part = Some(json!({"identity": {"subject": template}}));
-        let made = made(GUIDE, &Given { defaults: part, ..given() });
+        let made = made(GUIDE, &TranslationInput { defaults: part, ..given() });
         assert_eq!(made.is_err(), refused.is_some(), "{template}");
         if let (Some(value), Err(error)) = (refused, made) {
             assert!(error.to_string().contains(value), "{error}");
@@ -166,7 +166,8 @@ fn a_vm_without_a_uuid_gets_one_of_its_own() {
     let uuid = record(&without).vm.uuid;
     assert_eq!(uuid, record(&without.replace("ubuntu2", "other")).vm.uuid);
     assert_ne!(uuid, record(&without.replace("ctime=1725975013", "ctime=1725975014")).vm.uuid);
-    let other = translate(124, &parsed(&without), &given(), &Options::default(), &Limits::DEFAULT);
+    let other =
+        translate(124, &parsed(&without), &given(), &ProxmoxOptions::default(), &RecordLimits::DEFAULT);
     assert_ne!(uuid, other.expect("a record").record.vm.uuid);
 }
 
@@ -221,7 +222,7 @@ fn custom_files_replace_the_drives_documents() {
         meta: Some("instance-id: i-own\nlocal-hostname: own.example\nrole: web\nlist: [1]\n".into()),
         vendor: Some("#cloud-config\n".into()),
     };
-    let made = made(GUIDE, &Given { custom, ..given() }).expect("a record");
+    let made = made(GUIDE, &TranslationInput { custom, ..given() }).expect("a record");
     let found = as_json(&made.record);
     assert_eq!(made.record.instance_id(), "i-own");
     assert_eq!(made.record.hostname.fqdn(), "own.example");
@@ -235,7 +236,7 @@ fn custom_files_replace_the_drives_documents() {
 #[test]
 fn custom_networks_for_the_drive_alone_leave_the_rest_in_force() {
     let custom = Custom { network: Some("auto eth0\niface eth0 inet dhcp\n".into()), ..Custom::default() };
-    let made = made(GUIDE, &Given { custom, ..given() }).expect("a record");
+    let made = made(GUIDE, &TranslationInput { custom, ..given() }).expect("a record");
     assert_eq!(as_json(&made.record)["network"]["mode"], "auto");
     assert!(made.problems[0].to_string().starts_with("`cicustom`, network: expected"), "{:?}", made.problems);
 }
@@ -278,7 +279,7 @@ fn snippets_are_found_by_the_storages_of_the_cluster() {
 
 #[test]
 fn parts_override_each_other_in_their_order() {
-    let given = Given {
+    let given = TranslationInput {
         defaults: Some(
             json!({"metadata": {"a": "defaults", "d": "defaults"}, "placement": {"region": "eu"}}),
         ),
@@ -317,7 +318,8 @@ fn a_description_may_not_say_what_belongs_to_the_node() {
 fn problems_name_the_setting_and_never_a_secret() {
     let text = b"cipassword: hunter2\xff\nsshkeys: hunter2 hunter2\nname: a_b\nsmbios1: hunter2\ntags: ok\nargs: \xff\n";
     let (config, dropped) = super::VmConfig::parse(text).expect("a configuration");
-    let made = translate(123, &config, &given(), &Options::default(), &Limits::DEFAULT).expect("a record");
+    let made = translate(123, &config, &given(), &ProxmoxOptions::default(), &RecordLimits::DEFAULT)
+        .expect("a record");
     let told: Vec<_> = dropped.iter().chain(&made.problems).map(ToString::to_string).collect();
     assert_eq!(told.len(), 4, "{told:?}");
     for (problem, setting) in told.iter().zip(["`cipassword`", "`sshkeys`", "`name`", "`smbios1`"]) {
@@ -367,8 +369,14 @@ fn hostile_text_never_panics() {
         let Ok((config, _)) = super::VmConfig::parse(&text) else { continue };
         drop(snippets(&config, &String::from_utf8_lossy(&text)));
         let custom = Custom { meta: Some(text.clone().into()), ..Custom::default() };
-        drop(translate(123, &config, &Given { custom, ..given() }, &Options::default(), &Limits::DEFAULT));
-        drop(translate(123, &config, &given(), &Options::default(), &Limits::DEFAULT));
+        drop(translate(
+            123,
+            &config,
+            &TranslationInput { custom, ..given() },
+            &ProxmoxOptions::default(),
+            &RecordLimits::DEFAULT,
+        ));
+        drop(translate(123, &config, &given(), &ProxmoxOptions::default(), &RecordLimits::DEFAULT));
     }
     super::VmConfig::parse(&vec![b'a'; super::super::config::FILE_BYTES + 1]).expect_err("too much");
     let many: String = (0..=super::super::config::SETTINGS).map(|n| format!("a{n}: 1\n")).collect();
@@ -379,10 +387,13 @@ fn hostile_text_never_panics() {
 fn the_error_of_an_invalid_record_names_the_part_that_makes_it_so() {
     let wrong = || Some(json!({"no_such_field": 1}));
     for (given, part) in [
-        (Given { defaults: wrong(), ..given() }, "/etc/xdp-imds/proxmox/defaults.yaml: no_such_field"),
-        (Given { own: wrong(), ..given() }, "/etc/xdp-imds/proxmox/123.yaml: no_such_field"),
+        (
+            TranslationInput { defaults: wrong(), ..given() },
+            "/etc/xdp-imds/proxmox/defaults.yaml: no_such_field",
+        ),
+        (TranslationInput { own: wrong(), ..given() }, "/etc/xdp-imds/proxmox/123.yaml: no_such_field"),
         // Either part alone would do, so that none is named.
-        (Given { own: wrong(), defaults: wrong(), ..given() }, "the record: no_such_field"),
+        (TranslationInput { own: wrong(), defaults: wrong(), ..given() }, "the record: no_such_field"),
     ] {
         let error = made(GUIDE, &given).expect_err(part).to_string();
         assert!(error.starts_with(part), "{error}");

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::super::{Busy, JSON};
 use super::WAITS;
 use crate::agent::node::{Clash, name_of};
-use metadata_control::instances::{Instance, Problem};
+use metadata_control::instances::{ApiProblem, Instance};
 use metadata_feed::registry::RecordId;
 use metadata_state::save_queue::Unsaved;
 
@@ -23,21 +23,21 @@ pub(super) fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
         Ok(bytes) => (status, [(header::CONTENT_TYPE, JSON)], bytes).into_response(),
         Err(error) => {
             let fault = problem(StatusCode::INTERNAL_SERVER_ERROR, "fault", "A fault", error.to_string());
-            Refusal::from(fault).into_response()
+            ProblemResponse::from(fault).into_response()
         }
     }
 }
 
 /// A problem as an answer.
-pub(super) struct Refusal(Problem);
+pub(super) struct ProblemResponse(ApiProblem);
 
-impl<T: Into<Problem>> From<T> for Refusal {
+impl<T: Into<ApiProblem>> From<T> for ProblemResponse {
     fn from(problem: T) -> Self {
         Self(problem.into())
     }
 }
 
-impl IntoResponse for Refusal {
+impl IntoResponse for ProblemResponse {
     fn into_response(self) -> Response {
         let Self(problem) = self;
         let status = StatusCode::from_u16(problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
@@ -50,8 +50,8 @@ impl IntoResponse for Refusal {
     }
 }
 
-fn problem(status: StatusCode, kind: &str, title: &str, detail: String) -> Problem {
-    Problem {
+fn problem(status: StatusCode, kind: &str, title: &str, detail: String) -> ApiProblem {
+    ApiProblem {
         kind: format!("{KIND}{kind}"),
         title: title.into(),
         status: status.as_u16(),
@@ -61,32 +61,32 @@ fn problem(status: StatusCode, kind: &str, title: &str, detail: String) -> Probl
     }
 }
 
-pub(super) fn bad_request(expected: &str, found: &str) -> Problem {
+pub(super) fn bad_request(expected: &str, found: &str) -> ApiProblem {
     let detail = format!("expected {expected}, found {found}");
     problem(StatusCode::BAD_REQUEST, "request", "The request is malformed", detail)
 }
 
-pub(super) fn forbidden(detail: &str) -> Problem {
+pub(super) fn forbidden(detail: &str) -> ApiProblem {
     problem(StatusCode::FORBIDDEN, "forbidden", "Not permitted here", detail.into())
 }
 
-pub(super) fn media_type() -> Problem {
+pub(super) fn media_type() -> ApiProblem {
     let detail = "expected a record as application/json or application/yaml in Content-Type, found something else; \
                   curl -T sends none, which is accepted as well";
     problem(StatusCode::UNSUPPORTED_MEDIA_TYPE, "media-type", "Not a record's media type", detail.into())
 }
 
-pub(super) fn too_large(most: usize) -> Problem {
+pub(super) fn too_large(most: usize) -> ApiProblem {
     let detail = format!("expected a record of at most {most} bytes, found more");
     problem(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The record is too large", detail)
 }
 
 /// A record that cannot be used. `reason` must contain no secret.
-pub(super) fn record(reason: String) -> Problem {
+pub(super) fn record(reason: String) -> ApiProblem {
     problem(StatusCode::UNPROCESSABLE_ENTITY, "record", "The record cannot be used", reason)
 }
 
-pub(super) fn absent(id: &RecordId) -> Problem {
+pub(super) fn absent(id: &RecordId) -> ApiProblem {
     problem(StatusCode::NOT_FOUND, "absent", "No such instance", none(id))
 }
 
@@ -95,11 +95,11 @@ pub(super) fn none(id: &RecordId) -> String {
     format!("there is no {id}; `xdp-imds ls` (GET /v1/instances) lists all instances")
 }
 
-pub(super) fn precondition(detail: String) -> Problem {
+pub(super) fn precondition(detail: String) -> ApiProblem {
     problem(StatusCode::PRECONDITION_FAILED, "precondition", "The condition does not hold", detail)
 }
 
-pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
+pub(super) fn clash(id: &RecordId, clash: Clash) -> ApiProblem {
     let (by, detail) = match clash {
         Clash::Taken { identity, by } => {
             let detail = format!(
@@ -131,10 +131,10 @@ pub(super) fn clash(id: &RecordId, clash: Clash) -> Problem {
         }
     };
     let problem = problem(StatusCode::CONFLICT, "clash", "Another record is in the way", detail);
-    Problem { conflict: Some(name_of(&by)), ..problem }
+    ApiProblem { conflict: Some(name_of(&by)), ..problem }
 }
 
-pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
+pub(super) fn not_attached(instance: Instance, timeout: Duration) -> ApiProblem {
     let missing =
         instance.ports.iter().filter(|port| port.state != metadata_control::status::GuestState::Served);
     let missing: Vec<_> = missing
@@ -148,34 +148,34 @@ pub(super) fn not_attached(instance: Instance, timeout: Duration) -> Problem {
     );
     let problem =
         problem(StatusCode::GATEWAY_TIMEOUT, "not-attached", "Registered, and not attached yet", detail);
-    Problem { registered: Some(Box::new(instance)), ..problem }
+    ApiProblem { registered: Some(Box::new(instance)), ..problem }
 }
 
-pub(super) fn too_many() -> Problem {
+pub(super) fn too_many() -> ApiProblem {
     let detail =
         format!("{WAITS} other clients wait for their ports; nothing was changed: try again, or omit `wait`");
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Too many clients wait", detail)
 }
 
-pub(super) fn busy() -> Problem {
+pub(super) fn busy() -> ApiProblem {
     let detail = "the agent is busy or ending; try again";
     problem(StatusCode::SERVICE_UNAVAILABLE, "busy", "Busy", detail.into())
 }
 
-pub(super) fn not_kept(error: &io::Error) -> Problem {
+pub(super) fn not_kept(error: &io::Error) -> ApiProblem {
     let detail =
         format!("nothing was changed, because the record cannot be written to the state directory: {error}");
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
-pub(super) fn still_on_disk(unsaved: &Unsaved) -> Problem {
+pub(super) fn still_on_disk(unsaved: &Unsaved) -> ApiProblem {
     let detail = format!(
         "removed, and the guest no longer gets it, but the disk still has it, which the agent tries again: {unsaved}"
     );
     problem(StatusCode::INSUFFICIENT_STORAGE, "not-kept", "It cannot be stored", detail)
 }
 
-impl From<Busy> for Problem {
+impl From<Busy> for ApiProblem {
     fn from(_: Busy) -> Self {
         busy()
     }

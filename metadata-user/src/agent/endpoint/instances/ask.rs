@@ -14,8 +14,8 @@ use super::{GUEST_DATA, PREFIX, WAIT, WAIT_MOST};
 use crate::agent::node::{Clash, ClearedData, Node, Tagged};
 use metadata_base::time::span;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
-use metadata_control::instances::{Instance, NAME_MAX, Page, Problem, is_name};
+use metadata_content::source::RecordSource;
+use metadata_control::instances::{ApiProblem, Instance, NAME_MAX, Page, is_name};
 use metadata_feed::registry::RecordId;
 
 /// A request to the control loop about instances, with the channel for the answer.
@@ -23,7 +23,7 @@ pub(crate) enum Ask {
     /// The instances after a name, of one source or of all.
     List {
         /// The source.
-        source: Option<Source>,
+        source: Option<RecordSource>,
         /// The name; `None` for the first page.
         after: Option<RecordId>,
         /// The answer.
@@ -52,7 +52,7 @@ pub(crate) enum Ask {
         /// Whether the client will wait until the ports of the record are attached.
         waits: bool,
         /// The answer.
-        reply: oneshot::Sender<Checked>,
+        reply: oneshot::Sender<CheckedRegistration>,
     },
     /// Registers a record.
     Put {
@@ -88,7 +88,7 @@ pub(crate) enum Ask {
 
 /// The registered record of a name, and whether another may replace it.
 #[derive(Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckedRegistration {
     /// The entity tag of the registered record.
     pub tag: Option<Arc<str>>,
     /// The owner of the registered record.
@@ -126,7 +126,7 @@ impl Ask {
             }
             Self::Tag { id, reply } => _ = reply.send(node.catalogue.etag_of(&id)),
             Self::Check { id, record, waits, reply } => {
-                let checked = Checked {
+                let checked = CheckedRegistration {
                     tag: node.catalogue.etag_of(&id),
                     owner: node.catalogue.last_record(&id).map(|record| record.owner_text().to_owned()),
                     admitted: node.catalogue.check_admission(&id, &record, waits),
@@ -155,20 +155,20 @@ impl Ask {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) id: RecordId,
-    pub(super) wait: Option<Wait>,
+    pub(super) wait: Option<PortWait>,
 }
 
 /// A client that waits until all ports are attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wait {
+pub(super) struct PortWait {
     /// Limit on the time it waits.
     pub(super) timeout: Duration,
 }
 
 /// Reads the URL of a request about what a guest wrote.
-pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, Problem> {
+pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, ApiProblem> {
     let name = name(uri, GUEST_DATA)?;
-    let mut source = Source::Api;
+    let mut source = RecordSource::Api;
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
         match key.as_ref() {
             "source" => source = source_of(&value)?,
@@ -178,7 +178,7 @@ pub(super) fn read_guest_data(uri: &Uri) -> Result<RecordId, Problem> {
     Ok(RecordId::new(source, &name))
 }
 
-fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, Problem> {
+fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, ApiProblem> {
     let name = uri.path().strip_prefix(prefix).unwrap_or_default();
     let name =
         percent_decode_str(name).decode_utf8().map_err(|_| bad_request("a name in UTF-8", "other bytes"))?;
@@ -193,9 +193,9 @@ fn name<'a>(uri: &'a Uri, prefix: &str) -> Result<Cow<'a, str>, Problem> {
 }
 
 /// Reads the URL of a request about one name.
-pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, Problem> {
+pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, ApiProblem> {
     let name = name(uri, PREFIX)?;
-    let (mut source, mut waits, mut timeout) = (Source::Api, false, None);
+    let (mut source, mut waits, mut timeout) = (RecordSource::Api, false, None);
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
         match (key.as_ref(), value.as_ref()) {
             ("source", name) => source = source_of(name)?,
@@ -211,12 +211,12 @@ pub(super) fn read(uri: &Uri, method: &Method) -> Result<Named, Problem> {
     if timeout.is_some() && !waits {
         return Err(bad_request("`wait=attached` beside `timeout`", "`timeout` alone"));
     }
-    let wait = waits.then(|| Wait { timeout: timeout.unwrap_or(WAIT) });
+    let wait = waits.then(|| PortWait { timeout: timeout.unwrap_or(WAIT) });
     Ok(Named { id: RecordId::new(source, &name), wait })
 }
 
 /// Reads the query of a request for a list.
-pub(super) fn range(uri: &Uri) -> Result<(Option<Source>, Option<RecordId>), Problem> {
+pub(super) fn range(uri: &Uri) -> Result<(Option<RecordSource>, Option<RecordId>), ApiProblem> {
     let (mut source, mut after) = (None, None);
     for (key, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
         match key.as_ref() {
@@ -231,14 +231,14 @@ pub(super) fn range(uri: &Uri) -> Result<(Option<Source>, Option<RecordId>), Pro
     Ok((source, after))
 }
 
-fn source_of(name: &str) -> Result<Source, Problem> {
-    Source::of(name).ok_or_else(|| {
-        let names = Source::ALL.map(Source::name).join(", ");
+fn source_of(name: &str) -> Result<RecordSource, ApiProblem> {
+    RecordSource::of(name).ok_or_else(|| {
+        let names = RecordSource::ALL.map(RecordSource::name).join(", ");
         bad_request(&format!("one of the sources {names}"), "another word")
     })
 }
 
-fn unknown(method: &Method, key: &str) -> Problem {
+fn unknown(method: &Method, key: &str) -> ApiProblem {
     let expected = match *method {
         Method::PUT => "`wait=attached`, `timeout=` or `source=` in the query",
         _ => "`source=` (or `after=`, of a list) in the query",
@@ -248,7 +248,7 @@ fn unknown(method: &Method, key: &str) -> Problem {
 }
 
 /// Parses a time such as `5s`, `500ms`, `1m` or `5`, as the verbs do.
-fn timeout_of(text: &str) -> Result<Duration, Problem> {
+fn timeout_of(text: &str) -> Result<Duration, ApiProblem> {
     span(text).filter(|timeout| *timeout <= WAIT_MOST).ok_or_else(|| {
         let expected = format!("a timeout such as `500ms`, `5s` or `5`, at most {} s", WAIT_MOST.as_secs());
         bad_request(&expected, "another value")
@@ -257,9 +257,9 @@ fn timeout_of(text: &str) -> Result<Duration, Problem> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Named, Wait, range, read};
+    use super::{Named, PortWait, range, read};
     use axum::http::{Method, Uri};
-    use metadata_content::source::Source;
+    use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
     use std::time::Duration;
 
@@ -271,20 +271,20 @@ mod tests {
     fn a_url_has_name_source_and_wait() {
         let second = Duration::from_secs(1);
         for (path, source, name, timeout) in [
-            ("web-1", Source::Api, "web-1", None),
-            ("ns/web-1", Source::Api, "ns/web-1", None),
-            ("ns%2Fweb%2d1?source=api", Source::Api, "ns/web-1", None),
-            ("a?wait=attached", Source::Api, "a", Some(5 * second)),
-            ("a?timeout=1500ms&wait=attached", Source::Api, "a", Some(second * 3 / 2)),
-            ("a?wait=attached&timeout=1m", Source::Api, "a", Some(60 * second)),
-            ("a?wait=attached&timeout=5", Source::Api, "a", Some(5 * second)),
+            ("web-1", RecordSource::Api, "web-1", None),
+            ("ns/web-1", RecordSource::Api, "ns/web-1", None),
+            ("ns%2Fweb%2d1?source=api", RecordSource::Api, "ns/web-1", None),
+            ("a?wait=attached", RecordSource::Api, "a", Some(5 * second)),
+            ("a?timeout=1500ms&wait=attached", RecordSource::Api, "a", Some(second * 3 / 2)),
+            ("a?wait=attached&timeout=1m", RecordSource::Api, "a", Some(60 * second)),
+            ("a?wait=attached&timeout=5", RecordSource::Api, "a", Some(5 * second)),
         ] {
             let named = read(&uri(&format!("/v1/instances/{path}")), &Method::PUT).expect(path);
-            let wait = timeout.map(|timeout| Wait { timeout });
+            let wait = timeout.map(|timeout| PortWait { timeout });
             assert_eq!(named, Named { id: RecordId::new(source, name), wait }, "{path}");
         }
         let named = read(&uri("/v1/instances/a?source=file"), &Method::GET).expect("any source can be read");
-        assert_eq!(named.id, RecordId::new(Source::File, "a"));
+        assert_eq!(named.id, RecordId::new(RecordSource::File, "a"));
     }
 
     #[test]
@@ -316,7 +316,10 @@ mod tests {
     #[test]
     fn a_list_continues_after_a_name() {
         let (source, after) = range(&uri("/v1/instances?source=api&after=api/ns/a")).expect("good");
-        assert_eq!((source, after), (Some(Source::Api), Some(RecordId::new(Source::Api, "ns/a"))));
+        assert_eq!(
+            (source, after),
+            (Some(RecordSource::Api), Some(RecordId::new(RecordSource::Api, "ns/a")))
+        );
         assert_eq!(range(&uri("/v1/instances")).expect("good"), (None, None));
         for query in ["after=x/y", "source=x", "limit=5"] {
             assert_eq!(range(&uri(&format!("/v1/instances?{query}"))).expect_err(query).status, 400);

@@ -3,12 +3,12 @@
 use axum::http::{HeaderMap, header};
 
 use super::answer::{bad_request, none, precondition};
-use metadata_control::instances::Problem;
+use metadata_control::instances::ApiProblem;
 use metadata_feed::registry::RecordId;
 
 /// The conditions of a request.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Conditions {
+pub(super) struct RequestConditions {
     matches: Option<Tags>,
     differs: Option<Tags>,
 }
@@ -21,8 +21,8 @@ enum Tags {
     These(Vec<String>),
 }
 
-impl Conditions {
-    pub(super) fn read(head: &HeaderMap) -> Result<Self, Problem> {
+impl RequestConditions {
+    pub(super) fn read(head: &HeaderMap) -> Result<Self, ApiProblem> {
         Ok(Self { matches: tags(head, header::IF_MATCH)?, differs: tags(head, header::IF_NONE_MATCH)? })
     }
 
@@ -30,7 +30,7 @@ impl Conditions {
     ///
     /// # Errors
     /// If a condition does not hold.
-    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), Problem> {
+    pub(super) fn check(&self, id: &RecordId, etag: Option<&str>) -> Result<(), ApiProblem> {
         let found =
             || etag.map_or_else(|| format!("{id} does not exist"), |etag| format!("{id} has the tag {etag}"));
         if let (Some(Tags::Any), None) = (&self.matches, etag) {
@@ -68,7 +68,7 @@ impl Tags {
     }
 }
 
-fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, Problem> {
+fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, ApiProblem> {
     let mut these = Vec::new();
     for value in head.get_all(&field) {
         let text = value.to_str().unwrap_or_default().trim();
@@ -89,23 +89,23 @@ fn tags(head: &HeaderMap, field: header::HeaderName) -> Result<Option<Tags>, Pro
 
 #[cfg(test)]
 mod tests {
-    use super::Conditions;
+    use super::RequestConditions;
     use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-    use metadata_content::source::Source;
+    use metadata_content::source::RecordSource;
     use metadata_feed::registry::RecordId;
 
-    fn read(fields: &[(HeaderName, &'static str)]) -> Result<Conditions, u16> {
+    fn read(fields: &[(HeaderName, &'static str)]) -> Result<RequestConditions, u16> {
         let mut head = HeaderMap::new();
         for (field, value) in fields {
             head.append(field, HeaderValue::from_static(value));
         }
-        Conditions::read(&head).map_err(|problem| problem.status)
+        RequestConditions::read(&head).map_err(|problem| problem.status)
     }
 
     #[test]
     fn a_change_is_made_when_its_conditions_hold() {
         let (is, not) = (header::IF_MATCH, header::IF_NONE_MATCH);
-        let id = RecordId::new(Source::Api, "a");
+        let id = RecordId::new(RecordSource::Api, "a");
         for (fields, etag, holds) in [
             (&[][..], None, true),
             (&[], Some("\"1\""), true),

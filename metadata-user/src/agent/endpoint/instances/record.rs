@@ -10,8 +10,8 @@ use super::super::listen::Peer;
 use super::answer::{bad_request, forbidden, media_type, not_kept, record as refused, too_large};
 use super::blocking;
 use metadata_content::parser;
-use metadata_content::record::{Credential, Limits, Record, RecordError};
-use metadata_control::instances::Problem;
+use metadata_content::record::{Credential, Record, RecordError, RecordLimits};
+use metadata_control::instances::ApiProblem;
 
 /// Limit on a record in a request, in bytes: three payloads and the files at their limits, in base64.
 pub(super) const BODY_MAX: usize = 8 << 20;
@@ -43,7 +43,12 @@ pub(super) struct Good {
 }
 
 /// Reads the record in the body of a request.
-pub(super) async fn read(head: &HeaderMap, body: Body, limits: &Limits, peer: Peer) -> Result<Good, Problem> {
+pub(super) async fn read(
+    head: &HeaderMap,
+    body: Body,
+    limits: &RecordLimits,
+    peer: Peer,
+) -> Result<Good, ApiProblem> {
     let is_json = is_json(head)?;
     let bytes = to_bytes(body, BODY_MAX).await.map_err(|error| {
         let error: &dyn std::error::Error = &error;
@@ -52,13 +57,13 @@ pub(super) async fn read(head: &HeaderMap, body: Body, limits: &Limits, peer: Pe
             false => bad_request("a complete record", "a truncated one"),
         }
     })?;
-    let within = Limits { record_bytes: BODY_MAX, ..limits.clone() };
+    let within = RecordLimits { record_bytes: BODY_MAX, ..limits.clone() };
     // Large YAML takes long to parse.
     blocking(move || parse(&bytes, is_json, &within, peer)).await?
 }
 
 /// Whether the body is JSON; `None` if the request does not state a media type.
-fn is_json(head: &HeaderMap) -> Result<Option<bool>, Problem> {
+fn is_json(head: &HeaderMap) -> Result<Option<bool>, ApiProblem> {
     let Some(value) = head.get(header::CONTENT_TYPE) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     match text.to_ascii_lowercase().as_str() {
@@ -68,7 +73,7 @@ fn is_json(head: &HeaderMap) -> Result<Option<bool>, Problem> {
     }
 }
 
-fn parse(bytes: &[u8], is_json: Option<bool>, limits: &Limits, peer: Peer) -> Result<Good, Problem> {
+fn parse(bytes: &[u8], is_json: Option<bool>, limits: &RecordLimits, peer: Peer) -> Result<Good, ApiProblem> {
     let text = std::str::from_utf8(bytes).map_err(|_| bad_request("text in UTF-8", "other bytes"))?;
     let json = is_json.unwrap_or_else(|| text.trim_start().starts_with('{'));
     let (record, _) =
@@ -134,7 +139,7 @@ mod tests {
     use super::{BODY_MAX, is_json, parse, read};
     use axum::body::Body;
     use axum::http::{HeaderMap, HeaderValue, header};
-    use metadata_content::record::{Limits, Record};
+    use metadata_content::record::{Record, RecordLimits};
     use serde_json::{Value, json};
 
     const FULL: &str = include_str!("../../../../../tests/vectors/record.yaml");
@@ -154,7 +159,7 @@ mod tests {
     }
 
     fn status(record: &Value, peer: Peer) -> Result<(), (u16, String)> {
-        let parsed = parse(record.to_string().as_bytes(), Some(true), &Limits::DEFAULT, peer);
+        let parsed = parse(record.to_string().as_bytes(), Some(true), &RecordLimits::DEFAULT, peer);
         parsed.map(drop).map_err(|problem| (problem.status, problem.detail))
     }
 
@@ -212,7 +217,7 @@ mod tests {
         record["sinks"] = json!({"ready": "file:/var/log/ready"});
         assert_eq!(status(&record, ROOT), Ok(()), "root can write anywhere");
         for bytes in [&b"{"[..], b"[]", b"\xff"] {
-            let problem = parse(bytes, None, &Limits::DEFAULT, ROOT).expect_err("no record");
+            let problem = parse(bytes, None, &RecordLimits::DEFAULT, ROOT).expect_err("no record");
             assert_eq!(problem.status, 400, "{bytes:?}: {}", problem.detail);
         }
     }
@@ -235,7 +240,7 @@ mod tests {
         let json = full().to_string();
         let yaml = serde_yaml::to_string(&full()).expect("YAML");
         for text in [json, yaml] {
-            assert!(parse(text.as_bytes(), None, &Limits::DEFAULT, ROOT).is_ok(), "{text}");
+            assert!(parse(text.as_bytes(), None, &RecordLimits::DEFAULT, ROOT).is_ok(), "{text}");
         }
     }
 
@@ -244,7 +249,7 @@ mod tests {
         let record = full().to_string();
         for (bytes, expected) in [(BODY_MAX, Ok(())), (BODY_MAX + 1, Err(413))] {
             let body = Body::from(format!("{record}{}", " ".repeat(bytes - record.len())));
-            let read = read(&HeaderMap::new(), body, &Limits::DEFAULT, ROOT).await;
+            let read = read(&HeaderMap::new(), body, &RecordLimits::DEFAULT, ROOT).await;
             assert_eq!(read.map(drop).map_err(|problem| problem.status), expected, "{bytes}");
         }
     }

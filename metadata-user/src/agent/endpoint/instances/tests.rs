@@ -13,17 +13,17 @@ use tokio::sync::mpsc;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::super::listen::{self, CONNECTIONS, LIFE};
-use super::super::{Request, Routers};
-use super::{Ask, BODY_MAX, Checked, OPENAPI, Registrar, WAITS, routes};
+use super::super::{ControlRequest, Routers};
+use super::{Ask, BODY_MAX, CheckedRegistration, OPENAPI, Registrar, WAITS, routes};
 use crate::agent::Health;
 use crate::agent::node::{Clash, ClearedData, Tagged};
 use crate::agent::shelf::Shelf;
 use crate::agent::slots::IdentityName;
 use crate::config::Config;
 use metadata_base::port::PortName;
-use metadata_content::record::Limits;
-use metadata_content::source::Source;
-use metadata_control::instances::{Instance, NAME_MAX, Page, Port};
+use metadata_content::record::RecordLimits;
+use metadata_content::source::RecordSource;
+use metadata_control::instances::{Instance, InstancePort, NAME_MAX, Page};
 use metadata_control::status::{GuestState, InstanceState};
 use metadata_feed::registry::RecordId;
 use metadata_feed::room::NoRoom;
@@ -62,7 +62,7 @@ impl Book {
             etag: Some(etag.to_string()),
             generation: Some(1),
             vm: None,
-            ports: vec![Port {
+            ports: vec![InstancePort {
                 port: "tap0".into(),
                 mac: "52:54:00:00:00:01".into(),
                 state: bound,
@@ -88,7 +88,11 @@ impl Book {
             Ask::Tag { id, reply } => _ = reply.send(self.registered.get(&id).map(|t| Arc::clone(&t.etag))),
             Ask::Check { id, reply, .. } => {
                 let tag = self.registered.get(&id).map(|tagged| Arc::clone(&tagged.etag));
-                _ = reply.send(Checked { tag, owner: None, admitted: self.clash.take().map_or(Ok(()), Err) });
+                _ = reply.send(CheckedRegistration {
+                    tag,
+                    owner: None,
+                    admitted: self.clash.take().map_or(Ok(()), Err),
+                });
             }
             Ask::Put { id, tagged, reply } => {
                 self.registered.insert(id.clone(), tagged);
@@ -155,7 +159,7 @@ impl Bench {
     }
 
     fn kept(&self) -> Vec<RecordId> {
-        let records = Shelf::below(Some(self.room.path())).read(&Limits::DEFAULT);
+        let records = Shelf::below(Some(self.room.path())).read(&RecordLimits::DEFAULT);
         records.into_iter().map(|(id, _)| id).collect()
     }
 
@@ -168,9 +172,9 @@ impl Bench {
     }
 }
 
-async fn work(mut requests: mpsc::Receiver<Request>, book: Arc<Mutex<Book>>) {
+async fn work(mut requests: mpsc::Receiver<ControlRequest>, book: Arc<Mutex<Book>>) {
     while let Some(request) = requests.recv().await {
-        let Request::Instances(ask) = request else { panic!("{request:?}") };
+        let ControlRequest::Instances(ask) = request else { panic!("{request:?}") };
         book.lock().expect("nobody died with it").answer(ask);
     }
 }
@@ -229,7 +233,7 @@ fn record(generation: u64) -> String {
 #[tokio::test]
 async fn a_record_is_stored_before_it_is_in_force_and_shown_without_secrets() {
     let bench = Bench::new();
-    let id = RecordId::new(Source::Api, "ns/web");
+    let id = RecordId::new(RecordSource::Api, "ns/web");
     let first = bench.put("ns/web", &[], 1).await;
     assert_eq!((first.status, first.body["name"].as_str()), (201, Some("ns/web")), "{first:?}");
     assert_eq!(bench.kept(), [id]);
@@ -275,7 +279,7 @@ async fn exactly_one_of_several_clients_that_make_the_same_change_succeeds() {
 
 #[tokio::test]
 async fn a_conflict_is_reported_and_nothing_changes() {
-    let by = RecordId::new(Source::File, "web.yaml");
+    let by = RecordId::new(RecordSource::File, "web.yaml");
     let identity = IdentityName { port: PortName::local("tap0"), mac: Default::default() };
     let tenant = metadata_base::share::Tenant::Operator;
     let no_room = NoRoom { wants: 3 << 20, used: 0, limit: 1 << 20, tenant, held: 0, share: 1 << 20 };
@@ -444,7 +448,7 @@ async fn the_openapi_document_has_exactly_the_routes_and_their_methods() {
 async fn answers_match_the_openapi_document() {
     let bench = Bench::new();
     let document = document();
-    let by = RecordId::new(Source::Api, "x");
+    let by = RecordId::new(RecordSource::Api, "x");
     let (good, two) = (record(1), record(2));
     let (web, data) = ("/v1/instances/{name}", "/v1/guest-data/{name}");
     let wait = "?wait=attached&timeout=1ms";

@@ -7,16 +7,16 @@ use super::{FromNext, FromPrevious, OLDEST, PreviousEvent, Takeover, VERSION};
 use crate::agent::handover::SOCKET;
 use crate::agent::handover::wire::{PassedAnswer, PassedQuestion};
 use metadata_base::connection::Connection;
-use metadata_content::http::{Method, Response, Status};
-use metadata_serve::Question;
+use metadata_content::http::{Method, Response, StatusCode};
+use metadata_serve::HandedRequest;
 
 /// What precedes a line of the next agent in a sample, and a line of the previous one.
 const NEXT: &str = "next ";
 const PREVIOUS: &str = "previous ";
 
-fn question() -> Question {
+fn question() -> HandedRequest {
     let local = ("fe80::a9fe:a9fe".parse().expect("an address"), 80);
-    Question {
+    HandedRequest {
         connection: Connection { slot: 7, local, remote: ([10, 0, 0, 1].into(), 40_000) },
         mark: 9,
         method: Method::Put,
@@ -28,7 +28,8 @@ fn question() -> Question {
 }
 
 fn answer() -> PassedAnswer {
-    let response = Response::new(Status(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
+    let response =
+        Response::new(StatusCode(201), Some("x/y"), &[("ETag", "1")], "body").within(1).and_close();
     PassedAnswer::new(&question(), Some(&response))
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use metadata_content::record::{Limits, Record};
-use metadata_content::source::Source;
+use metadata_content::record::{Record, RecordLimits};
+use metadata_content::source::RecordSource;
 use metadata_feed::FeedEvent;
 use metadata_feed::registry::{MAX_RECORDS, RecordId};
 use metadata_feed::room::NoRoom;
@@ -17,7 +17,7 @@ use crate::agent::slots::IdentityName;
 #[derive(Debug)]
 pub(in crate::agent) struct Shelving {
     pub(in crate::agent) shelf: Shelf,
-    pub(in crate::agent) limits: Limits,
+    pub(in crate::agent) limits: RecordLimits,
     /// Maximum number of records of each source.
     pub(in crate::agent) most: usize,
 }
@@ -31,7 +31,8 @@ pub(super) struct Registered {
 
 impl Default for Registered {
     fn default() -> Self {
-        let shelving = Shelving { shelf: Shelf::below(None), limits: Limits::DEFAULT, most: MAX_RECORDS };
+        let shelving =
+            Shelving { shelf: Shelf::below(None), limits: RecordLimits::DEFAULT, most: MAX_RECORDS };
         Self { shelving, etags: BTreeMap::new() }
     }
 }
@@ -79,7 +80,7 @@ impl Catalogue {
     }
 
     /// Sets the limits of records that are registered later.
-    pub(in crate::agent) fn limit_registered(&mut self, limits: Limits, most: usize) {
+    pub(in crate::agent) fn limit_registered(&mut self, limits: RecordLimits, most: usize) {
         (self.registered.shelving.limits, self.registered.shelving.most) = (limits, most);
     }
 
@@ -90,7 +91,7 @@ impl Catalogue {
     }
 
     fn read_registered(&mut self) -> Touched {
-        let sources = Source::ALL.into_iter().filter(|source| source.is_kept());
+        let sources = RecordSource::ALL.into_iter().filter(|source| source.is_kept());
         sources.clone().for_each(|source| self.registry.begin(source));
         self.registered.etags.clear();
         let stored = self.registered.shelving.shelf.read(&self.registered.shelving.limits);

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use metadata_base::port::PortName;
 use metadata_common::maps::MAX_PORTS;
-use metadata_steer::{Found, Guarded, SteerError, is_hub_tap};
+use metadata_steer::{DeviceLookup, Guarded, SteerError, is_hub_tap};
 use tracing::{debug, info, warn};
 
 use super::NodePorts;
@@ -22,7 +22,7 @@ pub(super) const CLOSED_MOST: usize = 64;
 
 /// Which taps are guarded, and which are closed.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct Guard {
+pub(in crate::agent) struct TapGuard {
     guarded: Guarded,
     /// Prefix of the devices of the agent's own hubs.
     hub: String,
@@ -30,7 +30,7 @@ pub(in crate::agent) struct Guard {
     closed: BTreeSet<PortName>,
 }
 
-impl Guard {
+impl TapGuard {
     /// Guards taps without a record, except those of hubs with this prefix.
     #[must_use]
     pub(in crate::agent) fn new(guarded: Guarded, hub: &str) -> Self {
@@ -109,9 +109,9 @@ impl NodePorts {
         }
         self.bindings.unbind_on(&mut self.steering, port, |_| true);
         match self.steering.find(port) {
-            Ok(Found::Attached) if self.guard.closed.contains(port) => {}
-            Ok(found @ (Found::Attached | Found::Other)) => match self.steering.is_tap(port) {
-                Ok(true) if found == Found::Attached => {}
+            Ok(DeviceLookup::Attached) if self.guard.closed.contains(port) => {}
+            Ok(found @ (DeviceLookup::Attached | DeviceLookup::Other)) => match self.steering.is_tap(port) {
+                Ok(true) if found == DeviceLookup::Attached => {}
                 Ok(true) => {
                     if !self.attach_closed(port, plan) {
                         return;
@@ -120,7 +120,7 @@ impl NodePorts {
                 Ok(false) => return self.release_unguarded(port, plan),
                 Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
             },
-            Ok(Found::Nothing | Found::NoNamespace) => return self.forget_closed(port),
+            Ok(DeviceLookup::Nothing | DeviceLookup::NoNamespace) => return self.forget_closed(port),
             Err(error) => return self.troubles.report(port, &format!("the tap may stay open: {error}")),
         }
         // The previous agent may have bound identities there that have no record now.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use metadata_common::maps::Slot;
 use metadata_content::http::Response;
 use metadata_datapath::worker::ControlError;
-use metadata_serve::Question;
+use metadata_serve::HandedRequest;
 use metadata_steer::SteerError;
 use tracing::{debug, warn};
 
@@ -67,7 +67,7 @@ impl NodePorts {
     }
 
     /// Answers a question that the previous agent passed on; `None` while no answer is known.
-    pub(in crate::agent) fn answer(&mut self, question: &Question) -> Option<Response> {
+    pub(in crate::agent) fn answer(&mut self, question: &HandedRequest) -> Option<Response> {
         self.bindings.answer(&self.steering, question)
     }
 

@@ -19,7 +19,8 @@ use crate::agent::slots::IdentityName;
 pub(super) struct Troubles {
     unsettled: BTreeSet<PortName>,
     reasons: HashMap<PortName, String>,
-    /// Ports without an interface that no summary has counted yet, by reason: the first [`NAMED`], and how many there are.
+    /// Ports without an interface that no summary has counted yet, by reason: the first [`NAMED`], and how many there
+    /// are.
     absent: BTreeMap<&'static str, (Vec<PortName>, usize)>,
 }
 
@@ -34,16 +35,16 @@ impl Troubles {
         }
     }
 
-    /// Like [`Troubles::report`], for what passes by itself in the course of things: a VM's record precedes its tap, and
-    /// a takeover delays new ports.
+    /// Like [`Troubles::report`], for what passes by itself in the course of things: a VM's record precedes its tap,
+    /// and a takeover delays new ports.
     pub(super) fn wait(&mut self, port: &PortName, reason: &str) {
         if self.note(port, reason) {
             info!("port {port}: {reason}");
         }
     }
 
-    /// Like [`Troubles::wait`] for a port whose interface does not exist. The next [`Troubles::log_absent`] logs it with
-    /// all others: a node may have thousands of VMs that are off.
+    /// Like [`Troubles::wait`] for a port whose interface does not exist. The next [`Troubles::log_absent`] logs it
+    /// with all others: a node may have thousands of VMs that are off.
     pub(super) fn wait_for_device(&mut self, port: &PortName, reason: &'static str) {
         if self.note(port, reason) {
             let (named, count) = self.absent.entry(reason).or_default();
@@ -244,7 +245,7 @@ mod tests {
     use metadata_base::port::PortName;
 
     use super::{MAX_PORTS, NAMED, PortShares, Tenant, Troubles};
-    use crate::logging::Sink;
+    use crate::logging::LogCollector;
 
     #[test]
     fn a_port_stays_unsettled_with_its_reason_until_an_attempt_reports_nothing() {
@@ -269,7 +270,7 @@ mod tests {
         troubles.wait_for_device(&PortName::local("elsewhere"), "no namespace");
         let (named, count) = &troubles.absent["absent"];
         assert_eq!((named.len(), *count), (NAMED, 2_000));
-        let log = Sink::default();
+        let log = LogCollector::default();
         let writer = log.clone();
         let lines = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
         tracing::subscriber::with_default(lines, || {

@@ -2,9 +2,9 @@
 
 use tracing::warn;
 
-use super::{Reporter, View};
+use super::{NodeView, Reporter};
 use crate::agent::health::Health;
-use crate::metrics::{self, Hub, Process, Snapshot};
+use crate::metrics::{self, HubMetrics, ProcessMetrics, Snapshot};
 use metadata_control::status::About;
 use metadata_steer::Counters;
 
@@ -13,10 +13,10 @@ impl Reporter {
     #[must_use]
     pub(in crate::agent::node) fn metrics(
         &self,
-        View { catalogue, ports }: View<'_>,
+        NodeView { catalogue, ports }: NodeView<'_>,
         health: &Health,
     ) -> String {
-        let (view, steering) = (View { catalogue, ports }, ports.steering());
+        let (view, steering) = (NodeView { catalogue, ports }, ports.steering());
         let kernel = steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
         let verdicts: Vec<_> = kernel
             .iter()
@@ -32,7 +32,7 @@ impl Reporter {
             .map(|(number, (worker, (counters, gauges)))| {
                 let at = usize::try_from(number).unwrap_or(usize::MAX);
                 let losses = losses.hubs.get(at).copied().unwrap_or_default();
-                Hub { number, losses, worker: *worker, counters, gauges }
+                HubMetrics { number, losses, worker: *worker, counters, gauges }
             })
             .collect();
         let (xdp, tcx) = steering.ports_by_program();
@@ -63,7 +63,7 @@ impl Reporter {
             config_reloads: self.reloads,
             tallies: &self.tallies,
             audit: ports.answers().audit_counts(),
-            process: Process::read(),
+            process: ProcessMetrics::read(),
             errands: catalogue.errands(),
             refused_by_ports: losses.ports,
             attachments: &steering.attachments(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use metadata_control::top::{Dropped, HISTORY, LatencyFigures, Traffic};
+use metadata_control::top::{DropCount, HISTORY, LatencyFigures, Traffic};
 use metadata_serve::{BOUNDS_NS, Latencies};
 
 /// How often counters are read.
@@ -88,7 +88,7 @@ impl Samples {
     }
 
     /// Reasons with drops, the one that grows fastest first.
-    pub(super) fn drops(&self) -> Vec<Dropped> {
+    pub(super) fn drops(&self) -> Vec<DropCount> {
         let Some(last) = self.0.back() else { return Vec::new() };
         let before = self.last_two();
         let rate = |reason: &str, count: u64| {
@@ -98,13 +98,13 @@ impl Samples {
         };
         let some = last.drops.iter().filter(|(_, count)| *count > 0);
         let mut drops: Vec<_> = some
-            .map(|(reason, count)| Dropped {
+            .map(|(reason, count)| DropCount {
                 reason: reason.clone(),
                 count: *count,
                 per_second: rate(reason, *count).unwrap_or_default(),
             })
             .collect();
-        let order = |one: &Dropped, other: &Dropped| {
+        let order = |one: &DropCount, other: &DropCount| {
             other.per_second.total_cmp(&one.per_second).then(other.count.cmp(&one.count))
         };
         drops.sort_by(order);

@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use metadata_common::verdict::{Fate, Verdict};
-use metadata_control::status::{Ports, Status};
+use metadata_control::status::{AgentStatus, PortSummary};
 use metadata_control::top::{SCHEMA, Top, TopQuery};
-use metadata_serve::{Latencies, Reason, Tally};
+use metadata_serve::{Latencies, WaitReason, WorkerCounts};
 
 use super::samples::Sample;
-use super::{Reporter, View, attachments, phase};
+use super::{NodeView, Reporter, attachments, phase};
 use crate::agent::health::Health;
 
 /// How often to look for problems. A node has thousands of ports, and several viewers may ask each second.
@@ -22,14 +22,14 @@ const DROPS: [&str; 6] =
 impl Reporter {
     /// The live view at this moment.
     #[must_use]
-    pub(in crate::agent::node) fn top(&self, view: View<'_>, query: &TopQuery, health: &Health) -> Top {
+    pub(in crate::agent::node) fn top(&self, view: NodeView<'_>, query: &TopQuery, health: &Health) -> Top {
         let now = Instant::now();
         let (followed, listed) = view.ports.answers().follow(now, |following| {
             (now.saturating_duration_since(following.since()), view.listed(query, following, now))
         });
         self.sample(view);
         let samples = self.samples.borrow();
-        let waiting = |reason: Reason| self.tallies.iter().map(|tally| tally.waiting(reason)).sum();
+        let waiting = |reason: WaitReason| self.tallies.iter().map(|tally| tally.waiting(reason)).sum();
         Top {
             schema: SCHEMA.into(),
             version: env!("CARGO_PKG_VERSION").into(),
@@ -40,7 +40,7 @@ impl Reporter {
             troubles: self.problems(view, health, now),
             traffic: samples.traffic(self.answered(|_| true)),
             latency: samples.latency(),
-            parked: Reason::ALL.map(|reason| (reason.label().to_owned(), waiting(reason))).into(),
+            parked: WaitReason::ALL.map(|reason| (reason.label().to_owned(), waiting(reason))).into(),
             drops: samples.drops(),
             workers: self.workers(view, health),
             stages: listed.stages,
@@ -50,17 +50,17 @@ impl Reporter {
     }
 
     /// The problems that `status` tells.
-    fn problems(&self, view: View<'_>, health: &Health, now: Instant) -> Vec<String> {
+    fn problems(&self, view: NodeView<'_>, health: &Health, now: Instant) -> Vec<String> {
         let mut known = self.problems.borrow_mut();
         let is_fresh = |(at, _): &(Instant, _)| now.saturating_duration_since(*at) < PROBLEMS_EVERY;
         if !known.as_ref().is_some_and(is_fresh) {
-            let mut status = Status {
+            let mut status = AgentStatus {
                 attachments: attachments(view.ports.steering()),
                 api_server: self.api_server(),
                 identity: self.identity_report(),
                 proxmox: self.proxmox(),
-                ports: Ports { counts: view.ports_by_state(), ..Ports::default() },
-                ..Status::default()
+                ports: PortSummary { counts: view.ports_by_state(), ..PortSummary::default() },
+                ..AgentStatus::default()
             };
             self.complain(view, &mut status);
             *known = Some((now, status.troubles));
@@ -70,7 +70,7 @@ impl Reporter {
     }
 
     /// Reads the counters if somebody follows the guests and a second has passed.
-    pub(in crate::agent::node) fn sample(&self, view: View<'_>) {
+    pub(in crate::agent::node) fn sample(&self, view: NodeView<'_>) {
         let mut samples = self.samples.borrow_mut();
         if !view.ports.answers().are_followed() {
             return samples.clear();
@@ -92,14 +92,14 @@ impl Reporter {
 
     /// Number of answers with these statuses.
     fn answered(&self, is: impl Fn(u16) -> bool) -> u64 {
-        let of = |tally: &Tally| {
+        let of = |tally: &WorkerCounts| {
             tally.answers().filter(|(_, status, _)| is(*status)).map(|(.., count)| count).sum::<u64>()
         };
         self.tallies.iter().map(|tally| of(tally)).sum()
     }
 
     /// Drops by reason: the verdicts of the kernel's programs, and the counters of user space.
-    fn drops(&self, view: View<'_>) -> Vec<(String, u64)> {
+    fn drops(&self, view: NodeView<'_>) -> Vec<(String, u64)> {
         let kernel = view.ports.steering().counters();
         let dropped = |(verdict, count): (Verdict, u64)| {
             (verdict.fate() == Fate::Drop).then(|| (verdict.name().to_owned(), count))

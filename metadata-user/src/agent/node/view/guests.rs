@@ -2,20 +2,20 @@
 
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
-use metadata_content::source::Source;
-use metadata_control::status::{Guest, LISTED_GUESTS};
+use metadata_content::source::RecordSource;
+use metadata_control::status::{GuestStatus, LISTED_GUESTS};
 use metadata_datapath::stack::SlotStats;
 use metadata_feed::registry::RecordId;
 use tokio::sync::oneshot;
 
-use super::{View, way_of};
+use super::{NodeView, way_of};
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
 /// A guest, and the channel for its worker's report on connections and requests; `None` if the guest is not bound.
-pub(in crate::agent) type AskedGuest = (Guest, Option<oneshot::Receiver<SlotStats>>);
+pub(in crate::agent) type AskedGuest = (GuestStatus, Option<oneshot::Receiver<SlotStats>>);
 
-impl<'a> View<'a> {
+impl<'a> NodeView<'a> {
     /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record's name or file; those whose
     /// record is not in force come last. [`LISTED_GUESTS`] at most.
     #[must_use]
@@ -25,7 +25,8 @@ impl<'a> View<'a> {
         known.chain(unserved).take(LISTED_GUESTS).collect()
     }
 
-    /// The identities that are known by a name. A MAC that no record has is that of the guest on whose port it was noticed.
+    /// The identities that are known by a name. A MAC that no record has is that of the guest on whose port it was
+    /// noticed.
     pub(super) fn called(self, name: &str) -> impl Iterator<Item = (&'a IdentityName, Option<&'a RecordId>)> {
         let senders =
             name.parse::<Mac>().map_or_else(|_| Vec::new(), |_| self.ports.steering().unknown_senders());
@@ -72,13 +73,15 @@ impl<'a> View<'a> {
                 || record.owner_text() == name
         }) || &*id.key == name
             || id.to_string() == name
-            || id.source == Source::File && name.starts_with('/') && name.rsplit('/').next() == Some(&id.key)
+            || id.source == RecordSource::File
+                && name.starts_with('/')
+                && name.rsplit('/').next() == Some(&id.key)
     }
 
     fn guest(self, who: &IdentityName, id: Option<&RecordId>) -> AskedGuest {
         let record = id.and_then(|id| self.catalogue.record(id));
         let slot = self.ports.bindings().get(who).map(|(slot, _)| slot);
-        let guest = Guest {
+        let guest = GuestStatus {
             port: spoken(&who.port),
             mac: who.mac.to_string(),
             record: id.map(RecordId::to_string),

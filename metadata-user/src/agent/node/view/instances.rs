@@ -1,18 +1,18 @@
 //! Instances, as the API shows them.
 
-use metadata_content::source::Source;
-use metadata_control::instances::{Instance, Name, PAGE, Page, Port, Vm};
+use metadata_content::source::RecordSource;
+use metadata_control::instances::{Instance, InstancePort, InstanceVm, Name, PAGE, Page};
 #[cfg(feature = "kubevirt")]
 use metadata_control::status::{GuestState, PortState};
 #[cfg(feature = "kubevirt")]
-use metadata_feed::kubevirt::core::{Service, Services};
+use metadata_feed::kubevirt::core::{Services, ServingState};
 use metadata_feed::registry::{RecordId, Standing};
 
-use super::View;
+use super::NodeView;
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
-impl View<'_> {
+impl NodeView<'_> {
     /// The record of a name, with the states of its ports.
     #[must_use]
     pub(in crate::agent) fn instance(self, id: &RecordId) -> Option<Instance> {
@@ -29,7 +29,7 @@ impl View<'_> {
             refused: registry.refusal(id).map(str::to_owned),
             etag: self.catalogue.etag_of(id).map(|etag| etag.as_ref().into()),
             generation: record.map(|record| record.generation),
-            vm: record.map(|record| Vm {
+            vm: record.map(|record| InstanceVm {
                 name: record.vm.name.to_string(),
                 uuid: record.vm.uuid.as_str().to_owned(),
                 owner: record.owner_text().to_owned(),
@@ -43,7 +43,7 @@ impl View<'_> {
 
     /// The [`PAGE`] instances after `after`, of one source or of all.
     #[must_use]
-    pub(in crate::agent) fn page(self, source: Option<Source>, after: Option<&RecordId>) -> Page {
+    pub(in crate::agent) fn page(self, source: Option<RecordSource>, after: Option<&RecordId>) -> Page {
         let ids = self.catalogue.registry().after(after);
         let mut ids = ids.filter(|id| source.is_none_or(|source| source == id.source)).peekable();
         let instances: Vec<_> = ids.by_ref().take(PAGE).filter_map(|id| self.instance(id)).collect();
@@ -54,32 +54,38 @@ impl View<'_> {
 
     /// How the records of a source are served, by their keys.
     #[cfg(feature = "kubevirt")]
-    pub(in crate::agent::node) fn services(self, source: Source) -> Services {
+    pub(in crate::agent::node) fn services(self, source: RecordSource) -> Services {
         let ids = self.catalogue.registry().ids().filter(|id| id.source == source);
         ids.map(|id| (id.key.to_string(), self.service(id))).collect()
     }
 
     #[cfg(feature = "kubevirt")]
-    fn service(self, id: &RecordId) -> Service {
+    fn service(self, id: &RecordId) -> ServingState {
         match self.catalogue.registry().standing(id) {
             Some(Standing::InForce) => {}
             Some(Standing::Shadowed { .. }) => {
-                return Service::Failed("the record of another source takes the place of this VM's".into());
+                return ServingState::Failed(
+                    "the record of another source takes the place of this VM's".into(),
+                );
             }
-            Some(Standing::Rejected) | None => return Service::Waiting,
+            Some(Standing::Rejected) | None => return ServingState::Waiting,
         }
         let (mut are_ready, mut mismatch) = (None, None);
         for (who, has) in self.catalogue.plan().claims(id) {
             let IdentityName { port, mac } = who;
             if !has {
-                return Service::Failed(format!(
+                return ServingState::Failed(format!(
                     "port {}: another VM's record has MAC {mac} there",
                     spoken(port)
                 ));
             }
             let (state, reason) = self.ports.state_of(port);
             if state == PortState::Error {
-                return Service::Failed(format!("port {}: {}", spoken(port), reason.unwrap_or_default()));
+                return ServingState::Failed(format!(
+                    "port {}: {}",
+                    spoken(port),
+                    reason.unwrap_or_default()
+                ));
             }
             let is_served = state == PortState::Attached && self.ports.guest_state(who) == GuestState::Served;
             are_ready = Some(are_ready.unwrap_or(true) && is_served);
@@ -94,15 +100,15 @@ impl View<'_> {
             }
         }
         match (are_ready, mismatch) {
-            (Some(true), Some(mismatch)) => Service::Mismatched(mismatch),
-            (Some(true), None) => Service::Ready,
-            (Some(false) | None, _) => Service::Waiting,
+            (Some(true), Some(mismatch)) => ServingState::Mismatched(mismatch),
+            (Some(true), None) => ServingState::Ready,
+            (Some(false) | None, _) => ServingState::Waiting,
         }
     }
 
-    fn place(self, who: &IdentityName, has: bool) -> Port {
+    fn place(self, who: &IdentityName, has: bool) -> InstancePort {
         let holder = self.catalogue.plan().holder(who).filter(|_| !has);
-        Port {
+        InstancePort {
             port: spoken(&who.port),
             mac: who.mac.to_string(),
             state: self.ports.guest_state(who),

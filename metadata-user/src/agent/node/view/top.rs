@@ -13,7 +13,7 @@ use metadata_feed::registry::RecordId;
 use metadata_serve::audit::follow::{FollowedGuest, FollowedRequest, Following};
 use tokio::sync::oneshot;
 
-use super::View;
+use super::NodeView;
 use crate::agent::node::answers::Serves;
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
@@ -89,7 +89,7 @@ impl Line<'_> {
     }
 }
 
-impl<'a> View<'a> {
+impl<'a> NodeView<'a> {
     /// The VMs that a query asks for.
     pub(in crate::agent::node) fn listed(
         self,

@@ -6,12 +6,12 @@ use axum::http::StatusCode;
 use metadata_common::mac::Mac;
 use metadata_common::maps::{PortKey, Slot};
 
-use super::View;
+use super::NodeView;
 use super::unserved::UnservedNic;
 use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 use metadata_base::port::PortName;
-use metadata_steer::{TraceError, Watch};
+use metadata_steer::{TraceError, TraceSession};
 
 /// Maximum number of ports or guests that a refusal lists if a name is ambiguous.
 const LISTED: usize = 4;
@@ -32,7 +32,7 @@ pub(crate) struct TraceTarget {
 #[derive(Debug)]
 pub(crate) struct Traced {
     /// The source of events; dropping it ends the trace.
-    pub watch: Watch,
+    pub watch: TraceSession,
     /// The target in words.
     pub who: String,
     /// What the trace does not show, in words.
@@ -54,7 +54,7 @@ pub(crate) struct TraceRefusal {
     pub text: String,
 }
 
-impl<'a> View<'a> {
+impl<'a> NodeView<'a> {
     /// Starts a trace of a port, of a MAC (on its port if it has one), or of the only NIC of a VM.
     ///
     /// # Errors

@@ -3,12 +3,12 @@
 use metadata_base::port::PortName;
 use metadata_common::mac::Mac;
 use metadata_content::record::Record;
-use metadata_control::status::{Guest, GuestState, GuestWay, LISTED_GUESTS};
+use metadata_control::status::{GuestState, GuestStatus, GuestWay, LISTED_GUESTS};
 use metadata_control::top::{BootStage, VmPage, VmRow};
 use metadata_feed::registry::{RecordId, Standing};
 
 use super::guests::is_port;
-use super::{View, way_of};
+use super::{NodeView, way_of};
 use crate::agent::node::spoken;
 
 /// A NIC that is not served from its record; without a MAC, the record has no such NIC, or a port has no record.
@@ -32,8 +32,8 @@ impl UnservedNic<'_> {
     }
 
     /// As `xdp-imds status` shows it.
-    pub(super) fn guest(&self) -> Guest {
-        Guest {
+    pub(super) fn guest(&self) -> GuestStatus {
+        GuestStatus {
             port: self.port(),
             mac: self.mac(),
             record: self.id.map(RecordId::to_string),
@@ -66,9 +66,9 @@ impl UnservedNic<'_> {
     }
 }
 
-impl<'a> View<'a> {
+impl<'a> NodeView<'a> {
     /// The NICs known by a name that no record serves there, [`LISTED_GUESTS`] at most. The name is one of those that
-    /// [`View::guests`] takes.
+    /// [`NodeView::guests`] takes.
     pub(super) fn unserved(self, name: &str) -> Vec<UnservedNic<'a>> {
         let mac = name.parse::<Mac>().ok();
         let ids = self.catalogue.registry().ids();

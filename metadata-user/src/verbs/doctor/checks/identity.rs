@@ -1,6 +1,6 @@
 //! Checks what the issuer of identity tokens needs: keys, and the certificate for documents.
 
-use super::super::facts::{Identity, Keys};
+use super::super::facts::{IdentityKeyFacts, IssuerFacts};
 use super::super::{Check, Facts};
 use super::count;
 
@@ -8,26 +8,26 @@ use super::count;
 const CERTIFICATE_DAYS: u64 = 14;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let Some(Identity { directory, keys, certificate }) = &facts.identity else { return Vec::new() };
+    let Some(IssuerFacts { directory, keys, certificate }) = &facts.identity else { return Vec::new() };
     let certificate = certificate.as_ref().map(certificate_check);
     std::iter::once(keys_check(&directory.display().to_string(), keys)).chain(certificate).collect()
 }
 
-fn keys_check(directory: &str, keys: &Result<Keys, String>) -> Check {
+fn keys_check(directory: &str, keys: &Result<IdentityKeyFacts, String>) -> Check {
     let expected = "private keys in files `*.pem` with mode 0600";
     let remedy =
         format!("Make one with `xdp-imds identity key {directory}`, as the user that runs the agent");
     match keys {
-        Ok(Keys { skipped, .. }) if !skipped.is_empty() => Check::warn(
+        Ok(IdentityKeyFacts { skipped, .. }) if !skipped.is_empty() => Check::warn(
             "identity.keys",
             skipped.join("; "),
             expected,
             "Mend or remove the files that are named",
         ),
-        Ok(Keys { count: 0, made_here: true, .. }) => {
+        Ok(IdentityKeyFacts { count: 0, made_here: true, .. }) => {
             Check::ok("identity.keys", format!("{directory} is empty; the signer makes the first key"))
         }
-        Ok(Keys { count: 0, .. }) => {
+        Ok(IdentityKeyFacts { count: 0, .. }) => {
             Check::fail("identity.keys", format!("{directory} has none"), expected, remedy)
         }
         Ok(keys) => Check::ok("identity.keys", format!("{} in {directory}", count(keys.count, "key"))),

@@ -2,8 +2,8 @@
 
 use super::super::{Check, Facts, Kernel};
 use super::privilege;
-use metadata_steer::Mode;
-use metadata_steer::probe::{Answer, Failure, Feature, Words};
+use metadata_steer::SteeringMode;
+use metadata_steer::probe::{Feature, ProbeError, ProbeResult, Words};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let mut checks = vec![version(&facts.kernel)];
@@ -22,7 +22,7 @@ fn version(kernel: &Kernel) -> Check {
     Check::ok("kernel.version", found)
 }
 
-fn feature(feature: Feature, had: &Answer, facts: &Facts) -> Check {
+fn feature(feature: Feature, had: &ProbeResult, facts: &Facts) -> Check {
     let Words { check, what, gives, comes_with, .. } = feature.words();
     match had {
         Ok(true) => Check::ok(check, format!("the kernel has {what}, for {gives}")),
@@ -32,7 +32,7 @@ fn feature(feature: Feature, had: &Answer, facts: &Facts) -> Check {
 }
 
 /// Reports a test without a result.
-fn unknown(check: &'static str, what: &str, comes_with: &str, failure: &Failure, facts: &Facts) -> Check {
+fn unknown(check: &'static str, what: &str, comes_with: &str, failure: &ProbeError, facts: &Facts) -> Check {
     if failure.is_refusal() && privilege::is_missing_any(facts) {
         // The check of the missing capability fails. The feature may exist, so this check only warns.
         let remedy = "Run doctor again with the missing capabilities";
@@ -54,13 +54,13 @@ fn absent(feature: Feature, facts: &Facts) -> Check {
     let found = format!("the kernel has no {what}");
     let expected = format!("{what} ({comes_with})");
     match (feature, without) {
-        (Feature::Tcx, _) if facts.wanted.steer == Mode::Tcx => {
+        (Feature::Tcx, _) if facts.wanted.steer == SteeringMode::Tcx => {
             let found = format!("{found}, so the agent does not start with `steer: tcx`");
             let remedy =
                 format!("Set `steer: auto` or `steer: xdp`, or boot a kernel that has them ({comes_with})");
             Check::fail(check, found, expected, remedy)
         }
-        (Feature::Tcx, _) if facts.wanted.steer == Mode::Xdp => {
+        (Feature::Tcx, _) if facts.wanted.steer == SteeringMode::Xdp => {
             Check::ok(check, format!("{found}, and `steer: xdp` does not need it"))
         }
         (_, Some(without)) => {

@@ -1,8 +1,8 @@
 //! Checks the needs of KubeVirt's feed: the node's name, access to the API server, kubelet's directory of pods, the
 //! control groups and the directory of the node hook's socket.
 
-use super::super::facts::Found;
-use super::super::{Check, Directory, Facts, Status};
+use super::super::facts::PathFacts;
+use super::super::{Check, CheckStatus, Directory, Facts};
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     let Some(kubevirt) = &facts.kubevirt else { return Vec::new() };
@@ -34,7 +34,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     });
     checks.push(place(
         Check::ok("kubevirt.kubelet", ""),
-        Status::Fail,
+        CheckStatus::Fail,
         &kubevirt.pods,
         "kubelet's directory of pods",
         "Set `kubevirt: {kubelet: DIR}` to kubelet's root directory as the agent sees it. In a container, mount the \
@@ -44,7 +44,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     // cannot connect to that socket, it finds the launcher by its control group.
     checks.push(place(
         Check::ok("kubevirt.cgroups", ""),
-        Status::Warn,
+        CheckStatus::Warn,
         &kubevirt.cgroups,
         "the node's control groups; the agent needs them if it cannot connect to the socket of a virt-launcher",
         "Set `kubevirt: {cgroups: DIR}` to the mount point of the control groups as the agent sees it. In a container, \
@@ -53,7 +53,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks.extend(kubevirt.hook.as_ref().map(|directory| {
         place(
             Check::ok("kubevirt.hook", ""),
-            Status::Fail,
+            CheckStatus::Fail,
             directory,
             "the directory of the node hook's socket",
             "Set `kubevirt: {hook: PATH}` to a socket in the directory of KubeVirt's plugins. In a container, mount \
@@ -65,10 +65,10 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 
 /// Checks that a directory exists. `ok` supplies the check's name. `otherwise` is the status if the directory does not
 /// exist.
-fn place(ok: Check, otherwise: Status, directory: &Directory, expected: &str, remedy: &str) -> Check {
+fn place(ok: Check, otherwise: CheckStatus, directory: &Directory, expected: &str, remedy: &str) -> Check {
     let shown = directory.path.display();
     let found = match &directory.found {
-        Ok(Some(Found { directory: true, .. })) => return Check { found: shown.to_string(), ..ok },
+        Ok(Some(PathFacts { directory: true, .. })) => return Check { found: shown.to_string(), ..ok },
         Ok(Some(_)) => format!("{shown} is not a directory"),
         Ok(None) => format!("{shown} does not exist"),
         Err(failure) => format!("{shown}: {failure}"),

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use super::super::{Check, Facts, Node};
+use super::super::{Check, Facts, NodeFacts};
 use super::count;
 use metadata_control::status::MacMismatch;
 use metadata_steer::probe::AddressUse;
@@ -26,7 +26,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn agent(node: &Node) -> Check {
+fn agent(node: &NodeFacts) -> Check {
     let name = "agent";
     match (node.agent, &node.stale_socket) {
         (Some(pid), _) => Check::ok(
@@ -65,7 +65,7 @@ fn closed(facts: &Facts) -> Option<Check> {
     })
 }
 
-fn hub(node: &Node, prefix: &str) -> Check {
+fn hub(node: &NodeFacts, prefix: &str) -> Check {
     let name = "hub";
     let devices = match &node.hub {
         Ok(devices) => devices,
@@ -113,7 +113,7 @@ fn hub(node: &Node, prefix: &str) -> Check {
 }
 
 /// Checks that programs and pins are as the running agent made them.
-fn attachments(node: &Node) -> Option<Check> {
+fn attachments(node: &NodeFacts) -> Option<Check> {
     let found = node.attachments.as_ref()?;
     let name = "agent.attachments";
     if !found.faults.is_empty() {
@@ -146,7 +146,7 @@ fn mac_mismatch(found: &MacMismatch) -> Check {
 
 /// Checks for frames lost at the hub's veth. A frame passes the veth's ring first, and then the ring of the AF_XDP
 /// socket. The veth's ring is shorter, so it fills first.
-fn ring(node: &Node) -> Option<Check> {
+fn ring(node: &NodeFacts) -> Option<Check> {
     (node.veth_full > 0).then(|| {
         Check::warn(
             "hub.ring",
@@ -162,7 +162,7 @@ fn ring(node: &Node) -> Option<Check> {
 
 /// Checks for lost frames of guests in other network namespaces. If XDP does not steer such a guest, its frames reach
 /// the agent through the hub's BPF ring buffer. Frames are lost if the guest sends more than the agent reads.
-fn namespaces(node: &Node) -> Option<Check> {
+fn namespaces(node: &NodeFacts) -> Option<Check> {
     (node.ring_full > 0).then(|| {
         Check::warn(
             "hub.namespaces",
@@ -177,7 +177,7 @@ fn namespaces(node: &Node) -> Option<Check> {
     })
 }
 
-fn addresses(node: &Node) -> Vec<Check> {
+fn addresses(node: &NodeFacts) -> Vec<Check> {
     let name = "address";
     let uses = match &node.addresses {
         Ok(uses) => uses,
@@ -221,8 +221,8 @@ fn address(it: &AddressUse) -> Option<Check> {
     Some(check.of(it.address))
 }
 
-/// True for the route of all link-local addresses, which every interface with IPv6 has, and with zeroconf also IPv4 (RFC
-/// 4291 section 2.5.6, RFC 3927 section 2.1). It leads to no service.
+/// True for the route of all link-local addresses, which every interface with IPv6 has, and with zeroconf also IPv4
+/// (RFC 4291 section 2.5.6, RFC 3927 section 2.1). It leads to no service.
 fn is_link_local(address: IpAddr, bits: u8) -> bool {
     match address {
         IpAddr::V4(address) => address.is_link_local() && bits == 16,
@@ -230,7 +230,7 @@ fn is_link_local(address: IpAddr, bits: u8) -> bool {
     }
 }
 
-fn bridge(node: &Node) -> Option<Check> {
+fn bridge(node: &NodeFacts) -> Option<Check> {
     let value = node.bridge_filter.as_ref().filter(|value| *value != "0")?;
     let found = format!(
         "bridge-nf-call-iptables is {value}, which does not affect steered frames, because they pass no bridge"

@@ -2,11 +2,11 @@
 
 use metadata_common::maps::program;
 
-use super::super::{Check, Facts, Port, Status};
+use super::super::{Check, CheckStatus, Facts, PortFacts};
 use super::count;
 use metadata_base::port::PortName;
-use metadata_steer::probe::{Device, Failure, Feature, Place, Program, Search};
-use metadata_steer::{HUB_MTU, Mode};
+use metadata_steer::probe::{DeviceLocation, DeviceState, Feature, ProbeError, Program, Search};
+use metadata_steer::{HUB_MTU, SteeringMode};
 
 /// Recommended minimum length of a tap's ring, in frames. Eight connections have ten segments in flight each (RFC 6928
 /// §2). This number is doubled for the guest's other traffic. The kernel's default is 500 or 1,000.
@@ -41,7 +41,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
 }
 
 /// Returns a check for each problem of a port, or one `ok` check if the port has no problem.
-fn one(facts: &Facts, port: &Port) -> Vec<Check> {
+fn one(facts: &Facts, port: &PortFacts) -> Vec<Check> {
     let device = match &port.device {
         Ok(Some(device)) => device,
         Ok(None) => return vec![absent(&port.name, None, port.elsewhere.as_ref()).of(&port.name)],
@@ -50,7 +50,7 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
         }
     };
     let kind = kind(device);
-    let is_none = kind.as_ref().is_some_and(|check| check.status == Status::Fail);
+    let is_none = kind.as_ref().is_some_and(|check| check.status == CheckStatus::Fail);
     let wrong = [
         kind,
         xdp(facts, port, device),
@@ -68,15 +68,15 @@ fn one(facts: &Facts, port: &Port) -> Vec<Check> {
 }
 
 /// Describes a port without problems.
-fn well(facts: &Facts, name: &PortName, device: &Device) -> String {
-    let Device { kind, mtu, queues, master, xdp, tcx, refused, .. } = device;
+fn well(facts: &Facts, name: &PortName, device: &DeviceState) -> String {
+    let DeviceState { kind, mtu, queues, master, xdp, tcx, refused, .. } = device;
     let master = master.as_ref().map_or_else(String::new, |(name, kind)| format!(", on {kind} {name}"));
     let steered = xdp.iter().chain(tcx.iter().flatten()).any(is_ours);
     let steered = if steered { ", steered by the running agent" } else { "" };
     let refused = if *refused > 0 { format!(", {refused} frames refused so far") } else { String::new() };
     let queues = match queues {
         0 | 1 => count(*queues as usize, "queue"),
-        _ if kind != "tap" || (facts.wanted.steer == Mode::Tcx && name.netns.is_none()) => {
+        _ if kind != "tap" || (facts.wanted.steer == SteeringMode::Tcx && name.netns.is_none()) => {
             count(*queues as usize, "queue")
         }
         // The kernel gives every tap of several queues 256, however many are attached.
@@ -88,13 +88,13 @@ fn well(facts: &Facts, name: &PortName, device: &Device) -> String {
 }
 
 /// Returns the check of a port whose device was not found. `failure` is the error of the query, if it failed.
-fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>) -> Check {
+fn absent(name: &PortName, failure: Option<&ProbeError>, elsewhere: Option<&Search>) -> Check {
     let check = "port.device";
     let found = failure.map_or_else(
         || format!("the port's namespace has no device {}", name.ifname),
         |failure| failure.text.clone(),
     );
-    if let Some(Failure { errno: Some(libc::EMFILE), .. }) = failure {
+    if let Some(ProbeError { errno: Some(libc::EMFILE), .. }) = failure {
         return Check::warn(
             check,
             format!("the device is unknown: {found}"),
@@ -102,7 +102,7 @@ fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>
             "Raise the limit on open files first",
         );
     }
-    if failure.is_some_and(Failure::is_refusal) {
+    if failure.is_some_and(ProbeError::is_refusal) {
         let remedy = "Give the agent CAP_SYS_ADMIN to enter a namespace, and CAP_SYS_PTRACE \
                       if the namespace belongs to another user's process";
         return Check::fail(check, found, "a namespace that the agent can enter", remedy);
@@ -133,7 +133,7 @@ fn absent(name: &PortName, failure: Option<&Failure>, elsewhere: Option<&Search>
 }
 
 /// Describes a place where the search found the device.
-fn place_of(ifname: &str, Place { netns, process }: &Place) -> String {
+fn place_of(ifname: &str, DeviceLocation { netns, process }: &DeviceLocation) -> String {
     match (netns, process) {
         (None, _) => format!("{ifname} is in the agent's own namespace"),
         (Some(netns), None) => format!("{ifname} is in namespace {netns}"),
@@ -144,7 +144,7 @@ fn place_of(ifname: &str, Place { netns, process }: &Place) -> String {
 }
 
 /// Returns the remedy for a wrong namespace: the right name of the port.
-fn write(ifname: &str, Place { netns, .. }: &Place) -> String {
+fn write(ifname: &str, DeviceLocation { netns, .. }: &DeviceLocation) -> String {
     match netns {
         None => format!("Write `port: {{ifname: {ifname}}}` in the record, or use --port {ifname}"),
         Some(netns) => {
@@ -155,7 +155,7 @@ fn write(ifname: &str, Place { netns, .. }: &Place) -> String {
     }
 }
 
-fn kind(device: &Device) -> Option<Check> {
+fn kind(device: &DeviceState) -> Option<Check> {
     let (check, kind) = ("port.kind", &device.kind);
     if !device.ethernet {
         let remedy = "Give the VM a tap, which carries Ethernet frames";
@@ -211,7 +211,7 @@ fn is_expected(facts: &Facts) -> bool {
 }
 
 /// Checks for an XDP program that does not belong to this agent. A device carries only one XDP program.
-fn xdp(facts: &Facts, port: &Port, device: &Device) -> Option<Check> {
+fn xdp(facts: &Facts, port: &PortFacts, device: &DeviceState) -> Option<Check> {
     let (check, expected) = ("port.xdp", "no XDP program except the agent's");
     let program = match device.xdp.iter().find(|program| !is_ours(program)) {
         Some(other) => other,
@@ -265,7 +265,7 @@ fn is_cilium(name: &str) -> bool {
 
 /// Checks for classifiers that do not belong to this agent. The agent attaches its classifier before the existing ones.
 /// Another program can later put its own classifier first.
-fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
+fn classifiers(facts: &Facts, device: &DeviceState) -> Option<Check> {
     let tcx = device.tcx.iter().flatten();
     if !is_expected(facts) && tcx.clone().any(is_ours) {
         return Some(Check::fail(
@@ -275,7 +275,7 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
             "Stop the other agent, or remove its pins by `xdp-imds release`",
         ));
     }
-    if facts.wanted.steer == Mode::Xdp {
+    if facts.wanted.steer == SteeringMode::Xdp {
         return None;
     }
     let named = |name: &Option<String>| name.clone().unwrap_or_else(|| "one without a name".into());
@@ -296,7 +296,7 @@ fn classifiers(facts: &Facts, device: &Device) -> Option<Check> {
 }
 
 /// Checks the MTU. A redirect drops a frame that is longer than the MTU of the target device.
-fn mtu(device: &Device) -> Option<Check> {
+fn mtu(device: &DeviceState) -> Option<Check> {
     let (check, mtu) = ("port.mtu", device.mtu);
     if mtu < USUAL_MTU {
         Some(Check::warn(
@@ -320,7 +320,7 @@ fn mtu(device: &Device) -> Option<Check> {
 /// Checks that the device accepts redirected frames. The agent's answers reach the guest by an XDP redirect to this
 /// device. If the device does not accept redirected frames, a tcx classifier delivers the answers, but only to devices
 /// in the agent's own namespace.
-fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
+fn redirect(facts: &Facts, name: &PortName, device: &DeviceState) -> Option<Check> {
     let remedy = match device.kind.as_str() {
         "veth" => "Turn GRO on at the veth's peer: run `ethtool -K PEER gro on` in the peer's namespace",
         _ => "Give the VM a tap",
@@ -341,8 +341,8 @@ fn redirect(facts: &Facts, name: &PortName, device: &Device) -> Option<Check> {
 }
 
 /// Checks the length of a tap's ring. A tap drops frames while its ring is full.
-fn ring(name: &PortName, device: &Device) -> Option<Check> {
-    let Device { ring, refused, .. } = device;
+fn ring(name: &PortName, device: &DeviceState) -> Option<Check> {
+    let DeviceState { ring, refused, .. } = device;
     (device.kind == "tap" && *ring < LEAST_RING).then(|| {
         let lost = if *refused > 0 {
             format!("; the tap has refused {refused} frames so far")
@@ -366,7 +366,7 @@ fn within(name: &PortName) -> String {
     name.netns.as_ref().map_or_else(String::new, |netns| format!(" in {netns}"))
 }
 
-fn up(name: &PortName, device: &Device) -> Option<Check> {
+fn up(name: &PortName, device: &DeviceState) -> Option<Check> {
     (!device.up).then(|| {
         let remedy = format!("Run `ip link set {} up`{}, or start the VM", name.ifname, within(name));
         Check::warn("port.up", format!("the {} is down", device.kind), "a device that is up", remedy)

@@ -1,6 +1,6 @@
 //! Checks the capabilities, limits and restrictions of this process.
 
-use super::super::{Check, Facts, Process};
+use super::super::{Check, Facts, ProcessFacts};
 use super::count;
 
 const DAC_READ_SEARCH: u32 = 2;
@@ -79,7 +79,7 @@ const ALWAYS: [Needed; 5] = [
 
 /// Checks that this process is like the agent's: root's, or with capabilities of the agent. Anything else that an
 /// ordinary user could be told would be about that user and not about the agent; `None` if there is no problem.
-pub(in super::super) fn user(process: &Process) -> Option<Check> {
+pub(in super::super) fn user(process: &ProcessFacts) -> Option<Check> {
     let sets = process.capabilities?;
     let is_agent = ALWAYS.iter().any(|needed| sets.effective & (1 << needed.number) != 0);
     (process.uid != 0 && !is_agent).then(|| {
@@ -93,7 +93,7 @@ pub(in super::super) fn user(process: &Process) -> Option<Check> {
 }
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let Process { capabilities, .. } = &facts.process;
+    let ProcessFacts { capabilities, .. } = &facts.process;
     let mut checks = Vec::new();
     if capabilities.is_none() {
         let remedy = "Mount /proc. Without it, only the kernel's errors show which capability is missing";
@@ -259,7 +259,7 @@ fn dac_read_search(facts: &Facts) -> Check {
     }
 }
 
-fn user_namespace(process: &Process) -> Check {
+fn user_namespace(process: &ProcessFacts) -> Check {
     let name = "user_namespace";
     if process.initial_user_namespace {
         return Check::ok(name, "this process is in the node's initial user namespace");
@@ -273,7 +273,7 @@ fn user_namespace(process: &Process) -> Check {
     )
 }
 
-fn seccomp(process: &Process) -> Check {
+fn seccomp(process: &ProcessFacts) -> Check {
     let name = "seccomp";
     match process.seccomp {
         None | Some(0) => Check::ok(name, "no seccomp filter was found"),

@@ -1,6 +1,6 @@
 //! Checks the directories of pins, records, state and sockets.
 
-use super::super::{Check, Directory, Facts, FileSystem, Pins, Records, Status};
+use super::super::{Check, CheckStatus, Directory, Facts, FileSystem, PinFacts, RecordFacts};
 use super::count;
 use metadata_steer::PINS_VERSION;
 
@@ -48,7 +48,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-fn pinned(pins: &Pins) -> Vec<Check> {
+fn pinned(pins: &PinFacts) -> Vec<Check> {
     let shown = pins.path.display();
     let name = "pins.bpffs";
     let mount = match &pins.file_system {
@@ -90,7 +90,7 @@ fn pinned(pins: &Pins) -> Vec<Check> {
     checks
 }
 
-fn links(pins: &Pins) -> Option<Check> {
+fn links(pins: &PinFacts) -> Option<Check> {
     let name = "pins.links";
     let links = match &pins.links {
         Ok(links) if links.is_empty() => return None,
@@ -203,7 +203,7 @@ fn written(what: &str, directory: &Directory, uid: u32) -> Check {
         ),
         // What is in there has modes of its own, so that others may list it. kubelet makes such directories.
         Ok(Some(found)) if found.mode & FOR_OTHERS != 0 => Check {
-            status: if what == "run" { Status::Fail } else { Status::Warn },
+            status: if what == "run" { CheckStatus::Fail } else { CheckStatus::Warn },
             ..Check::warn(
                 name,
                 format!(
@@ -235,7 +235,7 @@ fn written(what: &str, directory: &Directory, uid: u32) -> Check {
 }
 
 /// Checks that no two records are for one MAC on one port, or for one VM.
-fn conflicts(records: &Records) -> Vec<Check> {
+fn conflicts(records: &RecordFacts) -> Vec<Check> {
     let macs = records.conflicts.iter().map(|conflict| {
         Check::fail(
             "records.mac",
@@ -256,7 +256,7 @@ fn conflicts(records: &Records) -> Vec<Check> {
     macs.chain(owners).collect()
 }
 
-fn records(records: &Records) -> Check {
+fn records(records: &RecordFacts) -> Check {
     let name = "records";
     if records.refused_count == 0 {
         return Check::ok(name, format!("{} can be served", count(records.count, "record")));

@@ -6,35 +6,35 @@ mod place;
 mod proxmox;
 
 use super::super::facts::{
-    Capabilities, Directory, Facts, FileSystem, Found, Identity, Kernel, Keys, Kubevirt, Node, Pins, Port,
-    Process, Records, Resources, Wanted,
+    Capabilities, ConfigFacts, Directory, Facts, FileSystem, IdentityKeyFacts, IssuerFacts, Kernel, Kubevirt,
+    NodeFacts, PathFacts, PinFacts, PortFacts, ProcessFacts, RecordFacts, Resources,
 };
-use super::super::{Check, Status};
+use super::super::{Check, CheckStatus};
 use super::all;
 use metadata_base::port::PortName;
-use metadata_control::status::Attachments;
-use metadata_steer::Mode;
-use metadata_steer::probe::{AddressUse, Device, Failure, Feature, PinnedLink, Program};
+use metadata_control::status::AttachmentStatus;
+use metadata_steer::SteeringMode;
+use metadata_steer::probe::{AddressUse, DeviceState, Feature, PinnedLink, ProbeError, Program};
 
 const ALL_CAPABILITIES: u64 = (1 << 41) - 1;
 const SYS_ADMIN: u64 = 1 << 21;
 const SYS_PTRACE: u64 = 1 << 19;
 
-fn refused() -> Failure {
-    Failure { errno: Some(libc::EPERM), text: "Operation not permitted (os error 1)".into() }
+fn refused() -> ProbeError {
+    ProbeError { errno: Some(libc::EPERM), text: "Operation not permitted (os error 1)".into() }
 }
 
-fn room(bpf: bool) -> Result<FileSystem, Failure> {
+fn room(bpf: bool) -> Result<FileSystem, ProbeError> {
     Ok(FileSystem { at: "/somewhere".into(), bpf, read_only: false, free: 1 << 40 })
 }
 
 fn directory(mode: u32) -> Directory {
-    let found = Ok(Some(Found { directory: true, mode, owner: 0 }));
+    let found = Ok(Some(PathFacts { directory: true, mode, owner: 0 }));
     Directory { path: "/some/directory".into(), found, file_system: room(false) }
 }
 
-fn tap() -> Device {
-    Device {
+fn tap() -> DeviceState {
+    DeviceState {
         ifindex: 7,
         kind: "tap".into(),
         ethernet: true,
@@ -51,8 +51,8 @@ fn tap() -> Device {
     }
 }
 
-fn port(device: Result<Option<Device>, Failure>) -> Port {
-    Port { name: PortName::local("tap0"), device, elsewhere: None }
+fn port(device: Result<Option<DeviceState>, ProbeError>) -> PortFacts {
+    PortFacts { name: PortName::local("tap0"), device, elsewhere: None }
 }
 
 fn program(name: &str) -> Program {
@@ -64,8 +64,8 @@ fn healthy() -> Facts {
     let sets =
         Capabilities { effective: ALL_CAPABILITIES, permitted: ALL_CAPABILITIES, bounding: ALL_CAPABILITIES };
     Facts {
-        wanted: Wanted {
-            steer: Mode::Auto,
+        wanted: ConfigFacts {
+            steer: SteeringMode::Auto,
             hub: "imds".into(),
             workers: 1,
             pinned_memory: 32 << 20,
@@ -80,7 +80,7 @@ fn healthy() -> Facts {
             unprivileged_bpf: Some("2".into()),
             tun: Ok(()),
         },
-        process: Process {
+        process: ProcessFacts {
             uid: 0,
             capabilities: Some(sets),
             seccomp: Some(0),
@@ -89,7 +89,7 @@ fn healthy() -> Facts {
             cpus: 4,
             unix_time: 1_790_000_000,
         },
-        pins: Some(Pins {
+        pins: Some(PinFacts {
             path: "/sys/fs/bpf/xdp-imds".into(),
             file_system: room(true),
             versions: vec!["v1".into()],
@@ -100,8 +100,8 @@ fn healthy() -> Facts {
             ("state", directory(0o700)),
             ("run", directory(0o700)),
         ],
-        records: Some(Records { count: 1, ..Records::default() }),
-        node: Node {
+        records: Some(RecordFacts { count: 1, ..RecordFacts::default() }),
+        node: NodeFacts {
             hub: Ok(Vec::new()),
             veth_full: 0,
             ring_full: 0,
@@ -126,9 +126,9 @@ fn healthy() -> Facts {
             hook: Some(directory(0o755)),
         }),
         proxmox: Some(directory(0o755)),
-        identity: Some(Identity {
+        identity: Some(IssuerFacts {
             directory: "/some/keys".into(),
-            keys: Ok(Keys { count: 2, skipped: Vec::new(), made_here: false }),
+            keys: Ok(IdentityKeyFacts { count: 2, skipped: Vec::new(), made_here: false }),
             certificate: Some(Ok(30)),
         }),
     }
@@ -145,16 +145,16 @@ fn drop_capability(facts: &mut Facts, bits: u64) {
     sets.bounding &= !bits;
 }
 
-fn set_feature(facts: &mut Facts, feature: Feature, had: Result<bool, Failure>) {
+fn set_feature(facts: &mut Facts, feature: Feature, had: Result<bool, ProbeError>) {
     facts.kernel.features.iter_mut().filter(|(of, _)| *of == feature).for_each(|(_, it)| *it = had.clone());
 }
 
-fn the_tap(facts: &mut Facts) -> &mut Device {
+fn the_tap(facts: &mut Facts) -> &mut DeviceState {
     facts.ports[0].device.as_mut().expect("it was looked at").as_mut().expect("it is there")
 }
 
 fn wrong(checks: &[Check]) -> Vec<&Check> {
-    checks.iter().filter(|check| check.status != Status::Ok).collect()
+    checks.iter().filter(|check| check.status != CheckStatus::Ok).collect()
 }
 
 #[test]
@@ -170,11 +170,11 @@ fn a_healthy_node_passes_all_checks() {
 fn installed(feeds: &[&'static str], records: Option<usize>, netns: Option<&str>) -> Facts {
     let mut facts = healthy();
     facts.wanted.feeds = feeds.to_vec();
-    facts.records = records.map(|count| Records { count, ..Records::default() });
+    facts.records = records.map(|count| RecordFacts { count, ..RecordFacts::default() });
     facts.directories.retain(|(what, _)| *what != "records" || records.is_some());
     (facts.kubevirt, facts.proxmox, facts.identity) = (None, None, None);
     facts.node.agent = Some(42);
-    facts.node.attachments = Some(Attachments { checked: Some(7.0), ..Attachments::default() });
+    facts.node.attachments = Some(AttachmentStatus { checked: Some(7.0), ..AttachmentStatus::default() });
     facts.node.hub = Ok(vec![("imds-in".into(), "veth".into()), ("imds-tap".into(), "tap".into())]);
     let link = PinnedLink { name: "port-1-7-9".into(), ifindex: Some(7) };
     facts.pins.as_mut().expect("pins").links = Ok(vec![link]);
@@ -220,7 +220,7 @@ fn a_healthy_node_of_each_platform_is_clean() {
 
 /// A case: its label, a function that adds one problem to the facts, the name and the status of the check that must
 /// report the problem, and words that the check must contain.
-type Case = (&'static str, fn(&mut Facts), &'static str, Status, &'static [&'static str]);
+type Case = (&'static str, fn(&mut Facts), &'static str, CheckStatus, &'static [&'static str]);
 
 /// Adds the problem of each case to a healthy node. Asserts that the named check reports the problem, and that no other
 /// check reports one.
@@ -245,7 +245,7 @@ fn judge(cases: &[Case]) {
 
 #[test]
 fn each_problem_of_the_kernel_is_reported_by_its_check() {
-    use Status::{Fail, Warn};
+    use CheckStatus::{Fail, Warn};
     judge(&[
         (
             "no functions for ring buffers",
@@ -317,7 +317,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
             "no tcx, but `steer: tcx`",
             |f| {
                 set_feature(f, Feature::Tcx, Ok(false));
-                f.wanted.steer = Mode::Tcx;
+                f.wanted.steer = SteeringMode::Tcx;
             },
             "kernel.tcx",
             Fail,
@@ -332,7 +332,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
         ),
         (
             "no /dev/net/tun",
-            |f| f.kernel.tun = Err(Failure { errno: Some(libc::ENOENT), text: "none".into() }),
+            |f| f.kernel.tun = Err(ProbeError { errno: Some(libc::ENOENT), text: "none".into() }),
             "tun",
             Fail,
             &["modprobe"],
@@ -340,7 +340,7 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
         ("/dev/net/tun refused", |f| f.kernel.tun = Err(refused()), "tun", Fail, &["DeviceAllow"]),
         (
             "a failed rehearsal",
-            |f| f.kernel.rehearsal = Err(Failure::new("cannot make it")),
+            |f| f.kernel.rehearsal = Err(ProbeError::new("cannot make it")),
             "rehearsal",
             Fail,
             &["cannot make it"],
@@ -351,19 +351,23 @@ fn each_problem_of_the_kernel_is_reported_by_its_check() {
 #[test]
 fn features_decide_and_the_version_of_the_kernel_does_not() {
     for (release, tcx, status) in [
-        ("5.14.0-503.el9.x86_64", Ok(true), Status::Ok),
-        ("5.14.0-503.el9.x86_64", Ok(false), Status::Warn),
-        ("9.9.9-vendor", Ok(false), Status::Warn),
-        ("9.9.9-vendor", Err(Failure::new("it cannot be tested")), Status::Fail),
-        ("2.6.78", Ok(true), Status::Ok),
-        ("six", Ok(true), Status::Ok),
+        ("5.14.0-503.el9.x86_64", Ok(true), CheckStatus::Ok),
+        ("5.14.0-503.el9.x86_64", Ok(false), CheckStatus::Warn),
+        ("9.9.9-vendor", Ok(false), CheckStatus::Warn),
+        ("9.9.9-vendor", Err(ProbeError::new("it cannot be tested")), CheckStatus::Fail),
+        ("2.6.78", Ok(true), CheckStatus::Ok),
+        ("six", Ok(true), CheckStatus::Ok),
     ] {
         let mut facts = healthy();
         facts.kernel.release = release.into();
         set_feature(&mut facts, Feature::Tcx, tcx);
         let checks = all(&facts);
         let of = |name| checks.iter().find(|check| check.name == name).expect("a check");
-        assert_eq!((of("kernel.version").status, of("kernel.tcx").status), (Status::Ok, status), "{release}");
+        assert_eq!(
+            (of("kernel.version").status, of("kernel.tcx").status),
+            (CheckStatus::Ok, status),
+            "{release}"
+        );
         assert!(of("kernel.version").found.contains(release));
     }
 }
@@ -380,11 +384,11 @@ fn each_feature_is_listed_with_its_use_and_what_happens_without_it() {
             (check.status, format!("{} {}", check.found, check.remedy.unwrap_or_default()))
         };
         let (status, text) = found(true);
-        assert!(status == Status::Ok && text.contains(words.gives), "{text}");
+        assert!(status == CheckStatus::Ok && text.contains(words.gives), "{text}");
         let (status, text) = found(false);
         let (expected, part) = match words.without {
-            Some(without) => (Status::Warn, without),
-            None => (Status::Fail, words.comes_with),
+            Some(without) => (CheckStatus::Warn, without),
+            None => (CheckStatus::Fail, words.comes_with),
         };
         assert!(status == expected && text.contains(part), "{text}");
         assert!(PAGE.contains(&format!("`{}`", words.check)), "the page of limits lacks {}", words.check);
@@ -398,7 +402,10 @@ fn a_missing_capability_makes_a_feature_unknown() {
     set_feature(&mut facts, Feature::LinkUpdate, Err(refused()));
     let checks = all(&facts);
     let found: Vec<_> = wrong(&checks).iter().map(|check| (check.name, check.status)).collect();
-    assert_eq!(found, [("kernel.link_update", Status::Warn), ("capability.sys_admin", Status::Fail)]);
+    assert_eq!(
+        found,
+        [("kernel.link_update", CheckStatus::Warn), ("capability.sys_admin", CheckStatus::Fail)]
+    );
 }
 
 #[test]
@@ -409,12 +416,12 @@ fn lockdown_is_reported_if_the_kernel_refuses() {
     facts.kernel.rehearsal = Err(refused());
     let checks = all(&facts);
     let found: Vec<_> = wrong(&checks).iter().map(|check| (check.name, check.status)).collect();
-    assert_eq!(found, [("kernel.lockdown", Status::Warn), ("rehearsal", Status::Fail)]);
+    assert_eq!(found, [("kernel.lockdown", CheckStatus::Warn), ("rehearsal", CheckStatus::Fail)]);
 }
 
 #[test]
 fn only_a_needed_capability_is_reported_and_the_remedy_fits_the_cause() {
-    use Status::{Fail, Warn};
+    use CheckStatus::{Fail, Warn};
     let net_raw = "capability.net_raw";
     judge(&[
         (
@@ -492,7 +499,7 @@ fn only_a_needed_capability_is_reported_and_the_remedy_fits_the_cause() {
 
 #[test]
 fn limits_and_environment_of_the_process_are_checked() {
-    use Status::{Fail, Warn};
+    use CheckStatus::{Fail, Warn};
     let files = "limit.open_files";
     judge(&[
         (

@@ -4,11 +4,11 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
-use super::super::facts::{Port, Records};
+use super::super::facts::{PortFacts, RecordFacts};
 use crate::agent::preflight::RecordConflicts;
 use crate::config::Config;
 use metadata_base::port::PortName;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 use metadata_feed::registry::RecordId;
 use metadata_feed::{FeedError, directory};
 use metadata_steer::probe::{device, search};
@@ -18,10 +18,10 @@ const REFUSED_TOLD: usize = 3;
 
 /// Reads the directory of records. Returns a summary of the records, and the ports that the configuration or a valid
 /// record names. The summary is `None` if no directory is configured, and empty if the directory cannot be read.
-pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
+pub(super) fn named(config: &Config) -> (Option<RecordFacts>, BTreeSet<PortName>) {
     let mut ports: BTreeSet<PortName> = config.ports.iter().map(|port| port.name.clone()).collect();
     let records = config.records.as_deref().map(|path| {
-        let mut records = Records::default();
+        let mut records = RecordFacts::default();
         let (mut claimed, mut owners) =
             (RecordConflicts::new(&config.ports), BTreeMap::<String, String>::new());
         let Ok((dir, names)) = directory::files(path) else { return records };
@@ -33,7 +33,7 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
                     *records.stamps.entry(record.serve.smbios.as_str()).or_default() += 1;
                     let named = record.network.nics.iter().filter_map(|nic| nic.port.as_ref());
                     ports.extend(named.map(PortName::from));
-                    claimed.add(&RecordId::new(Source::File, name), &record);
+                    claimed.add(&RecordId::new(RecordSource::File, name), &record);
                     let owner = record.owner_text().to_owned();
                     match owners.entry(owner) {
                         Entry::Vacant(place) => _ = place.insert(name.clone()),
@@ -54,7 +54,7 @@ pub(super) fn named(config: &Config) -> (Option<Records>, BTreeSet<PortName>) {
 }
 
 /// Adds an invalid record to the summary.
-fn refuse(records: &mut Records, name: &str, error: &FeedError) {
+fn refuse(records: &mut RecordFacts, name: &str, error: &FeedError) {
     if matches!(error, FeedError::Io { error, .. } if error.kind() == io::ErrorKind::PermissionDenied) {
         records.unreadable.get_or_insert_with(|| name.to_owned());
     }
@@ -65,10 +65,10 @@ fn refuse(records: &mut Records, name: &str, error: &FeedError) {
 }
 
 /// Queries the device of each port. If the query finds no device, searches all namespaces for a device with that name.
-pub(super) fn look(names: BTreeSet<PortName>) -> Vec<Port> {
-    let mut ports: Vec<Port> =
-        names.into_iter().map(|name| Port { device: device(&name), name, elsewhere: None }).collect();
-    let absent = |port: &Port| !matches!(port.device, Ok(Some(_)));
+pub(super) fn look(names: BTreeSet<PortName>) -> Vec<PortFacts> {
+    let mut ports: Vec<PortFacts> =
+        names.into_iter().map(|name| PortFacts { device: device(&name), name, elsewhere: None }).collect();
+    let absent = |port: &PortFacts| !matches!(port.device, Ok(Some(_)));
     let missing: BTreeSet<String> =
         ports.iter().filter(|port| absent(port)).map(|port| port.name.ifname.clone()).collect();
     if missing.is_empty() {

@@ -5,15 +5,15 @@ use std::time::SystemTime;
 
 use rustix::process::{Resource, geteuid, getrlimit};
 
-use super::super::facts::{Capabilities, Process, Resources};
+use super::super::facts::{Capabilities, ProcessFacts, Resources};
 
 /// The fields of `/proc/self/uid_map` in the initial user namespace: the first user ID inside, the first user ID
 /// outside, and the number of user IDs.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
-pub(in super::super) fn process() -> Process {
+pub(in super::super) fn process() -> ProcessFacts {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    Process {
+    ProcessFacts {
         uid: geteuid().as_raw(),
         capabilities: capabilities(&status),
         seccomp: field(&status, "Seccomp").and_then(|value| value.parse().ok()),

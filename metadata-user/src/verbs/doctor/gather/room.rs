@@ -8,12 +8,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfsMountFlags, statfs, statvfs};
 
-use super::super::facts::{Directory, FileSystem, Found, Pins};
+use super::super::facts::{Directory, FileSystem, PathFacts, PinFacts};
 use crate::config::Config;
-use metadata_control::status::{self, Status};
+use metadata_control::status::{self, AgentStatus};
 use metadata_feed::proxmox;
 use metadata_steer::PINS_VERSION;
-use metadata_steer::probe::{Failure, pinned_links};
+use metadata_steer::probe::{ProbeError, pinned_links};
 
 /// `BPF_FS_MAGIC` (`linux/magic.h`).
 const BPFFS: u64 = 0xcafe_4a11;
@@ -22,13 +22,13 @@ const VERSIONS_TOLD: usize = 16;
 /// The names of an agent's sockets in its run directory.
 const SOCKETS: [&str; 2] = ["control.sock", "takeover.sock"];
 
-pub(super) fn pins(path: &Path) -> Pins {
+pub(super) fn pins(path: &Path) -> PinFacts {
     let versions = fs::read_dir(path).into_iter().flatten().flatten();
     let mut versions: Vec<_> =
         versions.take(VERSIONS_TOLD).map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     versions.sort();
     let links = pinned_links(&path.join(PINS_VERSION).join("links"));
-    Pins { path: path.into(), file_system: file_system(path), versions, links }
+    PinFacts { path: path.into(), file_system: file_system(path), versions, links }
 }
 
 /// Returns the configured directories with their purposes.
@@ -42,7 +42,7 @@ pub(super) fn directories(config: &Config) -> Vec<(&'static str, Directory)> {
 pub(super) fn directory(path: &Path) -> Directory {
     let found = match fs::metadata(path) {
         Ok(found) => {
-            Ok(Some(Found { directory: found.is_dir(), mode: found.mode() & 0o7777, owner: found.uid() }))
+            Ok(Some(PathFacts { directory: found.is_dir(), mode: found.mode() & 0o7777, owner: found.uid() }))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
@@ -54,16 +54,16 @@ pub(super) fn directory(path: &Path) -> Directory {
 pub(super) fn remote(path: &Path) -> Directory {
     let asked = path.to_owned();
     proxmox::within(proxmox::PATIENCE, move || directory(&asked)).unwrap_or_else(|| {
-        let silent = || Failure::from(io::Error::from(io::ErrorKind::TimedOut));
+        let silent = || ProbeError::from(io::Error::from(io::ErrorKind::TimedOut));
         Directory { path: path.into(), found: Err(silent()), file_system: Err(silent()) }
     })
 }
 
 /// Returns the file system of `path`. If `path` does not exist, returns that of its nearest ancestor that exists.
-fn file_system(path: &Path) -> Result<FileSystem, Failure> {
+fn file_system(path: &Path) -> Result<FileSystem, ProbeError> {
     let here = |at: &Path| if at.as_os_str().is_empty() { PathBuf::from(".") } else { at.to_owned() };
     let at = path.ancestors().map(here).find(|at| at.exists()).unwrap_or_else(|| "/".into());
-    let failed = |errno: rustix::io::Errno| Failure::from(io::Error::from(errno));
+    let failed = |errno: rustix::io::Errno| ProbeError::from(io::Error::from(errno));
     let kind = statfs(&at).map_err(failed)?;
     let room = statvfs(&at).map_err(failed)?;
     Ok(FileSystem {
@@ -92,7 +92,7 @@ pub(super) fn agent(run: &Path) -> (Option<u32>, Option<PathBuf>) {
 }
 
 /// Returns the status of the agent of a run directory, if it answers.
-pub(super) fn status(run: &Path) -> Option<Status> {
+pub(super) fn status(run: &Path) -> Option<AgentStatus> {
     let status = status::get(run, "/v1/status").ok()?;
     serde_json::from_slice(&status).ok()
 }

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-/// Limit on recorded screens. When it is reached, every other screen is dropped, and later only every other one is kept.
+/// Limit on recorded screens. When it is reached, every other screen is dropped, and later only every other one is
+/// kept.
 const SCREENS: usize = 512;
 /// Limit on the frames of a picture.
 const FRAMES: usize = 48;
@@ -77,8 +78,8 @@ impl Recording {
         frames
     }
 
-    /// A picture that shows one frame after the other, and begins again. A renderer without animation shows the frame in
-    /// the middle.
+    /// A picture that shows one frame after the other, and begins again. A renderer without animation shows the frame
+    /// in the middle.
     fn svg(&self) -> String {
         let frames = self.frames();
         let begin = frames.first().map_or(0.0, |(at, _)| at.as_secs_f64());

@@ -1,15 +1,15 @@
 use serde_json::{Value, json};
 
-use super::super::super::guest::{Guest, Orders, bare, full, issued, ordered, sign, text};
+use super::super::super::guest::{DialectGuest, Orders, bare, full, issued, ordered, sign, text};
 use super::super::{TOKEN, TTL};
 use crate::http::{Method, Response};
 use crate::identity::Work;
-use crate::store::Outcome;
+use crate::store::LiveOutcome;
 
 const ADDRESS: &str = "100.100.100.200";
 const DIRECTORY: &str = "/latest/dynamic/instance-identity";
 
-fn get(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> Response {
+fn get(guest: &DialectGuest, path: &str, fields: &[(&str, &str)]) -> Response {
     guest.ask_at((ADDRESS, 80), Method::Get, path, fields)
 }
 
@@ -17,16 +17,16 @@ fn get(guest: &Guest, path: &str, fields: &[(&str, &str)]) -> Response {
 type Case<'a> = (&'a [(&'a str, &'a str)], &'a str, u16);
 
 /// Returns the bytes that are signed for a query.
-fn signed(guest: &Guest, orders: &Orders, query: &str) -> String {
+fn signed(guest: &DialectGuest, orders: &Orders, query: &str) -> String {
     let target = format!("{DIRECTORY}/pkcs7{query}");
-    let Outcome::Park(parked) = guest.get_at(ADDRESS, &target, &[], None) else {
+    let LiveOutcome::Park(parked) = guest.get_at(ADDRESS, &target, &[], None) else {
         panic!("{target} does not wait")
     };
     let order = ordered(orders);
     let Work::Detached(document) = order.work() else { panic!("{:?}", order.work()) };
     sign(order, "SIGNED");
     match guest.get_at(ADDRESS, &target, &[], Some(&parked)) {
-        Outcome::Ready(answer) => {
+        LiveOutcome::Ready(answer) => {
             assert_eq!((answer.status().0, answer.hop_limit(), &*text(&answer)), (200, Some(1), "SIGNED"));
         }
         other => panic!("{target}: {other:?}"),
@@ -86,10 +86,10 @@ fn a_signature_needs_the_token_an_allowed_audience_and_no_proxy() {
     ];
     for (fields, query, status) in cases {
         match guest.get_at(ADDRESS, &format!("{DIRECTORY}/pkcs7{query}"), fields, None) {
-            Outcome::Ready(answer) => assert_eq!(answer.status().0, status, "{query} {fields:?}"),
+            LiveOutcome::Ready(answer) => assert_eq!(answer.status().0, status, "{query} {fields:?}"),
             other => panic!("{query}: {other:?}"),
         }
     }
     let good = guest.get_at(ADDRESS, &format!("{DIRECTORY}/pkcs7?audience=vault"), &held, None);
-    assert!(matches!(good, Outcome::Park(_)), "{good:?}");
+    assert!(matches!(good, LiveOutcome::Park(_)), "{good:?}");
 }

@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
-use super::super::super::guest::{Guest, full, issued, text};
+use super::super::super::guest::{DialectGuest, full, issued, text};
 use crate::identity::Work;
-use crate::store::Outcome;
+use crate::store::LiveOutcome;
 
 const PATH: &str = "/metadata/attested/document?api-version=2020-09-01";
 const HELD: [(&str, &str); 1] = [("Metadata", "true")];
@@ -45,7 +45,7 @@ fn another_nonce_is_another_statement() {
         guest.served(&format!("{PATH}&nonce={nonce}"), &HELD, &orders);
     }
     assert_eq!(guest.got(&format!("{PATH}&nonce=1"), &HELD).status().0, 200);
-    assert!(matches!(guest.get(PATH, &HELD, None), Outcome::Park(_)), "no nonce is another, too");
+    assert!(matches!(guest.get(PATH, &HELD, None), LiveOutcome::Park(_)), "no nonce is another, too");
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn bad_requests_are_refused_as_elsewhere_below_metadata() {
 
 #[test]
 fn a_node_without_a_certificate_has_no_such_path() {
-    for guest in [Guest::of(&full()), issued(&full(), false).0] {
+    for guest in [DialectGuest::of(&full()), issued(&full(), false).0] {
         assert_eq!(guest.got(PATH, &HELD).status().0, 404);
     }
 }

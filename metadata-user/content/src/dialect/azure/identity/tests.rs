@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
-use super::super::super::guest::{Guest, NOW, full, issued, parsed, text};
+use super::super::super::guest::{DialectGuest, NOW, full, issued, parsed, text};
 use crate::identity::Work;
-use crate::store::Outcome;
+use crate::store::LiveOutcome;
 
 const PATH: &str = "/metadata/identity/oauth2/token?api-version=2018-02-01";
 const HELD: [(&str, &str); 1] = [("Metadata", "true")];
@@ -53,9 +53,9 @@ fn refusals_are_azures() {
     }
     assert!(orders.lock().expect("sound").is_empty(), "a refused request orders nothing");
     let target = format!("{PATH}&resource=api://vault");
-    let Outcome::Park(parked) = guest.get(&target, &HELD, None) else { panic!("not parked") };
+    let LiveOutcome::Park(parked) = guest.get(&target, &HELD, None) else { panic!("not parked") };
     orders.lock().expect("sound").clear();
-    let Outcome::Ready(answer) = guest.get(&target, &HELD, Some(&parked)) else { panic!("not ready") };
+    let LiveOutcome::Ready(answer) = guest.get(&target, &HELD, Some(&parked)) else { panic!("not ready") };
     assert_eq!((answer.status().0, answer.field("Retry-After")), (503, Some("1")));
 }
 
@@ -68,9 +68,9 @@ fn a_token_of_the_record_is_served_as_without_an_issuer() {
     literal["credentials"]["managed_identity"]["expires"] = json!("2099-12-31T23:59:59Z");
     let target = format!("{PATH}&resource=any");
     for (record, status) in [(&literal, 200), (&sourced, 503)] {
-        let (with, without) = (issued(record, false).0, Guest::of(record));
+        let (with, without) = (issued(record, false).0, DialectGuest::of(record));
         let (with, without) = (with.got(&target, &HELD), without.got(&target, &HELD));
         assert_eq!((with.status().0, text(&with)), (status, text(&without)));
     }
-    assert_eq!(Guest::of(&tokenless()).got(&target, &HELD).status().0, 400, "no issuer, no token");
+    assert_eq!(DialectGuest::of(&tokenless()).got(&target, &HELD).status().0, 400, "no issuer, no token");
 }

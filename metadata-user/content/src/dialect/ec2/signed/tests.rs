@@ -1,10 +1,10 @@
 use serde_json::{Value, json};
 
-use super::super::super::guest::{Guest, full, issued, sign, text};
+use super::super::super::guest::{DialectGuest, full, issued, sign, text};
 use super::super::{TOKEN, TTL};
 use crate::http::Method;
 use crate::identity::Work;
-use crate::store::Outcome;
+use crate::store::LiveOutcome;
 
 const DIRECTORY: &str = "/latest/dynamic/instance-identity";
 const NAMES: [&str; 3] = ["pkcs7", "rsa2048", "signature"];
@@ -39,14 +39,14 @@ fn a_crawler_needs_two_signatures() {
     let mut parked = Vec::new();
     for name in NAMES {
         let target = format!("{DIRECTORY}/{name}");
-        let Outcome::Park(wait) = guest.get(&target, &[], None) else { panic!("{name} is not parked") };
+        let LiveOutcome::Park(wait) = guest.get(&target, &[], None) else { panic!("{name} is not parked") };
         parked.push((target, wait));
     }
     let orders: Vec<_> = orders.lock().expect("sound").drain(..).collect();
     assert_eq!(orders.len(), 2, "`pkcs7` and `rsa2048` are one");
     orders.into_iter().for_each(|order| sign(order, "SIGNED"));
     for (target, wait) in parked {
-        assert!(matches!(guest.get(&target, &[], Some(&wait)), Outcome::Ready(_)), "{target}");
+        assert!(matches!(guest.get(&target, &[], Some(&wait)), LiveOutcome::Ready(_)), "{target}");
     }
 }
 
@@ -63,7 +63,7 @@ fn names_are_listed_only_where_they_are_served() {
     ];
     for (issuer, certificate, serve, identity, serves) in cases {
         let record = serving(serve.clone(), identity.clone());
-        let guest = if issuer { issued(&record, certificate).0 } else { Guest::of(&record) };
+        let guest = if issuer { issued(&record, certificate).0 } else { DialectGuest::of(&record) };
         let listing = if serves { "document\npkcs7\nrsa2048\nsignature" } else { "document" };
         assert_eq!(guest.text(DIRECTORY), listing, "{issuer} {certificate} {serve} {identity}");
         for name in NAMES.iter().filter(|_| !serves) {
@@ -84,7 +84,7 @@ fn the_guards_are_those_of_the_tree_and_no_proxy() {
         for name in NAMES {
             let target = format!("{DIRECTORY}/{name}");
             let status = |fields: &[(&str, &str)]| match guest.get(&target, fields, None) {
-                Outcome::Ready(answer) => Some(answer.status().0),
+                LiveOutcome::Ready(answer) => Some(answer.status().0),
                 _ => None,
             };
             assert_eq!(status(&[]), without, "{imdsv2} {name}");
@@ -103,8 +103,8 @@ fn the_guards_are_those_of_the_tree_and_no_proxy() {
 fn a_lost_order_is_to_be_asked_for_again() {
     let (guest, orders) = issued(&full(), true);
     let target = format!("{DIRECTORY}/signature");
-    let Outcome::Park(parked) = guest.get(&target, &[], None) else { panic!("not parked") };
+    let LiveOutcome::Park(parked) = guest.get(&target, &[], None) else { panic!("not parked") };
     orders.lock().expect("sound").clear();
-    let Outcome::Ready(answer) = guest.get(&target, &[], Some(&parked)) else { panic!("not ready") };
+    let LiveOutcome::Ready(answer) = guest.get(&target, &[], Some(&parked)) else { panic!("not ready") };
     assert_eq!((answer.status().0, answer.field("Retry-After")), (503, Some("1")));
 }

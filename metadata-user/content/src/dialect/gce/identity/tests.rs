@@ -1,8 +1,8 @@
 use serde_json::{Value, json};
 
-use super::super::super::guest::{Guest, full, issued, parsed, text};
+use super::super::super::guest::{DialectGuest, full, issued, parsed, text};
 use crate::identity::Work;
-use crate::store::Outcome;
+use crate::store::LiveOutcome;
 
 const ACCOUNT: &str = "/computeMetadata/v1/instance/service-accounts/default";
 const FLAVOUR: [(&str, &str); 1] = [("Metadata-Flavor", "Google")];
@@ -81,7 +81,7 @@ fn the_account_lists_what_it_serves() {
         (&without, true, Some("aliases\nemail\nidentity\nscopes\n"), 403, 404),
         (&absent, true, None, 404, 404),
     ] {
-        let guest = if issuer { issued(record, false).0 } else { Guest::of(record) };
+        let guest = if issuer { issued(record, false).0 } else { DialectGuest::of(record) };
         let listed = guest.got(ACCOUNT, &FLAVOUR);
         assert_eq!((listed.status().0 == 200).then(|| text(&listed)).as_deref(), listing, "{record}");
         let refused = guest.got(&format!("{ACCOUNT}/identity?audience=refused"), &FLAVOUR);
@@ -125,9 +125,9 @@ fn a_request_needs_the_flavour_and_one_good_audience() {
 fn a_lost_order_gets_503_with_the_flavour() {
     let (guest, orders) = issued(&tokenless(), false);
     let target = format!("{ACCOUNT}/identity?audience=vault");
-    let Outcome::Park(parked) = guest.get(&target, &FLAVOUR, None) else { panic!("not parked") };
+    let LiveOutcome::Park(parked) = guest.get(&target, &FLAVOUR, None) else { panic!("not parked") };
     orders.lock().expect("sound").clear();
-    let Outcome::Ready(answer) = guest.get(&target, &FLAVOUR, Some(&parked)) else { panic!("not ready") };
+    let LiveOutcome::Ready(answer) = guest.get(&target, &FLAVOUR, Some(&parked)) else { panic!("not ready") };
     assert_eq!((answer.status().0, answer.field("Retry-After")), (503, Some("1")));
     assert_eq!(answer.field("Metadata-Flavor"), Some("Google"));
 }

@@ -7,17 +7,17 @@ use serde_json::{Value, json};
 use super::{NOTHING, Story, pod, secretive, vmi};
 use crate::FeedEvent;
 use crate::kubevirt::Vmi;
-use crate::kubevirt::core::{Action, GRACE, Origin, Reason};
+use crate::kubevirt::core::{Action, EventReason, GRACE, VmiOrigin};
 use crate::pods::PodEvent;
 use crate::registry::RecordId;
 use crate::room::Room;
 use metadata_content::record::Record;
-use metadata_content::source::Source;
+use metadata_content::source::RecordSource;
 
 #[test]
 fn a_late_secret_is_awaited_and_reported_after_the_grace_period() {
     let mut story = Story::begin();
-    story.apply(Origin::Here, secretive(&["p"]));
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
     assert_eq!(story.found("p"), ["?shop/web 1"]);
     assert_eq!(story.pod("p", PodEvent::Taps(pod("p", 42))), NOTHING);
     assert_eq!(story.pass(GRACE), ["!shop/web", "ImdsDegraded web"]);
@@ -36,10 +36,10 @@ fn a_late_secret_is_awaited_and_reported_after_the_grace_period() {
 #[test]
 fn a_vms_volumes_are_watched_before_they_exist() {
     let mut story = Story::begin();
-    story.apply(Origin::Here, secretive(&["p"]));
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
     let mut watched = |vmi: Option<Value>| {
         match vmi {
-            Some(vmi) => story.core.applied(Origin::Here, Vmi::from_value(vmi).expect("a VMI"), story.now),
+            Some(vmi) => story.core.applied(VmiOrigin::Here, Vmi::from_value(vmi).expect("a VMI"), story.now),
             None => story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now),
         }
         story.translate();
@@ -59,7 +59,7 @@ fn a_vms_volumes_are_watched_before_they_exist() {
 #[test]
 fn expected_identities_are_withdrawn_when_the_pod_ends() {
     let mut story = Story::begin();
-    story.apply(Origin::Here, secretive(&["p"]));
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
     story.found("p");
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"]);
 }
@@ -67,7 +67,7 @@ fn expected_identities_are_withdrawn_when_the_pod_ends() {
 #[test]
 fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
     let mut story = Story::begin();
-    story.apply(Origin::Here, vmi(&["p"]));
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
     story.found("p");
     let mut more = vmi(&["p"]);
     let nic = json!({"name": "red", "bridge": {}, "macAddress": "02:00:00:00:00:02"});
@@ -82,10 +82,10 @@ fn a_hot_plugged_nic_is_served_and_an_unplugged_one_is_not() {
             _ => None,
         })
     };
-    story.core.applied(Origin::Here, Vmi::from_value(more.clone()).expect("a VMI"), story.now);
+    story.core.applied(VmiOrigin::Here, Vmi::from_value(more.clone()).expect("a VMI"), story.now);
     assert_eq!(nics(&mut story), Some(2));
     more["spec"]["domain"]["devices"]["interfaces"][1]["state"] = "absent".into();
-    story.core.applied(Origin::Here, Vmi::from_value(more).expect("a VMI"), story.now);
+    story.core.applied(VmiOrigin::Here, Vmi::from_value(more).expect("a VMI"), story.now);
     assert_eq!(nics(&mut story), Some(1));
 }
 
@@ -94,7 +94,7 @@ fn an_unserved_binding_is_reported_at_once_by_name() {
     let mut story = Story::begin();
     let mut sriov = vmi(&["p"]);
     sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
-    story.apply(Origin::Here, sriov);
+    story.apply(VmiOrigin::Here, sriov);
     story.core.pod(&"p".parse().expect("a uid"), PodEvent::Found(pod("p", 42)), story.now);
     story.translate();
     let actions = story.core.actions();
@@ -102,7 +102,7 @@ fn an_unserved_binding_is_reported_at_once_by_name() {
         panic!("{actions:?}")
     };
     assert!(error.to_string().contains("`sriov`") && report.message.contains("`fast`"), "{error}");
-    assert_eq!(report.reason, Reason::Degraded);
+    assert_eq!(report.reason, EventReason::Degraded);
 }
 
 #[test]
@@ -110,12 +110,14 @@ fn a_vm_without_memory_is_reported_and_served_once_memory_is_free() {
     const LARGE: usize = 50_000;
     let mut story = Story::begin();
     let room = Room::new(330_000);
-    let (id, other) = (RecordId::new(Source::Kubevirt, "shop/web"), RecordId::new(Source::Api, "other"));
+    let (id, other) =
+        (RecordId::new(RecordSource::Kubevirt, "shop/web"), RecordId::new(RecordSource::Api, "other"));
     let taking = Arc::clone(&room);
-    let admit = move |key: &str, record: &Record| taking.take(&RecordId::new(Source::Kubevirt, key), record);
+    let admit =
+        move |key: &str, record: &Record| taking.take(&RecordId::new(RecordSource::Kubevirt, key), record);
     story.core = story.core.admitting(Box::new(admit));
     story.put("p", "ci-udata", "userdata", "small");
-    story.apply(Origin::Here, secretive(&["p"]));
+    story.apply(VmiOrigin::Here, secretive(&["p"]));
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
     let small = room.usage().used;
     let Some(record) = story.core.vmis["shop/web"].instances.values().find_map(|i| i.record.clone()) else {
@@ -150,7 +152,7 @@ fn a_patch_loop_costs_one_translation_per_pause_and_delays_no_other_namespace() 
         Vmi::from_value(vmi).expect("a VMI")
     };
     let apply = |story: &mut Story, namespace: &str, name: &str, text: &str| {
-        story.core.applied(Origin::Here, patched(namespace, name, text), story.now);
+        story.core.applied(VmiOrigin::Here, patched(namespace, name, text), story.now);
         let uid = format!("{namespace}-{name}");
         story.core.pod(&uid.parse().expect("a uid"), PodEvent::Found(pod(&uid, 42)), story.now);
     };

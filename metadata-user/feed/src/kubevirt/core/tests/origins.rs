@@ -7,23 +7,23 @@ use serde_json::{Value, json};
 use super::{NOTHING, Story, named, secretive, vmi};
 use crate::FeedEvent;
 use crate::kubevirt::Vmi;
-use crate::kubevirt::core::{Action, MAX_VMIS, Origin, VMIS_BYTES};
+use crate::kubevirt::core::{Action, MAX_VMIS, VMIS_BYTES, VmiOrigin};
 use crate::pods::{self, PodEvent};
 
 #[test]
 fn a_list_removes_missing_vmis_of_its_own_watch_only() {
     let mut story = Story::begin();
     for (origin, name) in
-        [(Origin::Here, "a"), (Origin::Here, "b"), (Origin::Coming, "c"), (Origin::Kept, "d")]
+        [(VmiOrigin::Here, "a"), (VmiOrigin::Here, "b"), (VmiOrigin::Coming, "c"), (VmiOrigin::Kept, "d")]
     {
         let mut vmi = named(name);
         vmi["status"]["activePods"] = json!({name: "here"});
         story.apply(origin, vmi);
     }
     let keys = BTreeSet::from(["shop/b".to_owned()]);
-    story.core.listed(Origin::Here, &keys, story.now);
+    story.core.listed(VmiOrigin::Here, &keys, story.now);
     assert_eq!(story.actions(), ["leave a"]);
-    story.core.listed(Origin::Kept, &BTreeSet::new(), story.now);
+    story.core.listed(VmiOrigin::Kept, &BTreeSet::new(), story.now);
     assert_eq!(story.actions(), ["leave d"]);
     assert_eq!(story.core.vmis().map(Vmi::key).collect::<Vec<_>>(), ["shop/b", "shop/c"]);
 }
@@ -31,21 +31,21 @@ fn a_list_removes_missing_vmis_of_its_own_watch_only() {
 #[test]
 fn a_kept_vmi_is_served_until_a_watch_names_it() {
     let mut story = Story::begin();
-    assert_eq!(story.apply(Origin::Kept, vmi(&["p"])), ["watch p"]);
+    assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), ["watch p"]);
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
     let mut changed = vmi(&["p"]);
     changed["spec"]["hostname"] = "other".into();
-    assert_eq!(story.apply(Origin::Here, changed.clone()), ["+shop/web 102"]);
-    assert_eq!(story.apply(Origin::Kept, vmi(&["p"])), NOTHING, "what is kept is older");
-    story.core.listed(Origin::Kept, &BTreeSet::new(), story.now);
+    assert_eq!(story.apply(VmiOrigin::Here, changed.clone()), ["+shop/web 102"]);
+    assert_eq!(story.apply(VmiOrigin::Kept, vmi(&["p"])), NOTHING, "what is kept is older");
+    story.core.listed(VmiOrigin::Kept, &BTreeSet::new(), story.now);
     assert_eq!(story.actions(), NOTHING);
 }
 
 #[test]
 fn a_vmi_from_the_hook_alone_is_served_until_its_launcher_ends() {
     let mut story = Story::begin();
-    assert_eq!(story.apply(Origin::Hook, secretive(&["p"])), ["watch p"]);
-    assert_eq!(story.apply(Origin::Hook, secretive(&["p"])), NOTHING, "virt-handler may repeat a call");
+    assert_eq!(story.apply(VmiOrigin::Hook, secretive(&["p"])), ["watch p"]);
+    assert_eq!(story.apply(VmiOrigin::Hook, secretive(&["p"])), NOTHING, "virt-handler may repeat a call");
     story.found("p");
     assert!(story.core.awaits("shop/web"), "its Secret is late");
     story.put("p", "ci-udata", "userdata", "#one\n");
@@ -58,14 +58,14 @@ fn a_vmi_from_the_hook_alone_is_served_until_its_launcher_ends() {
 #[test]
 fn a_watch_takes_precedence_over_the_hook() {
     let mut story = Story::begin();
-    story.apply(Origin::Hook, vmi(&["p"]));
-    assert_eq!(story.apply(Origin::Here, vmi(&["p"])), NOTHING);
+    story.apply(VmiOrigin::Hook, vmi(&["p"]));
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), NOTHING);
     story.found("p");
     let mut old = vmi(&["p"]);
     old["spec"]["hostname"] = "old".into();
-    assert_eq!(story.apply(Origin::Hook, old), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Hook, old), NOTHING);
     story.pod("p", PodEvent::Gone);
-    story.lose(Origin::Here);
+    story.lose(VmiOrigin::Here);
     assert_eq!(story.core.vmis().count(), 0);
 }
 
@@ -74,7 +74,7 @@ fn an_unserved_vmi_is_not_awaited() {
     let mut story = Story::begin();
     let mut sriov = vmi(&["p"]);
     sriov["spec"]["domain"]["devices"]["interfaces"] = json!([{"name": "fast", "sriov": {}}]);
-    story.apply(Origin::Hook, sriov);
+    story.apply(VmiOrigin::Hook, sriov);
     story.found("p");
     assert!(!story.core.awaits("shop/web") && !story.core.awaits("shop/other"));
 }
@@ -93,13 +93,13 @@ fn vmis_and_pods_beyond_the_limits_are_refused() {
     let mut story = Story::begin();
     let mut admitted = 0;
     for n in 0..MAX_VMIS {
-        admitted += usize::from(story.apply(Origin::Here, sized("shop", &format!("v{n}"), 1)) == NOTHING);
+        admitted += usize::from(story.apply(VmiOrigin::Here, sized("shop", &format!("v{n}"), 1)) == NOTHING);
     }
     assert_eq!(admitted, MAX_VMIS / 2, "one namespace has at most half");
-    assert_eq!(story.apply(Origin::Here, sized("shop", "more", 1)), ["!shop/more"]);
-    assert_eq!(story.apply(Origin::Here, sized("other", "first", 1)), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "more", 1)), ["!shop/more"]);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("other", "first", 1)), NOTHING);
     let mut story = Story::begin();
-    assert_eq!(story.apply(Origin::Here, vmi(&["a", "b", "c", "d", "e"])).len(), 4);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["a", "b", "c", "d", "e"])).len(), 4);
 }
 
 #[test]
@@ -111,13 +111,13 @@ fn pods_of_one_namespace_leave_room_for_those_of_another() {
         let uids: Vec<_> = uids.iter().map(String::as_str).collect();
         let mut vmi = vmi(&uids);
         vmi["metadata"]["name"] = format!("v{n}").into();
-        let actions = story.apply(Origin::Here, vmi);
+        let actions = story.apply(VmiOrigin::Here, vmi);
         pods += actions.iter().filter(|action| action.starts_with("watch")).count();
     }
     assert_eq!(pods, pods::MAX_PODS / 2);
     let mut other = vmi(&["mine"]);
     other["metadata"]["namespace"] = "other".into();
-    assert_eq!(story.apply(Origin::Here, other), ["watch mine"]);
+    assert_eq!(story.apply(VmiOrigin::Here, other), ["watch mine"]);
     assert_eq!(story.core.shares().pods.top()[0].1, pods::MAX_PODS / 2);
 }
 
@@ -126,13 +126,13 @@ fn a_namespace_of_large_vmis_leaves_room_for_a_small_one_of_another() {
     let mut story = Story::begin();
     let mut refused = 0;
     for n in 0..22 {
-        let actions = story.apply(Origin::Here, sized("hostile", &format!("v{n}"), 1_500_000));
+        let actions = story.apply(VmiOrigin::Here, sized("hostile", &format!("v{n}"), 1_500_000));
         refused += usize::from(actions != NOTHING);
     }
     assert!(refused > 0, "it has its share");
-    assert_eq!(story.apply(Origin::Here, sized("modest", "web", 300)), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("modest", "web", 300)), NOTHING);
     story.core.applied(
-        Origin::Here,
+        VmiOrigin::Here,
         Vmi::from_value(sized("hostile", "next", 1_500_000)).expect("a VMI"),
         story.now,
     );
@@ -145,25 +145,25 @@ fn a_namespace_of_large_vmis_leaves_room_for_a_small_one_of_another() {
 #[test]
 fn an_unreadable_vmi_leaves_the_published_record() {
     let mut story = Story::begin();
-    story.apply(Origin::Here, vmi(&["p"]));
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
     story.found("p");
     let error = Vmi::read(b"[]").expect_err("no VMI");
     story.core.unreadable("shop/web", &error);
     assert_eq!(story.actions(), ["!shop/web"]);
-    story.core.gone(Origin::Here, "shop/other", story.now);
+    story.core.gone(VmiOrigin::Here, "shop/other", story.now);
     assert_eq!(story.actions(), ["-shop/other"], "it was never decoded");
-    assert_eq!(story.apply(Origin::Here, vmi(&["p"])), ["+shop/web 101"], "it is readable again");
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["+shop/web 101"], "it is readable again");
 }
 
 #[test]
 fn vmis_beyond_the_byte_limit_are_refused_and_known_ones_stay() {
     let mut story = Story::begin();
-    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_BYTES / 4)), NOTHING);
-    assert_eq!(story.apply(Origin::Here, sized("shop", "b", VMIS_BYTES / 4)), ["!shop/b"]);
-    assert_eq!(story.apply(Origin::Here, sized("shop", "a", VMIS_BYTES)), ["!shop/a"]);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "a", VMIS_BYTES / 4)), NOTHING);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "b", VMIS_BYTES / 4)), ["!shop/b"]);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "a", VMIS_BYTES)), ["!shop/a"]);
     assert_eq!(story.core.vmis.len(), 1);
-    assert_eq!(story.apply(Origin::Here, sized("shop", "a", 10)), ["-shop/a"], "nothing of it is refused");
-    story.core.gone(Origin::Here, "shop/a", story.now);
+    assert_eq!(story.apply(VmiOrigin::Here, sized("shop", "a", 10)), ["-shop/a"], "nothing of it is refused");
+    story.core.gone(VmiOrigin::Here, "shop/a", story.now);
     assert_eq!((story.core.shares().bytes.used(), story.core.shares().vmis.used()), (0, 0));
 }
 
@@ -172,20 +172,24 @@ fn a_vmi_kept_without_its_owner_is_expected_until_the_api_server_names_it() {
     let mut story = Story::begin();
     let mut former = vmi(&["p"]);
     former["metadata"].as_object_mut().expect("an object").remove("ownerReferences");
-    assert_eq!(story.apply(Origin::Kept, former.clone()), ["watch p"]);
+    assert_eq!(story.apply(VmiOrigin::Kept, former.clone()), ["watch p"]);
     assert_eq!(story.found("p"), ["?shop/web 1"], "an earlier release did not keep its owner");
     // In the API, no reference means no owner.
-    assert_eq!(story.apply(Origin::Here, former), ["+shop/web 101", "ImdsReady web"]);
+    assert_eq!(story.apply(VmiOrigin::Here, former), ["+shop/web 101", "ImdsReady web"]);
 }
 
 #[test]
 fn a_pod_stays_with_the_vmi_that_named_it_first_whatever_the_others_name() {
     let mut story = Story::begin();
-    story.apply(Origin::Here, vmi(&["p"]));
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
     assert_eq!(story.found("p"), ["+shop/web 101", "ImdsReady web"]);
     let attacker = named("aaa");
-    assert_eq!(story.apply(Origin::Here, attacker.clone()), ["!shop/aaa"], "it would be first by its name");
-    assert_eq!(story.apply(Origin::Here, attacker.clone()), NOTHING, "said once");
+    assert_eq!(
+        story.apply(VmiOrigin::Here, attacker.clone()),
+        ["!shop/aaa"],
+        "it would be first by its name"
+    );
+    assert_eq!(story.apply(VmiOrigin::Here, attacker.clone()), NOTHING, "said once");
     assert_eq!(story.pod("p", PodEvent::Files { volume: "any".into() }), NOTHING);
     assert_eq!(story.pod("p", PodEvent::Gone), ["-shop/web", "leave p"], "the holder's, not the other's");
 }
@@ -198,22 +202,22 @@ fn a_refusal_ends_with_what_was_refused() {
         vmi["metadata"]["annotations"] = json!({"note": "x".repeat(VMIS_BYTES)});
         vmi
     };
-    story.apply(Origin::Here, vmi(&["p"]));
+    story.apply(VmiOrigin::Here, vmi(&["p"]));
     story.found("p");
-    assert_eq!(story.apply(Origin::Here, large()), ["!shop/web"]);
-    assert_eq!(story.apply(Origin::Here, vmi(&["p"])), ["+shop/web 101"], "the version before is back");
+    assert_eq!(story.apply(VmiOrigin::Here, large()), ["!shop/web"]);
+    assert_eq!(story.apply(VmiOrigin::Here, vmi(&["p"])), ["+shop/web 101"], "the version before is back");
     let rival = |pod: &str| {
         let mut rival = named("rival");
         rival["status"]["activePods"] = json!({pod: "here"});
         rival
     };
     let lose = |story: &mut Story| {
-        story.core.gone(Origin::Here, "shop/rival", story.now);
+        story.core.gone(VmiOrigin::Here, "shop/rival", story.now);
         story.actions()
     };
-    assert_eq!(story.apply(Origin::Here, rival("p")), ["!shop/rival"]);
+    assert_eq!(story.apply(VmiOrigin::Here, rival("p")), ["!shop/rival"]);
     assert_eq!(lose(&mut story), ["-shop/rival"], "the VMI is deleted");
-    assert_eq!(story.apply(Origin::Here, rival("p")), ["!shop/rival"]);
-    assert_eq!(story.apply(Origin::Here, rival("q")), ["watch q", "-shop/rival"], "it names its own pod");
+    assert_eq!(story.apply(VmiOrigin::Here, rival("p")), ["!shop/rival"]);
+    assert_eq!(story.apply(VmiOrigin::Here, rival("q")), ["watch q", "-shop/rival"], "it names its own pod");
     assert_eq!(lose(&mut story), ["leave q"]);
 }

@@ -1,9 +1,9 @@
 //! What a real KubeVirt 1.9 sent, replayed through the cores of two nodes, with faults.
 //!
-//! `tests/fixtures/kubevirt-1.9` has what the API server and the pods' namespaces showed: VMIs as sent, less what the feed
-//! never reads, and devices. The VMs of [`MIGRATED`] have no `macAddress`, so that each pod's NIC has another MAC than the
-//! guest after a live migration. The recorded migrations succeed; those that fail, are cancelled or go there and back are
-//! made of their documents.
+//! `tests/fixtures/kubevirt-1.9` has what the API server and the pods' namespaces showed: VMIs as sent, less what the
+//! feed never reads, and devices. The VMs of [`MIGRATED`] have no `macAddress`, so that each pod's NIC has another MAC
+//! than the guest after a live migration. The recorded migrations succeed; those that fail, are cancelled or go there
+//! and back are made of their documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -15,11 +15,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::FeedEvent;
-use crate::kubevirt::core::{Action, Core, LINGER, Origin, Reason};
+use crate::kubevirt::core::{Action, Core, EventReason, LINGER, VmiOrigin};
 use crate::kubevirt::vmi::{NODE_LABEL, TARGET_LABEL};
-use crate::kubevirt::{Options, Vmi, kept};
+use crate::kubevirt::{KubevirtOptions, Vmi, kept};
 use crate::pods::{Pod, PodEvent, PodNic, PodUid, Tap, TapKind};
-use metadata_content::record::Limits;
+use metadata_content::record::RecordLimits;
 
 /// Names of the nodes: the VMs start on the first.
 const NODES: [&str; 2] = ["kvnode", "kvnode2"];
@@ -92,7 +92,7 @@ struct Node {
     has_record: BTreeSet<String>,
     /// Every identity ever published.
     seen: BTreeSet<(String, Mac)>,
-    reports: Vec<(Reason, String)>,
+    reports: Vec<(EventReason, String)>,
     /// The VMI as the API server has it, if one of the watches has it.
     at_server: Option<Value>,
     /// True while the API server cannot be reached.
@@ -118,13 +118,13 @@ impl Node {
 
     fn core(name: &str) -> Core {
         let read = |_: &PodUid, _: &str| Ok(None);
-        Core::new(name.into(), Options::default(), Limits::DEFAULT, 100, Arc::new(read))
+        Core::new(name.into(), KubevirtOptions::default(), RecordLimits::DEFAULT, 100, Arc::new(read))
     }
 
     /// The watches that have a VMI.
-    fn watches_of(&self, vmi: Option<&Value>) -> impl Iterator<Item = (Origin, bool)> {
+    fn watches_of(&self, vmi: Option<&Value>) -> impl Iterator<Item = (VmiOrigin, bool)> {
         let has = |name: &str| vmi.is_some_and(|vmi| label(vmi, name) == Some(self.name));
-        [(Origin::Here, has(NODE_LABEL)), (Origin::Coming, has(TARGET_LABEL))].into_iter()
+        [(VmiOrigin::Here, has(NODE_LABEL)), (VmiOrigin::Coming, has(TARGET_LABEL))].into_iter()
     }
 
     /// The API server has another version of the VMI, or none.
@@ -160,7 +160,7 @@ impl Node {
             self.core.listed(origin, &keys, self.now);
             self.act();
         }
-        self.core.listed(Origin::Kept, &BTreeSet::new(), self.now);
+        self.core.listed(VmiOrigin::Kept, &BTreeSet::new(), self.now);
         self.act();
     }
 
@@ -215,7 +215,7 @@ impl Node {
         self.identities.clear();
         self.has_record.clear();
         for vmi in kept::read(&path).expect("a list") {
-            self.core.applied(Origin::Kept, vmi, self.now);
+            self.core.applied(VmiOrigin::Kept, vmi, self.now);
             self.act();
         }
     }
@@ -272,8 +272,8 @@ impl Node {
 /// What happens besides what was recorded.
 #[derive(Default)]
 struct Faults {
-    /// Of 100 steps, before how many the node's agent is restarted, its API server lost or found, its last version of the
-    /// VMI sent again, or its devices shown late.
+    /// Of 100 steps, before how many the node's agent is restarted, its API server lost or found, its last version of
+    /// the VMI sent again, or its devices shown late.
     percent: u32,
     seed: u64,
 }
@@ -534,7 +534,7 @@ fn the_target_of_a_recorded_migration_is_served_before_its_switch() {
 fn no_recorded_start_or_migration_is_reported_as_degraded() {
     for (name, _) in MIGRATED {
         for node in replay(&life(name), &Faults::default(), |_, _| {}) {
-            let degraded = node.reports.iter().filter(|(reason, _)| *reason == Reason::Degraded);
+            let degraded = node.reports.iter().filter(|(reason, _)| *reason == EventReason::Degraded);
             assert_eq!(degraded.count(), 0, "{name} on {}: {:?}", node.name, node.reports);
         }
     }

@@ -1,14 +1,14 @@
 //! Tests the checks of what the issuer of identity tokens needs.
 
-use super::super::super::Status::{Fail, Warn};
-use super::super::super::facts::{Facts, Identity, Keys};
+use super::super::super::CheckStatus::{Fail, Warn};
+use super::super::super::facts::{Facts, IdentityKeyFacts, IssuerFacts};
 use super::{all, healthy, judge, wrong};
 
-fn needs(facts: &mut Facts) -> &mut Identity {
+fn needs(facts: &mut Facts) -> &mut IssuerFacts {
     facts.identity.as_mut().expect("an issuer")
 }
 
-fn keys(facts: &mut Facts) -> &mut Keys {
+fn keys(facts: &mut Facts) -> &mut IdentityKeyFacts {
     needs(facts).keys.as_mut().expect("a directory")
 }
 
@@ -56,6 +56,6 @@ fn keys_and_certificate_of_identity_tokens_are_checked() {
 #[test]
 fn a_signer_that_makes_its_keys_needs_none_at_the_start() {
     let mut facts = healthy();
-    *keys(&mut facts) = Keys { count: 0, skipped: Vec::new(), made_here: true };
+    *keys(&mut facts) = IdentityKeyFacts { count: 0, skipped: Vec::new(), made_here: true };
     assert!(wrong(&all(&facts)).is_empty());
 }

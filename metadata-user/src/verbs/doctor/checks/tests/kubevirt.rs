@@ -1,7 +1,7 @@
 //! Tests the checks of what KubeVirt's feed needs.
 
-use super::super::super::Status::{Fail, Warn};
-use super::super::super::facts::{Facts, Found, Kubevirt};
+use super::super::super::CheckStatus::{Fail, Warn};
+use super::super::super::facts::{Facts, Kubevirt, PathFacts};
 use super::super::all;
 use super::{healthy, judge, refused, wrong};
 
@@ -9,8 +9,8 @@ fn needs(facts: &mut Facts) -> &mut Kubevirt {
     facts.kubevirt.as_mut().expect("the feed is on")
 }
 
-fn file() -> Found {
-    Found { directory: false, mode: 0o644, owner: 0 }
+fn file() -> PathFacts {
+    PathFacts { directory: false, mode: 0o644, owner: 0 }
 }
 
 #[test]

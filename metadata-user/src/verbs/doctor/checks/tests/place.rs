@@ -1,17 +1,17 @@
 //! Tests the checks of directories, the node and ports.
 
-use super::super::super::facts::{Directory, Facts, FileSystem, Found, Pins, Records};
-use super::super::super::{Check, Status};
+use super::super::super::facts::{Directory, Facts, FileSystem, PathFacts, PinFacts, RecordFacts};
+use super::super::super::{Check, CheckStatus};
 use super::super::all;
 use super::{directory, healthy, judge, program, refused, room, the_tap, wrong};
-use metadata_control::status::{Attachments, ExpectedMac, MacMismatch};
-use metadata_steer::Mode;
-use metadata_steer::probe::{AddressUse, Filter, PinnedLink, Place, Search};
+use metadata_control::status::{AttachmentStatus, ExpectedMac, MacMismatch};
+use metadata_steer::SteeringMode;
+use metadata_steer::probe::{AddressUse, DeviceLocation, Filter, PinnedLink, Search};
 
 #[test]
 fn directories_of_pins_and_files_are_checked() {
-    use Status::{Fail, Warn};
-    fn pins(facts: &mut Facts) -> &mut Pins {
+    use CheckStatus::{Fail, Warn};
+    fn pins(facts: &mut Facts) -> &mut PinFacts {
         facts.pins.as_mut().expect("pins")
     }
     fn state(facts: &mut Facts) -> &mut Directory {
@@ -73,7 +73,7 @@ fn directories_of_pins_and_files_are_checked() {
         ),
         (
             "a file in place of the directory of records",
-            |f| f.directories[0].1.found = Ok(Some(Found { directory: false, mode: 0o600, owner: 0 })),
+            |f| f.directories[0].1.found = Ok(Some(PathFacts { directory: false, mode: 0o600, owner: 0 })),
             "directory",
             Fail,
             &["records", "not a directory"],
@@ -81,8 +81,10 @@ fn directories_of_pins_and_files_are_checked() {
         (
             "two records with one MAC on a port",
             |f| {
-                f.records =
-                    Some(Records { conflicts: vec!["b.yaml: 52:54… ".into()], ..Records::default() })
+                f.records = Some(RecordFacts {
+                    conflicts: vec!["b.yaml: 52:54… ".into()],
+                    ..RecordFacts::default()
+                })
             },
             "records.mac",
             Fail,
@@ -92,7 +94,7 @@ fn directories_of_pins_and_files_are_checked() {
             "two records for one VM",
             |f| {
                 let pair = ("a.yaml".into(), "b.yaml".into(), "7c0f1a52".into());
-                f.records = Some(Records { same_vm: vec![pair], ..Records::default() });
+                f.records = Some(RecordFacts { same_vm: vec![pair], ..RecordFacts::default() });
             },
             "records.vm",
             Warn,
@@ -109,14 +111,14 @@ fn directories_of_pins_and_files_are_checked() {
         ),
         (
             "a file in place of the state directory",
-            |f| state(f).found = Ok(Some(Found { directory: false, mode: 0o600, owner: 0 })),
+            |f| state(f).found = Ok(Some(PathFacts { directory: false, mode: 0o600, owner: 0 })),
             "directory",
             Fail,
             &["not a directory"],
         ),
         (
             "a state directory of another user",
-            |f| state(f).found = Ok(Some(Found { directory: true, mode: 0o700, owner: 1_000 })),
+            |f| state(f).found = Ok(Some(PathFacts { directory: true, mode: 0o700, owner: 1_000 })),
             "directory",
             Warn,
             &["user 1000", "chown 0"],
@@ -132,7 +134,8 @@ fn directories_of_pins_and_files_are_checked() {
             "an invalid record",
             |f| {
                 let bad = vec![("b.yaml".into(), "b.yaml:2: no".into())];
-                f.records = Some(Records { count: 2, refused: bad, refused_count: 1, ..Records::default() });
+                f.records =
+                    Some(RecordFacts { count: 2, refused: bad, refused_count: 1, ..RecordFacts::default() });
             },
             "records",
             Warn,
@@ -150,7 +153,7 @@ fn directories_of_pins_and_files_are_checked() {
 
 #[test]
 fn the_node_is_checked() {
-    use Status::{Fail, Warn};
+    use CheckStatus::{Fail, Warn};
     fn address(facts: &mut Facts) -> &mut AddressUse {
         &mut facts.node.addresses.as_mut().expect("uses")[0]
     }
@@ -206,7 +209,7 @@ fn the_node_is_checked() {
             "programs that somebody detached",
             |f| {
                 let faults = vec!["2 eBPF programs were detached".into()];
-                f.node.attachments = Some(Attachments { faults, ..Attachments::default() });
+                f.node.attachments = Some(AttachmentStatus { faults, ..AttachmentStatus::default() });
             },
             "agent.attachments",
             Warn,
@@ -256,8 +259,8 @@ fn the_node_is_checked() {
 
 #[test]
 fn a_tap_in_another_namespace_is_found_and_named() {
-    use Status::{Fail, Warn};
-    fn lost(facts: &mut Facts, places: Vec<Place>) {
+    use CheckStatus::{Fail, Warn};
+    fn lost(facts: &mut Facts, places: Vec<DeviceLocation>) {
         facts.ports[0].device = Ok(None);
         facts.ports[0].elsewhere = Some(Search { found: places.len(), places, unseen: 0 });
     }
@@ -265,7 +268,7 @@ fn a_tap_in_another_namespace_is_found_and_named() {
         ("a tap that does not exist", |f| lost(f, Vec::new()), "port.device", Warn, &["tap0", "appears"]),
         (
             "a tap in a namespace with a name",
-            |f| lost(f, vec![Place { netns: Some("pod-1".into()), process: None }]),
+            |f| lost(f, vec![DeviceLocation { netns: Some("pod-1".into()), process: None }]),
             "port.device",
             Fail,
             &["in namespace pod-1", "port: {ifname: tap0, netns: pod-1}"],
@@ -275,7 +278,10 @@ fn a_tap_in_another_namespace_is_found_and_named() {
             |f| {
                 lost(
                     f,
-                    vec![Place { netns: Some("/proc/42/ns/net".into()), process: Some((42, "qemu".into())) }],
+                    vec![DeviceLocation {
+                        netns: Some("/proc/42/ns/net".into()),
+                        process: Some((42, "qemu".into())),
+                    }],
                 )
             },
             "port.device",
@@ -285,7 +291,7 @@ fn a_tap_in_another_namespace_is_found_and_named() {
         (
             "a tap in the agent's own namespace",
             |f| {
-                lost(f, vec![Place { netns: None, process: None }]);
+                lost(f, vec![DeviceLocation { netns: None, process: None }]);
                 f.ports[0].name.netns = Some("pod-1".into());
             },
             "port.device",
@@ -314,7 +320,7 @@ fn a_tap_in_another_namespace_is_found_and_named() {
 
 #[test]
 fn an_unsuitable_or_occupied_device_is_reported() {
-    use Status::{Fail, Warn};
+    use CheckStatus::{Fail, Warn};
     fn kind(facts: &mut Facts, kind: &str) {
         the_tap(facts).kind = kind.into();
     }
@@ -434,11 +440,11 @@ fn an_unsuitable_or_occupied_device_is_reported() {
 #[test]
 fn a_tap_of_several_queues_is_said_to_answer_by_all_of_them_but_for_classifiers() {
     for (queues, steer, netns, says) in [
-        (1, Mode::Auto, None, false),
-        (256, Mode::Auto, None, true),
-        (256, Mode::Xdp, None, true),
-        (256, Mode::Tcx, None, false),
-        (256, Mode::Tcx, Some("pod-1"), true),
+        (1, SteeringMode::Auto, None, false),
+        (256, SteeringMode::Auto, None, true),
+        (256, SteeringMode::Xdp, None, true),
+        (256, SteeringMode::Tcx, None, false),
+        (256, SteeringMode::Tcx, Some("pod-1"), true),
     ] {
         let mut facts = healthy();
         the_tap(&mut facts).queues = queues;
