@@ -42,7 +42,7 @@ pub const MAX_DRAINING: u32 = 65_536;
 /// The value of a flow in `DRAINING`.
 pub const CLAIMED: u32 = 1;
 
-/// Size in bytes of the ring of trace events. One event takes the size of [`Event`](crate::trace::Event)
+/// Size in bytes of the ring of trace events. One event takes the size of [`TraceEvent`](crate::trace::TraceEvent)
 /// plus 8.
 pub const EVENT_BYTES: u32 = 256 * 1024;
 
@@ -154,13 +154,13 @@ pub mod name {
     /// `HASH` [`Flow::number`](crate::cookie::Flow::number) → [`CLAIMED`](super::CLAIMED): connections that
     /// the previous agent still serves ([`Identity::drain`](super::Identity::drain)).
     pub const DRAINING: &str = "DRAINING";
-    /// `ARRAY` of one [`InheritedState`](super::Agent): state that the next agent inherits. No program reads it.
+    /// `ARRAY` of one [`InheritedState`](super::InheritedState): state that the next agent inherits. No program reads it.
     pub const AGENT: &str = "AGENT";
     /// `PERCPU_ARRAY` verdict → number of frames.
     pub const COUNTERS: &str = "COUNTERS";
     /// `ARRAY` of one [`Trace`](crate::trace::Trace): the filter of the trace.
     pub const TRACE: &str = "TRACE";
-    /// `RINGBUF` of [`Event`](crate::trace::Event): the traced frames.
+    /// `RINGBUF` of [`TraceEvent`](crate::trace::TraceEvent): the traced frames.
     pub const EVENTS: &str = "EVENTS";
     /// `PERCPU_ARRAY` of one [`Scratch`](crate::trace::Scratch): the event under construction.
     pub const TRACED: &str = "TRACED";
@@ -185,7 +185,7 @@ pub mod name {
     /// Global constant of one program instance: the agent's number for the namespace the instance is loaded
     /// for.
     pub const NETNS: &str = "NETNS";
-    /// Global constant: the handshake [`CookieKey`](crate::cookie::Key), which user space also has.
+    /// Global constant: the handshake [`CookieKey`](crate::cookie::CookieKey), which user space also has.
     pub const COOKIE_KEY: &str = "COOKIE_KEY";
     /// Global constant of one instance of `socket`: the number of its hub.
     pub const HUB: &str = "HUB";

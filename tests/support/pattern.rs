@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Answers by path:
 ///
-/// * `/bytes/<n>`: n bytes, see [`bytes`];
+/// * `/bytes/<n>`: n bytes, see [`bytes()`];
 /// * `/echo`: method, path, query and body, one per line;
 /// * `/close`: closes the connection after the answer;
 /// * `/some`: a few bytes;

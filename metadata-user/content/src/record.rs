@@ -323,7 +323,7 @@ impl fmt::Display for FieldPosition {
 /// Why the parser refuses a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The text exceeds [`RecordLimits::record_bytes`](Limits::record_bytes).
+    /// The text exceeds [`record_bytes`](RecordLimits::record_bytes).
     #[error(
         "{source_name}: expected at most {limit} bytes, found {found}; move large user-data to a separate file \
          and name that in `source: {{file: …}}`"

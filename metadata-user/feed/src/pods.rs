@@ -150,7 +150,7 @@ impl Pods {
     /// Watches a pod, which need not exist yet. A second call for a pod changes its volumes.
     ///
     /// The events are [`PodEvent::Absent`] if the launcher does not run yet, [`PodEvent::Missing`] if it does not after
-    /// [`AT_FIRST`], then [`PodEvent::Found`], its changes, and [`PodEvent::Gone`]. [`PodEvent::VolumeContent`] names
+    /// [`AT_FIRST`], then [`PodEvent::Found`], its changes, and [`PodEvent::Gone`]. [`PodEvent::Files`] names
     /// each volume when it becomes readable and when its content changes.
     ///
     /// # Errors

@@ -5,9 +5,9 @@
 //! | `token.key` ([`token_file`]) | keys of session tokens | 4 KiB | the file is set aside, and a new key is made; with the wrong rights, the agent does not start |
 //! | `vms/<uuid>.json` ([`mailboxes`]) | what one guest wrote | 4 MiB | the file is set aside, and the guest starts with nothing |
 //! | `dialects` ([`asked`]) | which dialects each guest has asked for | 16 MiB | guests' first answers come some 50 µs later |
-//! | `instances/*.json` | one record of the API, with a [`form::Head`] | 16 MiB | the file stays and is not served |
-//! | `records.snapshot` | the last good records, as a [`form::Form`] | 256 MiB | written anew once records are read |
-//! | `kubevirt.vmis` | the last known VMIs, as a [`form::Form`] | 64 MiB | written anew once the API server answers |
+//! | `instances/*.json` | one record of the API, with a [`form::FileHeader`] | 16 MiB | the file stays and is not served |
+//! | `records.snapshot` | the last good records, as a [`form::StateFileKind`] | 256 MiB | written anew once records are read |
+//! | `kubevirt.vmis` | the last known VMIs, as a [`form::StateFileKind`] | 64 MiB | written anew once the API server answers |
 //!
 //! [`private_file`] reads and writes all of them. [`save_queue`] repeats writes that fail.
 
