@@ -57,7 +57,7 @@ const SERVING_WITHIN: Duration = Duration::from_secs(30);
 
 /// The state of a takeover by this agent, from taking the ports to the end of the previous agent.
 #[derive(Default)]
-pub(in crate::agent) struct Succession {
+pub(crate) struct Succession {
     /// The connection to the previous agent, while that agent serves its connections.
     taking: Option<Takeover>,
     /// The kernel's tables still have the claims of the previous agent.
@@ -68,12 +68,12 @@ pub(in crate::agent) struct Succession {
 
 impl Succession {
     /// Begins the succession, after the ports have been taken from the previous agent.
-    pub(in crate::agent) fn begin(&mut self, taking: Takeover) {
+    pub(crate) fn begin(&mut self, taking: Takeover) {
         self.taking = Some(taking);
     }
 
     /// Waits for the next event of the previous agent; for ever if there is none.
-    pub(in crate::agent) async fn recv(&mut self) -> PreviousEvent {
+    pub(crate) async fn recv(&mut self) -> PreviousEvent {
         match &mut self.taking {
             Some(taking) => taking.recv().await,
             None => std::future::pending().await,
@@ -82,7 +82,7 @@ impl Succession {
 
     /// Answers a question, or ends the succession. Returns true like [`Succession::finish`].
     #[must_use]
-    pub(in crate::agent) async fn on_event(&mut self, node: &mut Node, event: PreviousEvent) -> bool {
+    pub(crate) async fn on_event(&mut self, node: &mut Node, event: PreviousEvent) -> bool {
         let late = match event {
             PreviousEvent::Question(question) => {
                 if let Some(taking) = &mut self.taking {
@@ -100,7 +100,7 @@ impl Succession {
     /// Does the remaining work once the previous agent has ended. Returns true if this call completes the takeover, so
     /// that the next agent may take over.
     #[must_use]
-    pub(in crate::agent) fn finish(&mut self, node: &mut Node) -> bool {
+    pub(crate) fn finish(&mut self, node: &mut Node) -> bool {
         let mut completed = false;
         if self.unfinished {
             match node.ports.finish_take_over() {

@@ -270,7 +270,7 @@ fn shown(name: &str) -> &str {
 }
 
 /// Returns a scalar, a list with one item per line, or the names below; without a final newline.
-pub(in crate::dialect) fn text(node: DocumentNode<'_>) -> Body {
+pub(crate) fn text(node: DocumentNode<'_>) -> Body {
     let is_tree = |node: DocumentNode<'_>| match node.form() {
         PartKind::Object => true,
         PartKind::Array => node.members().iter().any(|(_, member)| member.form() == PartKind::Object),

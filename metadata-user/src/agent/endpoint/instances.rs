@@ -65,7 +65,7 @@ const OPENAPI: &str = include_str!("instances/openapi.json");
 
 /// Shared by all requests that change instances.
 #[derive(Debug)]
-pub(in crate::agent) struct Registrar {
+pub(crate) struct Registrar {
     shelf: Shelf,
     limits: ArcSwap<RecordLimits>,
     /// Held during a change.
@@ -75,7 +75,7 @@ pub(in crate::agent) struct Registrar {
 
 impl Registrar {
     /// Stores records below the state directory of the configuration.
-    pub(in crate::agent) fn new(config: &Config) -> Arc<Self> {
+    pub(crate) fn new(config: &Config) -> Arc<Self> {
         Arc::new(Self {
             shelf: Shelf::below(config.state.as_deref()),
             limits: ArcSwap::from_pointee(config.record_limits()),
@@ -85,12 +85,12 @@ impl Registrar {
     }
 
     /// Applies the limits of a configuration.
-    pub(in crate::agent) fn configure(&self, config: &Config) {
+    pub(crate) fn configure(&self, config: &Config) {
         self.limits.store(config.record_limits().into());
     }
 
     /// Where records are stored.
-    pub(in crate::agent) fn shelf(&self) -> Shelf {
+    pub(crate) fn shelf(&self) -> Shelf {
         self.shelf.clone()
     }
 }

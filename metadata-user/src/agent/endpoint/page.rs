@@ -75,11 +75,11 @@ fn inner(tag: &str) -> &'static str {
 /// The hosts that the page answers to: addresses, `localhost`, the node's name and those of `page_hosts`. Somebody
 /// else's name can lead a browser to any address (DNS rebinding), but a browser sends that name in `Host`.
 #[derive(Clone, Debug)]
-pub(in crate::agent) struct PageHosts(Arc<[String]>);
+pub(crate) struct PageHosts(Arc<[String]>);
 
 impl PageHosts {
     /// The hosts that a configuration allows, and the node's own name.
-    pub(in crate::agent) fn new(configured: &[String]) -> Self {
+    pub(crate) fn new(configured: &[String]) -> Self {
         let node = rustix::system::uname().nodename().to_string_lossy().to_ascii_lowercase();
         let names = configured.iter().map(|name| name.trim_end_matches('.').to_ascii_lowercase());
         Self(names.chain([node]).filter(|name| !name.is_empty()).collect())

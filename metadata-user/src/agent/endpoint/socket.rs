@@ -90,7 +90,7 @@ impl ControlSocket {
     }
 
     /// Like [`ControlSocket::listen`], for a socket of another name, mode and group.
-    pub(in crate::agent) fn listen_as(
+    pub(crate) fn listen_as(
         run: &Path,
         name: &str,
         (mode, gid): (u32, Option<u32>),
@@ -140,7 +140,7 @@ fn inode(path: &Path) -> io::Result<(u64, u64)> {
 ///
 /// # Errors
 /// [`SocketError`]: the group does not exist, or the directory cannot be created or is unsafe.
-pub(in crate::agent) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
+pub(crate) fn make_run(run: &Path, group: Option<&str>) -> Result<(), SocketError> {
     make_directory(run)?;
     let Some(group) = group else { return Ok(()) };
     let let_in = let_in(run, gid_or_error(group)?, (OWNER_RWX, RX));
@@ -178,7 +178,7 @@ fn gid_or_error(group: &str) -> Result<u32, SocketError> {
 }
 
 /// The group ID of a name in `/etc/group` (group(5)), or of a number.
-pub(in crate::agent) fn gid_of(group: &str) -> Option<u32> {
+pub(crate) fn gid_of(group: &str) -> Option<u32> {
     let named = |text: &str| {
         let mut fields = text.lines().map(|line| line.split(':'));
         fields.find_map(|mut fields| (fields.next()? == group).then(|| fields.nth(1)?.parse().ok())?)

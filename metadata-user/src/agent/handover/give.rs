@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(1);
 
 /// The result of a handover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::agent) enum HandoverResult {
+pub(crate) enum HandoverResult {
     /// The handover failed, and this agent continues as before.
     Stays,
     /// The handover failed because a signal stops this agent.
@@ -36,14 +36,14 @@ pub(in crate::agent) enum HandoverResult {
 }
 
 /// The state of a handover outside the node.
-pub(in crate::agent) struct HandoverState {
-    pub(in crate::agent) handing: std::sync::Arc<Handing>,
-    pub(in crate::agent) questions: mpsc::Receiver<HandedRequest>,
+pub(crate) struct HandoverState {
+    pub(crate) handing: std::sync::Arc<Handing>,
+    pub(crate) questions: mpsc::Receiver<HandedRequest>,
 }
 
 /// Hands over to the agent at the other end, which is ready. Calls `close` before that agent listens on the addresses
 /// of this one.
-pub(in crate::agent) async fn hand_over(
+pub(crate) async fn hand_over(
     node: &mut Node,
     handover: &mut HandoverState,
     mut wire: Wire,

@@ -24,14 +24,14 @@ const CALLERS: usize = 4;
 const PREPARED_WITHIN: Duration = Duration::from_secs(2);
 
 /// A connection of an agent that is ready to take over.
-pub(in crate::agent) struct TakeoverRequest {
-    pub(in crate::agent) wire: Wire,
+pub(crate) struct TakeoverRequest {
+    pub(crate) wire: Wire,
     /// Other agents are refused until this is dropped.
-    pub(in crate::agent) turn: TakeoverPermit,
+    pub(crate) turn: TakeoverPermit,
 }
 
 /// What the control loop does for the next agent.
-pub(in crate::agent) enum TakeoverCall {
+pub(crate) enum TakeoverCall {
     /// It is about to look for pins: make those that are missing, then reply.
     Prepare(oneshot::Sender<()>),
     /// It is ready.
@@ -39,7 +39,7 @@ pub(in crate::agent) enum TakeoverCall {
 }
 
 /// The listening socket, and the agent that is ready to take over.
-pub(in crate::agent) struct TakeoverListener {
+pub(crate) struct TakeoverListener {
     calls: mpsc::Receiver<TakeoverCall>,
     /// A takeover by another agent or by this one is in progress.
     busy: Arc<AtomicBool>,
@@ -53,7 +53,7 @@ impl TakeoverListener {
     ///
     /// # Errors
     /// [`SocketError`]: the directory or the socket cannot be created.
-    pub(in crate::agent) fn new(
+    pub(crate) fn new(
         run: &Path,
         side: u32,
         succeeds: bool,
@@ -67,12 +67,12 @@ impl TakeoverListener {
     }
 
     /// Allows the next agent to take over.
-    pub(in crate::agent) fn allow(&self) {
+    pub(crate) fn allow(&self) {
         self.busy.store(false, Ordering::Relaxed);
     }
 
     /// Waits for the next step of an agent that takes over.
-    pub(in crate::agent) async fn call(&mut self) -> TakeoverCall {
+    pub(crate) async fn call(&mut self) -> TakeoverCall {
         match self.calls.recv().await {
             Some(call) => call,
             // The listening task has ended, which ends the agent.
@@ -107,7 +107,7 @@ fn is_trusted(stream: &UnixStream) -> bool {
 }
 
 /// The right to take over. Only one agent has it at a time; dropping it frees it.
-pub(in crate::agent) struct TakeoverPermit(Arc<AtomicBool>);
+pub(crate) struct TakeoverPermit(Arc<AtomicBool>);
 
 impl TakeoverPermit {
     fn take(busy: &Arc<AtomicBool>) -> Option<Self> {

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// An event of the previous agent.
 #[derive(Debug)]
-pub(in crate::agent) enum PreviousEvent {
+pub(crate) enum PreviousEvent {
     /// A guest of the previous agent has a question that only this agent can answer.
     Question(HandedRequest),
     /// The previous agent has ended after its connections. Late segments of these connections may still arrive.
@@ -35,7 +35,7 @@ pub(in crate::agent) enum PreviousEvent {
 
 /// The connection to the previous agent.
 #[derive(Debug)]
-pub(in crate::agent) struct Takeover {
+pub(crate) struct Takeover {
     wire: Wire,
     side: u32,
     /// When the previous agent must have ended. Set once the ports are taken.
@@ -47,7 +47,7 @@ impl Takeover {
     ///
     /// # Errors
     /// If that agent refuses, or the connection fails.
-    pub(in crate::agent) async fn begin(run: &Path) -> anyhow::Result<Option<Self>> {
+    pub(crate) async fn begin(run: &Path) -> anyhow::Result<Option<Self>> {
         let asking = || format!("asking the agent that runs with {} to hand over", run.display());
         let Some(stream) = connect(run).await.with_context(asking)? else { return Ok(None) };
         let mut wire = Wire::new(stream);
@@ -84,7 +84,7 @@ impl Takeover {
     }
 
     /// The free side of hubs, 0 or 1.
-    pub(in crate::agent) fn side(&self) -> u32 {
+    pub(crate) fn side(&self) -> u32 {
         1 - self.side
     }
 
@@ -92,7 +92,7 @@ impl Takeover {
     ///
     /// # Errors
     /// If the previous agent continues to serve, or the kernel refuses.
-    pub(in crate::agent) async fn take(&mut self, node: &mut Node) -> anyhow::Result<()> {
+    pub(crate) async fn take(&mut self, node: &mut Node) -> anyhow::Result<()> {
         let alive = match self.request_drain().await {
             Ok(()) => true,
             Err(Refused::Died) => false,
@@ -153,7 +153,7 @@ impl Takeover {
     }
 
     /// Waits for the next event of the previous agent.
-    pub(in crate::agent) async fn recv(&mut self) -> PreviousEvent {
+    pub(crate) async fn recv(&mut self) -> PreviousEvent {
         loop {
             let by = self.gone_by.unwrap_or_else(|| Instant::now() + GRACE);
             match tokio::time::timeout_at(by, self.wire.recv()).await {
@@ -180,7 +180,7 @@ impl Takeover {
     }
 
     /// Answers a question of the previous agent's guest.
-    pub(in crate::agent) async fn answer(&mut self, node: &mut Node, question: &HandedRequest) {
+    pub(crate) async fn answer(&mut self, node: &mut Node, question: &HandedRequest) {
         let response = node.ports.answer(question);
         if let Err(error) = self.wire.send_answer(question, response.as_ref()).await {
             warn!("a guest of the previous agent is not answered: {error}");

@@ -19,17 +19,17 @@ use metadata_content::store::LiveOutcome;
 use metadata_serve::{Answer, HandedRequest};
 
 /// The version of the protocol. Version 2 has longer lines ([`line_max`]).
-pub(in crate::agent) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 2;
 
 /// The oldest version of the protocol that this agent supports.
-pub(in crate::agent) const OLDEST: u32 = 1;
+pub(crate) const OLDEST: u32 = 1;
 
 /// The remedy if two agents have no version in common.
-pub(in crate::agent) const REMEDY: &str =
+pub(crate) const REMEDY: &str =
     "stop the running agent and start the new one; with pins, ports stay closed in between and guests retry";
 
 /// Limit on a line, in bytes: the longest answer in base64 and the JSON around it.
-pub(in crate::agent) const LINE_MAX: usize = 6 << 20;
+pub(crate) const LINE_MAX: usize = 6 << 20;
 
 /// Limit on a line of version 1.
 const LINE_MAX_1: usize = 4 << 20;
@@ -54,7 +54,7 @@ const WRITE_WITHIN: Duration = Duration::from_secs(5);
 /// Messages of the next agent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub(in crate::agent) enum FromNext {
+pub(crate) enum FromNext {
     /// The first message: the versions that the next agent supports.
     Hello {
         /// The oldest version.
@@ -81,7 +81,7 @@ pub(in crate::agent) enum FromNext {
 /// Messages of the previous agent.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
-pub(in crate::agent) enum FromPrevious {
+pub(crate) enum FromPrevious {
     /// The answer to [`FromNext::Hello`].
     Welcome {
         /// The version used from now on.
@@ -120,7 +120,7 @@ pub(in crate::agent) enum FromPrevious {
 
 /// A [`HandedRequest`] on the wire.
 #[derive(Serialize, Deserialize, PartialEq)]
-pub(in crate::agent) struct PassedQuestion {
+pub(crate) struct PassedQuestion {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
     mark: u64,
     method: String,
@@ -132,7 +132,7 @@ pub(in crate::agent) struct PassedQuestion {
 
 /// The answer to a [`PassedQuestion`].
 #[derive(Serialize, Deserialize, PartialEq)]
-pub(in crate::agent) struct PassedAnswer {
+pub(crate) struct PassedAnswer {
     connection: (u32, (std::net::IpAddr, u16), (std::net::IpAddr, u16)),
     mark: u64,
     /// `None` while no answer is known.
@@ -192,7 +192,7 @@ impl From<&HandedRequest> for PassedQuestion {
 impl PassedQuestion {
     /// Returns the question, or `None` if it is malformed.
     #[must_use]
-    pub(in crate::agent) fn question(self) -> Option<HandedRequest> {
+    pub(crate) fn question(self) -> Option<HandedRequest> {
         let Self { connection, mark, method, path, query, headers, body } = self;
         let headers = headers.into_iter().map(|(name, value)| Some((name, STANDARD.decode(value).ok()?)));
         Some(HandedRequest {
@@ -210,7 +210,7 @@ impl PassedQuestion {
 impl PassedAnswer {
     /// The answer to a question. Without a response, the question is to be passed on again.
     #[must_use]
-    pub(in crate::agent) fn new(question: &HandedRequest, response: Option<&Response>) -> Self {
+    pub(crate) fn new(question: &HandedRequest, response: Option<&Response>) -> Self {
         let answer = response.map(|response| PassedResponse {
             status: response.status().0,
             head: STANDARD.encode(response.head()),
@@ -223,7 +223,7 @@ impl PassedAnswer {
 
     /// Returns the connection and the mark of the question, and the answer.
     #[must_use]
-    pub(in crate::agent) fn answer(self) -> (Connection, u64, Option<Answer>) {
+    pub(crate) fn answer(self) -> (Connection, u64, Option<Answer>) {
         let Self { connection, mark, answer } = self;
         let response = answer.and_then(|PassedResponse { status, head, body, closes, hop_limit }| {
             let (head, body) = (STANDARD.decode(head).ok()?, STANDARD.decode(body).ok()?);
@@ -236,7 +236,7 @@ impl PassedAnswer {
 
 /// Why the exchange of messages has ended.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::agent) enum WireError {
+pub(crate) enum WireError {
     /// The other agent has closed the connection.
     #[error("the other agent has closed the connection")]
     Gone,
@@ -259,7 +259,7 @@ pub(in crate::agent) enum WireError {
 
 /// The connection to the other agent.
 #[derive(Debug)]
-pub(in crate::agent) struct Wire {
+pub(crate) struct Wire {
     stream: UnixStream,
     /// Bytes read and not yet returned.
     read: Vec<u8>,
@@ -272,12 +272,12 @@ pub(in crate::agent) struct Wire {
 impl Wire {
     /// Exchanges messages over a stream.
     #[must_use]
-    pub(in crate::agent) fn new(stream: UnixStream) -> Self {
+    pub(crate) fn new(stream: UnixStream) -> Self {
         Self { stream, read: Vec::new(), scanned: 0, longest: LINE_MAX_1 }
     }
 
     /// Sets the version that both agents use.
-    pub(in crate::agent) fn set_version(&mut self, version: u32) {
+    pub(crate) fn set_version(&mut self, version: u32) {
         self.longest = line_max(version);
     }
 
@@ -286,7 +286,7 @@ impl Wire {
     ///
     /// # Errors
     /// The errors of [`Wire::send`], without [`WireError::TooLong`].
-    pub(in crate::agent) async fn send_answer(
+    pub(crate) async fn send_answer(
         &mut self,
         question: &HandedRequest,
         response: Option<&Response>,
@@ -304,7 +304,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`WireError`]; [`WireError::Gone`] at the end of the stream.
-    pub(in crate::agent) async fn recv<M: DeserializeOwned>(&mut self) -> Result<M, WireError> {
+    pub(crate) async fn recv<M: DeserializeOwned>(&mut self) -> Result<M, WireError> {
         loop {
             if let Some(end) = self.read[self.scanned..].iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=self.scanned + end).collect();
@@ -333,10 +333,7 @@ impl Wire {
     ///
     /// # Errors
     /// As for [`Wire::recv`], and [`WireError::Silent`].
-    pub(in crate::agent) async fn recv_within<M: DeserializeOwned>(
-        &mut self,
-        limit: Duration,
-    ) -> Result<M, WireError> {
+    pub(crate) async fn recv_within<M: DeserializeOwned>(&mut self, limit: Duration) -> Result<M, WireError> {
         tokio::time::timeout(limit, self.recv()).await.unwrap_or(Err(WireError::Silent(limit)))
     }
 
@@ -344,7 +341,7 @@ impl Wire {
     ///
     /// # Errors
     /// [`WireError`]. A part of the message may have been sent.
-    pub(in crate::agent) async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), WireError> {
+    pub(crate) async fn send<M: Serialize>(&mut self, message: &M) -> Result<(), WireError> {
         let mut line = serde_json::to_vec(message).map_err(io::Error::from)?;
         line.push(b'\n');
         if line.len() > self.longest {

@@ -20,7 +20,7 @@ use crate::agent::slots::IdentityName;
 use crate::identity::SignedItem;
 
 /// The content that a slot serves.
-pub(super) enum Serves {
+pub(crate) enum Serves {
     /// The responses of a record.
     Responses(Arc<Responses>),
     /// The record has not arrived: requests wait for it.
@@ -40,7 +40,7 @@ impl Serves {
 }
 
 /// Publishes to the store that workers read, and notes in the audit log which identity has which slot.
-pub(in crate::agent) struct AnswerPublisher {
+pub(crate) struct AnswerPublisher {
     content: Arc<OnDemand>,
     collector: RefCell<Collector>,
     started: Instant,
@@ -48,7 +48,7 @@ pub(in crate::agent) struct AnswerPublisher {
 
 impl AnswerPublisher {
     #[must_use]
-    pub(in crate::agent) fn new(content: Arc<OnDemand>, collector: Collector) -> Self {
+    pub(crate) fn new(content: Arc<OnDemand>, collector: Collector) -> Self {
         Self { content, collector: RefCell::new(collector), started: Instant::now() }
     }
 
@@ -133,7 +133,7 @@ impl AnswerPublisher {
     }
 
     /// Writes the audit line of an identity token or a signed document.
-    pub(in crate::agent) fn token_signed(&self, signed: &SignedItem) {
+    pub(crate) fn token_signed(&self, signed: &SignedItem) {
         let time = i64::try_from(signed.issued).ok().and_then(Timestamp::at);
         self.collector.borrow_mut().token_signed(&TokenLine {
             time: time.as_ref().map_or("", Timestamp::as_str),
@@ -150,12 +150,12 @@ impl AnswerPublisher {
     }
 
     /// Takes the answers that workers have recorded: writes their audit lines, and notes them for viewers.
-    pub(in crate::agent) fn collect(&self) {
+    pub(crate) fn collect(&self) {
         self.collector.borrow_mut().collect(Instant::now());
     }
 
     /// True while workers record answers, and [`collect`](Self::collect) has to be called.
-    pub(in crate::agent) fn are_recorded(&self) -> bool {
+    pub(crate) fn are_recorded(&self) -> bool {
         self.collector.borrow().is_on()
     }
 
@@ -170,7 +170,7 @@ impl AnswerPublisher {
     }
 
     /// Opens the audit log again, after it was rotated.
-    pub(in crate::agent) fn reopen_audit(&self) {
+    pub(crate) fn reopen_audit(&self) {
         self.collector.borrow().reopen();
     }
 

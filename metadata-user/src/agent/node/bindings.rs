@@ -23,7 +23,7 @@ use crate::agent::slots::{IdentityName, Slots};
 use metadata_content::http::Response;
 
 /// The identities of attached ports. Calls that change the kernel's tables take the [`Steering`], which owns them.
-pub(in crate::agent) struct Bindings {
+pub(crate) struct Bindings {
     slots: Slots,
     bound: BTreeMap<IdentityName, Bound>,
     answers: AnswerPublisher,
@@ -65,7 +65,7 @@ impl Bindings {
     }
 
     /// Number of slots that are not used again, because frames or requests with them may still come.
-    pub(in crate::agent::node) fn retired(&self) -> u64 {
+    pub(crate) fn retired(&self) -> u64 {
         self.retired
     }
 

@@ -25,10 +25,10 @@ use crate::config::{Config, PortSpec};
 use crate::metrics::BackgroundCounters;
 use registered::Registered;
 pub(crate) use registered::{Clash, Tagged};
-pub(in crate::agent) use registered::{Shelving, etag};
+pub(crate) use registered::{Shelving, etag};
 
 /// The records of all sources, and the plan made of those in force.
-pub(in crate::agent) struct Catalogue {
+pub(crate) struct Catalogue {
     registry: Registry,
     /// Memory that records use, and its limit.
     room: Arc<Room>,
@@ -46,17 +46,17 @@ pub(in crate::agent) struct Catalogue {
 #[derive(Debug)]
 pub(crate) struct ClearedData {
     /// The owner of the VM's state.
-    pub(in crate::agent) vm: Owner,
+    pub(crate) vm: Owner,
     /// Whether the guest had written anything.
-    pub(in crate::agent) found: bool,
+    pub(crate) found: bool,
     /// The queue that writes the removal.
-    pub(in crate::agent) saves: SaveQueue,
+    pub(crate) saves: SaveQueue,
 }
 
 /// Ports whose plan may have changed, for [`NodePorts::touch`](super::NodePorts::touch).
 #[must_use]
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::agent) struct Touched {
+pub(crate) struct Touched {
     /// Ports of records that arrived or changed. The measured wait of their guests begins now.
     pub(super) named: BTreeSet<PortName>,
     /// Other ports.
@@ -66,7 +66,7 @@ pub(in crate::agent) struct Touched {
 impl Catalogue {
     /// Creates a catalogue without records.
     #[must_use]
-    pub(in crate::agent) fn new(state: NodeState, room: Arc<Room>, configured: &[PortSpec]) -> Self {
+    pub(crate) fn new(state: NodeState, room: Arc<Room>, configured: &[PortSpec]) -> Self {
         Self {
             registry: Registry::default(),
             room,
@@ -80,7 +80,7 @@ impl Catalogue {
     }
 
     #[must_use]
-    pub(in crate::agent) fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &Plan {
         &self.plan
     }
 
@@ -97,7 +97,7 @@ impl Catalogue {
 
     /// The memory that all records share.
     #[must_use]
-    pub(in crate::agent) fn room(&self) -> &Arc<Room> {
+    pub(crate) fn room(&self) -> &Arc<Room> {
         &self.room
     }
 
@@ -116,7 +116,7 @@ impl Catalogue {
     /// Every valid record, in force or not, of the sources that start from the snapshot while they are unavailable. The
     /// records of others stay out of the file: they may hold secrets, and nobody would read them.
     #[must_use]
-    pub(in crate::agent) fn snapshot_records(&self) -> Vec<(RecordId, Arc<Record>)> {
+    pub(crate) fn snapshot_records(&self) -> Vec<(RecordId, Arc<Record>)> {
         let records = self.registry.records().filter(|(id, _)| id.source.is_in_snapshot());
         records.map(|(id, record)| (id.clone(), Arc::clone(record))).collect()
     }
@@ -128,7 +128,7 @@ impl Catalogue {
     }
 
     /// Begins a new listing of a source. Records that the source does not repeat are removed once it is synced.
-    pub(in crate::agent) fn begin(&mut self, source: RecordSource) {
+    pub(crate) fn begin(&mut self, source: RecordSource) {
         self.registry.begin(source);
         self.room.forget_pending(source);
     }
@@ -249,7 +249,7 @@ impl Catalogue {
     }
 
     /// Logs conflicts that are new. Call it after records have changed.
-    pub(in crate::agent) fn log_new_conflicts(&mut self) {
+    pub(crate) fn log_new_conflicts(&mut self) {
         let conflicts: HashSet<String> = self.plan.conflicts().map(|conflict| conflict.to_string()).collect();
         for conflict in conflicts.difference(&self.conflicts) {
             warn!("record {conflict}");
@@ -266,20 +266,20 @@ impl Catalogue {
 
     /// Removes what the guest of a record's VM wrote. The removal is on disk once the queue of [`Self::saves`] is
     /// written. `None` if there is no such record.
-    pub(in crate::agent) fn clear_guest_data(&self, id: &RecordId) -> Option<ClearedData> {
+    pub(crate) fn clear_guest_data(&self, id: &RecordId) -> Option<ClearedData> {
         let vm = self.registry.record(id)?.owner();
         let found = self.state.clear(&vm);
         Some(ClearedData { vm, found, saves: self.state.saves().clone() })
     }
 
     /// Writes everything that is not on disk yet. Returns what guests wrote and the disk refused.
-    pub(in crate::agent) fn save(&self) -> Option<Unsaved> {
+    pub(crate) fn save(&self) -> Option<Unsaved> {
         self.state.save()
     }
 
     /// The queue that writes the files of the state directory.
     #[must_use]
-    pub(in crate::agent) fn saves(&self) -> &SaveQueue {
+    pub(crate) fn saves(&self) -> &SaveQueue {
         self.state.saves()
     }
 

@@ -21,13 +21,13 @@ use super::catalogue::{Catalogue, Touched};
 use super::workers::Workers;
 use crate::agent::plan::Plan;
 use crate::agent::slots::IdentityName;
-pub(in crate::agent) use closing::TapGuard;
+pub(crate) use closing::TapGuard;
 use troubles::PortShares;
 use troubles::Troubles;
 use troubles::{ABSENT, NO_NAMESPACE, UNREACHABLE};
 
 /// The ports of the node. Events touch ports; [`NodePorts::proceed`] brings touched ports to the plan.
-pub(in crate::agent) struct NodePorts {
+pub(crate) struct NodePorts {
     steering: Steering,
     bindings: Bindings,
     /// Ports to settle.
@@ -45,7 +45,7 @@ impl NodePorts {
     /// Creates the state without attached ports. The ports of the plan and the guarded taps of the agent's own
     /// namespace are touched.
     #[must_use]
-    pub(in crate::agent) fn new(
+    pub(crate) fn new(
         steering: Steering,
         answers: AnswerPublisher,
         workers: Workers,
@@ -82,18 +82,18 @@ impl NodePorts {
     }
 
     #[must_use]
-    pub(in crate::agent) fn workers(&self) -> &Workers {
+    pub(crate) fn workers(&self) -> &Workers {
         self.bindings.workers()
     }
 
     #[must_use]
-    pub(in crate::agent) fn answers(&self) -> &AnswerPublisher {
+    pub(crate) fn answers(&self) -> &AnswerPublisher {
         self.bindings.answers()
     }
 
     /// Number of ports attached.
     #[must_use]
-    pub(in crate::agent) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.steering.port_count()
     }
 
@@ -105,7 +105,7 @@ impl NodePorts {
 
     /// Number of identities bound.
     #[must_use]
-    pub(in crate::agent) fn identity_count(&self) -> usize {
+    pub(crate) fn identity_count(&self) -> usize {
         self.bindings.count()
     }
 
@@ -113,7 +113,7 @@ impl NodePorts {
     ///
     /// # Errors
     /// If a worker thread has ended, or a device of the hub was deleted.
-    pub(in crate::agent) fn check_path(&self) -> anyhow::Result<()> {
+    pub(crate) fn check_path(&self) -> anyhow::Result<()> {
         anyhow::ensure!(
             !self.workers().any_ended(),
             "a worker thread has stopped; see the log above, then restart"
@@ -129,12 +129,12 @@ impl NodePorts {
 
     /// True while ports are touched.
     #[must_use]
-    pub(in crate::agent) fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         !self.touched.is_empty()
     }
 
     /// Marks ports whose plan may have changed, so that they are settled.
-    pub(in crate::agent) fn touch(&mut self, Touched { named, others }: Touched) {
+    pub(crate) fn touch(&mut self, Touched { named, others }: Touched) {
         named.iter().for_each(|port| self.attaching.on_seen(port));
         // `append` would rebuild the whole set for each event.
         self.touched.extend(named.into_iter().chain(others));
@@ -174,7 +174,7 @@ impl NodePorts {
     }
 
     /// Touches ports that could not be settled, and repeats wake-ups that failed.
-    pub(in crate::agent) fn retry(&mut self) {
+    pub(crate) fn retry(&mut self) {
         let steering = &self.steering;
         self.shares.retain(|port| steering.is_attached(port));
         self.touched.extend(self.troubles.take_unsettled());
@@ -194,7 +194,7 @@ impl NodePorts {
     }
 
     /// Pins everything, for the next agent.
-    pub(in crate::agent) fn pin_everything(&mut self, now: Instant) {
+    pub(crate) fn pin_everything(&mut self, now: Instant) {
         self.steering.check_all(now);
     }
 

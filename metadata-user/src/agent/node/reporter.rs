@@ -41,7 +41,7 @@ const CERTIFICATE_DAYS: u64 = 14;
 const DAY: u64 = 86_400;
 
 /// Facts for reports that are neither in the catalogue nor in the ports.
-pub(in crate::agent) struct Reporter {
+pub(crate) struct Reporter {
     started: Instant,
     /// The node's name (uname(2)).
     node: String,
@@ -68,7 +68,7 @@ pub(in crate::agent) struct Reporter {
 
 impl Reporter {
     #[must_use]
-    pub(in crate::agent) fn new(tallies: Vec<Arc<WorkerCounts>>) -> Self {
+    pub(crate) fn new(tallies: Vec<Arc<WorkerCounts>>) -> Self {
         Self {
             started: Instant::now(),
             node: rustix::system::uname().nodename().to_string_lossy().into_owned(),
@@ -87,33 +87,33 @@ impl Reporter {
     }
 
     /// Sets whether records come from the snapshot because their source is unavailable.
-    pub(in crate::agent) fn set_from_snapshot(&mut self, from_snapshot: bool) {
+    pub(crate) fn set_from_snapshot(&mut self, from_snapshot: bool) {
         self.from_snapshot = from_snapshot;
     }
 
     /// Sets the API server to report on.
     #[cfg(feature = "kubevirt")]
-    pub(in crate::agent) fn set_api_server(&mut self, contact: Arc<Contact>) {
+    pub(crate) fn set_api_server(&mut self, contact: Arc<Contact>) {
         self.api_server = Some(contact);
     }
 
     /// Sets the issuer of identity tokens to report on.
-    pub(in crate::agent) fn set_identity(&mut self, issuer: Issuer, publication: Arc<Publication>) {
+    pub(crate) fn set_identity(&mut self, issuer: Issuer, publication: Arc<Publication>) {
         self.identity = Some((issuer, publication));
     }
 
     /// Sets the directory of Proxmox VE's configurations to report on.
-    pub(in crate::agent) fn set_proxmox(&mut self, directory: PathBuf, outlook: Arc<ProxmoxHealth>) {
+    pub(crate) fn set_proxmox(&mut self, directory: PathBuf, outlook: Arc<ProxmoxHealth>) {
         self.proxmox = Some((directory, outlook));
     }
 
     /// Sets where a feed says that its source cannot be read.
-    pub(in crate::agent) fn set_outage(&mut self, source: RecordSource, outage: Outage) {
+    pub(crate) fn set_outage(&mut self, source: RecordSource, outage: Outage) {
         self.outages.insert(source, outage);
     }
 
     /// Counts an attempt to read the configuration again, and keeps why it was refused.
-    pub(in crate::agent) fn on_reload(&mut self, refused: Option<String>) {
+    pub(crate) fn on_reload(&mut self, refused: Option<String>) {
         let count = if refused.is_none() { &mut self.reloads.done } else { &mut self.reloads.failed };
         *count += 1;
         self.refused_reload = refused;

@@ -22,13 +22,13 @@ use metadata_links::inlet;
 use super::catalogue::Catalogue;
 use super::ports::NodePorts;
 use super::spoken;
-pub(in crate::agent) use instances::name_of;
-pub(in crate::agent::node) use top::AskedPage;
+pub(crate) use instances::name_of;
+pub(crate) use top::AskedPage;
 pub(crate) use trace::{TraceRefusal, TraceTarget, Traced};
 
 /// The wanted and the present state at one moment.
 #[derive(Clone, Copy)]
-pub(in crate::agent) struct NodeView<'a> {
+pub(crate) struct NodeView<'a> {
     pub(super) catalogue: &'a Catalogue,
     pub(super) ports: &'a NodePorts,
 }
@@ -134,13 +134,13 @@ impl<'a> NodeView<'a> {
     }
 
     /// Ports whose guests use a MAC that no record has there.
-    pub(in crate::agent::node) fn mac_mismatches(self) -> Vec<(PortName, Mac)> {
+    pub(crate) fn mac_mismatches(self) -> Vec<(PortName, Mac)> {
         let senders = self.ports.steering().unknown_senders();
         senders.into_iter().map(|(port, mac)| (port.clone(), mac)).collect()
     }
 
     /// What is known of a MAC on a port on which no record has it.
-    pub(in crate::agent::node) fn mac_mismatch(self, port: &PortName, mac: Mac) -> MacMismatch {
+    pub(crate) fn mac_mismatch(self, port: &PortName, mac: Mac) -> MacMismatch {
         let speakers = self.catalogue.plan().speakers(port).take(LISTED_COMPLAINTS);
         let expected = speakers
             .map(|(who, id)| ExpectedMac { mac: who.mac.to_string(), record: id.map(RecordId::to_string) });

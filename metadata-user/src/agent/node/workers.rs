@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tracing::warn;
 
 /// The workers, in the order of their hubs. A worker is addressed by its index.
-pub(in crate::agent) struct Workers {
+pub(crate) struct Workers {
     handles: Vec<WorkerHandle<StackStats>>,
     /// Workers and slots whose waiting requests are to be woken when the worker's queue has room.
     asleep: BTreeSet<(usize, Slot)>,
@@ -21,7 +21,7 @@ pub(in crate::agent) struct Workers {
 
 impl Workers {
     #[must_use]
-    pub(in crate::agent) fn new(handles: Vec<WorkerHandle<StackStats>>) -> Self {
+    pub(crate) fn new(handles: Vec<WorkerHandle<StackStats>>) -> Self {
         Self { handles, asleep: BTreeSet::new() }
     }
 
@@ -74,7 +74,7 @@ impl Workers {
 
     /// The workers' heartbeats, by the number of their hub.
     #[must_use]
-    pub(in crate::agent) fn heartbeats(&self) -> Vec<(u32, Heartbeat)> {
+    pub(crate) fn heartbeats(&self) -> Vec<(u32, Heartbeat)> {
         (0..).zip(self.handles.iter().map(WorkerHandle::heartbeat)).collect()
     }
 
@@ -82,7 +82,7 @@ impl Workers {
     ///
     /// # Errors
     /// If a worker cannot be reached. The others drain nevertheless.
-    pub(in crate::agent) fn drain(&self, limit: Duration) -> Result<(), ControlError> {
+    pub(crate) fn drain(&self, limit: Duration) -> Result<(), ControlError> {
         self.each(|worker| worker.drain(limit, None))
     }
 
@@ -113,21 +113,21 @@ impl Workers {
     ///
     /// # Errors
     /// If a worker cannot be reached.
-    pub(in crate::agent) fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
+    pub(crate) fn spare_unknown(&self, spare: bool) -> Result<(), ControlError> {
         self.each(|worker| worker.spare_unknown(spare))
     }
 
     /// Number of connections that the workers still drain; `None` until each worker has claimed its connections. A
     /// worker that has ended counts 0.
     #[must_use]
-    pub(in crate::agent) fn remaining(&self) -> Option<u64> {
+    pub(crate) fn remaining(&self) -> Option<u64> {
         let of = |worker: &WorkerHandle<_>| worker.left().or_else(|| worker.is_finished().then_some(0));
         self.handles.iter().map(of).sum()
     }
 
     /// True if no worker drains.
     #[must_use]
-    pub(in crate::agent) fn are_resumed(&self) -> bool {
+    pub(crate) fn are_resumed(&self) -> bool {
         self.handles.iter().all(|worker| worker.left().is_none())
     }
 

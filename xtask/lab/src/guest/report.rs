@@ -134,7 +134,7 @@ pub(super) mod tests {
     use std::net::Ipv4Addr;
     use std::time::Duration;
 
-    pub(in super::super) fn report(log: &[&str]) -> GuestReport {
+    pub(crate) fn report(log: &[&str]) -> GuestReport {
         let document = serde_json::json!({
             "uptime_seconds": 40.0, "package": "cloud-init\t22.4.2", "cloud_id": "nocloud",
             "firmware": {"product_uuid": "7c0f1a52-3b5e-4d1a-9d2c-0f5e8a1b2c3d"},

@@ -18,7 +18,7 @@ use chart::{Drawing, WIDTH};
 use std::fmt::{self, Display};
 use xml::{At, Attribute, Xml};
 
-pub(in crate::storm) use figures::show;
+pub(crate) use figures::show;
 
 pub(crate) const STYLE: &str = include_str!("report/style.css");
 /// Space around the drawings of an image.

@@ -115,7 +115,7 @@ impl fmt::Debug for Ask {
 impl Ask {
     /// Answers from the node. Returns true if records have changed. The answer is dropped if the client has
     /// disconnected.
-    pub(in crate::agent) fn answer(self, node: &mut Node) -> bool {
+    pub(crate) fn answer(self, node: &mut Node) -> bool {
         let changes = matches!(self, Self::Put { .. } | Self::Remove { .. });
         match self {
             Self::List { source, after, reply } => _ = reply.send(node.view().page(source, after.as_ref())),

@@ -15,11 +15,11 @@ use crate::agent::slots::IdentityName;
 
 /// Where registered records are stored, and how many there may be.
 #[derive(Debug)]
-pub(in crate::agent) struct Shelving {
-    pub(in crate::agent) shelf: Shelf,
-    pub(in crate::agent) limits: RecordLimits,
+pub(crate) struct Shelving {
+    pub(crate) shelf: Shelf,
+    pub(crate) limits: RecordLimits,
     /// Maximum number of records of each source.
-    pub(in crate::agent) most: usize,
+    pub(crate) most: usize,
 }
 
 /// The registered records' storage and entity tags.
@@ -74,18 +74,18 @@ pub(crate) enum Clash {
 
 impl Catalogue {
     /// Sets where registered records are stored, and reads those stored there.
-    pub(in crate::agent::node) fn set_shelf(&mut self, shelving: Shelving) -> Touched {
+    pub(crate) fn set_shelf(&mut self, shelving: Shelving) -> Touched {
         self.registered = Registered { shelving, ..Registered::default() };
         self.read_registered()
     }
 
     /// Sets the limits of records that are registered later.
-    pub(in crate::agent) fn limit_registered(&mut self, limits: RecordLimits, most: usize) {
+    pub(crate) fn limit_registered(&mut self, limits: RecordLimits, most: usize) {
         (self.registered.shelving.limits, self.registered.shelving.most) = (limits, most);
     }
 
     /// Reads token keys, mailboxes and registered records again after the previous agent has saved them.
-    pub(in crate::agent::node) fn reload_state(&mut self) -> Touched {
+    pub(crate) fn reload_state(&mut self) -> Touched {
         self.state.reload();
         self.read_registered()
     }
@@ -109,13 +109,13 @@ impl Catalogue {
 
     /// The entity tag of a registered record.
     #[must_use]
-    pub(in crate::agent) fn etag_of(&self, id: &RecordId) -> Option<Arc<str>> {
+    pub(crate) fn etag_of(&self, id: &RecordId) -> Option<Arc<str>> {
         self.registered.etags.get(id).cloned()
     }
 
     /// The last valid record of a name.
     #[must_use]
-    pub(in crate::agent) fn last_record(&self, id: &RecordId) -> Option<Arc<Record>> {
+    pub(crate) fn last_record(&self, id: &RecordId) -> Option<Arc<Record>> {
         self.registry.record(id).cloned()
     }
 
@@ -123,12 +123,7 @@ impl Catalogue {
     ///
     /// # Errors
     /// [`Clash`]: the reason why it may not.
-    pub(in crate::agent) fn check_admission(
-        &self,
-        id: &RecordId,
-        record: &Record,
-        waits: bool,
-    ) -> Result<(), Clash> {
+    pub(crate) fn check_admission(&self, id: &RecordId, record: &Record, waits: bool) -> Result<(), Clash> {
         let vm = record.owner();
         let same = self.registry.of_vm(&vm).find(|other| other.source == id.source && *other != id);
         if let Some(by) = same {
@@ -154,7 +149,7 @@ impl Catalogue {
     }
 
     /// Registers a record, and replaces the record of that name.
-    pub(in crate::agent::node) fn register(&mut self, id: &RecordId, tagged: Tagged) -> Touched {
+    pub(crate) fn register(&mut self, id: &RecordId, tagged: Tagged) -> Touched {
         let Tagged { record, etag } = tagged;
         self.registered.etags.insert(id.clone(), etag);
         let touched = self.on_event(id.source, FeedEvent::Upsert { key: id.key.as_ref().into(), record });
@@ -163,7 +158,7 @@ impl Catalogue {
     }
 
     /// Removes the record that is registered under a name.
-    pub(in crate::agent::node) fn unregister(&mut self, id: &RecordId) -> Touched {
+    pub(crate) fn unregister(&mut self, id: &RecordId) -> Touched {
         self.registered.etags.remove(id);
         let touched = self.on_event(id.source, FeedEvent::Remove { key: id.key.as_ref().into() });
         self.log_new_conflicts();
@@ -182,7 +177,7 @@ impl Touched {
 ///
 /// # Errors
 /// If a path in the record is not UTF-8.
-pub(in crate::agent) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
+pub(crate) fn etag(record: &Record) -> serde_json::Result<Arc<str>> {
     use sha2::{Digest as _, Sha256};
     let digest = Sha256::digest(record.to_json()?.as_bytes());
     Ok(format!("\"{}\"", metadata_base::hex::hex(&digest[..16])).into())

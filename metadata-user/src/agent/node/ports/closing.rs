@@ -22,7 +22,7 @@ pub(super) const CLOSED_MOST: usize = 64;
 
 /// Which taps are guarded, and which are closed.
 #[derive(Debug, Default)]
-pub(in crate::agent) struct TapGuard {
+pub(crate) struct TapGuard {
     guarded: Guarded,
     /// Prefix of the devices of the agent's own hubs.
     hub: String,
@@ -33,7 +33,7 @@ pub(in crate::agent) struct TapGuard {
 impl TapGuard {
     /// Guards taps without a record, except those of hubs with this prefix.
     #[must_use]
-    pub(in crate::agent) fn new(guarded: Guarded, hub: &str) -> Self {
+    pub(crate) fn new(guarded: Guarded, hub: &str) -> Self {
         Self { guarded, hub: hub.into(), closed: BTreeSet::new() }
     }
 
@@ -51,12 +51,12 @@ impl TapGuard {
 
 impl NodePorts {
     /// Taps that are closed.
-    pub(in crate::agent::node) fn closed(&self) -> impl Iterator<Item = &PortName> {
+    pub(crate) fn closed(&self) -> impl Iterator<Item = &PortName> {
         self.guard.closed.iter()
     }
 
     /// Taps that should be closed and are not, and why.
-    pub(in crate::agent::node) fn failed_to_close<'a>(
+    pub(crate) fn failed_to_close<'a>(
         &'a self,
         plan: &'a Plan,
     ) -> impl Iterator<Item = (&'a PortName, &'a str)> {

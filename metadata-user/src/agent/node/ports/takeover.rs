@@ -15,19 +15,19 @@ use crate::agent::plan::Plan;
 impl NodePorts {
     /// The side of this agent's hubs, 0 or 1.
     #[must_use]
-    pub(in crate::agent) fn side(&self) -> u32 {
+    pub(crate) fn side(&self) -> u32 {
         self.steering.side()
     }
 
     /// True while inherited ports remain that have not been attached.
     #[must_use]
-    pub(in crate::agent) fn has_inherited(&self) -> bool {
+    pub(crate) fn has_inherited(&self) -> bool {
         self.steering.has_inherited()
     }
 
     /// Releases inherited ports and slots that no record names. Call it once all ports were settled. Releases nothing
     /// while the device of a wanted port cannot be determined.
-    pub(in crate::agent) fn release_inherited(&mut self, plan: &Plan) {
+    pub(crate) fn release_inherited(&mut self, plan: &Plan) {
         if !self.has_inherited() || self.touch_inherited_taps(plan) {
             return;
         }
@@ -45,7 +45,7 @@ impl NodePorts {
     ///
     /// # Errors
     /// If the kernel refuses a change. Another attempt is useful.
-    pub(in crate::agent) fn take_over(&mut self, plan: &Plan) -> Result<(), SteerError> {
+    pub(crate) fn take_over(&mut self, plan: &Plan) -> Result<(), SteerError> {
         self.bindings.follow_slots(&mut self.steering)?;
         self.steering.take_over_all()?;
         // The limits in the kernel are still those of the previous agent's configuration.
@@ -62,12 +62,12 @@ impl NodePorts {
     ///
     /// # Errors
     /// If the kernel refuses a change. Another attempt is useful.
-    pub(in crate::agent) fn finish_take_over(&mut self) -> Result<(), SteerError> {
+    pub(crate) fn finish_take_over(&mut self) -> Result<(), SteerError> {
         self.steering.finish_take_over()
     }
 
     /// Answers a question that the previous agent passed on; `None` while no answer is known.
-    pub(in crate::agent) fn answer(&mut self, question: &HandedRequest) -> Option<Response> {
+    pub(crate) fn answer(&mut self, question: &HandedRequest) -> Option<Response> {
         self.bindings.answer(&self.steering, question)
     }
 
@@ -75,7 +75,7 @@ impl NodePorts {
     ///
     /// # Errors
     /// If no file descriptor is available, or a worker cannot be reached. The workers before it drain nevertheless.
-    pub(in crate::agent) fn drain_and_claim(&self, limit: Duration) -> anyhow::Result<()> {
+    pub(crate) fn drain_and_claim(&self, limit: Duration) -> anyhow::Result<()> {
         self.workers().drain_and_claim(limit, || self.steering.claims())
     }
 
@@ -83,7 +83,7 @@ impl NodePorts {
     ///
     /// # Errors
     /// If a worker cannot be reached. It continues to drain.
-    pub(in crate::agent) fn resume(&mut self) -> Result<(), ControlError> {
+    pub(crate) fn resume(&mut self) -> Result<(), ControlError> {
         if let Err(error) = self.steering.clear_claims() {
             warn!("claims stay until the next handover: {error}");
         }
@@ -91,17 +91,17 @@ impl NodePorts {
     }
 
     /// Records that the next agent has taken the ports.
-    pub(in crate::agent) fn on_handed_over(&mut self) {
+    pub(crate) fn on_handed_over(&mut self) {
         self.steering.handed_over();
     }
 
     /// Makes the worker try waiting requests of a slot again.
-    pub(in crate::agent) fn wake(&mut self, slot: Slot) {
+    pub(crate) fn wake(&mut self, slot: Slot) {
         self.bindings.wake(&self.steering, slot);
     }
 
     /// Ends this agent's part after the next agent has taken over. Nothing changes on the ports.
-    pub(in crate::agent) fn leave(self) {
+    pub(crate) fn leave(self) {
         let Self { bindings, steering, .. } = self;
         // Drop the workers first, because they use what steering closes.
         drop(bindings);

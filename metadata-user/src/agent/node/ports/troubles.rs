@@ -137,7 +137,7 @@ const BY_CLASSIFIER: &str = "served at a higher cost per frame: the device accep
 impl NodePorts {
     /// The state of a wanted port, and the reason.
     #[must_use]
-    pub(in crate::agent::node) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
+    pub(crate) fn state_of(&self, port: &PortName) -> (PortState, Option<&str>) {
         match self.troubles.reason(port) {
             Some(reason @ (ABSENT | NO_NAMESPACE)) => (PortState::Waiting, Some(reason)),
             Some(reason) => (PortState::Error, Some(reason)),
@@ -151,20 +151,20 @@ impl NodePorts {
 
     /// The program that steers a port.
     #[must_use]
-    pub(in crate::agent::node) fn program_of(&self, port: &PortName) -> Option<String> {
+    pub(crate) fn program_of(&self, port: &PortName) -> Option<String> {
         let by = self.steering.steered_by(port)?;
         Some(if by == By::Xdp { "xdp" } else { "tcx" }.into())
     }
 
     /// What an identity's requests get.
     #[must_use]
-    pub(in crate::agent::node) fn guest_state(&self, who: &IdentityName) -> GuestState {
+    pub(crate) fn guest_state(&self, who: &IdentityName) -> GuestState {
         self.state_when(&who.port, self.bindings.get(who).map(|(_, serves)| serves))
     }
 
     /// Like `guest_state`, for a caller that has already looked up what the guest's slot serves.
     #[must_use]
-    pub(in crate::agent::node) fn state_when(&self, port: &PortName, serves: Option<&Serves>) -> GuestState {
+    pub(crate) fn state_when(&self, port: &PortName, serves: Option<&Serves>) -> GuestState {
         match serves {
             Some(_) if self.steering.way_to(port) == Way::None => GuestState::Unreachable,
             Some(Serves::Responses(_)) => GuestState::Served,
@@ -176,10 +176,7 @@ impl NodePorts {
 
     /// Asks the worker of an identity how many connections and requests it holds; `None` if the identity is not bound.
     #[must_use]
-    pub(in crate::agent::node) fn ask_held(
-        &self,
-        who: &IdentityName,
-    ) -> Option<oneshot::Receiver<SlotStats>> {
+    pub(crate) fn ask_held(&self, who: &IdentityName) -> Option<oneshot::Receiver<SlotStats>> {
         let (slot, _) = self.bindings.get(who)?;
         self.workers().ask_held(self.steering.worker_of(slot), slot)
     }

@@ -11,11 +11,7 @@ use metadata_steer::Counters;
 impl Reporter {
     /// The exposition text at this moment.
     #[must_use]
-    pub(in crate::agent::node) fn metrics(
-        &self,
-        NodeView { catalogue, ports }: NodeView<'_>,
-        health: &Health,
-    ) -> String {
+    pub(crate) fn metrics(&self, NodeView { catalogue, ports }: NodeView<'_>, health: &Health) -> String {
         let (view, steering) = (NodeView { catalogue, ports }, ports.steering());
         let kernel = steering.counters().map_err(|error| warn!("kernel counters: {error}")).ok();
         let verdicts: Vec<_> = kernel

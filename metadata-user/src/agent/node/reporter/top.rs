@@ -22,7 +22,7 @@ const DROPS: [&str; 6] =
 impl Reporter {
     /// The live view at this moment.
     #[must_use]
-    pub(in crate::agent::node) fn top(&self, view: NodeView<'_>, query: &TopQuery, health: &Health) -> Top {
+    pub(crate) fn top(&self, view: NodeView<'_>, query: &TopQuery, health: &Health) -> Top {
         let now = Instant::now();
         let (followed, listed) = view.ports.answers().follow(now, |following| {
             (now.saturating_duration_since(following.since()), view.listed(query, following, now))
@@ -70,7 +70,7 @@ impl Reporter {
     }
 
     /// Reads the counters if somebody follows the guests and a second has passed.
-    pub(in crate::agent::node) fn sample(&self, view: NodeView<'_>) {
+    pub(crate) fn sample(&self, view: NodeView<'_>) {
         let mut samples = self.samples.borrow_mut();
         if !view.ports.answers().are_followed() {
             return samples.clear();

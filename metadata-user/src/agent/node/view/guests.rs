@@ -13,13 +13,13 @@ use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
 /// A guest, and the channel for its worker's report on connections and requests; `None` if the guest is not bound.
-pub(in crate::agent) type AskedGuest = (GuestStatus, Option<oneshot::Receiver<SlotStats>>);
+pub(crate) type AskedGuest = (GuestStatus, Option<oneshot::Receiver<SlotStats>>);
 
 impl<'a> NodeView<'a> {
     /// The guests known by a name: a port, a MAC, a VM's name, UUID or owner, or a record's name or file; those whose
     /// record is not in force come last. [`LISTED_GUESTS`] at most.
     #[must_use]
-    pub(in crate::agent) fn guests(self, name: &str) -> Vec<AskedGuest> {
+    pub(crate) fn guests(self, name: &str) -> Vec<AskedGuest> {
         let known = self.called(name).map(|(who, id)| self.guest(who, id));
         let unserved = self.unserved(name).into_iter().map(|nic| (nic.guest(), None));
         known.chain(unserved).take(LISTED_GUESTS).collect()

@@ -15,7 +15,7 @@ use crate::agent::slots::IdentityName;
 impl NodeView<'_> {
     /// The record of a name, with the states of its ports.
     #[must_use]
-    pub(in crate::agent) fn instance(self, id: &RecordId) -> Option<Instance> {
+    pub(crate) fn instance(self, id: &RecordId) -> Option<Instance> {
         let registry = self.catalogue.registry();
         let standing = registry.standing(id)?;
         let record = registry.record(id);
@@ -43,7 +43,7 @@ impl NodeView<'_> {
 
     /// The [`PAGE`] instances after `after`, of one source or of all.
     #[must_use]
-    pub(in crate::agent) fn page(self, source: Option<RecordSource>, after: Option<&RecordId>) -> Page {
+    pub(crate) fn page(self, source: Option<RecordSource>, after: Option<&RecordId>) -> Page {
         let ids = self.catalogue.registry().after(after);
         let mut ids = ids.filter(|id| source.is_none_or(|source| source == id.source)).peekable();
         let instances: Vec<_> = ids.by_ref().take(PAGE).filter_map(|id| self.instance(id)).collect();
@@ -54,7 +54,7 @@ impl NodeView<'_> {
 
     /// How the records of a source are served, by their keys.
     #[cfg(feature = "kubevirt")]
-    pub(in crate::agent::node) fn services(self, source: RecordSource) -> Services {
+    pub(crate) fn services(self, source: RecordSource) -> Services {
         let ids = self.catalogue.registry().ids().filter(|id| id.source == source);
         ids.map(|id| (id.key.to_string(), self.service(id))).collect()
     }
@@ -119,6 +119,6 @@ impl NodeView<'_> {
 }
 
 /// The name of a record in answers of the API.
-pub(in crate::agent) fn name_of(id: &RecordId) -> Name {
+pub(crate) fn name_of(id: &RecordId) -> Name {
     Name { source: id.source, name: id.key.as_ref().into() }
 }

@@ -19,14 +19,14 @@ use crate::agent::node::spoken;
 use crate::agent::slots::IdentityName;
 
 /// A VM's page, and the channel for its worker's report on connections and requests; `None` if the VM is not bound.
-pub(in crate::agent::node) type AskedPage = (VmPage, Option<oneshot::Receiver<SlotStats>>);
+pub(crate) type AskedPage = (VmPage, Option<oneshot::Receiver<SlotStats>>);
 
 /// The listed VMs, and counts of all.
 #[derive(Debug, Default)]
-pub(in crate::agent::node) struct Listed {
-    pub(in crate::agent::node) stages: BTreeMap<BootStage, u64>,
-    pub(in crate::agent::node) vms: Vec<VmRow>,
-    pub(in crate::agent::node) matching: u64,
+pub(crate) struct Listed {
+    pub(crate) stages: BTreeMap<BootStage, u64>,
+    pub(crate) vms: Vec<VmRow>,
+    pub(crate) matching: u64,
 }
 
 /// What is known of an identity, before it is known whether it is listed. A node has thousands of them, and a viewer
@@ -91,12 +91,7 @@ impl Line<'_> {
 
 impl<'a> NodeView<'a> {
     /// The VMs that a query asks for.
-    pub(in crate::agent::node) fn listed(
-        self,
-        query: &TopQuery,
-        following: &'a Following,
-        now: Instant,
-    ) -> Listed {
+    pub(crate) fn listed(self, query: &TopQuery, following: &'a Following, now: Instant) -> Listed {
         let mut listed = Listed::default();
         let filter = query.filter.to_lowercase();
         let mut lines = Vec::new();
@@ -139,7 +134,7 @@ impl<'a> NodeView<'a> {
     }
 
     /// The pages of the VMs with a name, [`LISTED_GUESTS`] at most.
-    pub(in crate::agent::node) fn vm_pages(self, name: &str, following: &'a Following) -> Vec<AskedPage> {
+    pub(crate) fn vm_pages(self, name: &str, following: &'a Following) -> Vec<AskedPage> {
         let now = Instant::now();
         let known = self.called(name).map(|(who, id)| self.vm_page(who, id, following, now));
         let unserved = self.unserved(name).into_iter().map(|nic| (nic.page(), None));

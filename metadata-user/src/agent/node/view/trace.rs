@@ -59,7 +59,7 @@ impl<'a> NodeView<'a> {
     ///
     /// # Errors
     /// [`TraceRefusal`]: the target is not known or not unique, or another trace runs.
-    pub(in crate::agent) fn trace(self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
+    pub(crate) fn trace(self, target: &TraceTarget) -> Result<Traced, TraceRefusal> {
         let TraceTarget { name, passing } = target;
         if let Ok(mac) = name.parse::<Mac>() {
             return self.trace_mac(mac, *passing);

@@ -79,7 +79,7 @@ const ALWAYS: [Needed; 5] = [
 
 /// Checks that this process is like the agent's: root's, or with capabilities of the agent. Anything else that an
 /// ordinary user could be told would be about that user and not about the agent; `None` if there is no problem.
-pub(in super::super) fn user(process: &ProcessFacts) -> Option<Check> {
+pub(crate) fn user(process: &ProcessFacts) -> Option<Check> {
     let sets = process.capabilities?;
     let is_agent = ALWAYS.iter().any(|needed| sets.effective & (1 << needed.number) != 0);
     (process.uid != 0 && !is_agent).then(|| {

@@ -11,7 +11,7 @@ use super::super::facts::{Capabilities, ProcessFacts, Resources};
 /// outside, and the number of user IDs.
 const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 
-pub(in super::super) fn process() -> ProcessFacts {
+pub(crate) fn process() -> ProcessFacts {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     ProcessFacts {
         uid: geteuid().as_raw(),

@@ -104,7 +104,7 @@ impl Unit {
 
 /// The results of one soak.
 #[derive(Debug, Serialize)]
-pub(in crate::soak) struct Report {
+pub(crate) struct Report {
     minutes: f64,
     limit_bytes: u64,
     limited_by: &'static str,
@@ -128,7 +128,7 @@ impl Report {
     }
 
     /// Returns one sentence for each broken bound and each breach.
-    pub(in crate::soak) fn broken(&self) -> Vec<String> {
+    pub(crate) fn broken(&self) -> Vec<String> {
         let broken = self.verdicts.iter().filter(|verdict| !verdict.holds()).map(|it| {
             let (found, most) = (it.unit.show(it.found), it.unit.show(it.most));
             format!("{}: {found}, {most} at most ({})", it.bound, it.look_at)
@@ -137,7 +137,7 @@ impl Report {
     }
 
     /// Returns the table.
-    pub(in crate::soak) fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let Measured { alone, attacked, after, health, .. } = &self.measured;
         let mut text = format!(
             "{:.1} minutes, {} attacks, {} of memory ({})\n\n",
@@ -197,7 +197,7 @@ impl Report {
     }
 
     /// Writes the JSON file and the picture, if they are wanted. The picture is an SVG image, or a page with it.
-    pub(in crate::soak) fn write(&self, json: Option<&Path>, picture: Option<&Path>) -> Result<()> {
+    pub(crate) fn write(&self, json: Option<&Path>, picture: Option<&Path>) -> Result<()> {
         let write = |path: &Path, text: String| {
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
         };

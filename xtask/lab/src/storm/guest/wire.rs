@@ -266,11 +266,11 @@ pub(crate) mod tests {
     use std::net::Ipv4Addr;
 
     /// Swaps the two ends.
-    pub(in super::super) fn turned(ends: &Ends) -> Ends {
+    pub(crate) fn turned(ends: &Ends) -> Ends {
         Ends { mac: ends.server_mac, address: ends.server, server: ends.address, server_mac: ends.mac }
     }
 
-    pub(in super::super) fn ends() -> Ends {
+    pub(crate) fn ends() -> Ends {
         Ends {
             mac: Mac([0x52, 0x54, 0, 0x69, 0, 1]),
             address: Ipv4Addr::new(10, 0, 16, 1),
@@ -280,7 +280,7 @@ pub(crate) mod tests {
     }
 
     /// Makes a frame from the server. `segment` writes the ports of the other direction, so they are swapped.
-    pub(in super::super) fn from_server(ends: &Ends, header: &Header, payload: &[u8]) -> Vec<u8> {
+    pub(crate) fn from_server(ends: &Ends, header: &Header, payload: &[u8]) -> Vec<u8> {
         let mut frame = Vec::new();
         segment(&mut frame, &turned(ends), header, &[], payload, false);
         // A swap of 16-bit words does not change the checksum.

@@ -217,7 +217,7 @@ fn cpu(case: &Case) -> Drawing {
 }
 
 /// Formats a figure's value with its unit.
-pub(in crate::storm) fn show(unit: Unit, value: f64) -> String {
+pub(crate) fn show(unit: Unit, value: f64) -> String {
     match unit {
         Unit::Time => units::time(value),
         Unit::Memory => units::memory(value),
